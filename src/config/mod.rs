@@ -1,0 +1,549 @@
+//! Every key of the configuration, with its default.
+//!
+//! Invariant: only [`load`] reads the environment; the other modules get their own struct.
+//! `configs/default.toml` states each key, its default and a comment; a test holds them equal.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+mod load;
+mod validate;
+
+pub use load::{load, parse};
+pub use validate::ConfigError;
+
+/// The whole configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Which model to serve.
+    pub model: ModelConfig,
+    /// HTTP.
+    pub server: ServerConfig,
+    /// Where things are kept.
+    pub data: DataConfig,
+    /// Token generation.
+    pub engine: EngineConfig,
+    /// The ledger.
+    pub store: StoreConfig,
+    /// Shadow groups.
+    pub rollout: RolloutConfig,
+    /// The trainer.
+    pub train: TrainConfig,
+    /// Versions.
+    pub policy: PolicyConfig,
+    /// Log lines.
+    pub log: LogConfig,
+    /// Which rewards apply to which requests; the first match wins, the last should match all.
+    #[serde(rename = "route")]
+    pub routes: RouteList,
+}
+
+/// Which model to serve.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// A Hugging Face directory or hub id; empty is the embedded model.
+    pub path: String,
+    /// The name in `/v1/models`; empty takes the directory's or the hub id.
+    pub name: String,
+}
+
+/// HTTP.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Address and port; port 0 picks a free one.
+    pub bind: SocketAddr,
+    /// Bearer keys for `/v1`; empty leaves it open.
+    pub client_keys: Vec<String>,
+    /// Bearer keys for `/admin`; empty allows loopback clients only.
+    pub admin_keys: Vec<String>,
+    /// Largest request body in bytes.
+    pub max_body_bytes: usize,
+    /// `max_tokens` where a request names none.
+    pub default_max_tokens: u32,
+    /// Seconds that shutdown waits for running requests.
+    pub shutdown_grace_seconds: u64,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            client_keys: Vec::new(),
+            admin_keys: Vec::new(),
+            max_body_bytes: 1 << 20,
+            default_max_tokens: 256,
+            shutdown_grace_seconds: 30,
+        }
+    }
+}
+
+/// Where things are kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// Ledger, adapters, checkpoints.
+    pub dir: PathBuf,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self { dir: PathBuf::from("hone-data") }
+    }
+}
+
+/// Token generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineConfig {
+    /// Engines a colour, each running one sequence at a time on CPU. Two colours are loaded, so
+    /// memory holds twice this many copies of the weights.
+    pub replicas: usize,
+    /// Live requests that may wait for a slot before 429.
+    pub queue: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self { replicas: 1, queue: 64 }
+    }
+}
+
+/// The ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Milliseconds for which a commit gathers writes.
+    pub group_commit_ms: u64,
+    /// Writes that may wait; beyond it shadow samples are shed first, and counted.
+    pub queue: usize,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { group_commit_ms: 2, queue: 8192 }
+    }
+}
+
+/// Shadow groups.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RolloutConfig {
+    /// Whether to sample shadow siblings at all.
+    pub enabled: bool,
+    /// Members of a group, the served completion included where it may be trained on.
+    pub group_size: usize,
+    /// Sampling temperature of shadows.
+    pub temperature: f32,
+    /// Token limit of shadows.
+    pub max_tokens: u32,
+    /// Shadow sequences that may run at once; 0 takes every slot that no client needs.
+    pub max_concurrent: usize,
+    /// Prompts that may wait for a group; a full queue skips new prompts and counts them.
+    pub queue: usize,
+    /// Milliseconds a completed group waits for its client's feedback before it is handed on.
+    pub feedback_wait_ms: u64,
+    /// Dataset of prompts (JSONL with `messages` and `answer`) sampled when live prompts run out.
+    pub dataset: Option<PathBuf>,
+    /// Route whose rewards score the dataset.
+    pub dataset_route: String,
+    /// Hold rollout back while this many groups wait for the trainer.
+    pub max_ready_groups: usize,
+}
+
+impl Default for RolloutConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            group_size: 8,
+            temperature: 1.0,
+            max_tokens: 256,
+            max_concurrent: 0,
+            queue: 256,
+            feedback_wait_ms: 500,
+            dataset: None,
+            dataset_route: "default".to_owned(),
+            max_ready_groups: 32,
+        }
+    }
+}
+
+/// How the learning rate moves after warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Stays.
+    #[default]
+    Constant,
+    /// Falls to 0 at `total_steps` in a line.
+    Linear,
+    /// Falls to 0 at `total_steps` along half a cosine.
+    Cosine,
+}
+
+/// What group advantages are divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdvantageScale {
+    /// The group's standard deviation (GRPO).
+    #[default]
+    Group,
+    /// The batch's standard deviation.
+    Batch,
+    /// Nothing (Dr. GRPO).
+    None,
+}
+
+/// How token losses are summed to the optimiser step's loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossKind {
+    /// Mean per sequence, then over sequences.
+    Grpo,
+    /// Sum over sequences x `max_completion_tokens`.
+    DrGrpo,
+    /// Mean over all tokens of the optimiser step.
+    #[default]
+    Dapo,
+}
+
+/// Linear layers of a decoder block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinearKind {
+    /// `self_attn.q_proj`
+    QProj,
+    /// `self_attn.k_proj`
+    KProj,
+    /// `self_attn.v_proj`
+    VProj,
+    /// `self_attn.o_proj`
+    OProj,
+    /// `mlp.gate_proj`
+    GateProj,
+    /// `mlp.up_proj`
+    UpProj,
+    /// `mlp.down_proj`
+    DownProj,
+}
+
+impl LinearKind {
+    /// All seven.
+    pub const ALL: [Self; 7] = [
+        Self::QProj,
+        Self::KProj,
+        Self::VProj,
+        Self::OProj,
+        Self::GateProj,
+        Self::UpProj,
+        Self::DownProj,
+    ];
+
+    /// `q_proj` and so on, as PEFT's `target_modules` has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::QProj => "q_proj",
+            Self::KProj => "k_proj",
+            Self::VProj => "v_proj",
+            Self::OProj => "o_proj",
+            Self::GateProj => "gate_proj",
+            Self::UpProj => "up_proj",
+            Self::DownProj => "down_proj",
+        }
+    }
+
+    /// `self_attn` or `mlp`.
+    pub fn parent(self) -> &'static str {
+        match self {
+            Self::QProj | Self::KProj | Self::VProj | Self::OProj => "self_attn",
+            Self::GateProj | Self::UpProj | Self::DownProj => "mlp",
+        }
+    }
+}
+
+/// The adapter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Rank.
+    pub r: usize,
+    /// The delta is scaled by `alpha / r`.
+    pub alpha: f64,
+    /// Dropout on the adapter's input while training.
+    pub dropout: f32,
+    /// Which linears carry an adapter.
+    pub target_modules: Vec<LinearKind>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { r: 16, alpha: 32.0, dropout: 0.0, target_modules: LinearKind::ALL.to_vec() }
+    }
+}
+
+/// The trainer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Whether to train at all.
+    pub enabled: bool,
+    /// Seed of initialisation, dropout and batch order.
+    pub seed: u64,
+    /// Stop after this many optimiser steps; 0 never stops.
+    pub max_steps: u64,
+    /// Trained samples that make an optimiser step.
+    pub samples_per_step: usize,
+    /// Samples computed at once; the rest of the step accumulates gradients.
+    pub micro_batch: usize,
+    /// Optimiser steps on the same samples.
+    pub num_iterations: usize,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// After warm-up.
+    pub schedule: ScheduleKind,
+    /// Steps over which the rate rises from 0.
+    pub warmup_steps: u64,
+    /// Where linear and cosine schedules reach 0.
+    pub total_steps: u64,
+    /// AdamW's first decay.
+    pub adam_beta1: f64,
+    /// AdamW's second decay.
+    pub adam_beta2: f64,
+    /// AdamW's epsilon.
+    pub adam_eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Gradient norm limit; 0 leaves gradients alone.
+    pub max_grad_norm: f64,
+    /// Coefficient of the k3 KL to the reference policy.
+    pub beta: f64,
+    /// The ratio's lower clip is 1 minus this.
+    pub clip_low: f64,
+    /// The ratio's upper clip is 1 plus this.
+    pub clip_high: f64,
+    /// How token losses are summed.
+    pub loss: LossKind,
+    /// What group advantages are divided by.
+    pub advantage_scale: AdvantageScale,
+    /// Samples that a running baseline remembers (an exponential window).
+    pub baseline_window: f64,
+    /// Members more versions behind than this are dropped; 0 allows the current version only.
+    pub max_staleness: u64,
+    /// Refuse to train on a sample whose recorded and recomputed log-probabilities of the same
+    /// version differ by more than this in the mean; 0 never refuses.
+    pub max_sampler_difference: f64,
+    /// Threads of the trainer's own pool; 0 takes every core.
+    pub threads: usize,
+    /// Scheduling priority of those threads, 0 to 19: higher yields more to live traffic.
+    pub nice: i32,
+    /// Checkpoints to keep.
+    pub keep_checkpoints: usize,
+    /// The adapter.
+    pub lora: LoraConfig,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            seed: 0,
+            max_steps: 0,
+            samples_per_step: 64,
+            micro_batch: 64,
+            num_iterations: 1,
+            learning_rate: 1e-4,
+            schedule: ScheduleKind::Constant,
+            warmup_steps: 0,
+            total_steps: 1000,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_eps: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            beta: 0.01,
+            clip_low: 0.2,
+            clip_high: 0.2,
+            loss: LossKind::default(),
+            advantage_scale: AdvantageScale::default(),
+            baseline_window: 256.0,
+            max_staleness: 8,
+            max_sampler_difference: 0.05,
+            threads: 0,
+            nice: 10,
+            keep_checkpoints: 2,
+            lora: LoraConfig::default(),
+        }
+    }
+}
+
+/// Versions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyConfig {
+    /// Optimiser steps between published versions.
+    pub publish_every: u64,
+    /// Adapter directories to keep, the active and the previous one always among them.
+    pub keep_versions: usize,
+    /// Reject a version whose served log-probabilities differ from the trainer's by more than
+    /// this in the mean.
+    pub parity_tolerance: f64,
+    /// Tokens that the parity probe samples.
+    pub probe_tokens: u32,
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self { publish_every: 1, keep_versions: 20, parity_tolerance: 1e-3, probe_tokens: 16 }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Log lines.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// A tracing filter such as `info` or `hone=debug,warn`.
+    pub level: String,
+    /// Text or JSON.
+    pub format: LogFormat,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}
+
+/// Which rewards apply to which requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteConfig {
+    /// The name in metrics and the ledger.
+    pub name: String,
+    /// The model name a request must have; any where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// `metadata` entries a request must have; `"*"` matches any value.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// The parts of the reward.
+    #[serde(default, rename = "reward")]
+    pub rewards: Vec<RewardConfig>,
+}
+
+/// One named, weighted part of a route's reward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardConfig {
+    /// The part's name, unique within the route; for `feedback` the name that clients post.
+    pub name: String,
+    /// What it adds to the advantage per unit.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// Which function, and its parameters.
+    #[serde(flatten)]
+    pub kind: RewardKind,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Every reward function with its parameters.
+///
+/// Unless said otherwise the text is the whole completion, and a missing reference makes the part
+/// missing, not zero.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum RewardKind {
+    /// What clients post to `/v1/feedback` under this part's name.
+    Feedback {},
+    /// 1 when the answer equals `metadata[reference]` (white space trimmed), else 0.
+    ExactMatch {
+        /// Metadata key of the reference.
+        #[serde(default = "answer_key")]
+        reference: String,
+        /// Whether letter case is ignored.
+        #[serde(default)]
+        ignore_case: bool,
+        /// Regex whose first group is the answer within the completion; empty takes it all.
+        #[serde(default = "answer_pattern")]
+        extract: String,
+    },
+    /// 1 when the answer is a number within `tolerance` of `metadata[reference]`, else 0.
+    NumericMatch {
+        /// Metadata key of the reference.
+        #[serde(default = "answer_key")]
+        reference: String,
+        /// Largest absolute difference.
+        #[serde(default = "tolerance")]
+        tolerance: f64,
+        /// Regex whose first group is the answer within the completion; empty takes it all.
+        #[serde(default = "answer_pattern")]
+        extract: String,
+    },
+    /// 1 when the regex matches anywhere, else 0.
+    Regex {
+        /// The pattern.
+        pattern: String,
+    },
+    /// 1 for exactly `<reasoning>…</reasoning><answer>…</answer>`, white space between, else 0.
+    FormatStrict {},
+    /// A quarter for each of the four tags that stands exactly once, less 0.001 for each
+    /// character after the last tag; never below 0.
+    FormatIncremental {},
+    /// 1 at `ideal` tokens, falling to 0 in a line at `ideal ± spread`.
+    Length {
+        /// Tokens.
+        ideal: u32,
+        /// Tokens.
+        spread: u32,
+    },
+}
+
+fn answer_key() -> String {
+    "answer".to_owned()
+}
+
+fn answer_pattern() -> String {
+    r"(?s)<answer>(.*?)</answer>".to_owned()
+}
+
+fn tolerance() -> f64 {
+    1e-6
+}
+
+/// Routes in order; the default is one that matches everything and learns from `thumbs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RouteList(pub Vec<RouteConfig>);
+
+impl Default for RouteList {
+    fn default() -> Self {
+        Self(vec![RouteConfig {
+            name: "default".to_owned(),
+            model: None,
+            metadata: BTreeMap::new(),
+            rewards: vec![RewardConfig {
+                name: "thumbs".to_owned(),
+                weight: 1.0,
+                kind: RewardKind::Feedback {},
+            }],
+        }])
+    }
+}

@@ -1,0 +1,39 @@
+//! Hone serves a language model and hones it on what its users reward.
+//!
+//! ```text
+//!             clients (OpenAI SDKs)                       graders, users
+//!                   |  chat completions                         |  feedback
+//!                   v                                           v
+//!   http  ->  engine (mistral.rs, policy version v)  ->  store (redb ledger)  <-  reward
+//!                   ^        |  shadow groups                   |
+//!                   |        +---------- rollout <--------------+
+//!                   |                                           v
+//!                policy  <-  adapter v+1  <-  train (candle, GRPO, LoRA)
+//! ```
+//!
+//! Who may import whom (`tests/architecture.rs` holds this; there are no cycles): everyone may use
+//! [`types`], [`telemetry`] and [`config`]'s structs. [`engine`] and [`store`] import nothing
+//! further. [`reward`] imports store. [`rollout`] imports engine, store, reward. [`policy`] imports
+//! engine (for publishing) and store. [`train`] imports engine's model directory, store, reward's
+//! routes (for weights) and policy. [`http`] imports all of those; [`app`] and [`demo`] everything.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        reason = "tests may fail loudly"
+    )
+)]
+
+pub mod config;
+pub mod engine;
+pub mod http;
+pub mod policy;
+pub mod reward;
+pub mod rollout;
+pub mod store;
+pub mod telemetry;
+pub mod train;
+pub mod types;

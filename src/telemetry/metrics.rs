@@ -1,0 +1,392 @@
+//! Every metric, named once, in one registry of our own.
+
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+/// The registry and every metric in it. Cheap to share behind an `Arc`.
+///
+/// Labels are bounded: no ids, keys, users or raw paths.
+#[expect(missing_docs, reason = "the help text in `Metrics::new` is the documentation")]
+pub struct Metrics {
+    registry: Registry,
+
+    pub http_requests: IntCounterVec,
+    pub http_request_duration: HistogramVec,
+    pub http_in_flight: IntGauge,
+    pub http_time_to_first_token: HistogramVec,
+    pub http_completion_tokens: IntCounter,
+    pub http_prompt_tokens: IntCounter,
+    pub http_disconnects: IntCounter,
+
+    pub engine_slots: IntGaugeVec,
+    pub engine_waiting: IntGaugeVec,
+    pub engine_tokens: IntCounterVec,
+    pub engine_rejected: IntCounter,
+    pub engine_preempted: IntCounter,
+    pub engine_failures: IntCounter,
+
+    pub store_commit_duration: Histogram,
+    pub store_batch_operations: Histogram,
+    pub store_queue: IntGauge,
+    pub store_dropped: IntCounterVec,
+    pub store_records: IntCounterVec,
+
+    pub feedback: IntCounterVec,
+    pub reward_value: HistogramVec,
+    pub reward_missing: IntCounterVec,
+
+    pub rollout_groups: IntCounterVec,
+    pub rollout_queue: IntGauge,
+    pub rollout_skipped: IntCounterVec,
+    pub rollout_samples: IntCounter,
+
+    pub train_steps: IntCounter,
+    pub train_step_duration: Histogram,
+    pub train_state: IntGaugeVec,
+    pub train_reward_mean: Gauge,
+    pub train_reward_std: Gauge,
+    pub train_reward_part: GaugeVec,
+    pub train_kl: Gauge,
+    pub train_entropy: Gauge,
+    pub train_clip_ratio: GaugeVec,
+    pub train_sampler_difference: GaugeVec,
+    pub train_importance_ratio: GaugeVec,
+    pub train_zero_std_groups: Gauge,
+    pub train_advantages: IntCounterVec,
+    pub train_loss: Gauge,
+    pub train_grad_norm: Gauge,
+    pub train_learning_rate: Gauge,
+    pub train_staleness: Gauge,
+    pub train_completion_length: Gauge,
+    pub train_tokens: IntCounter,
+    pub train_ready_groups: IntGauge,
+    pub train_skipped_steps: IntCounterVec,
+    pub train_restarts: IntCounter,
+
+    pub policy_version: IntGauge,
+    pub policy_published: IntCounter,
+    pub policy_rejected: IntCounterVec,
+    pub policy_rollbacks: IntCounter,
+    pub policy_swap_duration: Histogram,
+    pub policy_load_duration: Histogram,
+    pub policy_parity_difference: Gauge,
+    pub feedback_to_policy: Histogram,
+}
+
+const FAST: &[f64] =
+    &[0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+const REQUEST: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
+const SLOW: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+const REWARD: &[f64] = &[-2.0, -1.0, -0.5, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.5, 2.0, 5.0];
+
+/// Makes collectors and registers them; the first failure is kept.
+struct Maker {
+    registry: Registry,
+    error: Option<prometheus::Error>,
+}
+
+impl Maker {
+    fn add<C: prometheus::core::Collector + Clone + 'static>(
+        &mut self,
+        made: prometheus::Result<C>,
+    ) -> Option<C> {
+        match made.and_then(|c| self.registry.register(Box::new(c.clone())).map(|()| c)) {
+            Ok(collector) => Some(collector),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    fn counter(&mut self, name: &str, help: &str) -> Option<IntCounter> {
+        self.add(IntCounter::new(name, help))
+    }
+
+    fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<IntCounterVec> {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&mut self, name: &str, help: &str) -> Option<Gauge> {
+        self.add(Gauge::new(name, help))
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<GaugeVec> {
+        self.add(GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn int_gauge(&mut self, name: &str, help: &str) -> Option<IntGauge> {
+        self.add(IntGauge::new(name, help))
+    }
+
+    fn int_gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<IntGaugeVec> {
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, buckets: &[f64]) -> Option<Histogram> {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.add(Histogram::with_opts(opts))
+    }
+
+    fn histograms(
+        &mut self,
+        name: &str,
+        help: &str,
+        buckets: &[f64],
+        labels: &[&str],
+    ) -> Option<HistogramVec> {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.add(HistogramVec::new(opts, labels))
+    }
+}
+
+impl Metrics {
+    /// Makes and registers every metric.
+    ///
+    /// # Errors
+    /// Only if two metrics here share a name, which a test rules out.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let mut m = Maker { registry: Registry::new(), error: None };
+        let made = Self::build(&mut m);
+        match (made, m.error) {
+            (_, Some(error)) => Err(error),
+            (Some(metrics), None) => Ok(metrics),
+            (None, None) => Err(prometheus::Error::Msg("a metric was not made".to_owned())),
+        }
+    }
+
+    fn build(m: &mut Maker) -> Option<Self> {
+        let build_info = m.int_gauges(
+            "hone_build_info",
+            "Constant 1, labelled with the running version.",
+            &["version"],
+        )?;
+        build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        Some(Self {
+            http_requests: m.counters(
+                "hone_http_requests_total",
+                "HTTP requests answered, by route pattern and status code.",
+                &["route", "code"],
+            )?,
+            http_request_duration: m.histograms(
+                "hone_http_request_duration_seconds",
+                "Time from request to the last byte of the answer.",
+                REQUEST,
+                &["route"],
+            )?,
+            http_in_flight: m
+                .int_gauge("hone_http_requests_in_flight", "HTTP requests being answered.")?,
+            http_time_to_first_token: m.histograms(
+                "hone_http_time_to_first_token_seconds",
+                "Time from a chat request to its first token, by what the trainer was doing.",
+                FAST,
+                &["trainer"],
+            )?,
+            http_completion_tokens: m
+                .counter("hone_http_completion_tokens_total", "Tokens served to clients.")?,
+            http_prompt_tokens: m
+                .counter("hone_http_prompt_tokens_total", "Prompt tokens of clients.")?,
+            http_disconnects: m.counter(
+                "hone_http_disconnects_total",
+                "Clients that hung up before their completion ended.",
+            )?,
+            engine_slots: m.int_gauges(
+                "hone_engine_sequences",
+                "Sequences running, by priority.",
+                &["priority"],
+            )?,
+            engine_waiting: m.int_gauges(
+                "hone_engine_waiting_requests",
+                "Requests waiting for a slot, by priority.",
+                &["priority"],
+            )?,
+            engine_tokens: m.counters(
+                "hone_engine_tokens_total",
+                "Tokens generated, by priority.",
+                &["priority"],
+            )?,
+            engine_rejected: m.counter(
+                "hone_engine_rejected_requests_total",
+                "Live requests refused because the queue was full.",
+            )?,
+            engine_preempted: m.counter(
+                "hone_engine_preempted_sequences_total",
+                "Shadow sequences that gave way to live traffic.",
+            )?,
+            engine_failures: m
+                .counter("hone_engine_failures_total", "Generations that failed in the engine.")?,
+            store_commit_duration: m.histogram(
+                "hone_store_commit_duration_seconds",
+                "Time of one group commit.",
+                FAST,
+            )?,
+            store_batch_operations: m.histogram(
+                "hone_store_batch_operations",
+                "Operations in one group commit.",
+                BATCH,
+            )?,
+            store_queue: m.int_gauge("hone_store_queue_operations", "Writes waiting.")?,
+            store_dropped: m.counters(
+                "hone_store_dropped_records_total",
+                "Records shed because the queue was full, by table.",
+                &["table"],
+            )?,
+            store_records: m.counters(
+                "hone_store_records_total",
+                "Records committed, by table.",
+                &["table"],
+            )?,
+            feedback: m.counters(
+                "hone_http_feedback_total",
+                "Feedback posts, by outcome.",
+                &["outcome"],
+            )?,
+            reward_value: m.histograms(
+                "hone_reward_value",
+                "Values of reward parts, by route and part.",
+                REWARD,
+                &["route", "part"],
+            )?,
+            reward_missing: m.counters(
+                "hone_reward_missing_total",
+                "Reward parts that could not be scored, by route and part.",
+                &["route", "part"],
+            )?,
+            rollout_groups: m.counters(
+                "hone_rollout_groups_total",
+                "Groups completed, by prompt source.",
+                &["source"],
+            )?,
+            rollout_queue: m
+                .int_gauge("hone_rollout_queue_prompts", "Prompts waiting for a group.")?,
+            rollout_skipped: m.counters(
+                "hone_rollout_skipped_prompts_total",
+                "Prompts that got no group, by reason.",
+                &["reason"],
+            )?,
+            rollout_samples: m
+                .counter("hone_rollout_samples_total", "Shadow samples generated.")?,
+            train_steps: m.counter("hone_train_steps_total", "Optimiser steps taken.")?,
+            train_step_duration: m.histogram(
+                "hone_train_step_duration_seconds",
+                "Time of one optimiser step.",
+                SLOW,
+            )?,
+            train_state: m.int_gauges(
+                "hone_train_state",
+                "1 for the trainer's current state, 0 for the others.",
+                &["state"],
+            )?,
+            train_reward_mean: m.gauge(
+                "hone_train_reward_mean",
+                "Mean weighted reward of the last step's samples.",
+            )?,
+            train_reward_std: m.gauge(
+                "hone_train_reward_std",
+                "Mean within-group standard deviation of the weighted reward.",
+            )?,
+            train_reward_part: m.gauges(
+                "hone_train_reward_part_mean",
+                "Mean of each reward part over the last step's samples that have it.",
+                &["route", "part"],
+            )?,
+            train_kl: m.gauge(
+                "hone_train_kl",
+                "k3 estimate of KL(policy || reference), mean over tokens, in nats.",
+            )?,
+            train_entropy: m
+                .gauge("hone_train_entropy", "Mean entropy of the policy's next token, in nats.")?,
+            train_clip_ratio: m.gauges(
+                "hone_train_clip_ratio",
+                "Share of tokens whose ratio was clipped, by side.",
+                &["side"],
+            )?,
+            train_sampler_difference: m.gauges(
+                "hone_train_sampler_logprob_difference",
+                "|recorded - recomputed| log-probability of samples of the current version.",
+                &["stat"],
+            )?,
+            train_importance_ratio: m.gauges(
+                "hone_train_importance_ratio",
+                "exp(logp - recorded logp) over the step's tokens.",
+                &["stat"],
+            )?,
+            train_zero_std_groups: m.gauge(
+                "hone_train_zero_std_groups_ratio",
+                "Share of groups whose rewards were all equal.",
+            )?,
+            train_advantages: m.counters(
+                "hone_train_advantages_total",
+                "Reward parts turned into advantages, by baseline.",
+                &["baseline"],
+            )?,
+            train_loss: m.gauge("hone_train_loss", "Loss of the last step.")?,
+            train_grad_norm: m
+                .gauge("hone_train_grad_norm", "Global gradient norm before clipping.")?,
+            train_learning_rate: m.gauge("hone_train_learning_rate", "Current learning rate.")?,
+            train_staleness: m.gauge(
+                "hone_train_staleness_versions",
+                "Mean number of versions between sampling and training.",
+            )?,
+            train_completion_length: m.gauge(
+                "hone_train_completion_length_tokens",
+                "Mean completion length of the last step's samples.",
+            )?,
+            train_tokens: m.counter("hone_train_tokens_total", "Completion tokens trained on.")?,
+            train_ready_groups: m
+                .int_gauge("hone_train_ready_groups", "Groups waiting for the trainer.")?,
+            train_skipped_steps: m.counters(
+                "hone_train_skipped_steps_total",
+                "Steps skipped, by reason.",
+                &["reason"],
+            )?,
+            train_restarts: m.counter(
+                "hone_train_restarts_total",
+                "Times the trainer was restarted from its checkpoint.",
+            )?,
+            policy_version: m.int_gauge("hone_policy_version", "The version being served.")?,
+            policy_published: m.counter("hone_policy_published_total", "Versions published.")?,
+            policy_rejected: m.counters(
+                "hone_policy_rejected_total",
+                "Versions never served, by reason.",
+                &["reason"],
+            )?,
+            policy_rollbacks: m
+                .counter("hone_policy_rollbacks_total", "Versions activated by hand.")?,
+            policy_swap_duration: m.histogram(
+                "hone_policy_swap_duration_seconds",
+                "Time for which the exchange of weights held anything up.",
+                FAST,
+            )?,
+            policy_load_duration: m.histogram(
+                "hone_policy_load_duration_seconds",
+                "Time to load a version beside the active one, idle colour's drain included.",
+                SLOW,
+            )?,
+            policy_parity_difference: m.gauge(
+                "hone_policy_parity_logprob_difference",
+                "Mean |served - trained| log-probability of the last version's probe.",
+            )?,
+            feedback_to_policy: m.histogram(
+                "hone_feedback_to_policy_seconds",
+                "Time from feedback to the first served version trained on it.",
+                SLOW,
+            )?,
+            registry: m.registry.clone(),
+        })
+    }
+
+    /// The text that `/metrics` answers.
+    ///
+    /// # Errors
+    /// If a metric cannot be encoded.
+    pub fn encode(&self) -> Result<String, prometheus::Error> {
+        let mut buffer = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut buffer)?;
+        String::from_utf8(buffer).map_err(|e| prometheus::Error::Msg(e.to_string()))
+    }
+}

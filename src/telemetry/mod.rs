@@ -1,0 +1,7 @@
+//! Logs and metrics: the tracing set-up, every metric's name, and events that emit both.
+
+mod logging;
+mod metrics;
+
+pub use logging::init;
+pub use metrics::Metrics;
