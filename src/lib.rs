@@ -17,16 +17,6 @@
 //! engine (for publishing) and store. [`train`] imports engine's model directory, store, reward's
 //! routes (for weights) and policy. [`http`] imports all of those; [`app`] and [`demo`] everything.
 
-#![cfg_attr(
-    test,
-    allow(
-        clippy::unwrap_used,
-        clippy::expect_used,
-        clippy::panic,
-        reason = "tests may fail loudly"
-    )
-)]
-
 pub mod config;
 pub mod engine;
 pub mod http;
