@@ -17,7 +17,10 @@
 //! engine (for publishing) and store. [`train`] imports engine's model directory, store, reward's
 //! routes (for weights) and policy. [`http`] imports all of those; [`app`] and [`demo`] everything.
 
+pub mod app;
+pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod engine;
 pub mod http;
 pub mod policy;

@@ -1,3 +1,125 @@
-//! Hone's command line: parse, set telemetry up, run, exit code.
+//! Hone's binary: parse, run, exit code.
 
-fn main() {}
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+use hone::cli::{Cli, Command, DbCommand, DemoArgs, RewardsCommand, ServeArgs};
+use hone::config::{self, Config};
+use hone::{app, store, telemetry};
+
+/// Wrong usage or configuration.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Serve(args) => serve(args),
+        Command::Demo(args) => demo(args),
+        Command::Validate { config } => validate(config.as_deref()),
+        Command::Db { command } => db(command),
+        Command::Rewards { command: RewardsCommand::List } => list_rewards(),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the one place that tells a person what went wrong")]
+fn complain(message: &str) {
+    eprintln!("{message}");
+}
+
+fn say(message: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{message}")?;
+    out.flush()
+}
+
+fn load(file: Option<&std::path::Path>) -> Result<Config, ExitCode> {
+    config::load(file).map_err(|error| {
+        complain(&format!("error: {error}"));
+        ExitCode::from(USAGE)
+    })
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let mut config = match load(args.config.as_deref()) {
+        Ok(config) => config,
+        Err(code) => return Ok(code),
+    };
+    if let Some(model) = args.model {
+        config.model.path = model;
+    }
+    if let Some(data) = args.data {
+        config.data.dir = data;
+    }
+    if let Some(bind) = args.bind {
+        config.server.bind = bind;
+    }
+    telemetry::init(&config.log);
+    runtime()?.block_on(async {
+        let running = app::start(config).await?;
+        say(&format!("listening on http://{}", running.addr))?;
+        app::until_told_to_stop().await?;
+        running.shutdown().await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
+    let improved = runtime()?.block_on(hone::demo::run(args))?;
+    Ok(if improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
+    let config = match load(file) {
+        Ok(config) => config,
+        Err(code) => return Ok(code),
+    };
+    if let Err(error) = hone::reward::Routes::new(&config.routes) {
+        complain(&format!("error: {error}"));
+        return Ok(ExitCode::from(USAGE));
+    }
+    say("the configuration is valid")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn db(command: DbCommand) -> anyhow::Result<ExitCode> {
+    let ledger = |data: &std::path::Path| data.join(app::LEDGER);
+    match command {
+        DbCommand::Stats { json, data } => {
+            let stats = store::maintain::stats(&ledger(&data))?;
+            if json {
+                say(&serde_json::to_string(&stats)?)?;
+            } else {
+                for (table, rows) in stats.rows() {
+                    say(&format!("{table:<16} {rows:>10}"))?;
+                }
+            }
+        }
+        DbCommand::Check { data } => say(&store::maintain::check(&ledger(&data))?.to_string())?,
+        DbCommand::Compact { data } => {
+            store::maintain::compact(&ledger(&data))?;
+            say("compacted")?;
+        }
+        DbCommand::Export { data } => {
+            store::maintain::export(&ledger(&data), &mut std::io::stdout().lock())?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list_rewards() -> anyhow::Result<ExitCode> {
+    for (kind, description) in hone::reward::builtin_kinds() {
+        say(&format!("{kind:<20} {description}"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

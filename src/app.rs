@@ -1,0 +1,185 @@
+//! The composition root: builds the parts, joins them, and takes them apart in numbered phases.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::config::Config;
+use crate::engine::mistral::MistralEngine;
+use crate::engine::{Engine, ModelDir, model_dir};
+use crate::http::{self, AppState};
+use crate::policy::Policies;
+use crate::reward::Routes;
+use crate::rollout::Rollout;
+use crate::store::Store;
+use crate::telemetry::Metrics;
+use crate::train::{self, TrainHandle};
+use crate::types::{Message, Role};
+
+/// The ledger's file in the data directory.
+pub const LEDGER: &str = "ledger.redb";
+
+/// A daemon that is up.
+pub struct Running {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// Its metrics.
+    pub metrics: Arc<Metrics>,
+    stop: watch::Sender<bool>,
+    server: JoinHandle<std::io::Result<()>>,
+    rollout: Rollout,
+    trainer: train::Worker,
+    store: Store,
+}
+
+/// Starts everything that the configuration asks for and returns once requests are answered.
+///
+/// # Errors
+/// If the address is taken, the data directory is in use, or the model cannot be served: the
+/// message says which and why.
+pub async fn start(config: Config) -> anyhow::Result<Running> {
+    let metrics = Arc::new(Metrics::new()?);
+    let listener = TcpListener::bind(config.server.bind)
+        .await
+        .with_context(|| format!("server.bind {}", config.server.bind))?;
+    let addr = listener.local_addr()?;
+
+    let data = config.data.dir.clone();
+    std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
+    let data = data.canonicalize()?;
+    let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
+    let routes = Arc::new(Routes::new(&config.routes)?);
+
+    let (dir, engine) = load_engine(&config, &data, metrics.clone()).await?;
+    let probe = engine.codec().prompt(&[Message {
+        role: Role::User,
+        content: "What is 2 + 3?".to_owned(),
+    }])?;
+    let policies = Arc::new(
+        Policies::restore(
+            engine.clone(),
+            store.clone(),
+            config.policy.clone(),
+            metrics.clone(),
+            &data,
+            probe,
+        )
+        .await?,
+    );
+    let engine: Arc<dyn Engine> = engine;
+    let rollout = Rollout::start(
+        &config.rollout,
+        engine.clone(),
+        store.clone(),
+        routes.clone(),
+        metrics.clone(),
+    )?;
+    let trainer = train::Worker::start(train::Parts {
+        config: config.train.clone(),
+        publish_every: config.policy.publish_every,
+        max_completion_tokens: config.rollout.max_tokens as usize,
+        model: dir,
+        checkpoints: data.join("checkpoints"),
+        store: store.clone(),
+        routes: routes.clone(),
+        policies: policies.clone(),
+        metrics: metrics.clone(),
+    })?;
+
+    let (stop, stopped) = watch::channel(false);
+    let state = AppState::new(
+        engine,
+        store.clone(),
+        routes,
+        rollout.clone(),
+        policies,
+        trainer.handle(),
+        metrics.clone(),
+        config.server.clone(),
+    );
+    let server = tokio::spawn(http::serve(listener, state, wait_for(stopped)));
+    tracing::info!(%addr, model = %config.model.path, data = %data.display(), "ready");
+    Ok(Running { addr, metrics, stop, server, rollout, trainer, store })
+}
+
+/// Finds or unpacks the model and loads it into the engine, off the async threads.
+async fn load_engine(
+    config: &Config,
+    data: &Path,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<(ModelDir, Arc<MistralEngine>)> {
+    let (wanted, name) = (config.model.path.clone(), config.model.name.clone());
+    let (data, engine) = (data.to_owned(), config.engine.clone());
+    tokio::task::spawn_blocking(move || {
+        let path = if wanted.is_empty() {
+            crate::demo::embedded::unpack(&data).context("unpacking the embedded model")?
+        } else {
+            model_dir::resolve(&wanted, &data.join("hub"))?
+        };
+        let mut dir = ModelDir::open(&path)?;
+        if !name.is_empty() {
+            dir.name = name;
+        } else if wanted.is_empty() {
+            dir.name = crate::demo::embedded::NAME.to_owned();
+        }
+        let engine = MistralEngine::start(&dir, &data.join("normalised"), &engine, metrics)?;
+        anyhow::Ok((dir, engine))
+    })
+    .await?
+}
+
+async fn wait_for(mut stopped: watch::Receiver<bool>) {
+    // A dropped sender means that the daemon is going away too.
+    let _gone = stopped.wait_for(|stop| *stop).await;
+}
+
+impl Running {
+    /// The trainer's status and commands.
+    pub fn trainer(&self) -> TrainHandle {
+        self.trainer.handle()
+    }
+
+    /// Takes the daemon apart: nothing that was acknowledged is lost, running requests finish
+    /// within `grace`.
+    ///
+    /// # Errors
+    /// If the ledger cannot be closed or the server failed; the later phases run all the same.
+    pub async fn shutdown(self) -> anyhow::Result<()> {
+        tracing::info!("shutdown 1/4: no new requests, running ones finish");
+        self.stop.send_replace(true);
+        let served = self.server.await;
+        tracing::info!("shutdown 2/4: rollout stops");
+        self.rollout.stop().await;
+        tracing::info!("shutdown 3/4: trainer finishes its step");
+        self.trainer.stop(Duration::from_secs(30)).await;
+        tracing::info!("shutdown 4/4: ledger commits and closes");
+        let closed = self.store.close().await;
+        served??;
+        closed?;
+        Ok(())
+    }
+}
+
+/// Returns on Ctrl-C or SIGTERM.
+///
+/// # Errors
+/// If signals cannot be listened to.
+pub async fn until_told_to_stop() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => result,
+            _ = terminate.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}

@@ -1,0 +1,174 @@
+//! From ready groups in the ledger to one optimiser step's batch.
+
+use std::collections::BTreeMap;
+
+use super::TrainSample;
+use super::advantage::{Advantages, GroupRewards, PartRewards};
+use crate::reward::Routes;
+use crate::store::{Op, Store, StoreError};
+use crate::types::{
+    Group, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis,
+};
+
+/// One trainable completion with the reward parts it is trained on.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) sample: Sample,
+    /// Only parts that the group names, the route weighs, and that have a value.
+    pub(super) parts: BTreeMap<String, f64>,
+    /// When clients' feedback among those parts arrived.
+    pub(super) feedback: Vec<UnixMillis>,
+}
+
+/// One group, loaded.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) group: Group,
+    pub(super) prompt_ids: Vec<TokenId>,
+    /// Weight of each part on the group's route.
+    pub(super) weights: BTreeMap<String, f64>,
+    pub(super) members: Vec<Member>,
+}
+
+/// The groups of one optimiser step.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) groups: Vec<Loaded>,
+}
+
+impl Batch {
+    /// Every member, group after group: the order of advantages and training samples alike.
+    pub(super) fn members(&self) -> impl Iterator<Item = (&Loaded, &Member)> {
+        self.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)))
+    }
+
+    /// The reward parts as the advantages want them.
+    pub(super) fn rewards(&self) -> Vec<GroupRewards> {
+        self.groups
+            .iter()
+            .map(|group| GroupRewards {
+                route: group.group.route.clone(),
+                members: group.members.len(),
+                parts: group
+                    .weights
+                    .iter()
+                    .map(|(name, weight)| PartRewards {
+                        name: name.clone(),
+                        weight: *weight,
+                        values: group.members.iter().map(|m| m.parts.get(name).copied()).collect(),
+                    })
+                    .collect(),
+            })
+            .collect()
+    }
+
+    /// What the learner trains on: every member that has an advantage.
+    pub(super) fn train_samples(&self, advantages: &Advantages) -> Vec<TrainSample> {
+        self.members()
+            .zip(advantages.values.iter().flatten())
+            .filter_map(|((group, member), advantage)| {
+                Some(TrainSample {
+                    prompt_ids: group.prompt_ids.clone(),
+                    ids: member.sample.ids.clone(),
+                    logprobs: member.sample.logprobs.clone(),
+                    temperature: member.sample.params.temperature,
+                    advantage: (*advantage)?,
+                    version: member.sample.version.0,
+                })
+            })
+            .collect()
+    }
+
+    /// Mean number of versions between sampling and now.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub(super) fn staleness(&self, active: PolicyVersion) -> f64 {
+        let behind: Vec<u64> = self
+            .members()
+            .map(|(_, m)| active.0.saturating_sub(m.sample.version.0))
+            .collect();
+        behind.iter().sum::<u64>() as f64 / behind.len().max(1) as f64
+    }
+
+    /// When the feedback that this batch trains on arrived.
+    pub(super) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
+        self.members().flat_map(|(_, m)| m.feedback.iter().copied())
+    }
+}
+
+/// Takes ready groups, oldest first, until they hold `wanted` samples; `None` when there are
+/// fewer. At most `limit` samples are exceeded by at most one group.
+///
+/// Groups with a member more than `max_staleness` versions behind `active`, and groups without a
+/// trainable scored member, are dropped for good, with the reason in the ledger.
+pub(super) fn gather(
+    store: &Store,
+    routes: &Routes,
+    active: PolicyVersion,
+    max_staleness: u64,
+    wanted: usize,
+    limit: usize,
+) -> Result<Option<Batch>, StoreError> {
+    let mut ready = Vec::new();
+    let mut drops = Vec::new();
+    let mut members = 0;
+    // A group has at least one member, so that many groups are always enough.
+    for group in store.ready_groups(limit.max(1))? {
+        if active.0.saturating_sub(group.oldest_version.0) > max_staleness {
+            drops.push(Op::GroupState(group.id, GroupState::Dropped("stale".to_owned())));
+        } else if members < limit {
+            members += group.members.len();
+            ready.push(group);
+        }
+    }
+    let mut groups = Vec::new();
+    let mut samples = 0;
+    if members >= wanted {
+        for group in ready {
+            let id = group.id;
+            let loaded = load(store, routes, group)?;
+            if loaded.members.is_empty() {
+                drops.push(Op::GroupState(id, GroupState::Dropped("unscored".to_owned())));
+            } else {
+                samples += loaded.members.len();
+                groups.push(loaded);
+            }
+        }
+    }
+    if !drops.is_empty() {
+        store.commit_blocking(drops)?;
+    }
+    Ok((samples >= wanted && samples > 0).then_some(Batch { groups }))
+}
+
+fn load(store: &Store, routes: &Routes, group: Group) -> Result<Loaded, StoreError> {
+    let route = routes.get(&group.route);
+    let weights: BTreeMap<String, f64> = group
+        .parts
+        .iter()
+        .filter_map(|name| Some((name.clone(), route?.weight(name)?)))
+        .collect();
+    let prompt_ids = store.interaction(group.interaction)?.map(|i| i.prompt_ids).unwrap_or_default();
+    let mut members = Vec::new();
+    for id in &group.members {
+        let Some(sample) = store.sample(*id)? else { continue };
+        if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
+            continue;
+        }
+        let mut parts = BTreeMap::new();
+        let mut feedback = Vec::new();
+        for reward in store.rewards_of(*id)? {
+            if let Some(value) = reward.value
+                && weights.contains_key(&reward.name)
+            {
+                if reward.source == RewardSource::Feedback {
+                    feedback.push(reward.created);
+                }
+                parts.insert(reward.name, value);
+            }
+        }
+        if !parts.is_empty() {
+            members.push(Member { sample, parts, feedback });
+        }
+    }
+    Ok(Loaded { group, prompt_ids, weights, members })
+}

@@ -1,0 +1,47 @@
+//! What the worker remembers between steps beside the learner's own state; part of a checkpoint.
+
+use serde::{Deserialize, Serialize};
+
+use super::advantage::Baselines;
+use crate::types::{PolicyVersion, StepRecord};
+
+/// The worker's share of a checkpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Progress {
+    /// Running baselines by route and part.
+    pub(super) baselines: Baselines,
+    /// The version that the weights come after.
+    pub(super) parent: PolicyVersion,
+    /// Steps taken since that version.
+    pub(super) pending: u64,
+    /// The last step: the ledger's cursor, since it names the groups that were consumed.
+    pub(super) last_step: Option<StepRecord>,
+}
+
+impl Progress {
+    pub(super) fn new(baseline_window: f64) -> Self {
+        Self {
+            baselines: Baselines::new(baseline_window),
+            parent: PolicyVersion::BASE,
+            pending: 0,
+            last_step: None,
+        }
+    }
+
+    /// The weights are now those of `version`.
+    pub(super) fn published(&mut self, version: PolicyVersion) {
+        self.parent = version;
+        self.pending = 0;
+    }
+
+    /// The weights have moved on by a step.
+    pub(super) fn stepped(&mut self, record: StepRecord) {
+        self.last_step = Some(record);
+        self.pending += 1;
+    }
+
+    /// The version whose weights these are exactly, if it is one.
+    pub(super) fn current_version(&self) -> Option<PolicyVersion> {
+        (self.pending == 0).then_some(self.parent)
+    }
+}

@@ -1,0 +1,94 @@
+//! The real binary as a child process: started on port 0, ended by its own pid.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A running `hone serve`; killed when dropped.
+pub struct Daemon {
+    child: Child,
+    pub url: String,
+    client: reqwest::Client,
+}
+
+impl Daemon {
+    /// Starts it with a data directory, a configuration text and further arguments.
+    pub fn start(data: &Path, config: &str, args: &[&str]) -> Self {
+        let file = data.join("hone.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
+            .args(["serve", "--bind", "127.0.0.1:0", "--config"])
+            .arg(&file)
+            .arg("--data")
+            .arg(data.join("data"))
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").unwrap_or_default().to_owned();
+        assert!(url.starts_with("http://127.0.0.1:"), "the first line was {line:?}");
+        Self { child, url, client: reqwest::Client::new() }
+    }
+
+    pub async fn get(&self, path: &str) -> Value {
+        let response = self.client.get(format!("{}{path}", self.url)).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+        response.json().await.unwrap()
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let request = self.client.post(format!("{}{path}", self.url)).json(body);
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    /// Asks one question and returns the whole answer.
+    pub async fn ask(&self, question: &str, seed: u64) -> Value {
+        let body = json!({
+            "model": "default", "seed": seed, "max_tokens": 24,
+            "messages": [{"role": "user", "content": question}],
+        });
+        let (status, answer) = self.post("/v1/chat/completions", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    /// The version being served, once it is at least `wanted`.
+    pub async fn version_at_least(&self, wanted: u64) -> u64 {
+        let started = Instant::now();
+        loop {
+            let status = self.get("/admin/train").await;
+            let version = status["policy_version"].as_u64().unwrap();
+            if version >= wanted {
+                return version;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "still waiting: {status}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Sends SIGTERM and returns the exit code.
+    pub fn terminate(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// The text of the first choice.
+pub fn text(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap()
+}

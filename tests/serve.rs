@@ -1,0 +1,133 @@
+//! `hone serve` as its users meet it: a directory from transformers, feedback, rollback, restart.
+
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::process::Command;
+
+use serde_json::json;
+
+mod daemon;
+use daemon::{Daemon, text};
+
+const CONFIG: &str = r#"
+[engine]
+replicas = 2
+[train]
+samples_per_step = 8
+learning_rate = 0.01
+max_staleness = 100
+[log]
+level = "warn"
+"#;
+
+/// Asks and rewards until a further version is served: short answers good, others bad.
+async fn teach(daemon: &Daemon, from: u64) -> u64 {
+    for seed in 0..8 {
+        let answer = daemon.ask("What is 3 + 4?", seed).await;
+        let feedback = json!({
+            "completion_id": answer["id"], "name": "thumbs", "value": text(&answer).len() % 2 == 0,
+            "idempotency_key": format!("{from}-{seed}"),
+        });
+        let (status, reply) = daemon.post("/v1/feedback", &feedback).await;
+        assert_eq!(status, 200, "{reply}");
+    }
+    daemon.version_at_least(from + 1).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
+    let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
+
+    let base = daemon.ask("What is 3 + 4?", 7).await;
+    assert_eq!(base["system_fingerprint"], "hone-v0");
+    let first = teach(&daemon, 0).await;
+    let second = teach(&daemon, first).await;
+    let after = daemon.ask("What is 3 + 4?", 7).await;
+    assert_eq!(after["system_fingerprint"], format!("hone-v{second}"));
+
+    // Back to the base: the same seed gives the same text again.
+    let (status, reply) = daemon.post("/admin/policies/0/activate", &json!({})).await;
+    assert_eq!(status, 200, "{reply}");
+    let again = daemon.ask("What is 3 + 4?", 7).await;
+    assert_eq!(again["system_fingerprint"], "hone-v0");
+    assert_eq!(text(&again), text(&base));
+
+    // Training goes on from the base, under a number of its own.
+    let third = teach(&daemon, second).await;
+    let policies = daemon.get("/admin/policies").await;
+    let made = policies["data"].as_array().unwrap().iter().find(|p| p["version"] == third).unwrap();
+    assert_eq!(made["parent"], 0, "{policies}");
+
+    // A restart serves the same version and answers the same.
+    let before = daemon.ask("What is 3 + 4?", 7).await;
+    assert_eq!(daemon.terminate(), Some(0));
+    let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
+    let resumed = daemon.ask("What is 3 + 4?", 7).await;
+    assert_eq!(resumed["system_fingerprint"], before["system_fingerprint"]);
+    assert_eq!(text(&resumed), text(&before));
+    assert_eq!(daemon.get("/admin/train").await["step"], 3);
+    teach(&daemon, third).await;
+}
+
+fn hone(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_hone")).args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn wrong_configuration_ends_with_code_2_and_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hone.toml");
+    let path = file.to_str().unwrap();
+    for (config, names) in [
+        ("[train]\nlearning_rate = -1.0\n", ["train.learning_rate", "-1"]),
+        ("[train]\nlearning_rte = 1.0\n", ["train.learning_rte", "unknown"]),
+        ("[engine]\nreplicas = \"two\"\n", ["engine.replicas", "two"]),
+    ] {
+        std::fs::write(&file, config).unwrap();
+        for command in ["validate", "serve"] {
+            let (code, stdout, stderr) = hone(&[command, "--config", path]);
+            assert_eq!(code, Some(2), "{stderr}");
+            assert_eq!(stdout, "");
+            assert_eq!(stderr.lines().count(), 1, "{stderr}");
+            for name in names {
+                assert!(stderr.contains(name), "{stderr}");
+            }
+        }
+    }
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(hone(&["validate", "--config", path]).0, Some(0));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let data = data.to_str().unwrap();
+    let model = dir.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    std::fs::write(model.join("config.json"), r#"{"architectures":["BertModel"]}"#).unwrap();
+    let model = model.to_str().unwrap();
+    let (code, _, stderr) =
+        hone(&["serve", "--bind", "127.0.0.1:0", "--data", data, "--model", model]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("BertModel") && stderr.contains("Qwen2ForCausalLM"), "{stderr}");
+}
+
+#[test]
+fn rewards_are_listed_and_a_missing_ledger_is_named() {
+    let (code, stdout, _) = hone(&["rewards", "list"]);
+    assert_eq!(code, Some(0));
+    for kind in ["feedback", "exact_match", "numeric_match", "regex", "format_strict", "length"] {
+        assert!(stdout.contains(kind), "{stdout}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("nothing");
+    let (code, _, stderr) = hone(&["db", "stats", "--data", missing.to_str().unwrap()]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("nothing"), "{stderr}");
+    assert!(!missing.exists(), "a question must not create a ledger");
+}
