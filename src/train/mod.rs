@@ -3,11 +3,23 @@
 //! [`Learner`] is the pure part (model, loss, optimiser, checkpoint); the worker drives it.
 // STUB: the worker's signatures only.
 
+pub mod advantage;
+mod batch;
+pub mod checkpoint;
 pub mod error;
+mod files;
+pub mod learner;
 pub mod lora;
+pub mod loss;
 pub mod model;
+pub mod optim;
+mod pass;
+pub mod peft;
+pub mod schedule;
 
+pub use batch::TrainSample;
 pub use error::LearnError;
+pub use learner::{Learner, StepStats};
 pub use lora::Lora;
 pub use model::{Model, ModelSpec};
 

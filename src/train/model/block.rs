@@ -120,6 +120,12 @@ impl Block {
         })
     }
 
+    /// All weights, biases left out.
+    pub(super) fn weights(&self) -> impl Iterator<Item = &Tensor> {
+        let norms = [&self.input_norm, &self.post_attention_norm];
+        norms.into_iter().chain(self.linears.values().map(|linear| &linear.weight))
+    }
+
     /// `x` `[batch * len, hidden]` to the same shape.
     pub(super) fn forward(
         &self,
