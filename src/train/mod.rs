@@ -3,11 +3,29 @@
 //! [`Learner`] is the pure part (model, loss, optimiser, checkpoint); [`Worker`] drives it: it
 //! gathers groups from the ledger, takes steps, checkpoints and offers versions to `policy`.
 
+pub mod advantage;
+mod batch;
+pub mod checkpoint;
+pub mod error;
+mod files;
 mod gather;
 mod handle;
+pub mod learner;
+pub mod lora;
+pub mod loss;
+pub mod model;
 mod observe;
+pub mod optim;
+mod pass;
+pub mod peft;
 mod progress;
+pub mod schedule;
 mod worker;
 
+pub use batch::TrainSample;
+pub use error::LearnError;
 pub use handle::{TrainError, TrainHandle, TrainState, TrainStatus};
+pub use learner::{Learner, StepStats};
+pub use lora::Lora;
+pub use model::{Model, ModelSpec};
 pub use worker::{Parts, Worker};
