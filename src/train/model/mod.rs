@@ -55,9 +55,7 @@ impl Model {
             }
         }
         let mut take = |name: &str| {
-            tensors
-                .remove(name)
-                .ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))
+            tensors.remove(name).ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))
         };
         let embedding = take("model.embed_tokens.weight")?;
         let blocks = (0..spec.num_layers)

@@ -3,8 +3,8 @@
 //! Invariant: nothing here goes through candle's `apply_op*_no_bwd` (its `softmax_last_dim`,
 //! `rms_norm`, `rope`), which would cut the gradient without an error.
 
-use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor};
 use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor};
 
 type Result<T> = candle_core::Result<T>;
 

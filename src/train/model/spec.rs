@@ -124,7 +124,10 @@ impl ModelSpec {
                     names.push((format!("{module}.bias"), vec![out]));
                 }
             }
-            names.push((format!("{prefix}.post_attention_layernorm.weight"), vec![self.hidden_size]));
+            names.push((
+                format!("{prefix}.post_attention_layernorm.weight"),
+                vec![self.hidden_size],
+            ));
         }
         names.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
         if !self.tie_word_embeddings {
