@@ -1,1 +1,4 @@
 //! STUB.
+
+pub mod embedded;
+pub mod task;
