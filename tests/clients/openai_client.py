@@ -13,6 +13,7 @@ Exit code 0 and a closing line `ok: ...` if all of that holds; 1 and `failed: ..
 import argparse
 import contextlib
 import itertools
+import json
 import pathlib
 import random
 import re
@@ -22,9 +23,10 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import openai
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -49,9 +51,8 @@ class Hone:
 
     def __init__(self, url, key):
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=2, timeout=30)
-        self.http = httpx.Client(
-            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30
-        )
+        self.url = url
+        self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
     def ask(self, question, seed, temperature=1.0, **more):
         """A chat completion and the policy version of its headers."""
@@ -86,7 +87,15 @@ class Hone:
         return text, fingerprints, usage, finish
 
     def feedback(self, **body):
-        return self.http.post("/v1/feedback", json=body)
+        """Status code and body of `POST /v1/feedback`."""
+        request = urllib.request.Request(
+            f"{self.url}/v1/feedback", json.dumps(body).encode(), self.headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
 
 
 def version_of(completion):
@@ -139,9 +148,10 @@ def check_surface(hone):
     else:
         raise Failure("an unknown model is answered")
 
-    unknown = hone.feedback(completion_id="chatcmpl-" + "0" * 32, choice=0, name="thumbs", value=1)
-    expect(unknown.status_code == 404, f"feedback on an unknown completion: {unknown.status_code}")
-    expect("message" in unknown.json().get("error", {}), "the error is not in OpenAI's shape")
+    unknown = "chatcmpl-" + "0" * 32
+    status, body = hone.feedback(completion_id=unknown, choice=0, name="thumbs", value=1)
+    expect(status == 404, f"feedback on an unknown completion: {status} {body}")
+    expect("message" in json.loads(body).get("error", {}), "the error is not in OpenAI's shape")
 
 
 def answers(hone):
@@ -172,14 +182,14 @@ def teach(hone, wanted, deadline):
             completion, _ = hone.ask(f"What is {a} + {b}?", seed=number)
             answer = WELL_FORMED.fullmatch(completion.choices[0].message.content or "")
             up = answer is not None and int(answer[1]) == a + b
-            posted = hone.feedback(
+            status, body = hone.feedback(
                 completion_id=completion.id,
                 choice=0,
                 name="thumbs",
                 value=1 if up else 0,
                 idempotency_key=f"client-{completion.id}",
             )
-            expect(posted.is_success, f"feedback: {posted.status_code} {posted.text}")
+            expect(200 <= status < 300, f"feedback: {status} {body}")
             with lock:
                 tally["asked"] += 1
                 tally["up"] += up
@@ -247,9 +257,8 @@ def daemon(binary, config, timeout):
 def wait_until_ready(url, seconds=60):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/readyz", timeout=5).is_success:
-                return
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            return
         time.sleep(0.1)
     raise Failure(f"{url}/readyz is not ready after {seconds} s")
 
@@ -272,7 +281,7 @@ def main():
             )
             wait_until_ready(url)
             result = run(Hone(url.rstrip("/"), arguments.key), deadline)
-    except (Failure, openai.OpenAIError, httpx.HTTPError, OSError, subprocess.SubprocessError) as error:
+    except (Failure, openai.OpenAIError, OSError, subprocess.SubprocessError) as error:
         print(f"failed: {type(error).__name__}: {error}")
         return 1
     print(f"ok: {result}; {time.monotonic() - began:.1f} s")
