@@ -1,9 +1,11 @@
 //! Every metric, named once, in one registry of our own.
 
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Registry, TextEncoder,
 };
+
+use super::maker::{Description, Maker};
 
 /// The registry and every metric in it. Cheap to share behind an `Arc`.
 ///
@@ -11,6 +13,7 @@ use prometheus::{
 #[expect(missing_docs, reason = "the help text in `Metrics::new` is the documentation")]
 pub struct Metrics {
     registry: Registry,
+    descriptions: Vec<Description>,
 
     pub http_requests: IntCounterVec,
     pub http_request_duration: HistogramVec,
@@ -77,72 +80,13 @@ pub struct Metrics {
 
 const FAST: &[f64] =
     &[0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+const FIRST_TOKEN: &[f64] =
+    &[0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 const REQUEST: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 const SLOW: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 const REWARD: &[f64] = &[-2.0, -1.0, -0.5, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.5, 2.0, 5.0];
-
-/// Makes collectors and registers them; the first failure is kept.
-struct Maker {
-    registry: Registry,
-    error: Option<prometheus::Error>,
-}
-
-impl Maker {
-    fn add<C: prometheus::core::Collector + Clone + 'static>(
-        &mut self,
-        made: prometheus::Result<C>,
-    ) -> Option<C> {
-        match made.and_then(|c| self.registry.register(Box::new(c.clone())).map(|()| c)) {
-            Ok(collector) => Some(collector),
-            Err(error) => {
-                self.error.get_or_insert(error);
-                None
-            }
-        }
-    }
-
-    fn counter(&mut self, name: &str, help: &str) -> Option<IntCounter> {
-        self.add(IntCounter::new(name, help))
-    }
-
-    fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<IntCounterVec> {
-        self.add(IntCounterVec::new(Opts::new(name, help), labels))
-    }
-
-    fn gauge(&mut self, name: &str, help: &str) -> Option<Gauge> {
-        self.add(Gauge::new(name, help))
-    }
-
-    fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<GaugeVec> {
-        self.add(GaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    fn int_gauge(&mut self, name: &str, help: &str) -> Option<IntGauge> {
-        self.add(IntGauge::new(name, help))
-    }
-
-    fn int_gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<IntGaugeVec> {
-        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, buckets: &[f64]) -> Option<Histogram> {
-        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(Histogram::with_opts(opts))
-    }
-
-    fn histograms(
-        &mut self,
-        name: &str,
-        help: &str,
-        buckets: &[f64],
-        labels: &[&str],
-    ) -> Option<HistogramVec> {
-        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(HistogramVec::new(opts, labels))
-    }
-}
 
 impl Metrics {
     /// Makes and registers every metric.
@@ -150,7 +94,7 @@ impl Metrics {
     /// # Errors
     /// Only if two metrics here share a name, which a test rules out.
     pub fn new() -> Result<Self, prometheus::Error> {
-        let mut m = Maker { registry: Registry::new(), error: None };
+        let mut m = Maker::default();
         let made = Self::build(&mut m);
         match (made, m.error) {
             (_, Some(error)) => Err(error),
@@ -183,7 +127,7 @@ impl Metrics {
             http_time_to_first_token: m.histograms(
                 "hone_http_time_to_first_token_seconds",
                 "Time from a chat request to its first token, by what the trainer was doing.",
-                FAST,
+                FIRST_TOKEN,
                 &["trainer"],
             )?,
             http_completion_tokens: m
@@ -377,7 +321,13 @@ impl Metrics {
                 SLOW,
             )?,
             registry: m.registry.clone(),
+            descriptions: std::mem::take(&mut m.descriptions),
         })
+    }
+
+    /// Every metric, those without a sample yet included, which [`Self::encode`] leaves out.
+    pub fn descriptions(&self) -> &[Description] {
+        &self.descriptions
     }
 
     /// The text that `/metrics` answers.
@@ -388,5 +338,58 @@ impl Metrics {
         let mut buffer = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut buffer)?;
         String::from_utf8(buffer).map_err(|e| prometheus::Error::Msg(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::maker::Kind;
+    use super::*;
+
+    fn is_name(text: &str) -> bool {
+        text.starts_with(|c: char| c.is_ascii_lowercase())
+            && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    }
+
+    #[test]
+    fn names_are_unique_and_follow_the_conventions() {
+        let metrics = Metrics::new().unwrap();
+        let all = metrics.descriptions();
+        let names: BTreeSet<&str> = all.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names.len(), all.len());
+        assert!(all.len() > 50, "{} metrics", all.len());
+        for d in all {
+            assert!(is_name(&d.name) && d.name.starts_with("hone_"), "{}", d.name);
+            assert_eq!(d.name.ends_with("_total"), d.kind == Kind::Counter, "{}", d.name);
+            assert!(d.help.ends_with('.'), "{}: help is not a sentence: {}", d.name, d.help);
+            for label in &d.labels {
+                assert!(is_name(label) && label != "le", "{}: label {label}", d.name);
+            }
+            // A suffix that a histogram's own series would claim.
+            for suffix in ["_bucket", "_sum", "_count"] {
+                assert!(!d.name.ends_with(suffix), "{}", d.name);
+            }
+        }
+    }
+
+    #[test]
+    fn encodes_what_it_describes() {
+        let metrics = Metrics::new().unwrap();
+        metrics.http_requests.with_label_values(&["/v1/models", "200"]).inc();
+        metrics.http_time_to_first_token.with_label_values(&["idle"]).observe(0.02);
+        let text = metrics.encode().unwrap();
+        assert!(text.contains("hone_http_requests_total{code=\"200\",route=\"/v1/models\"} 1\n"));
+        assert!(text.contains(
+            "hone_http_time_to_first_token_seconds_bucket{trainer=\"idle\",le=\"0.025\"} 1\n"
+        ));
+        assert!(text.contains("hone_build_info{version="));
+        let described: BTreeSet<&str> =
+            metrics.descriptions().iter().map(|d| d.name.as_str()).collect();
+        for line in text.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {
+            let name = line.split(' ').next().unwrap();
+            assert!(described.contains(name), "{name} is exported but not described");
+        }
     }
 }

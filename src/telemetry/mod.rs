@@ -1,7 +1,9 @@
 //! Logs and metrics: the tracing set-up, every metric's name, and events that emit both.
 
 mod logging;
+mod maker;
 mod metrics;
 
 pub use logging::init;
+pub use maker::{Description, Kind};
 pub use metrics::Metrics;

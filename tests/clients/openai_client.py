@@ -1,0 +1,309 @@
+"""Talks to `hone serve` with OpenAI's own Python package, and watches its answers change.
+
+    python tests/clients/openai_client.py --binary target/release/hone
+    python tests/clients/openai_client.py --base-url http://127.0.0.1:8080
+
+Chats streamed and not, reads the policy version, posts feedback until a newer version is served,
+and checks that the same questions with the same seeds are answered otherwise. With `--base-url` the
+daemon must serve the embedded model with the default route, and really learns from what is posted.
+
+Exit code 0 and a closing line `ok: ...` if all of that holds; 1 and `failed: ...` if not.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+
+HERE = pathlib.Path(__file__).resolve().parent
+WELL_FORMED = re.compile(
+    r"\s*<reasoning>[^<]*</reasoning>\s*<answer>\s*(\d+)\s*</answer>\s*"
+)
+MAX_TOKENS = 40
+# Enough for several optimiser steps of tests/clients/serve.toml; the default configuration needs
+# twice as many a step.
+MAX_FEEDBACK = 1000
+
+
+class Failure(Exception):
+    """Something is not as promised."""
+
+
+def expect(holds, otherwise):
+    if not holds:
+        raise Failure(otherwise)
+
+
+class Hone:
+    """A daemon, seen through the openai package and, for feedback, plain HTTP."""
+
+    def __init__(self, url, key):
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=2, timeout=30)
+        self.url = url
+        self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+
+    def ask(self, question, seed, temperature=1.0, **more):
+        """A chat completion and the policy version of its headers."""
+        raw = self.openai.chat.completions.with_raw_response.create(
+            model="default",
+            messages=[{"role": "user", "content": question}],
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            seed=seed,
+            **more,
+        )
+        return raw.parse(), raw.headers.get("x-hone-policy-version")
+
+    def ask_streamed(self, question, seed):
+        """Text, fingerprints, usage and finish reason of a streamed chat completion."""
+        text, fingerprints, usage, finish = "", set(), None, None
+        stream = self.openai.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": question}],
+            max_tokens=MAX_TOKENS,
+            temperature=1.0,
+            seed=seed,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        for chunk in stream:
+            fingerprints.add(chunk.system_fingerprint)
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                finish = choice.finish_reason or finish
+        return text, fingerprints, usage, finish
+
+    def feedback(self, **body):
+        """Status code and body of `POST /v1/feedback`."""
+        request = urllib.request.Request(
+            f"{self.url}/v1/feedback", json.dumps(body).encode(), self.headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+def version_of(completion):
+    """7 of `hone-v7`."""
+    match = re.fullmatch(r"hone-v(\d+)", completion.system_fingerprint or "")
+    expect(match, f"system_fingerprint is {completion.system_fingerprint!r}, not hone-vN")
+    return int(match[1])
+
+
+def check_surface(hone):
+    """What every OpenAI client relies on."""
+    names = [model.id for model in hone.openai.models.list()]
+    expect("default" in names, f"/v1/models lists {names}, not default")
+
+    completion, header = hone.ask("What is 12 + 7?", seed=1, logprobs=True, top_logprobs=2)
+    expect(completion.id.startswith("chatcmpl-"), f"the completion's id is {completion.id!r}")
+    expect(str(version_of(completion)) == header, f"x-hone-policy-version is {header!r}")
+    choice = completion.choices[0]
+    expect(choice.finish_reason in ("stop", "length"), f"finish_reason {choice.finish_reason!r}")
+    tokens = choice.logprobs.content
+    expect(tokens, "no log-probabilities")
+    expect(all(t.logprob <= 0 for t in tokens), "a log-probability above 0")
+    expect(all(len(t.top_logprobs) == 2 for t in tokens), "not two top_logprobs a token")
+    usage = completion.usage
+    expect(usage.prompt_tokens > 0 and usage.completion_tokens >= len(tokens), f"usage {usage}")
+    expect(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, f"usage {usage}")
+
+    # The same seed gives the same text, streamed or not, as long as the policy is the same.
+    for seed in range(5):
+        whole, _ = hone.ask("What is 30 + 4?", seed)
+        text, fingerprints, usage, finish = hone.ask_streamed("What is 30 + 4?", seed)
+        expect(len(fingerprints) == 1, f"one stream names several policies: {fingerprints}")
+        expect(usage and usage.completion_tokens > 0, "no usage at the end of the stream")
+        if fingerprints == {whole.system_fingerprint}:
+            streamed, answer = (text, finish), whole.choices[0]
+            answer = (answer.message.content, answer.finish_reason)
+            expect(streamed == answer, f"streamed {streamed!r}, whole {answer!r}")
+            break
+    else:
+        raise Failure("the policy changed between any two requests")
+
+    two, _ = hone.ask("What is 3 + 4?", seed=5, n=2)
+    expect([c.index for c in two.choices] == [0, 1], "n=2 does not give two choices")
+
+    try:
+        hone.openai.chat.completions.create(
+            model="no-such-model", messages=[{"role": "user", "content": "hi"}]
+        )
+    except openai.NotFoundError as error:
+        expect(error.code == "model_not_found", f"unknown model: code {error.code!r}")
+    else:
+        raise Failure("an unknown model is answered")
+
+    unknown = "chatcmpl-" + "0" * 32
+    status, body = hone.feedback(completion_id=unknown, choice=0, name="thumbs", value=1)
+    expect(status == 404, f"feedback on an unknown completion: {status} {body}")
+    expect("message" in json.loads(body).get("error", {}), "the error is not in OpenAI's shape")
+
+
+def answers(hone):
+    """Answers to fixed questions with fixed seeds, their log-probabilities, and the version."""
+    texts, logprobs, versions = [], [], set()
+    questions = ["What is 21 + 14?", "Add 8 and 33.", "40 + 9 = ?", "What is 5 + 17?"]
+    for seed, question in enumerate(questions):
+        for temperature in (0.0, 1.0):
+            completion, _ = hone.ask(question, seed, temperature, logprobs=True)
+            versions.add(version_of(completion))
+            texts.append(completion.choices[0].message.content)
+            logprobs.append([token.logprob for token in completion.choices[0].logprobs.content])
+    return texts, logprobs, versions
+
+
+def teach(hone, wanted, deadline):
+    """Asks and rewards until version `wanted` is served; how many asked, and how many thumbs up."""
+    counter, lock = itertools.count(), threading.Lock()
+    tally = {"asked": 0, "up": 0, "version": 0}
+    stop = threading.Event()
+
+    def user():
+        while not stop.is_set() and time.monotonic() < deadline:
+            number = next(counter)
+            if number >= MAX_FEEDBACK:
+                return
+            draw = random.Random(number)
+            a, b = draw.randrange(50), draw.randrange(50)
+            completion, _ = hone.ask(f"What is {a} + {b}?", seed=number)
+            answer = WELL_FORMED.fullmatch(completion.choices[0].message.content or "")
+            up = answer is not None and int(answer[1]) == a + b
+            status, body = hone.feedback(
+                completion_id=completion.id,
+                choice=0,
+                name="thumbs",
+                value=1 if up else 0,
+                idempotency_key=f"client-{completion.id}",
+            )
+            expect(200 <= status < 300, f"feedback: {status} {body}")
+            with lock:
+                tally["asked"] += 1
+                tally["up"] += up
+                tally["version"] = max(tally["version"], version_of(completion))
+                if tally["version"] >= wanted:
+                    stop.set()
+
+    def user_until_failure():
+        try:
+            user()
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(user_until_failure) for _ in range(4)]:
+            done.result()
+    expect(
+        tally["version"] >= wanted,
+        f"version {tally['version']} after {tally['asked']} pieces of feedback, wanted {wanted}",
+    )
+    return tally
+
+
+def run(hone, deadline):
+    check_surface(hone)
+    texts, logprobs, before = answers(hone)
+    first = max(before)
+    tally = teach(hone, first + 3, deadline)
+    new_texts, new_logprobs, after = answers(hone)
+    expect(min(after) > first, f"versions {sorted(after)} are not newer than {first}")
+    changed = sum(a != b for a, b in zip(texts, new_texts))
+    moved = max(abs(a[0] - b[0]) for a, b in zip(logprobs, new_logprobs))
+    expect(changed > 0 or moved > 1e-4, "a newer version answers exactly as the old one did")
+    return (
+        f"version {first} -> {max(after)} after {tally['asked']} pieces of feedback "
+        f"({tally['up']} up); {changed} of {len(texts)} answers changed, "
+        f"first-token log-probabilities moved by up to {moved:.4f}"
+    )
+
+
+@contextlib.contextmanager
+def daemon(binary, config, timeout):
+    """Starts `hone serve` on a free port with fresh data; yields its URL; stops it with SIGTERM."""
+    with tempfile.TemporaryDirectory(prefix="hone-client-") as folder:
+        log_path = pathlib.Path(folder) / "log"
+        command = [binary, "serve", "--bind", "127.0.0.1:0", "--config", config]
+        command += ["--data", pathlib.Path(folder) / "data"]
+        with open(log_path, "wb") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        # Whatever hangs, ends with the time that was given.
+        watchdog = threading.Timer(timeout, child.kill)
+        watchdog.start()
+        try:
+            line = child.stdout.readline()
+            match = re.match(r"listening on (http://\S+)", line)
+            expect(match, f"the first line of `hone serve` is {line!r}")
+            threading.Thread(target=child.stdout.read, daemon=True).start()
+            yield match[1]
+            child.send_signal(signal.SIGTERM)
+            expect(child.wait(timeout=20) == 0, f"exit code {child.returncode} after SIGTERM")
+        except BaseException:
+            print(log_path.read_text(errors="replace")[-4000:], file=sys.stderr)
+            raise
+        finally:
+            watchdog.cancel()
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+
+def wait_until_ready(url, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            return
+        time.sleep(0.1)
+    raise Failure(f"{url}/readyz is not ready after {seconds} s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--base-url", help="a running daemon, without /v1")
+    where.add_argument("--binary", help="start this hone binary on a free port")
+    parser.add_argument("--config", type=pathlib.Path, default=HERE / "serve.toml")
+    parser.add_argument("--key", default="unused", help="client key, where the daemon has some")
+    parser.add_argument("--timeout", type=float, default=110, help="seconds for everything")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    deadline = began + arguments.timeout - 10
+    try:
+        with contextlib.ExitStack() as stack:
+            url = arguments.base_url or stack.enter_context(
+                daemon(arguments.binary, arguments.config, arguments.timeout)
+            )
+            wait_until_ready(url)
+            result = run(Hone(url.rstrip("/"), arguments.key), deadline)
+    except (Failure, openai.OpenAIError, OSError, subprocess.SubprocessError) as error:
+        print(f"failed: {type(error).__name__}: {error}")
+        return 1
+    print(f"ok: {result}; {time.monotonic() - began:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
