@@ -9,11 +9,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod describe;
 mod load;
+mod reward;
 mod validate;
 
-pub use load::{load, parse};
-pub use validate::ConfigError;
+pub use load::{environment_names, load, load_from, parse};
+pub use validate::{ConfigError, validate};
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -446,22 +448,17 @@ pub struct RouteConfig {
     pub rewards: Vec<RewardConfig>,
 }
 
-/// One named, weighted part of a route's reward.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One named, weighted part of a route's reward; in TOML one flat table
+/// `name, kind, weight, <the kind's parameters>`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "toml::Table")]
 pub struct RewardConfig {
     /// The part's name, unique within the route; for `feedback` the name that clients post.
     pub name: String,
     /// What it adds to the advantage per unit.
-    #[serde(default = "one")]
     pub weight: f64,
     /// Which function, and its parameters.
-    #[serde(flatten)]
     pub kind: RewardKind,
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 /// Every reward function with its parameters.
@@ -469,7 +466,7 @@ fn one() -> f64 {
 /// Unless said otherwise the text is the whole completion, and a missing reference makes the part
 /// missing, not zero.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RewardKind {
     /// What clients post to `/v1/feedback` under this part's name.
     Feedback {},

@@ -1,5 +1,221 @@
-//! STUB.
+//! Ranges: every number has one, and an error names the key, the value and what is allowed.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+
+use super::describe::Problem;
+use super::{
+    Config, EngineConfig, PolicyConfig, RewardConfig, RewardKind, RolloutConfig, RouteConfig,
+    ScheduleKind, ServerConfig, StoreConfig, TrainConfig,
+};
+
 /// One sentence with the key, the value and what is allowed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
+
+/// Checks every range. [`super::load`] has done so already; call it again after flags.
+///
+/// # Errors
+/// The first value that is out of range.
+pub fn validate(config: &Config) -> Result<(), ConfigError> {
+    check(config).map_err(|problem| ConfigError(problem.sentence()))
+}
+
+type Checked = Result<(), Problem>;
+
+pub(super) fn check(config: &Config) -> Checked {
+    server(&config.server)?;
+    if config.data.dir.as_os_str().is_empty() {
+        return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
+    }
+    engine(&config.engine)?;
+    store(&config.store)?;
+    rollout(&config.rollout)?;
+    train(&config.train)?;
+    policy(&config.policy)?;
+    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.level) {
+        let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
+        let shown = format!("{:?} ({error})", config.log.level);
+        return Err(Problem::value("log.level", shown, allowed));
+    }
+    routes(config)
+}
+
+/// `low <= value <= high`; false for NaN.
+fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
+    if value >= low && value <= high {
+        return Ok(());
+    }
+    Err(Problem::value(key, &value, &format!("from {low} to {high}")))
+}
+
+/// `value >= low` and finite.
+fn at_least(key: &str, value: f64, low: f64) -> Checked {
+    if value.is_finite() && value >= low {
+        return Ok(());
+    }
+    Err(Problem::value(key, value, &format!("a finite number, {low} or more")))
+}
+
+/// `value > low` and finite.
+fn above(key: &str, value: f64, low: f64) -> Checked {
+    if value.is_finite() && value > low {
+        return Ok(());
+    }
+    Err(Problem::value(key, value, &format!("greater than {low}")))
+}
+
+/// `low <= value < high`.
+fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
+    if value >= low && value < high {
+        return Ok(());
+    }
+    Err(Problem::value(key, &value, &format!("at least {low} and less than {high}")))
+}
+
+fn server(c: &ServerConfig) -> Checked {
+    for (name, keys) in [("client_keys", &c.client_keys), ("admin_keys", &c.admin_keys)] {
+        for (i, key) in keys.iter().enumerate() {
+            // The value itself is a secret.
+            if key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()) {
+                return Err(Problem::new(
+                    format!("server.{name}[{i}]"),
+                    " cannot be a bearer key: it must be printable ASCII without spaces",
+                ));
+            }
+        }
+    }
+    if c.client_keys.iter().any(|key| c.admin_keys.contains(key)) {
+        return Err(Problem::new(
+            "server.admin_keys",
+            " shares a key with server.client_keys: each must have its own",
+        ));
+    }
+    between("server.max_body_bytes", c.max_body_bytes, 1024, 1 << 30)?;
+    between("server.default_max_tokens", c.default_max_tokens, 1, 1 << 20)?;
+    between("server.shutdown_grace_seconds", c.shutdown_grace_seconds, 0, 3600)
+}
+
+fn engine(c: &EngineConfig) -> Checked {
+    between("engine.replicas", c.replicas, 1, 256)?;
+    between("engine.queue", c.queue, 0, 1 << 20)
+}
+
+fn store(c: &StoreConfig) -> Checked {
+    between("store.group_commit_ms", c.group_commit_ms, 0, 1000)?;
+    between("store.queue", c.queue, 16, 1 << 24)
+}
+
+fn rollout(c: &RolloutConfig) -> Checked {
+    between("rollout.group_size", c.group_size, 2, 1024)?;
+    between("rollout.temperature", c.temperature, 0.01, 10.0)?;
+    between("rollout.max_tokens", c.max_tokens, 1, 1 << 20)?;
+    between("rollout.max_concurrent", c.max_concurrent, 0, 65_536)?;
+    between("rollout.queue", c.queue, 1, 1 << 20)?;
+    between("rollout.feedback_wait_ms", c.feedback_wait_ms, 0, 3_600_000)?;
+    between("rollout.max_ready_groups", c.max_ready_groups, 1, 1 << 20)
+}
+
+fn train(c: &TrainConfig) -> Checked {
+    between("train.samples_per_step", c.samples_per_step, 1, 1 << 20)?;
+    between("train.micro_batch", c.micro_batch, 1, 1 << 16)?;
+    between("train.num_iterations", c.num_iterations, 1, 64)?;
+    above("train.learning_rate", c.learning_rate, 0.0)?;
+    between("train.total_steps", c.total_steps, 1, u64::MAX)?;
+    if c.schedule != ScheduleKind::Constant && c.warmup_steps >= c.total_steps {
+        let allowed = format!("less than train.total_steps ({})", c.total_steps);
+        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
+    }
+    below("train.adam_beta1", c.adam_beta1, 0.0, 1.0)?;
+    below("train.adam_beta2", c.adam_beta2, 0.0, 1.0)?;
+    above("train.adam_eps", c.adam_eps, 0.0)?;
+    at_least("train.weight_decay", c.weight_decay, 0.0)?;
+    at_least("train.max_grad_norm", c.max_grad_norm, 0.0)?;
+    at_least("train.beta", c.beta, 0.0)?;
+    between("train.clip_low", c.clip_low, 0.0, 1.0)?;
+    at_least("train.clip_high", c.clip_high, 0.0)?;
+    at_least("train.baseline_window", c.baseline_window, 1.0)?;
+    at_least("train.max_sampler_difference", c.max_sampler_difference, 0.0)?;
+    between("train.threads", c.threads, 0, 4096)?;
+    between("train.nice", c.nice, 0, 19)?;
+    between("train.keep_checkpoints", c.keep_checkpoints, 1, 10_000)?;
+    between("train.lora.r", c.lora.r, 1, 4096)?;
+    above("train.lora.alpha", c.lora.alpha, 0.0)?;
+    below("train.lora.dropout", c.lora.dropout, 0.0, 1.0)?;
+    let distinct: BTreeSet<_> = c.lora.target_modules.iter().collect();
+    if distinct.is_empty() || distinct.len() != c.lora.target_modules.len() {
+        let names: Vec<&str> = c.lora.target_modules.iter().map(|m| m.as_str()).collect();
+        let allowed = "at least one of the seven linear layers, each once";
+        return Err(Problem::value("train.lora.target_modules", format!("{names:?}"), allowed));
+    }
+    Ok(())
+}
+
+fn policy(c: &PolicyConfig) -> Checked {
+    between("policy.publish_every", c.publish_every, 1, u64::MAX)?;
+    between("policy.keep_versions", c.keep_versions, 2, 1 << 20)?;
+    above("policy.parity_tolerance", c.parity_tolerance, 0.0)?;
+    between("policy.probe_tokens", c.probe_tokens, 1, 4096)
+}
+
+fn routes(config: &Config) -> Checked {
+    let mut names = BTreeSet::new();
+    for (i, route) in config.routes.0.iter().enumerate() {
+        let key = format!("route[{i}]");
+        label(&format!("{key}.name"), &route.name)?;
+        if !names.insert(&route.name) {
+            let allowed = "a name that no other route has";
+            return Err(Problem::value(&format!("{key}.name"), quoted(&route.name), allowed));
+        }
+        parts(&key, route)?;
+    }
+    if config.rollout.dataset.is_some() && !names.contains(&config.rollout.dataset_route) {
+        let shown = quoted(&config.rollout.dataset_route);
+        return Err(Problem::value("rollout.dataset_route", shown, "the name of a route"));
+    }
+    Ok(())
+}
+
+fn parts(route_key: &str, route: &RouteConfig) -> Checked {
+    let mut names = BTreeSet::new();
+    for (i, part) in route.rewards.iter().enumerate() {
+        let key = format!("{route_key}.reward[{i}]");
+        label(&format!("{key}.name"), &part.name)?;
+        if !names.insert(&part.name) {
+            let allowed = "a name that no other part of the route has";
+            return Err(Problem::value(&format!("{key}.name"), quoted(&part.name), allowed));
+        }
+        reward(&key, part)?;
+    }
+    Ok(())
+}
+
+fn reward(key: &str, part: &RewardConfig) -> Checked {
+    if !part.weight.is_finite() {
+        return Err(Problem::value(&format!("{key}.weight"), part.weight, "a finite number"));
+    }
+    match &part.kind {
+        RewardKind::NumericMatch { tolerance, .. } => {
+            at_least(&format!("{key}.tolerance"), *tolerance, 0.0)
+        }
+        RewardKind::Length { ideal, spread } => {
+            between(&format!("{key}.ideal"), *ideal, 0, 1 << 20)?;
+            between(&format!("{key}.spread"), *spread, 1, 1 << 20)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("{text:?}")
+}
+
+/// Names of routes and parts are metric labels.
+fn label(key: &str, name: &str) -> Checked {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
+    if (1..=64).contains(&name.len()) && name.bytes().all(plain) {
+        return Ok(());
+    }
+    Err(Problem::value(key, quoted(name), "1 to 64 letters, digits, '_', '-' or '.'"))
+}
