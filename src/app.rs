@@ -57,10 +57,9 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let routes = Arc::new(Routes::new(&config.routes)?);
 
     let (dir, engine) = load_engine(&config, &data, metrics.clone()).await?;
-    let probe = engine.codec().prompt(&[Message {
-        role: Role::User,
-        content: "What is 2 + 3?".to_owned(),
-    }])?;
+    let probe = engine
+        .codec()
+        .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
     let policies = Arc::new(
         Policies::restore(
             engine.clone(),
@@ -85,6 +84,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         publish_every: config.policy.publish_every,
         max_completion_tokens: config.rollout.max_tokens as usize,
         model: dir,
+        model_name: engine.info().name.clone(),
         checkpoints: data.join("checkpoints"),
         store: store.clone(),
         routes: routes.clone(),

@@ -168,7 +168,11 @@ impl Policies {
             }
         };
         if served != wanted {
-            ops.extend(Self::exchange_states(&records, served, "its successor's files are unusable"));
+            ops.extend(Self::exchange_states(
+                &records,
+                served,
+                "its successor's files are unusable",
+            ));
         }
         if !ops.is_empty() {
             self.store.commit(ops).await?;
@@ -267,10 +271,8 @@ impl Policies {
     ) -> Result<PolicyRecord, PolicyError> {
         let _publishing = self.publishing.lock().await;
         let records = self.list()?;
-        let record = records
-            .iter()
-            .find(|r| r.version == version)
-            .ok_or(PolicyError::Unknown(version))?;
+        let record =
+            records.iter().find(|r| r.version == version).ok_or(PolicyError::Unknown(version))?;
         if matches!(record.state, PolicyState::Rejected | PolicyState::Candidate) {
             let reason = record.reason.clone().unwrap_or_else(|| "it was never served".to_owned());
             return Err(PolicyError::Unservable { version, reason });
@@ -390,11 +392,8 @@ impl Policies {
     /// Deletes adapter directories beyond `policy.keep_versions`; never the active one or the one
     /// before it. Lineage and metrics stay in the ledger.
     fn prune(&self, records: &[PolicyRecord], active: PolicyVersion) {
-        let previous = records
-            .iter()
-            .rev()
-            .find(|r| r.state == PolicyState::Active)
-            .map(|r| r.version);
+        let previous =
+            records.iter().rev().find(|r| r.state == PolicyState::Active).map(|r| r.version);
         let with_files: Vec<&PolicyRecord> =
             records.iter().filter(|r| r.adapter.is_some()).collect();
         let excess = (with_files.len() + 1).saturating_sub(self.config.keep_versions.max(2));

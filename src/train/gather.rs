@@ -6,9 +6,7 @@ use super::TrainSample;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::reward::Routes;
 use crate::store::{Op, Store, StoreError};
-use crate::types::{
-    Group, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis,
-};
+use crate::types::{Group, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis};
 
 /// One trainable completion with the reward parts it is trained on.
 #[derive(Debug)]
@@ -82,10 +80,8 @@ impl Batch {
     /// Mean number of versions between sampling and now.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub(super) fn staleness(&self, active: PolicyVersion) -> f64 {
-        let behind: Vec<u64> = self
-            .members()
-            .map(|(_, m)| active.0.saturating_sub(m.sample.version.0))
-            .collect();
+        let behind: Vec<u64> =
+            self.members().map(|(_, m)| active.0.saturating_sub(m.sample.version.0)).collect();
         behind.iter().sum::<u64>() as f64 / behind.len().max(1) as f64
     }
 
@@ -142,12 +138,10 @@ pub(super) fn gather(
 
 fn load(store: &Store, routes: &Routes, group: Group) -> Result<Loaded, StoreError> {
     let route = routes.get(&group.route);
-    let weights: BTreeMap<String, f64> = group
-        .parts
-        .iter()
-        .filter_map(|name| Some((name.clone(), route?.weight(name)?)))
-        .collect();
-    let prompt_ids = store.interaction(group.interaction)?.map(|i| i.prompt_ids).unwrap_or_default();
+    let weights: BTreeMap<String, f64> =
+        group.parts.iter().filter_map(|name| Some((name.clone(), route?.weight(name)?))).collect();
+    let prompt_ids =
+        store.interaction(group.interaction)?.map(|i| i.prompt_ids).unwrap_or_default();
     let mut members = Vec::new();
     for id in &group.members {
         let Some(sample) = store.sample(*id)? else { continue };

@@ -20,6 +20,7 @@ mod pass;
 pub mod peft;
 mod progress;
 pub mod schedule;
+mod trainer;
 mod worker;
 
 pub use batch::TrainSample;

@@ -1,0 +1,332 @@
+//! What the worker's thread does: gather, step, checkpoint, publish.
+//!
+//! Invariant: a step's checkpoint is durable before the ledger marks its groups trained, and both
+//! before its version is served, so a crash anywhere repeats at most the publication.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::gather::{self, Batch};
+use super::handle::{Board, Command, TrainError, TrainState, TrainStatus};
+use super::progress::Progress;
+use super::worker::Parts;
+use super::{Learner, checkpoint, observe};
+use crate::policy::{Candidate, Verdict};
+use crate::store::Op;
+use crate::types::{GroupState, PolicyState, StepRecord, TokenId, now_ms};
+
+/// How often an idle worker looks around by itself.
+const TICK: Duration = Duration::from_secs(1);
+
+/// The learner together with what it has done.
+pub(super) struct Trainer<'a> {
+    parts: &'a Parts,
+    board: &'a Board,
+    runtime: &'a Handle,
+    pool: &'a rayon::ThreadPool,
+    learner: Learner,
+    progress: Progress,
+    /// Activations by hand that have been followed.
+    rollbacks: u64,
+    /// When the feedback came in that no published version was trained on yet.
+    feedback: Vec<u64>,
+}
+
+type Outcome<T> = Result<T, TrainError>;
+
+/// Any error of a part, as the trainer's own.
+fn failed(error: impl std::fmt::Display) -> TrainError {
+    TrainError::Failed(error.to_string())
+}
+
+impl<'a> Trainer<'a> {
+    /// Loads the model and the newest checkpoint and brings it to one opinion with the ledger.
+    pub(super) fn restore(
+        parts: &'a Parts,
+        board: &'a Board,
+        runtime: &'a Handle,
+        pool: &'a rayon::ThreadPool,
+    ) -> Outcome<Self> {
+        let learner = pool.install(|| Learner::new(&parts.model, &parts.config)).map_err(failed)?;
+        let rollbacks = parts.policies.watch_rollback().borrow().count;
+        let mut trainer = Self {
+            parts,
+            board,
+            runtime,
+            pool,
+            learner,
+            progress: Progress::new(parts.config.baseline_window),
+            rollbacks,
+            feedback: Vec::new(),
+        };
+        if let Some(dir) = checkpoint::latest(&parts.checkpoints).map_err(failed)? {
+            let extra = trainer.learner.load(&dir).map_err(failed)?;
+            trainer.progress = serde_json::from_value(extra)
+                .map_err(|error| failed(format!("{}: {error}", dir.display())))?;
+            trainer.progress.baselines.set_window(parts.config.baseline_window);
+        }
+        trainer.reconcile()?;
+        trainer.report();
+        Ok(trainer)
+    }
+
+    /// Repeats what a crash may have cut off after the checkpoint: the ledger's step record and
+    /// the publication. Follows the ledger where somebody activated another version meanwhile.
+    fn reconcile(&mut self) -> Outcome<()> {
+        let step = self.learner.step_count();
+        let recorded = self.parts.store.last_step().map_err(failed)?.map_or(0, |s| s.step);
+        if let Some(record) = self.progress.last_step.clone()
+            && recorded < step
+        {
+            self.parts.store.commit_blocking(vec![Op::Step(Box::new(record))]).map_err(failed)?;
+        }
+        let active = self.parts.policies.active();
+        let made = self
+            .parts
+            .policies
+            .list()
+            .map_err(failed)?
+            .into_iter()
+            .rev()
+            .find(|p| p.step == step && p.adapter.is_some());
+        match made {
+            Some(policy) if policy.version == active => self.progress.published(active),
+            Some(policy)
+                if policy.state == PolicyState::Rejected
+                    && policy.parent == Some(active)
+                    && policy.metrics.contains_key("parity_logprob_difference") =>
+            {
+                self.reset()?;
+            }
+            _ if self.progress.parent == active => {
+                if self.progress.pending >= self.parts.publish_every {
+                    self.publish()?;
+                }
+            }
+            _ => self.reset()?,
+        }
+        Ok(())
+    }
+
+    /// Goes on from the version being served.
+    fn reset(&mut self) -> Outcome<()> {
+        let active = self.parts.policies.active();
+        let adapter = self.parts.policies.active_adapter().map_err(failed)?;
+        let (learner, pool) = (&mut self.learner, self.pool);
+        pool.install(|| learner.reset_to(adapter.as_deref())).map_err(failed)?;
+        self.progress.published(active);
+        tracing::info!(version = %active, "trainer goes on from the active policy version");
+        Ok(())
+    }
+
+    /// The loop: commands first, then rollbacks, then steps.
+    pub(super) fn run(&mut self, commands: &Receiver<Command>, paused: &mut bool) -> Outcome<()> {
+        let mut idle = false;
+        loop {
+            let wait = if idle { TICK } else { Duration::ZERO };
+            match commands.recv_timeout(wait) {
+                Ok(Command::Pause) => *paused = true,
+                Ok(Command::Resume) => *paused = false,
+                Ok(Command::Step(reply)) => self.step_now(reply)?,
+                Ok(Command::Wake) => {}
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.follow_rollback()?;
+            let max_steps = self.parts.config.max_steps;
+            let state = if max_steps > 0 && self.learner.step_count() >= max_steps {
+                TrainState::Finished
+            } else if *paused {
+                TrainState::Paused
+            } else {
+                TrainState::Waiting
+            };
+            let batch = match state {
+                TrainState::Waiting => self.gather(self.parts.config.samples_per_step)?,
+                _ => None,
+            };
+            idle = batch.is_none();
+            if let Some(batch) = batch {
+                self.step(&batch)?;
+            } else {
+                self.board.state(state);
+                self.report();
+            }
+        }
+    }
+
+    fn step_now(&mut self, reply: oneshot::Sender<Result<TrainStatus, TrainError>>) -> Outcome<()> {
+        let outcome = match self.gather(1)? {
+            Some(batch) => self.step(&batch).map(|()| self.board.read()),
+            None => Err(TrainError::NothingReady),
+        };
+        let fatal = match &outcome {
+            Err(error @ TrainError::Failed(_)) => Err(error.clone()),
+            _ => Ok(()),
+        };
+        // A caller that has gone away needs no answer.
+        let _gone = reply.send(outcome);
+        fatal
+    }
+
+    fn follow_rollback(&mut self) -> Outcome<()> {
+        let count = self.parts.policies.watch_rollback().borrow().count;
+        if count != self.rollbacks {
+            self.rollbacks = count;
+            self.reset()?;
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Enough trainable samples for a step, oldest groups first; stale groups are dropped.
+    fn gather(&self, wanted: usize) -> Outcome<Option<Batch>> {
+        gather::gather(
+            &self.parts.store,
+            &self.parts.routes,
+            self.parts.policies.active(),
+            self.parts.config.max_staleness,
+            wanted,
+            self.parts.config.samples_per_step,
+        )
+        .map_err(failed)
+    }
+
+    fn step(&mut self, batch: &Batch) -> Outcome<()> {
+        self.board.state(TrainState::Training);
+        let started = Instant::now();
+        let advantages =
+            self.progress.baselines.advantages(&batch.rewards(), self.parts.config.advantage_scale);
+        let samples = batch.train_samples(&advantages);
+        // No sample has this version: after a step that was not published the weights are nobody's.
+        let current = self.progress.current_version().map_or(u64::MAX, |v| v.0);
+        let limit = self.parts.max_completion_tokens;
+        let (learner, pool) = (&mut self.learner, self.pool);
+        let stats = pool.install(|| learner.step(&samples, current, limit)).map_err(failed)?;
+        let store = &self.parts.store;
+        if let Some(reason) = &stats.skipped {
+            tracing::warn!(reason, groups = batch.groups.len(), "optimiser step skipped");
+            self.parts.metrics.train_skipped_steps.with_label_values(&["non_finite"]).inc();
+            self.board.update(|s| s.last_error = Some(reason.clone()));
+            let drops = batch
+                .groups
+                .iter()
+                .map(|g| Op::GroupState(g.group.id, GroupState::Dropped("non_finite".to_owned())))
+                .collect();
+            store.commit_blocking(drops).map_err(failed)?;
+            return Ok(());
+        }
+        let mut metrics = stats.metrics;
+        for (name, value) in [
+            ("reward_mean", advantages.reward_mean),
+            ("reward_std", advantages.reward_std),
+            ("zero_std_groups_ratio", advantages.zero_std_groups_ratio),
+        ] {
+            metrics.extend(value.map(|v| (name.to_owned(), v)));
+        }
+        metrics
+            .insert("staleness_versions".to_owned(), batch.staleness(self.parts.policies.active()));
+        metrics.insert("step_seconds".to_owned(), started.elapsed().as_secs_f64());
+        let record = StepRecord {
+            step: self.learner.step_count(),
+            groups: batch.groups.iter().map(|g| g.group.id).collect(),
+            metrics,
+            created: now_ms(),
+        };
+        self.progress.stepped(record.clone());
+        self.checkpoint()?;
+        store.commit_blocking(vec![Op::Step(Box::new(record.clone()))]).map_err(failed)?;
+        observe::step(&self.parts.metrics, &record, &advantages, started.elapsed());
+        self.feedback.extend(batch.feedback_times());
+        self.report();
+        if self.progress.pending >= self.parts.publish_every {
+            self.publish()?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&self) -> Outcome<()> {
+        let extra = serde_json::to_value(&self.progress).map_err(failed)?;
+        let dir = checkpoint::step_dir(&self.parts.checkpoints, self.learner.step_count());
+        self.learner.save(&dir, &extra).map_err(failed)?;
+        checkpoint::prune(&self.parts.checkpoints, self.parts.config.keep_checkpoints)
+            .map_err(failed)
+    }
+
+    fn publish(&mut self) -> Outcome<()> {
+        self.board.state(TrainState::Publishing);
+        let candidate =
+            Offered { learner: &self.learner, pool: self.pool, base_model: &self.parts.model_name };
+        let metrics =
+            self.progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
+        let verdict = self
+            .runtime
+            .block_on(self.parts.policies.propose(
+                &candidate,
+                self.progress.parent,
+                self.learner.step_count(),
+                metrics,
+            ))
+            .map_err(failed)?;
+        match verdict {
+            Verdict::Published(record) => {
+                self.progress.published(record.version);
+                let now = now_ms();
+                #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
+                for arrived in self.feedback.drain(..) {
+                    let waited = now.saturating_sub(arrived) as f64 / 1000.0;
+                    self.parts.metrics.feedback_to_policy.observe(waited);
+                }
+            }
+            Verdict::Rejected(record) => {
+                self.board.update(|s| s.last_error = record.reason);
+                self.reset()?;
+                self.checkpoint()?;
+            }
+        }
+        self.report();
+        Ok(())
+    }
+
+    /// Brings the status up to date.
+    fn report(&self) {
+        let ready = *self.parts.store.watch_ready().borrow();
+        self.parts.metrics.train_ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
+        self.board.update(|s| {
+            s.step = self.learner.step_count();
+            s.policy_version = self.progress.parent.0;
+            s.ready_groups = ready;
+            if let Some(step) = &self.progress.last_step {
+                s.metrics.clone_from(&step.metrics);
+            }
+        });
+    }
+}
+
+/// The learner's weights, as the policy module wants to see them.
+struct Offered<'a> {
+    learner: &'a Learner,
+    pool: &'a rayon::ThreadPool,
+    base_model: &'a str,
+}
+
+impl Candidate for Offered<'_> {
+    fn write(&self, dir: &std::path::Path) -> Result<(), String> {
+        self.learner.write_adapter(dir, self.base_model).map_err(|error| error.to_string())
+    }
+
+    fn score(
+        &self,
+        prompt_ids: &[TokenId],
+        ids: &[TokenId],
+        temperature: f32,
+    ) -> Result<Vec<f32>, String> {
+        let learner = self.learner;
+        self.pool
+            .install(|| learner.score(prompt_ids, ids, temperature))
+            .map_err(|error| error.to_string())
+    }
+}
