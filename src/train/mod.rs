@@ -11,15 +11,27 @@ mod files;
 mod gather;
 mod handle;
 pub mod learner;
+#[cfg(test)]
+mod learner_tests;
 pub mod lora;
 pub mod loss;
+#[cfg(test)]
+mod loss_tests;
 pub mod model;
 mod observe;
 pub mod optim;
+#[cfg(test)]
+mod optim_tests;
 mod pass;
+#[cfg(test)]
+mod pass_tests;
 pub mod peft;
 mod progress;
 pub mod schedule;
+#[cfg(test)]
+mod step_bench;
+#[cfg(test)]
+mod testing;
 mod trainer;
 mod worker;
 

@@ -21,6 +21,8 @@ mod block;
 pub mod ops;
 pub(crate) mod real;
 mod spec;
+#[cfg(test)]
+mod tests;
 mod token_stats;
 
 use block::{Block, Context};
