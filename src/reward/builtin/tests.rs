@@ -148,8 +148,22 @@ fn length_falls_in_a_line_on_both_sides() {
 /// Text made of what the functions look for, and of everything else.
 fn scrap(rng: &mut ChaCha8Rng) -> String {
     const PIECES: [&str; 16] = [
-        "<reasoning>", "</reasoning>", "<answer>", "</answer>", "<", "/answer>", " ", "\n", "1",
-        ",234", ".5", "e9", "-", "é", "\u{2212}", "\u{3000}",
+        "<reasoning>",
+        "</reasoning>",
+        "<answer>",
+        "</answer>",
+        "<",
+        "/answer>",
+        " ",
+        "\n",
+        "1",
+        ",234",
+        ".5",
+        "e9",
+        "-",
+        "é",
+        "\u{2212}",
+        "\u{3000}",
     ];
     let mut text = String::new();
     for _ in 0..rng.random_range(0..12) {
