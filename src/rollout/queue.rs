@@ -90,3 +90,52 @@ impl Queue {
         self.jobs().len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::types::{InteractionId, PromptSource, SamplingParams};
+
+    fn job(created: UnixMillis) -> Job {
+        let route = Arc::new(Route { name: "r".to_owned(), parts: Vec::new() });
+        let interaction = Interaction {
+            id: InteractionId::new(),
+            created,
+            source: PromptSource::Live,
+            route: "r".to_owned(),
+            model: String::new(),
+            key_id: None,
+            messages: Vec::new(),
+            metadata: BTreeMap::new(),
+            params: SamplingParams::default(),
+            prompt_ids: Vec::new(),
+            template_hash: String::new(),
+        };
+        Job::live(Arc::new(interaction), Vec::new(), route)
+    }
+
+    #[test]
+    fn the_newest_goes_first_and_a_full_queue_refuses() {
+        let queue = Queue::new(2);
+        assert_eq!(queue.push(job(1)).ok(), Some(1));
+        assert_eq!(queue.push(job(2)).ok(), Some(2));
+        let refused = queue.push(job(3)).err().unwrap();
+        assert_eq!(refused.completed, 3);
+        assert_eq!(queue.pop().unwrap().completed, 2);
+        assert_eq!(queue.drain().len(), 1);
+        assert!(queue.pop().is_none());
+    }
+
+    #[test]
+    fn old_prompts_expire() {
+        let queue = Queue::new(4);
+        for created in [0, 1, 1_000_000] {
+            assert!(queue.push(job(created)).is_ok());
+        }
+        assert!(queue.expired(MAX_AGE_MS).is_empty());
+        assert_eq!(queue.expired(MAX_AGE_MS + 2).len(), 2);
+        assert_eq!(queue.len(), 1);
+    }
+}
