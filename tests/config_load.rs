@@ -176,12 +176,12 @@ fn values_out_of_range() {
 /// (unless 0 to the largest integer is allowed).
 #[test]
 fn every_number_has_a_range() {
-    let unbounded =
-        ["train.seed", "train.max_steps", "train.warmup_steps", "train.max_staleness"];
+    let unbounded = ["train.seed", "train.max_steps", "train.warmup_steps", "train.max_staleness"];
     let mut numbers = 0;
     let defaults = Table::try_from(Config::default()).unwrap();
     for (_, key) in environment_names() {
-        let value = key.split('.').try_fold(&Value::Table(defaults.clone()), |v, k| v.get(k)).cloned();
+        let value =
+            key.split('.').try_fold(&Value::Table(defaults.clone()), |v, k| v.get(k)).cloned();
         let bad = match value {
             Some(Value::Integer(_)) => Value::Integer(-1),
             Some(Value::Float(_)) => Value::Float(f64::NAN),
@@ -204,7 +204,8 @@ fn every_number_has_a_range() {
 }
 
 fn set(key: &str, value: Value) -> Result<Config, String> {
-    let nested = key.rsplit('.').fold(value, |v, k| Value::Table(Table::from_iter([(k.to_owned(), v)])));
+    let nested =
+        key.rsplit('.').fold(value, |v, k| Value::Table(Table::from_iter([(k.to_owned(), v)])));
     parse(&toml::to_string(&nested).unwrap()).map_err(|e| e.to_string())
 }
 

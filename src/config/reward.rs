@@ -52,8 +52,7 @@ impl TryFrom<Table> for RewardConfig {
         let head: Table =
             ["name", "weight"].iter().filter_map(|k| table.remove_entry(*k)).collect();
         let Head { name, weight } = read(Value::Table(head))?;
-        let kind: RewardKind =
-            read(Value::Table(Table::from_iter([(kind, Value::Table(table))])))?;
+        let kind: RewardKind = read(Value::Table(Table::from_iter([(kind, Value::Table(table))])))?;
         Ok(Self { name, weight, kind })
     }
 }
