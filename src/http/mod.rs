@@ -20,10 +20,13 @@ use tokio::sync::oneshot;
 
 use crate::config::ServerConfig;
 use crate::engine::Engine;
+use crate::policy::Policies;
 use crate::reward::Routes;
+use crate::rollout::Rollout;
 use crate::store::Store;
 use crate::telemetry::Metrics;
-use crate::types::UnixMillis;
+use crate::train::TrainHandle;
+use crate::types::{UnixMillis, now_ms};
 
 mod admin;
 mod auth;
@@ -63,6 +66,34 @@ pub struct AppState {
     pub ready: Arc<AtomicBool>,
     /// When the daemon started: `created` in `/v1/models`.
     pub started: UnixMillis,
+}
+
+impl AppState {
+    /// The daemon's own parts, ready to serve.
+    #[expect(clippy::too_many_arguments, reason = "each part once, named by its type")]
+    pub fn new(
+        engine: Arc<dyn Engine>,
+        store: Store,
+        routes: Arc<Routes>,
+        rollout: Rollout,
+        policies: Arc<Policies>,
+        train: TrainHandle,
+        metrics: Arc<Metrics>,
+        config: ServerConfig,
+    ) -> Self {
+        Self {
+            engine,
+            store,
+            routes,
+            rollout: Some(Arc::new(rollout)),
+            policies,
+            train: Arc::new(train),
+            metrics,
+            config: Arc::new(config),
+            ready: Arc::new(AtomicBool::new(true)),
+            started: now_ms(),
+        }
+    }
 }
 
 /// How often shutdown looks whether requests still run.
