@@ -5,9 +5,13 @@
 //! every drop, and never drops feedback or what was served.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+use redb::ReadTransaction;
 use serde::{Deserialize, Serialize};
+use tokio::sync::{oneshot, watch};
 
 use crate::config::StoreConfig;
 use crate::telemetry::Metrics;
@@ -16,8 +20,26 @@ use crate::types::{
     Sample, SampleId, StepRecord, UnixMillis,
 };
 
+mod apply;
+mod check;
+mod codec;
+mod handle;
+pub mod maintain;
+mod migrate;
+mod queue;
+mod reader;
+mod records;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use handle::{Handle, Opener};
+use queue::Queue;
+use writer::{Ended, Writer};
+
 /// What can go wrong with the ledger.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// redb refused.
     #[error("ledger: {0}")]
@@ -133,104 +155,243 @@ pub struct StoreStats {
     pub steps: u64,
 }
 
-/// The ledger. Cheap to clone; the last clone's [`Store::close`] ends the writer.
+/// The ledger. Cheap to clone; [`Store::close`] ends the writer, and so does dropping the last
+/// clone.
 #[derive(Clone)]
 pub struct Store {
-    _config: StoreConfig,
-    _metrics: Arc<Metrics>,
+    inner: Arc<Inner>,
 }
 
-// STUB: signatures only; the store's author replaces every body.
-#[expect(unused_variables, clippy::unused_async, reason = "stub")]
+struct Inner {
+    handle: Arc<Handle>,
+    queue: Arc<Queue>,
+    ready: watch::Receiver<usize>,
+    feedback: watch::Receiver<u64>,
+    ended: watch::Receiver<Ended>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Inner {
+    /// Waits for the writer, so that the file is free when the last clone is gone.
+    fn drop(&mut self) {
+        self.queue.close();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the ledger's writer panicked");
+        }
+    }
+}
+
 impl Store {
     /// Opens or creates the file, runs migrations, starts the writer.
+    ///
+    /// # Errors
+    /// `InUse`, `NewerSchema`, `Corrupt` for a redb file that is no ledger, `Database` otherwise.
     pub fn open(
         path: &Path,
         config: &StoreConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StoreError> {
-        Ok(Self { _config: config.clone(), _metrics: metrics })
+        Self::start(handle::opener(path), config, metrics, |_| {})
     }
+
+    fn start(
+        opener: Opener,
+        config: &StoreConfig,
+        metrics: Arc<Metrics>,
+        adjust: impl FnOnce(&mut Writer),
+    ) -> Result<Self, StoreError> {
+        let handle = Arc::new(Handle::new(opener, migrate::to_current)?);
+        let queue = Arc::new(Queue::new(config.queue, metrics.clone()));
+        let (ready_sender, ready) = watch::channel(handle.read(reader::ready_len)?);
+        let (feedback_sender, feedback) = watch::channel(0);
+        let (ended_sender, ended) = watch::channel(None);
+        let mut writer = Writer {
+            handle: handle.clone(),
+            queue: queue.clone(),
+            metrics,
+            gather: Duration::from_millis(config.group_commit_ms),
+            limit: config.queue,
+            ready: ready_sender,
+            feedback: feedback_sender,
+            ended: ended_sender,
+            #[cfg(test)]
+            breakpoint: Box::new(|_| {}),
+        };
+        adjust(&mut writer);
+        let thread = std::thread::Builder::new()
+            .name("hone-ledger".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|e| StoreError::Database(format!("the writer cannot start: {e}")))?;
+        let thread = Mutex::new(Some(thread));
+        Ok(Self { inner: Arc::new(Inner { handle, queue, ready, feedback, ended, thread }) })
+    }
+
     /// Writes one transaction's worth and waits until it is durable.
+    ///
+    /// # Errors
+    /// `Closed`, or why the commit failed; where the disk failed over it, it may be in the file or
+    /// not, but never in part.
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
-        Err(StoreError::Closed)
+        let (reply, answer) = oneshot::channel();
+        self.inner.queue.push(ops, reply)?;
+        answer.await.unwrap_or(Err(StoreError::Closed))
     }
+
     /// [`Self::commit`] for threads outside the runtime.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
     pub fn commit_blocking(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
-        Err(StoreError::Closed)
+        futures::executor::block_on(self.commit(ops))
     }
+
     /// Queues a write without waiting, in order with everything else; sheds shadow samples (and
     /// their rewards and groups) when the queue is full and answers `Overloaded` for them.
+    ///
+    /// # Errors
+    /// `Overloaded` as above (the rest of the batch is queued all the same), or `Closed`.
     pub fn enqueue(&self, ops: Vec<Op>) -> Result<(), StoreError> {
-        Err(StoreError::Closed)
+        self.inner.queue.push_or_shed(ops)
     }
+
+    fn read<T>(
+        &self,
+        f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.inner.handle.read(f)
+    }
+
     /// One prompt.
+    ///
+    /// # Errors
+    /// If the file or the row cannot be read; so for every reading method.
     pub fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
-        Ok(None)
+        self.read(|tx| reader::by_id(tx, schema::INTERACTIONS, id.0))
     }
+
     /// One completion.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn sample(&self, id: SampleId) -> Result<Option<Sample>, StoreError> {
-        Ok(None)
+        self.read(|tx| reader::by_id(tx, schema::SAMPLES, id.0))
     }
+
     /// Every completion of a prompt, in key order.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::samples_of(tx, id))
     }
+
     /// Every reward part of a completion, by name.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::rewards_of(tx, id))
     }
+
     /// One group.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn group(&self, id: GroupId) -> Result<Option<Group>, StoreError> {
-        Ok(None)
+        self.read(|tx| reader::by_id(tx, schema::GROUPS, id.0))
     }
+
     /// Every group of a prompt, in key order.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn groups_of(&self, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::groups_of(tx, id))
     }
+
     /// Groups in state `Ready`, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn ready_groups(&self, limit: usize) -> Result<Vec<Group>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::ready_groups(tx, limit))
     }
+
     /// How many groups are `Ready`; changes wake whoever waits on it.
-    pub fn watch_ready(&self) -> tokio::sync::watch::Receiver<usize> {
-        tokio::sync::watch::channel(0).1
+    pub fn watch_ready(&self) -> watch::Receiver<usize> {
+        self.inner.ready.clone()
     }
+
     /// Feedback that no group trains on yet `(sample, part name)`, oldest feedback first, recorded
-    /// at or before `until`. A committed group clears it for each member and part it names.
+    /// at or before `until`. A committed group clears it for each member and part it names; another
+    /// value posted after that group was trained on brings it back.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn ungrouped_feedback(
         &self,
         until: UnixMillis,
         limit: usize,
     ) -> Result<Vec<(SampleId, String)>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::ungrouped(tx, until, limit))
     }
+
     /// Bumped after each commit that recorded feedback.
-    pub fn watch_feedback(&self) -> tokio::sync::watch::Receiver<u64> {
-        tokio::sync::watch::channel(0).1
+    pub fn watch_feedback(&self) -> watch::Receiver<u64> {
+        self.inner.feedback.clone()
     }
+
     /// One policy version.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn policy(&self, version: PolicyVersion) -> Result<Option<PolicyRecord>, StoreError> {
-        Ok(None)
+        self.read(|tx| reader::by_number(tx, schema::POLICIES, version.0))
     }
+
     /// Every policy version, in order.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::from_number(tx, schema::POLICIES, 0, usize::MAX))
     }
+
     /// The last optimiser step.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn last_step(&self) -> Result<Option<StepRecord>, StoreError> {
-        Ok(None)
+        self.read(reader::last_step)
     }
+
     /// Optimiser steps from `first` on, at most `limit`.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn steps(&self, first: u64, limit: usize) -> Result<Vec<StepRecord>, StoreError> {
-        Ok(Vec::new())
+        self.read(|tx| reader::from_number(tx, schema::STEPS, first, limit))
     }
+
     /// Rows by table.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
-        Ok(StoreStats::default())
+        self.read(reader::stats)
     }
-    /// Commits what is queued and stops the writer; later writes answer `Closed`.
+
+    /// Commits what is queued, stops the writer and closes the file; later calls answer `Closed`.
+    ///
+    /// # Errors
+    /// If something that was queued could not be saved.
     pub async fn close(&self) -> Result<(), StoreError> {
-        Ok(())
+        self.inner.queue.close();
+        let mut ended = self.inner.ended.clone();
+        match ended.wait_for(Option::is_some).await {
+            Ok(result) => result.clone().unwrap_or(Ok(())),
+            Err(_) => Err(StoreError::Database("the writer ended early".to_owned())),
+        }
     }
 }
