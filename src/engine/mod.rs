@@ -16,15 +16,19 @@ use tokio::sync::mpsc;
 
 use crate::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
 
+mod admission;
 pub mod codec;
-pub mod exchange;
+mod exchange;
 pub mod fake;
 mod mistral;
 pub mod model_dir;
+mod run;
 pub mod sampler;
 pub mod template;
 
 pub use codec::{Codec, TextStream};
+pub use fake::FakeEngine;
+pub use mistral::MistralEngine;
 pub use model_dir::ModelDir;
 
 /// What can go wrong between a prompt and its tokens.

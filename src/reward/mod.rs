@@ -1,18 +1,24 @@
 //! Named, weighted parts of a sample's reward, and the routes that choose them.
 //!
-//! Invariant: a part that cannot be scored is `None`, never zero.
+//! [`Routes`] is built once from the configuration. A [`Route`] has parts: graders
+//! ([`RewardFn`]) that score any completion, and feedback parts whose values clients post.
+//!
+//! Invariants: a part that cannot be scored is `None`, never zero; a value is always finite; a
+//! grader that panics loses its own values only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::telemetry::Metrics;
 use crate::types::{Message, TokenId};
 
 pub mod builtin;
 mod registry;
 
-pub use registry::{Part, RewardError, Route, Routes, builtin_kinds};
+pub use builtin::{BuiltinKind, builtin_kinds};
+pub use registry::{Part, RewardError, Route, Routes};
 
 /// What a reward function may look at.
 #[derive(Clone, Debug)]
@@ -32,4 +38,21 @@ pub struct ScoreInput {
 pub trait RewardFn: Send + Sync {
     /// Scores each sample of a batch (usually one group); `None` where it cannot say.
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>>;
+}
+
+/// Counts the values of one part, missing ones apart: the one place that feeds
+/// `hone_reward_value` and `hone_reward_missing_total`. `route` and `part` must come from the
+/// configuration, so that labels stay bounded.
+pub fn record(
+    metrics: &Metrics,
+    route: &str,
+    part: &str,
+    values: impl IntoIterator<Item = Option<f64>>,
+) {
+    for value in values {
+        match value {
+            Some(value) => metrics.reward_value.with_label_values(&[route, part]).observe(value),
+            None => metrics.reward_missing.with_label_values(&[route, part]).inc(),
+        }
+    }
 }

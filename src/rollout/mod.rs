@@ -1,14 +1,47 @@
 //! Which prompts get a group, when, and by which sampler; forms every group the trainer sees.
-// STUB: signatures only.
+//!
+//! ```text
+//! offer -> queue -> scheduler -> shadows -> finish -> one commit: samples, rewards, group
+//! dataset ------------^                       ^
+//! feedback in the ledger ---------------------+--> sweep -> groups of one
+//! ```
+//!
+//! Invariants: live traffic goes first (shadows run at [`Priority::Shadow`] only); a group is
+//! committed whole or not at all; feedback that the ledger holds reaches exactly one group, sooner
+//! or later, whatever crashes in between.
+//!
+//! [`Priority::Shadow`]: crate::engine::Priority::Shadow
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha12Rng;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
 use crate::config::RolloutConfig;
 use crate::engine::Engine;
-use crate::reward::Routes;
-use crate::store::Store;
+use crate::reward::{RewardError, Route, Routes};
+use crate::store::{Store, StoreError};
 use crate::telemetry::Metrics;
-use crate::types::{Interaction, Sample};
+use crate::types::{Interaction, Sample, SampleId, UnixMillis, now_ms};
+
+mod dataset;
+mod feedback;
+mod finish;
+mod queue;
+mod scheduler;
+mod shadow;
+
+use dataset::Dataset;
+use queue::{Job, Queue};
+
+/// How long `stop` waits for its tasks before it aborts them.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// What can go wrong at start.
 #[derive(Debug, thiserror::Error)]
@@ -16,15 +49,53 @@ pub enum RolloutError {
     /// The dataset cannot be read.
     #[error("rollout.dataset: {0}")]
     Dataset(String),
+    /// The dataset's route does not exist.
+    #[error(transparent)]
+    Route(#[from] RewardError),
+    /// The dataset's route cannot score anything.
+    #[error(
+        "rollout.dataset_route = `{0}` has no reward that can score a completion; \
+         feedback alone does not reach dataset prompts"
+    )]
+    UnscoredRoute(String),
+    /// The ledger cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
-/// The running scheduler.
+/// The running scheduler. Cheap to clone.
 #[derive(Clone)]
-pub struct Rollout {}
+pub struct Rollout {
+    shared: Arc<Shared>,
+    tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
 
-#[expect(unused_variables, clippy::unused_async, reason = "stub")]
+/// What the tasks share.
+struct Shared {
+    config: RolloutConfig,
+    engine: Arc<dyn Engine>,
+    store: Store,
+    routes: Arc<Routes>,
+    metrics: Arc<Metrics>,
+    queue: Queue,
+    /// Served completions whose feedback waits for their group, and until when at most.
+    held: Mutex<HashMap<SampleId, UnixMillis>>,
+    /// Held while feedback is read and its group committed, so that it enters one group only.
+    forming: tokio::sync::Mutex<()>,
+    /// Groups whose sampling has begun and that are not committed yet.
+    in_flight: AtomicUsize,
+    /// Wakes the scheduler: a prompt came, or a group left.
+    wake: Notify,
+    /// Wakes the sweep: feedback is no longer held.
+    released: Notify,
+    stop: watch::Sender<bool>,
+}
+
 impl Rollout {
     /// Starts its tasks on the current runtime.
+    ///
+    /// # Errors
+    /// If the dataset or its route cannot be used; names the line or the key.
     pub fn start(
         config: &RolloutConfig,
         engine: Arc<dyn Engine>,
@@ -32,10 +103,146 @@ impl Rollout {
         routes: Arc<Routes>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, RolloutError> {
-        Ok(Self {})
+        Self::start_seeded(config, 0, engine, store, routes, metrics)
     }
-    /// Offers a served interaction for a group. Never waits.
-    pub fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {}
-    /// Stops sampling, hands on what is complete.
-    pub async fn stop(&self) {}
+
+    /// [`Self::start`] with a seed for the shadows' random numbers and the dataset's order.
+    ///
+    /// Each start of a daemon draws from another stream of the seed, chosen by the number of
+    /// samples in the ledger, so that a restart repeats no sample.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_seeded(
+        config: &RolloutConfig,
+        seed: u64,
+        engine: Arc<dyn Engine>,
+        store: Store,
+        routes: Arc<Routes>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, RolloutError> {
+        let mut rng = ChaCha12Rng::seed_from_u64(seed);
+        rng.set_stream(store.stats()?.samples);
+        let dataset = match &config.dataset {
+            Some(path) if config.enabled => Some(open_dataset(path, config, &routes, &mut rng)?),
+            _ => None,
+        };
+        let shared = Arc::new(Shared {
+            queue: Queue::new(config.queue),
+            config: config.clone(),
+            engine,
+            store,
+            routes,
+            metrics,
+            held: Mutex::default(),
+            forming: tokio::sync::Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            wake: Notify::new(),
+            released: Notify::new(),
+            stop: watch::channel(false).0,
+        });
+        let mut tasks = vec![tokio::spawn(feedback::run(Arc::clone(&shared)))];
+        if config.enabled {
+            tasks.push(tokio::spawn(scheduler::run(Arc::clone(&shared), dataset, rng)));
+        }
+        Ok(Self { shared, tasks: Arc::new(Mutex::new(tasks)) })
+    }
+
+    /// Offers a served interaction for a group. Never waits; what gets no group is counted with
+    /// the reason.
+    pub fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
+        let shared = &self.shared;
+        if *shared.stop.borrow() {
+            return shared.skip("stopping");
+        }
+        if !shared.config.enabled {
+            return shared.skip("disabled");
+        }
+        let route = shared.routes.get(&interaction.route).filter(|route| route.has_graders());
+        let Some(route) = route.cloned() else { return shared.skip("route_unscored") };
+        let job = Job::live(interaction, served, route);
+        // Held first: once queued, the job may be taken and finished at any moment.
+        shared.hold(&job.held, job.completed + shared.config.feedback_wait_ms);
+        match shared.queue.push(job) {
+            Ok(length) => {
+                shared.queue_gauge(length);
+                shared.wake.notify_one();
+            }
+            Err(job) => {
+                shared.release(&job.held);
+                // Whether the trainer or the sampler falls behind decides what to do about it.
+                shared.skip(if shared.has_room() { "queue_full" } else { "backlog" });
+            }
+        }
+    }
+
+    /// Stops sampling, hands on what is complete, and returns within seconds. Prompts that still
+    /// wait are given up; their feedback stays in the ledger and is taken up at the next start.
+    pub async fn stop(&self) {
+        self.shared.stop.send_replace(true);
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let deadline = tokio::time::Instant::now() + STOP_LIMIT;
+        for mut task in tasks {
+            if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
+                tracing::warn!("a rollout task did not stop in time");
+                task.abort();
+            }
+        }
+    }
+}
+
+fn open_dataset(
+    path: &Path,
+    config: &RolloutConfig,
+    routes: &Routes,
+    rng: &mut ChaCha12Rng,
+) -> Result<Dataset, RolloutError> {
+    let route = routes.require("rollout.dataset_route", &config.dataset_route)?;
+    if !route.has_graders() {
+        return Err(RolloutError::UnscoredRoute(route.name.clone()));
+    }
+    let dataset = Dataset::load(path, Arc::clone(route), rng).map_err(RolloutError::Dataset)?;
+    tracing::info!(path = %path.display(), prompts = dataset.len(), "dataset opened");
+    Ok(dataset)
+}
+
+impl Shared {
+    fn skip(&self, reason: &str) {
+        self.metrics.rollout_skipped.with_label_values(&[reason]).inc();
+    }
+
+    fn queue_gauge(&self, length: usize) {
+        self.metrics.rollout_queue.set(i64::try_from(length).unwrap_or(i64::MAX));
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<SampleId, UnixMillis>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the sweep from taking feedback on these before `until`.
+    fn hold(&self, samples: &[SampleId], until: UnixMillis) {
+        self.held().extend(samples.iter().map(|id| (*id, until)));
+    }
+
+    /// Lets the sweep have the feedback on these.
+    fn release(&self, samples: &[SampleId]) {
+        let mut held = self.held();
+        samples.iter().for_each(|id| drop(held.remove(id)));
+        drop(held);
+        self.released.notify_one();
+    }
+
+    fn is_held(&self, sample: SampleId) -> bool {
+        self.held().get(&sample).is_some_and(|until| now_ms() < *until)
+    }
+
+    /// Waits for [`Rollout::stop`].
+    async fn stopped(&self) {
+        // The sender lives in `self`, so the channel cannot close while this waits.
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
 }

@@ -1,0 +1,208 @@
+//! Reads a PEFT directory and hands it to mistral.rs's loader.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::Init;
+use candle_nn::var_builder::SimpleBackend;
+use mistralrs_quant::{
+    LoraAdapter, LoraConfig, ShardedSafeTensors, clear_applied_loras, push_applied_lora,
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::engine::EngineError;
+
+/// What PEFT puts before the model's own names.
+const PREFIX: &str = "base_model.model.";
+
+/// The part of `adapter_config.json` that changes what is computed.
+#[derive(Deserialize)]
+struct PeftConfig {
+    peft_type: String,
+    r: usize,
+    lora_alpha: f64,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+/// A LoRA read from a PEFT directory: `W + alpha / r * B A` for each of its modules.
+pub(in crate::engine) struct Adapter {
+    rank: usize,
+    alpha: f64,
+    /// F32, by PEFT's names: `lora_A` `[r, in]`, `lora_B` `[out, r]`.
+    tensors: HashMap<String, Tensor>,
+    /// Modules by the model's names.
+    modules: BTreeSet<String>,
+}
+
+fn refuse(dir: &Path, reason: &str) -> EngineError {
+    EngineError::Model(format!("adapter {}: {reason}", dir.display()))
+}
+
+impl Adapter {
+    /// Reads `adapter_config.json` and `adapter_model.safetensors`.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`] naming what is missing or what would be merged wrongly.
+    pub(in crate::engine) fn read(dir: &Path) -> Result<Self, EngineError> {
+        let text = std::fs::read_to_string(dir.join("adapter_config.json"));
+        let text = text.map_err(|e| refuse(dir, &format!("adapter_config.json: {e}")))?;
+        let config: PeftConfig = serde_json::from_str(&text)
+            .map_err(|e| refuse(dir, &format!("adapter_config.json: {e}")))?;
+        check(&config).map_err(|reason| refuse(dir, &reason))?;
+        let tensors =
+            candle_core::safetensors::load(dir.join("adapter_model.safetensors"), &Device::Cpu)
+                .and_then(|tensors| {
+                    let f32 =
+                        |(name, tensor): (String, Tensor)| Ok((name, tensor.to_dtype(DType::F32)?));
+                    tensors.into_iter().map(f32).collect::<candle_core::Result<HashMap<_, _>>>()
+                })
+                .map_err(|e| refuse(dir, &format!("adapter_model.safetensors: {e}")))?;
+        let modules = modules(&tensors).map_err(|reason| refuse(dir, &reason))?;
+        Ok(Self { rank: config.r, alpha: config.lora_alpha, tensors, modules })
+    }
+
+    /// Merges this adapter into whatever the current thread loads until the result is dropped.
+    pub(super) fn apply(&self) -> Applied {
+        let taken = Arc::new(Mutex::new(HashSet::new()));
+        let backend = Counted { tensors: self.tensors.clone(), taken: Arc::clone(&taken) };
+        // The loader matches these as unanchored regular expressions against full module names.
+        let exactly = |module: &String| format!("^{}$", regex::escape(module));
+        let config = LoraConfig {
+            rank: self.rank,
+            alpha: self.alpha,
+            target_modules: self.modules.iter().map(exactly).collect(),
+        };
+        let weights = ShardedSafeTensors::wrap(Box::new(backend), DType::F32, Device::Cpu);
+        // Adapters of an earlier load on this thread would be merged on top.
+        clear_applied_loras();
+        push_applied_lora(LoraAdapter { config, weights });
+        Applied { all: self.tensors.keys().cloned().collect(), taken }
+    }
+}
+
+/// Everything in the configuration that asks for another formula than ours must be off.
+fn check(config: &PeftConfig) -> Result<(), String> {
+    if config.peft_type != "LORA" {
+        return Err(format!("peft_type is {:?}; \"LORA\" was expected", config.peft_type));
+    }
+    if config.r == 0 {
+        return Err("r is 0; at least 1 was expected".to_owned());
+    }
+    for key in [
+        "use_rslora",
+        "use_dora",
+        "fan_in_fan_out",
+        "rank_pattern",
+        "alpha_pattern",
+        "bias",
+        "modules_to_save",
+        "lora_bias",
+        "layer_replication",
+        "trainable_token_indices",
+    ] {
+        let off = match config.rest.get(key) {
+            None | Some(Value::Null | Value::Bool(false)) => true,
+            Some(Value::String(text)) => text == "none",
+            Some(Value::Array(list)) => list.is_empty(),
+            Some(Value::Object(map)) => map.is_empty(),
+            Some(_) => false,
+        };
+        if !off {
+            let value = config.rest.get(key).unwrap_or(&Value::Null);
+            return Err(format!("{key} is {value}, which cannot be merged"));
+        }
+    }
+    Ok(())
+}
+
+/// The modules that the tensors' names mean, each with both its tensors.
+fn modules(tensors: &HashMap<String, Tensor>) -> Result<BTreeSet<String>, String> {
+    let mut modules = BTreeSet::new();
+    for name in tensors.keys() {
+        let module = name.strip_prefix(PREFIX).and_then(|rest| {
+            rest.strip_suffix(".lora_A.weight").or_else(|| rest.strip_suffix(".lora_B.weight"))
+        });
+        let module = module.ok_or_else(|| format!("{name:?} is not the name of a LoRA tensor"))?;
+        for half in ["lora_A", "lora_B"] {
+            let other = format!("{PREFIX}{module}.{half}.weight");
+            if !tensors.contains_key(&other) {
+                return Err(format!("there is {name:?} but no {other:?}"));
+            }
+        }
+        modules.insert(module.to_owned());
+    }
+    if modules.is_empty() { Err("there is no tensor in it".to_owned()) } else { Ok(modules) }
+}
+
+/// While this lives, the thread's loads merge an adapter.
+pub(super) struct Applied {
+    all: BTreeSet<String>,
+    taken: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Applied {
+    /// Fails if a tensor was not merged: its module does not exist in the model, and the loader
+    /// ignores such a one silently.
+    pub(super) fn check_consumed(self) -> Result<(), EngineError> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.all.iter().find(|name| !taken.contains(*name)) {
+            None => Ok(()),
+            Some(name) => Err(EngineError::Model(format!(
+                "the adapter's tensor {name:?} belongs to no module of the model"
+            ))),
+        }
+    }
+}
+
+impl Drop for Applied {
+    fn drop(&mut self) {
+        clear_applied_loras();
+    }
+}
+
+/// Tensors by name that remembers which were asked for.
+struct Counted {
+    tensors: HashMap<String, Tensor>,
+    taken: Arc<Mutex<HashSet<String>>>,
+}
+
+impl SimpleBackend for Counted {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let tensor = self.get_unchecked(name, dtype, device)?;
+        if *tensor.shape() != shape {
+            candle_core::bail!(
+                "adapter tensor {name:?} has shape {:?}; the model needs {shape:?}",
+                tensor.shape()
+            );
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(
+        &self,
+        name: &str,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let Some(tensor) = self.tensors.get(name) else {
+            candle_core::bail!("the adapter has no tensor {name:?}");
+        };
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        tensor.to_device(device)?.to_dtype(dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+}

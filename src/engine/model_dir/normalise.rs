@@ -1,0 +1,98 @@
+//! Writes the directory that mistral.rs accepts.
+//!
+//! Why one is needed (mistralrs-core 0.8.1): `rope_theta` must be at the top level; a
+//! `sliding_window` is applied even where `use_sliding_window` is false; end-of-sequence ids are
+//! read from `generation_config.json` only; the key-value cache grows by 512 positions and fails
+//! above `max_position_embeddings`; and a chat template switches on parsers of thinking tags, so
+//! that it gets an empty one (Hone renders templates itself).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{ModelDir, refuse};
+use crate::engine::EngineError;
+
+/// Positions by which mistral.rs grows a sequence's key-value cache.
+const CACHE_STEP: usize = 512;
+
+/// See [`ModelDir::normalised`].
+pub(super) fn write(model: &ModelDir, cache_dir: &Path) -> Result<PathBuf, EngineError> {
+    let texts = texts(model)?;
+    let target = cache_dir.join(directory_name(model, &texts)?);
+    if target.is_dir() {
+        return Ok(target);
+    }
+    // Written aside and renamed, so that a directory of this name is always whole.
+    let aside = cache_dir.join(format!(".normalise-{}", uuid::Uuid::now_v7().simple()));
+    let fail = |e: io::Error| refuse(format!("{}: {e}", aside.display()));
+    fs::create_dir_all(&aside).map_err(fail)?;
+    for (name, text) in &texts {
+        fs::write(aside.join(name), text).map_err(fail)?;
+    }
+    for source in &model.weights {
+        let name = source.file_name().unwrap_or_default();
+        link(source, &aside.join(name)).map_err(fail)?;
+    }
+    match fs::rename(&aside, &target) {
+        Ok(()) => Ok(target),
+        // Another process was faster; what it wrote has the same name, so the same content.
+        Err(_) if target.is_dir() => {
+            fs::remove_dir_all(&aside).map_err(fail)?;
+            Ok(target)
+        }
+        Err(e) => Err(fail(e)),
+    }
+}
+
+/// The small files by name.
+fn texts(model: &ModelDir) -> Result<Vec<(&'static str, String)>, EngineError> {
+    let mut config = model.config.clone();
+    if let Value::Object(config) = &mut config {
+        config.insert("sliding_window".to_owned(), Value::Null);
+        let context = model.context().next_multiple_of(CACHE_STEP);
+        config.insert("max_position_embeddings".to_owned(), json!(context));
+    }
+    Ok(vec![
+        ("config.json", config.to_string()),
+        ("generation_config.json", json!({ "eos_token_id": model.stop_ids }).to_string()),
+        ("tokenizer_config.json", json!({ "chat_template": "" }).to_string()),
+        ("tokenizer.json", super::files::read(&model.path.join("tokenizer.json"))?),
+    ])
+}
+
+/// The model's name and a digest of everything that the directory is made from.
+fn directory_name(
+    model: &ModelDir,
+    texts: &[(&'static str, String)],
+) -> Result<String, EngineError> {
+    let mut digest = Sha256::new();
+    for (name, text) in texts {
+        digest.update(name);
+        digest.update(text);
+    }
+    for path in &model.weights {
+        let describe = || {
+            let real = path.canonicalize()?;
+            let meta = fs::metadata(&real)?;
+            io::Result::Ok(format!("{real:?} {} {:?}", meta.len(), meta.modified()?))
+        };
+        digest.update(describe().map_err(|e| refuse(format!("{}: {e}", path.display())))?);
+    }
+    let digest: String = digest.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect();
+    let name = model.path.file_name().unwrap_or_default().to_string_lossy();
+    Ok(format!("{name}-{digest}"))
+}
+
+/// A symbolic link, else a hard link, else a copy.
+fn link(source: &Path, target: &Path) -> io::Result<()> {
+    let real = source.canonicalize()?;
+    #[cfg(unix)]
+    let linked = std::os::unix::fs::symlink(&real, target);
+    #[cfg(windows)]
+    let linked = std::os::windows::fs::symlink_file(&real, target);
+    linked.or_else(|_| fs::hard_link(&real, target)).or_else(|_| fs::copy(&real, target).map(drop))
+}
