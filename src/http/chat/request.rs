@@ -1,0 +1,350 @@
+//! What a client may ask, checked field by field.
+//!
+//! Fields are those of OpenAI and vLLM. What hone cannot honour and would change the answer is
+//! refused by name ([`UNSUPPORTED`], or `response_format` and the like unless they ask for the
+//! default); what changes nothing here is accepted ([`HARMLESS`]); anything else is refused as
+//! unknown, as OpenAI does, so that a misspelt field is not silently ignored. Extra fields of
+//! single messages are ignored, because clients send back the messages that they were given.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, refuse};
+use crate::types::{Message, Role, SamplingParams, TokenId};
+
+/// Choices of one request.
+const MAX_CHOICES: i64 = 8;
+/// OpenAI's limits of `metadata`: pairs, and characters of keys and values.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+/// OpenAI's limit.
+const MAX_STOP: usize = 4;
+/// OpenAI's limit.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// Read below.
+const KNOWN: [&str; 19] = [
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "metadata",
+    "min_p",
+    "model",
+    "n",
+    "presence_penalty",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_logprobs",
+    "top_k",
+    "top_p",
+];
+
+/// Accepted without effect: they steer OpenAI's own service, its billing and its caches, or
+/// features that nothing asks for here.
+const HARMLESS: [&str; 10] = [
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+    "verbosity",
+];
+
+/// Would change the answer. Refused unless null, false or empty.
+const UNSUPPORTED: [&str; 14] = [
+    "audio",
+    "best_of",
+    "function_call",
+    "functions",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "min_tokens",
+    "prompt_logprobs",
+    "stop_token_ids",
+    "structured_outputs",
+    "tools",
+    "use_beam_search",
+    "web_search_options",
+];
+
+/// A request in order.
+#[derive(Debug, PartialEq)]
+pub(super) struct ChatRequest {
+    pub(super) model: String,
+    pub(super) messages: Vec<Message>,
+    /// Sampling, with the client's seed or one drawn for it.
+    pub(super) params: SamplingParams,
+    pub(super) stop: Vec<String>,
+    pub(super) choices: u32,
+    /// Alternatives to report; `None` reports no log-probabilities.
+    pub(super) logprobs: Option<u8>,
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) stream: bool,
+    pub(super) include_usage: bool,
+}
+
+/// Checks a body. `vocab` bounds the ids of `logit_bias`.
+pub(super) fn read(
+    body: &Map<String, Value>,
+    default_max_tokens: u32,
+    vocab: usize,
+) -> Result<ChatRequest, ApiError> {
+    let fields = Fields::new(body);
+    refuse_unsupported(&fields)?;
+    let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    Ok(ChatRequest {
+        model: model.to_owned(),
+        messages: messages(&fields)?,
+        params: params(&fields, default_max_tokens, vocab)?,
+        stop: stop(&fields)?,
+        choices: small(fields.integer("n", 1..=MAX_CHOICES)?).unwrap_or(1),
+        logprobs: logprobs(&fields)?,
+        metadata: metadata(&fields)?,
+        stream,
+        include_usage: include_usage(&fields, stream)?,
+    })
+}
+
+fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
+    for name in fields.names() {
+        let value = fields.get(name).unwrap_or(&Value::Null);
+        if UNSUPPORTED.contains(&name) {
+            let asks_nothing = match value {
+                Value::Bool(false) => true,
+                Value::Array(items) => items.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                Value::Number(number) => {
+                    number.as_i64() == Some(if name == "best_of" { 1 } else { 0 })
+                }
+                _ => false,
+            };
+            if !asks_nothing {
+                let message = format!("{name} is not supported: leave it out");
+                return Err(ApiError::unsupported(name, message));
+            }
+        } else if !ACCEPTED_IF.iter().any(|(known, _)| *known == name)
+            && !KNOWN.contains(&name)
+            && !HARMLESS.contains(&name)
+        {
+            return Err(ApiError::unsupported(name, format!("{name} is not a known field")));
+        }
+    }
+    for (name, accepts) in ACCEPTED_IF {
+        if let Some(value) = fields.get(name)
+            && !accepts(value)
+        {
+            let message = format!("{name} is {value}: only the default is supported");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    Ok(())
+}
+
+/// Fields of which only the default can be honoured.
+const ACCEPTED_IF: [(&str, fn(&Value) -> bool); 4] = [
+    ("response_format", |v| v.get("type").is_some_and(|kind| kind == "text")),
+    ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
+    ("tool_choice", |v| v == "none" || v == "auto"),
+    ("repetition_penalty", |v| v.as_f64() == Some(1.0)),
+];
+
+fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+    let what = "a list of at least one message";
+    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", what))?;
+    if list.is_empty() {
+        return Err(fields.wrong("messages", what));
+    }
+    list.iter().enumerate().map(|(i, value)| message(&format!("messages[{i}]"), value)).collect()
+}
+
+fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
+    let fields = Fields::at(path, value)?;
+    let roles = "\"system\", \"developer\", \"user\", \"assistant\" or \"tool\"";
+    let role = match fields.text("role")? {
+        None => return Err(fields.missing("role", roles)),
+        Some("system") => Role::System,
+        Some("developer") => Role::Developer,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool") => Role::Tool,
+        Some(_) => return Err(fields.wrong("role", roles)),
+    };
+    for name in ["tool_calls", "function_call", "audio"] {
+        if fields.get(name).is_some_and(|v| v.as_array().is_none_or(|list| !list.is_empty())) {
+            let path = fields.path(name);
+            return Err(ApiError::unsupported(&path, format!("{path} is not supported")));
+        }
+    }
+    Ok(Message { role, content: content(&fields)? })
+}
+
+/// A string, or text parts, which are joined as they are.
+fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
+    const WHAT: &str = "a string or a list of text parts";
+    match fields.get("content") {
+        None => Err(fields.missing("content", WHAT)),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(Value::Array(parts)) if !parts.is_empty() => {
+            let base = fields.path("content");
+            parts
+                .iter()
+                .enumerate()
+                .map(|(i, part)| text_part(&format!("{base}[{i}]"), part))
+                .collect()
+        }
+        Some(_) => Err(fields.wrong("content", WHAT)),
+    }
+}
+
+fn text_part(path: &str, value: &Value) -> Result<String, ApiError> {
+    let part = Fields::at(path, value)?;
+    match part.text("type")? {
+        Some("text") => {}
+        None => return Err(part.missing("type", "\"text\"")),
+        Some(_) => return Err(part.wrong("type", "\"text\": nothing else is supported")),
+    }
+    part.text("text")?.map(str::to_owned).ok_or_else(|| part.missing("text", "a string"))
+}
+
+fn params(
+    fields: &Fields<'_>,
+    default_max_tokens: u32,
+    vocab: usize,
+) -> Result<SamplingParams, ApiError> {
+    let default = SamplingParams::default();
+    let single = |value: Option<f64>, otherwise: f32| value.map_or(otherwise, |v| v as f32);
+    // vLLM's -1 keeps all tokens, as 0 does.
+    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|k| k.max(0));
+    Ok(SamplingParams {
+        temperature: single(fields.number("temperature", 0.0..=2.0)?, default.temperature),
+        top_p: single(fields.number("top_p", 0.0..=1.0)?, default.top_p),
+        top_k: small(top_k).unwrap_or(default.top_k),
+        min_p: single(fields.number("min_p", 0.0..=1.0)?, default.min_p),
+        presence_penalty: single(fields.number("presence_penalty", -2.0..=2.0)?, 0.0),
+        frequency_penalty: single(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
+        logit_bias: logit_bias(fields, vocab)?,
+        seed: seed(fields)?,
+        max_tokens: max_tokens(fields)?.unwrap_or(default_max_tokens),
+    })
+}
+
+/// The client's seed (negative ones by their bits), or one drawn now: it is recorded either way.
+fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+    match fields.get("seed") {
+        None => Ok(rand::random()),
+        Some(value) => value
+            .as_u64()
+            .or_else(|| value.as_i64().map(i64::cast_unsigned))
+            .ok_or_else(|| fields.wrong("seed", "a whole number of 64 bits")),
+    }
+}
+
+/// `max_completion_tokens` or its older name.
+fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let limit = 1..=i64::from(u32::MAX);
+    let new = fields.integer("max_completion_tokens", limit.clone())?;
+    let old = fields.integer("max_tokens", limit)?;
+    match (new, old) {
+        (Some(new), Some(old)) if new != old => {
+            let allowed = format_args!("absent, or equal to max_completion_tokens ({new})");
+            Err(fields.wrong("max_tokens", allowed))
+        }
+        _ => Ok(small(new.or(old))),
+    }
+}
+
+fn small(value: Option<i64>) -> Option<u32> {
+    value.map(|v| u32::try_from(v).unwrap_or(u32::MAX))
+}
+
+fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32>, ApiError> {
+    let Some(map) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
+    let inner = Fields::at("logit_bias", fields.get("logit_bias").unwrap_or(&Value::Null))?;
+    let mut biases = BTreeMap::new();
+    for name in map.keys() {
+        let id = name.parse::<TokenId>().ok().filter(|id| (*id as usize) < vocab);
+        let Some(id) = id else {
+            let message =
+                format!("logit_bias has the key {name:?}: it must be an id below {vocab}");
+            return Err(ApiError::field("logit_bias", message));
+        };
+        if let Some(bias) = inner.number(name, -100.0..=100.0)? {
+            biases.insert(id, bias as f32);
+        }
+    }
+    Ok(biases)
+}
+
+fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let what = format!("a string or a list of up to {MAX_STOP} strings, none empty");
+    let texts = match fields.get("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => vec![text.as_str()],
+        Some(Value::Array(list)) => {
+            let texts: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
+            texts.ok_or_else(|| fields.wrong("stop", &what))?
+        }
+        Some(_) => return Err(fields.wrong("stop", &what)),
+    };
+    if texts.len() > MAX_STOP || texts.contains(&"") {
+        return Err(fields.wrong("stop", &what));
+    }
+    Ok(texts.into_iter().map(str::to_owned).collect())
+}
+
+fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(u8::try_from(top.unwrap_or(0)).unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(fields.wrong("top_logprobs", "absent unless logprobs is true")),
+    }
+}
+
+fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
+    let (pairs, key_chars, value_chars) = METADATA;
+    let Some(map) = fields.object("metadata")? else { return Ok(BTreeMap::new()) };
+    if map.len() > pairs {
+        return Err(ApiError::field(
+            "metadata",
+            format!("metadata has {} pairs: it may have {pairs}", map.len()),
+        ));
+    }
+    let mut metadata = BTreeMap::new();
+    for (key, value) in map {
+        if key.chars().count() > key_chars {
+            let message =
+                format!("metadata has the key {key:?}: it may have {key_chars} characters");
+            return Err(ApiError::field("metadata", message));
+        }
+        let text = value.as_str().filter(|text| text.chars().count() <= value_chars);
+        let text = text.ok_or_else(|| {
+            let allowed = format_args!("a string of at most {value_chars} characters");
+            refuse(&format!("metadata.{key}"), value, allowed)
+        })?;
+        metadata.insert(key.clone(), text.to_owned());
+    }
+    Ok(metadata)
+}
+
+fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+    let Some(value) = fields.get("stream_options") else { return Ok(false) };
+    if !stream {
+        return Err(fields.wrong("stream_options", "absent unless stream is true"));
+    }
+    Ok(Fields::at("stream_options", value)?.boolean("include_usage")?.unwrap_or(false))
+}

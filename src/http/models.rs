@@ -1,0 +1,70 @@
+//! `GET /v1/models`: `default` (whatever version is current) and the model's own name.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Serialize;
+
+use super::AppState;
+use super::error::ApiError;
+
+/// The name that always means the served model.
+pub(super) const DEFAULT_MODEL: &str = "default";
+
+/// OpenAI's `model` object, with the version that answers now.
+#[derive(Serialize)]
+pub(super) struct Model {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    policy_version: u64,
+}
+
+/// OpenAI's list.
+#[derive(Serialize)]
+pub(super) struct ModelList {
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+fn names(state: &AppState) -> Vec<&str> {
+    let own = state.engine.info().name.as_str();
+    if own == DEFAULT_MODEL { vec![DEFAULT_MODEL] } else { vec![DEFAULT_MODEL, own] }
+}
+
+fn model(state: &AppState, name: &str) -> Model {
+    Model {
+        id: name.to_owned(),
+        object: "model",
+        created: state.started / 1000,
+        owned_by: "hone",
+        policy_version: state.engine.active_version().0,
+    }
+}
+
+/// 404 for a name that is not served.
+pub(super) fn check(state: &AppState, name: &str) -> Result<(), ApiError> {
+    let names = names(state);
+    if names.contains(&name) {
+        return Ok(());
+    }
+    let quoted: Vec<String> = names.iter().map(|n| format!("{n:?}")).collect();
+    Err(ApiError::no_such_model(name, &quoted.join(" or ")))
+}
+
+/// `GET /v1/models`
+pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<ModelList> {
+    let data = names(&state).into_iter().map(|name| model(&state, name)).collect();
+    Json(ModelList { object: "list", data })
+}
+
+/// `GET /v1/models/{model}`; the name may hold slashes.
+pub(super) async fn retrieve(
+    State(state): State<Arc<AppState>>,
+    Path(name): Path<String>,
+) -> Result<Json<Model>, ApiError> {
+    check(&state, &name)?;
+    Ok(Json(model(&state, &name)))
+}

@@ -1,0 +1,91 @@
+//! Counts, times and logs every request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
+use futures::Stream;
+
+use crate::telemetry::Metrics;
+
+/// The label of requests that match no route: raw paths are unbounded.
+const UNMATCHED: &str = "unmatched";
+/// The `code` of a request whose client was gone before it had an answer (nginx's number for it).
+const CLIENT_GONE: u16 = 499;
+
+/// Measures from the request to the last byte of the answer.
+pub(super) async fn observe(
+    State(metrics): State<Arc<Metrics>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| UNMATCHED.to_owned(), |p| p.as_str().to_owned());
+    let mut running = Running::new(metrics, request.method().clone(), route);
+    let response = next.run(request).await;
+    running.status = response.status().as_u16();
+    if response.body().size_hint().exact().is_some() {
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    let watched = Watched { inner: body.into_data_stream(), running: Some(running) };
+    Response::from_parts(parts, Body::from_stream(watched))
+}
+
+/// A request that is being answered; its end is when this is dropped.
+struct Running {
+    metrics: Arc<Metrics>,
+    method: Method,
+    route: String,
+    started: Instant,
+    status: u16,
+}
+
+impl Running {
+    fn new(metrics: Arc<Metrics>, method: Method, route: String) -> Self {
+        metrics.http_in_flight.inc();
+        Self { metrics, method, route, started: Instant::now(), status: CLIENT_GONE }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let seconds = self.started.elapsed().as_secs_f64();
+        let (route, status) = (self.route.as_str(), self.status);
+        self.metrics.http_in_flight.dec();
+        self.metrics.http_requests.with_label_values(&[route, &status.to_string()]).inc();
+        self.metrics.http_request_duration.with_label_values(&[route]).observe(seconds);
+        let (method, ms) = (&self.method, seconds * 1e3);
+        if route.starts_with("/v1/") || route.starts_with("/admin/") {
+            tracing::info!(%method, route, status, ms, "request");
+        } else {
+            tracing::debug!(%method, route, status, ms, "request");
+        }
+    }
+}
+
+/// A streamed body that keeps its request counted until it ends.
+struct Watched {
+    inner: axum::body::BodyDataStream,
+    running: Option<Running>,
+}
+
+impl Stream for Watched {
+    type Item = Result<Bytes, axum::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = Pin::new(&mut self.inner).poll_next(cx);
+        if let Poll::Ready(None) = next {
+            self.running = None;
+        }
+        next
+    }
+}

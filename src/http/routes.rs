@@ -1,0 +1,58 @@
+//! Every route, and what all of them pass through.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, Uri};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use super::error::ApiError;
+use super::{AppState, admin, auth, chat, feedback, health, models, observe};
+
+/// The whole HTTP surface. Serve it with connect info: `/admin` asks who is calling.
+pub fn router(state: AppState) -> Router {
+    let state = Arc::new(state);
+    let gate = Arc::new(auth::Gate::new(&state.config));
+    let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::retrieve))
+        .route("/v1/feedback", post(feedback::create))
+        .route("/admin/train", get(admin::status))
+        .route("/admin/train/pause", post(admin::pause))
+        .route("/admin/train/resume", post(admin::resume))
+        .route("/admin/train/step", post(admin::step))
+        .route("/admin/policies", get(admin::policies))
+        .route("/admin/policies/{version}/activate", post(admin::activate))
+        .route("/livez", get(health::live))
+        .route("/readyz", get(health::ready))
+        .route("/metrics", get(health::metrics))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(limit)
+        .layer(from_fn_with_state(gate, auth::admit))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
+        .with_state(state)
+}
+
+async fn no_such_route(method: Method, uri: Uri) -> ApiError {
+    ApiError::not_found(format!("there is no {method} {}", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::wrong_method(&method, uri.path())
+}
+
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("no message"), "a handler panicked");
+    ApiError::internal().into_response()
+}
