@@ -73,7 +73,8 @@ fn read(root: &Path, path: &Path) -> Option<Source> {
     let relative = path.strip_prefix(root).ok()?;
     let parts: Vec<String> =
         relative.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-    if parts.iter().any(|part| part == "tests" || part == "tests.rs") {
+    let of_tests = |part: &String| part == "tests" || part.ends_with("tests.rs");
+    if parts.iter().any(of_tests) {
         return None;
     }
     let names: Vec<&str> = parts[1..]

@@ -92,7 +92,7 @@ fn the_check_refuses_what_is_not_exported() {
         ("histogram_quantile(0.5, hone_train_kl)", "without le"),
         ("hone_train_kl and on (route) hone_train_loss", "no label route"),
         ("hone_train_kl and hone_train_clip_ratio", "never match"),
-        ("sum(hone_train_kl", "invalid promql"),
+        ("sum(hone_train_kl", "unclosed"),
         ("hone_train_kl{instance=~\"$job\"}", "a variable"),
     ] {
         let refused = check(&metrics, expression).unwrap_err();
