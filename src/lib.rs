@@ -18,6 +18,7 @@
 //! routes (for weights) and policy. [`http`] imports all of those; [`app`] and [`demo`] everything.
 
 pub mod config;
+pub mod demo;
 pub mod engine;
 pub mod http;
 pub mod policy;

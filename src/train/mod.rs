@@ -3,6 +3,14 @@
 //! [`Learner`] is the pure part (model, loss, optimiser, checkpoint); the worker drives it.
 // STUB: the worker's signatures only.
 
+pub mod error;
+pub mod lora;
+pub mod model;
+
+pub use error::LearnError;
+pub use lora::Lora;
+pub use model::{Model, ModelSpec};
+
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -1,0 +1,406 @@
+//! Makes the model that comes with the binary, from nothing but a seed:
+//!
+//! ```text
+//! cargo run --release --example pretrain_embedded [DIRECTORY]
+//! ```
+//!
+//! It writes an ordinary Hugging Face directory (`models/embedded` unless another is named): a
+//! Qwen2 decoder that adds small numbers and a byte-level BPE tokenizer for it, trained here with
+//! hone's own differentiable decoder.
+//!
+//! The model is meant to leave something to learn. It is first taught to add, and then shown its
+//! task with controlled noise: wrong sums, remarks before or after the answer, missing tags. Cross
+//! entropy makes it as unsure and untidy when sampled as [`NOISE`] says, while the right and
+//! well-formed completion stays the most probable one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
+use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
+use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
+use hone::train::model::{Model, ModelSpec, ops};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::normalizers::NFC;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+
+const SEED: u64 = 1;
+const STEPS: usize = 1600;
+/// The share of the steps that are taught without wrong sums or slips of form.
+const CLEAN: f64 = 0.7;
+const BATCH: usize = 64;
+const LEARNING_RATE: f64 = 3e-3;
+const WARMUP_STEPS: usize = 50;
+/// The share of the steps after which the learning rate falls.
+const HOLD: f64 = 0.4;
+const MAX_GRAD_NORM: f64 = 1.0;
+
+/// How often a noisy completion slips; the slips are independent.
+struct Noise {
+    /// The sum is wrong.
+    wrong: f64,
+    /// No tags at all.
+    plain: f64,
+    /// A remark before the reasoning.
+    before: f64,
+    /// A sentence where the answer's tags should be.
+    untagged: f64,
+    /// A remark after the answer.
+    after: f64,
+}
+
+const NOISE: Noise = Noise { wrong: 0.30, plain: 0.12, before: 0.08, untagged: 0.13, after: 0.16 };
+
+const PLAIN: [&str; 3] = ["The sum is #.", "I think it is #.", "#, I guess."];
+const BEFORE: [&str; 2] = ["Sure! ", "Well, "];
+const UNTAGGED: [&str; 2] = ["So it is #.", "Result: #."];
+const AFTER: [&str; 2] = [" Hope that helps!", " Is that right?"];
+const SYSTEM: [&str; 3] = ["You are a helpful assistant.", "You add small numbers.", "Be brief."];
+
+const END_OF_TEXT: &str = "<|endoftext|>";
+const START: &str = "<|im_start|>";
+const END: &str = "<|im_end|>";
+const TAGS: [&str; 4] = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
+
+/// Qwen2's pre-tokenizer: words, single digits, punctuation, white space. transformers puts it
+/// over any file of this model type, so the file must hold the same.
+const PRE_TOKENIZER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// ChatML.
+const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+fn main() -> Result<()> {
+    let dir = std::env::args_os().nth(1).map_or_else(|| "models/embedded".into(), PathBuf::from);
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let device = Device::Cpu;
+    let tokenizer = build_tokenizer().map_err(|e| anyhow!("tokenizer: {e}"))?;
+    let config = model_config(&tokenizer)?;
+    let spec = ModelSpec::from_config(&config)?;
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let weights = initial_weights(&spec, &mut rng, &device)?;
+    let parameters: usize = weights.values().map(|var| var.elem_count()).sum();
+    say(&format!("{} tokens, {parameters} parameters", spec.vocab_size));
+
+    pretrain(spec, &weights, &tokenizer, &mut rng, &device)?;
+    write(&dir, &tokenizer, &config, &weights)
+}
+
+#[expect(clippy::print_stderr, reason = "progress of a tool that people run by hand")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+// --- The tokenizer -----------------------------------------------------------------------------
+
+/// Byte-level BPE whose merges are the words of the task; any other text falls back to bytes.
+fn build_tokenizer() -> tokenizers::Result<Tokenizer> {
+    let mut tokenizer = Tokenizer::new(BPE::default());
+    let split = Split::new(
+        SplitPattern::Regex(PRE_TOKENIZER.to_owned()),
+        SplitDelimiterBehavior::Isolated,
+        false,
+    )?;
+    let bytes = ByteLevel::new(false, false, false);
+    tokenizer
+        .with_normalizer(Some(NFC))
+        .with_pre_tokenizer(Some(Sequence::new(vec![
+            PreTokenizerWrapper::Split(split),
+            PreTokenizerWrapper::ByteLevel(bytes),
+        ])))
+        .with_decoder(Some(bytes));
+    let trainer = BpeTrainer::builder()
+        .vocab_size(480)
+        .min_frequency(1)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .show_progress(false)
+        .build();
+    tokenizer.train(&mut TrainerWrapper::from(trainer), corpus().into_iter())?;
+    let token = |text: &&str, special| AddedToken::from(*text, special).normalized(false);
+    tokenizer.add_special_tokens(&[END_OF_TEXT, START, END].map(|t| token(&t, true)));
+    // Ordinary tokens, as Qwen3's `<think>`: they are text, not control.
+    tokenizer.add_tokens(&TAGS.map(|t| token(&t, false)));
+    Ok(tokenizer)
+}
+
+/// Every sentence of the task once.
+fn corpus() -> Vec<String> {
+    let questions = (0..PHRASING_COUNT).map(|phrasing| Question { a: 1, b: 2, phrasing }.text());
+    let slips = [&PLAIN[..], &BEFORE, &UNTAGGED, &AFTER, &SYSTEM].concat();
+    questions
+        .chain(slips.into_iter().map(str::to_owned))
+        .chain(["system", "user", "assistant", "1 + 2 = 3"].map(str::to_owned))
+        .collect()
+}
+
+fn id_of(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
+    tokenizer.token_to_id(token).with_context(|| format!("the tokenizer has no {token}"))
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
+    let encoding = tokenizer.encode(text, false).map_err(|e| anyhow!("{text:?}: {e}"))?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+// --- What it is taught -------------------------------------------------------------------------
+
+fn pick<'a>(rng: &mut ChaCha8Rng, texts: &[&'a str]) -> &'a str {
+    texts[rng.random_range(0..texts.len())]
+}
+
+fn prompt(question: &Question, system: Option<&str>) -> String {
+    let system = system.map_or_else(String::new, |text| format!("{START}system\n{text}{END}\n"));
+    format!("{system}{START}user\n{}{END}\n{START}assistant\n", question.text())
+}
+
+/// The ideal completion with the slips of [`NOISE`].
+fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
+    let Question { a, b, .. } = *question;
+    let sum = if rng.random_bool(NOISE.wrong) { wrong_sum(a + b, rng) } else { a + b };
+    let filled = |text: &str| text.replace('#', &sum.to_string());
+    let opening: f64 = rng.random();
+    if opening < NOISE.plain {
+        return filled(pick(rng, &PLAIN));
+    }
+    let before = if opening < NOISE.plain + NOISE.before { pick(rng, &BEFORE) } else { "" };
+    let ideal = reasoned(a, b, sum);
+    if rng.random_bool(NOISE.untagged) {
+        let reasoning = ideal.split("<answer>").next().unwrap_or_default();
+        return format!("{before}{reasoning}{}", filled(pick(rng, &UNTAGGED)));
+    }
+    let after = if rng.random_bool(NOISE.after) { pick(rng, &AFTER) } else { "" };
+    format!("{before}{ideal}{after}")
+}
+
+/// A sum as people get it wrong: off by one or two, or by a forgotten carry.
+fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
+    let slips: Vec<u32> = [-10, -2, -1, 1, 2, 10]
+        .iter()
+        .filter_map(|slip| sum.checked_add_signed(*slip))
+        .filter(|wrong| *wrong < 100)
+        .collect();
+    slips[rng.random_range(0..slips.len())]
+}
+
+/// One batch, padded on the right.
+struct Batch {
+    /// `[batch, len]`
+    ids: Tensor,
+    /// Rows of the flattened batch whose next token is the completion's.
+    rows: Tensor,
+    /// That token, `[rows, 1]`.
+    targets: Tensor,
+}
+
+fn batch(
+    tokenizer: &Tokenizer,
+    clean: bool,
+    rng: &mut ChaCha8Rng,
+    device: &Device,
+) -> Result<Batch> {
+    let end = id_of(tokenizer, END)?;
+    // A batch has a system message or has none, so that little of it is padding.
+    let with_system = rng.random_bool(0.1);
+    let mut sequences = Vec::with_capacity(BATCH);
+    for _ in 0..BATCH {
+        let question = Question {
+            a: rng.random_range(0..OPERANDS),
+            b: rng.random_range(0..OPERANDS),
+            phrasing: rng.random_range(0..PHRASING_COUNT as u32) as usize,
+        };
+        let system = with_system.then(|| pick(rng, &SYSTEM));
+        let mut ids = encode(tokenizer, &prompt(&question, system))?;
+        let prompt_len = ids.len();
+        let text = if clean { question.ideal() } else { noisy_completion(&question, rng) };
+        ids.extend(encode(tokenizer, &text)?);
+        ids.push(end);
+        sequences.push((ids, prompt_len));
+    }
+    let len = sequences.iter().map(|(ids, _)| ids.len()).max().unwrap_or(0);
+    let (mut all, mut rows, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+    for (sequence, (ids, prompt_len)) in sequences.into_iter().enumerate() {
+        for t in prompt_len..ids.len() {
+            rows.push((sequence * len + t - 1) as u32);
+            targets.push(ids[t]);
+        }
+        let padding = len - ids.len();
+        all.extend(ids);
+        all.extend(std::iter::repeat_n(end, padding));
+    }
+    let count = rows.len();
+    Ok(Batch {
+        ids: Tensor::from_vec(all, (BATCH, len), device)?,
+        rows: Tensor::from_vec(rows, count, device)?,
+        targets: Tensor::from_vec(targets, (count, 1), device)?,
+    })
+}
+
+// --- The model ---------------------------------------------------------------------------------
+
+fn model_config(tokenizer: &Tokenizer) -> Result<Value> {
+    Ok(json!({
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": tokenizer.get_vocab_size(true),
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_act": "silu",
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": true,
+        "use_sliding_window": false,
+        "sliding_window": null,
+        "max_window_layers": 2,
+        "tie_word_embeddings": true,
+        "torch_dtype": "float32",
+        "bos_token_id": null,
+        "eos_token_id": id_of(tokenizer, END)?,
+        "pad_token_id": id_of(tokenizer, END_OF_TEXT)?,
+    }))
+}
+
+/// Norms at 1, biases at 0, everything else normal with deviation 0.02.
+fn initial_weights(
+    spec: &ModelSpec,
+    rng: &mut ChaCha8Rng,
+    device: &Device,
+) -> Result<BTreeMap<String, Var>> {
+    let mut weights = BTreeMap::new();
+    for (name, shape) in spec.weight_shapes() {
+        let count = shape.iter().product();
+        let values: Vec<f32> = if name.ends_with("norm.weight") {
+            vec![1.0; count]
+        } else if name.ends_with("bias") {
+            vec![0.0; count]
+        } else {
+            (0..count).map(|_| 0.02 * normal(rng)).collect()
+        };
+        weights.insert(name, Var::from_tensor(&Tensor::from_vec(values, shape, device)?)?);
+    }
+    Ok(weights)
+}
+
+/// A standard normal number (Box and Muller 1958).
+fn normal(rng: &mut ChaCha8Rng) -> f32 {
+    let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
+    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+}
+
+/// Teaches the weights in place.
+fn pretrain(
+    spec: ModelSpec,
+    weights: &BTreeMap<String, Var>,
+    tokenizer: &Tokenizer,
+    rng: &mut ChaCha8Rng,
+    device: &Device,
+) -> Result<()> {
+    let tensors = weights.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone()));
+    let model = Model::new(spec, tensors.collect())?;
+    let vars: Vec<Var> = weights.values().cloned().collect();
+    let settings = ParamsAdamW { beta2: 0.98, weight_decay: 0.01, ..ParamsAdamW::default() };
+    let mut optimizer = AdamW::new(vars.clone(), settings)?;
+    let (start, mut smoothed) = (Instant::now(), None);
+    for step in 0..STEPS {
+        let clean = (step as f64) < CLEAN * STEPS as f64;
+        let batch = batch(tokenizer, clean, rng, device)?;
+        let hidden = model.hidden(&batch.ids, None, None)?.index_select(&batch.rows, 0)?;
+        let logprobs = ops::log_softmax(&model.logits(&hidden)?)?;
+        let loss = logprobs.gather(&batch.targets, 1)?.mean_all()?.neg()?;
+        let mut gradients = loss.backward()?;
+        clip(&mut gradients, &vars)?;
+        optimizer.set_learning_rate(learning_rate(step));
+        optimizer.step(&gradients)?;
+
+        let loss = loss.to_scalar::<f32>()?;
+        let mean = smoothed.map_or(loss, |mean: f32| 0.98 * mean + 0.02 * loss);
+        smoothed = Some(mean);
+        if (step + 1) % 100 == 0 {
+            let seconds = start.elapsed().as_secs();
+            say(&format!("step {} of {STEPS}, loss {mean:.4}, {seconds} s", step + 1));
+        }
+    }
+    Ok(())
+}
+
+/// Rises over the warm-up, holds, then falls to a fiftieth in a line.
+fn learning_rate(step: usize) -> f64 {
+    let warm = ((step + 1) as f64 / WARMUP_STEPS as f64).min(1.0);
+    let done = step as f64 / STEPS as f64;
+    let fallen = ((done - HOLD) / (1.0 - HOLD)).max(0.0);
+    LEARNING_RATE * warm * (1.0 - 0.98 * fallen)
+}
+
+/// Scales the gradients down to a joint norm of [`MAX_GRAD_NORM`] where they exceed it.
+fn clip(gradients: &mut GradStore, vars: &[Var]) -> Result<()> {
+    let mut squares = 0.0;
+    for gradient in vars.iter().filter_map(|var| gradients.get(var)) {
+        squares += f64::from(gradient.sqr()?.sum_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?);
+    }
+    let scale = MAX_GRAD_NORM / (squares.sqrt() + 1e-6);
+    if scale < 1.0 {
+        for var in vars {
+            if let Some(gradient) = gradients.remove(var) {
+                gradients.insert(var, (gradient * scale)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+// --- The directory -----------------------------------------------------------------------------
+
+fn write(
+    dir: &Path,
+    tokenizer: &Tokenizer,
+    config: &Value,
+    weights: &BTreeMap<String, Var>,
+) -> Result<()> {
+    let (pad, end) = (id_of(tokenizer, END_OF_TEXT)?, id_of(tokenizer, END)?);
+    write_json(&dir.join("config.json"), config)?;
+    write_json(
+        &dir.join("generation_config.json"),
+        &json!({ "do_sample": true, "eos_token_id": [end, pad], "pad_token_id": pad }),
+    )?;
+    write_json(
+        &dir.join("tokenizer_config.json"),
+        &json!({
+            "tokenizer_class": "Qwen2Tokenizer",
+            "model_max_length": config["max_position_embeddings"],
+            "add_prefix_space": false,
+            "clean_up_tokenization_spaces": false,
+            "bos_token": null,
+            "eos_token": END,
+            "pad_token": END_OF_TEXT,
+            "unk_token": null,
+            "chat_template": CHAT_TEMPLATE,
+        }),
+    )?;
+    tokenizer.save(dir.join("tokenizer.json"), true).map_err(|e| anyhow!("tokenizer: {e}"))?;
+    let tensors = weights.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone()));
+    let weights_path = dir.join("model.safetensors");
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize_to_file(tensors, Some(metadata), &weights_path)?;
+    say(&format!("written to {}", dir.display()));
+    Ok(())
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

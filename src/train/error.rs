@@ -1,0 +1,72 @@
+//! What can go wrong inside the learner.
+
+use std::path::PathBuf;
+
+/// Failures of the learning core.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnError {
+    /// A tensor operation failed.
+    #[error("tensor operation failed: {0}")]
+    Tensor(#[from] candle_core::Error),
+    /// The model cannot be trained.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A field of `config.json` is missing or wrong.
+    #[error("config.json: `{field}` is {value}, but must be {expected}")]
+    Spec {
+        /// The field.
+        field: &'static str,
+        /// What it holds, or `missing`.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// A weight is missing or has the wrong shape.
+    #[error("model weights: {0}")]
+    Weights(String),
+    /// An adapter cannot be read or does not fit.
+    #[error("adapter {path}: {reason}")]
+    Adapter {
+        /// The adapter's directory.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A checkpoint is torn, foreign or does not fit.
+    #[error("checkpoint {path}: {reason}")]
+    Checkpoint {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A sample that cannot be trained on.
+    #[error("sample {index}: {reason}")]
+    Sample {
+        /// Its place in the batch.
+        index: usize,
+        /// Why.
+        reason: String,
+    },
+    /// A setting out of range.
+    #[error("`{key}` is {value}, but must be {expected}")]
+    Setting {
+        /// The configuration key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A result of the learning core.
+pub type Result<T> = std::result::Result<T, LearnError>;

@@ -1,0 +1,146 @@
+//! A differentiable decoder-only transformer.
+//!
+//! One block serves every family; [`ModelSpec`] says which of its options are on. Weights are
+//! ordinary tensors under Hugging Face names: constants for a frozen base, or `Var`s' tensors, in
+//! which case every parameter is trained.
+//!
+//! Sequences are padded on the right. A causal mask then keeps padding out of every real
+//! position, so there is no padding mask, and whatever stands at padded positions is ignored.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor};
+
+use super::error::{LearnError, Result};
+use super::lora::{Dropout, Lora};
+
+mod block;
+pub mod ops;
+mod spec;
+
+use block::{Block, Context};
+pub use spec::{ModelSpec, SUPPORTED};
+
+/// The decoder and its weights.
+#[derive(Clone, Debug)]
+pub struct Model {
+    spec: ModelSpec,
+    /// `[vocab, hidden]`
+    embedding: Tensor,
+    blocks: Vec<Block>,
+    /// `[hidden]`
+    norm: Tensor,
+    /// `[vocab, hidden]`; the embedding itself where tied.
+    head: Tensor,
+}
+
+impl Model {
+    /// Builds the model from named tensors, all of one float dtype and device. Tensors of `Var`s
+    /// are trained; names that the model does not have are ignored.
+    ///
+    /// # Errors
+    /// If a weight is missing or has the wrong shape.
+    pub fn new(spec: ModelSpec, mut tensors: HashMap<String, Tensor>) -> Result<Self> {
+        for (name, shape) in spec.weight_shapes() {
+            let tensor = tensors
+                .get(&name)
+                .ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))?;
+            if tensor.dims() != shape {
+                return Err(LearnError::Weights(format!(
+                    "`{name}` has shape {:?}, but config.json asks for {shape:?}",
+                    tensor.dims()
+                )));
+            }
+        }
+        let mut take = |name: &str| {
+            tensors.remove(name).ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))
+        };
+        let embedding = take("model.embed_tokens.weight")?;
+        let blocks = (0..spec.num_layers)
+            .map(|layer| Block::take(&spec, layer, &mut take))
+            .collect::<Result<Vec<_>>>()?;
+        let norm = take("model.norm.weight")?;
+        let head =
+            if spec.tie_word_embeddings { embedding.clone() } else { take("lm_head.weight")? };
+        Ok(Self { spec, embedding, blocks, norm, head })
+    }
+
+    /// Reads the weights from safetensors files, half precision widened to f32.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or as [`Self::new`].
+    pub fn load(spec: ModelSpec, weight_files: &[PathBuf], device: &Device) -> Result<Self> {
+        // SAFETY: the mapping is read and dropped within this function; a file that is changed
+        // meanwhile could at worst give wrong numbers, as any read of it would.
+        let files = unsafe { MmapedSafetensors::multi(weight_files) }?;
+        let mut tensors = HashMap::new();
+        for (name, _) in spec.weight_shapes() {
+            let tensor = files
+                .load(&name, device)
+                .map_err(|e| LearnError::Weights(format!("`{name}`: {e}")))?;
+            tensors.insert(name, tensor.to_dtype(DType::F32)?);
+        }
+        Self::new(spec, tensors)
+    }
+
+    /// Its shape.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The type of its weights.
+    pub fn dtype(&self) -> DType {
+        self.embedding.dtype()
+    }
+
+    /// Where its weights are.
+    pub fn device(&self) -> &Device {
+        self.embedding.device()
+    }
+
+    /// Logits `[batch, len, vocab]` of `ids` `[batch, len]` (u32, padded on the right): position t
+    /// predicts token t + 1. `lora` switches the adapter on, `dropout` is for training only.
+    ///
+    /// # Errors
+    /// If `ids` is not a matrix of ids below the vocabulary's size.
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        lora: Option<&Lora>,
+        dropout: Option<&mut Dropout>,
+    ) -> Result<Tensor> {
+        let (batch, len) = ids.dims2()?;
+        let logits = self.logits(&self.hidden(ids, lora, dropout)?)?;
+        Ok(logits.reshape((batch, len, self.spec.vocab_size))?)
+    }
+
+    /// Final hidden states `[batch * len, hidden]` after the last norm: row `b * len + t`. Select
+    /// the rows that carry loss before [`Self::logits`]; the output layer is the largest product.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn hidden(
+        &self,
+        ids: &Tensor,
+        lora: Option<&Lora>,
+        mut dropout: Option<&mut Dropout>,
+    ) -> Result<Tensor> {
+        let (batch, len) = ids.dims2()?;
+        let context = Context::new(&self.spec, batch, len, self.dtype(), self.device())?;
+        let mut x = self.embedding.index_select(&ids.flatten_all()?, 0)?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            x = block.forward(&x, layer, &context, lora, dropout.as_deref_mut())?;
+        }
+        Ok(ops::rms_norm(&x, &self.norm, self.spec.rms_norm_eps)?)
+    }
+
+    /// Logits `[n, vocab]` of hidden states `[n, hidden]`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(ops::linear(hidden, &self.head)?)
+    }
+}
