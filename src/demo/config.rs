@@ -1,0 +1,166 @@
+//! The daemon's configuration for a demo: the embedded model, a free loopback port, and routes
+//! whose rewards depend on `--rewards`.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use crate::config::{
+    Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
+    RouteConfig, RouteList, ServerConfig, TrainConfig,
+};
+
+use super::RewardsMode;
+use super::task::MAX_TOKENS;
+
+/// The part that users' feedback is posted under.
+pub const THUMBS: &str = "thumbs";
+/// `metadata.task` of the users' questions.
+pub const TASK_ASKED: &str = "addition";
+/// `metadata.task` of the evaluation: its route has no rewards, so that it is never trained on.
+pub const TASK_HELD_OUT: &str = "held-out";
+/// Trained samples in an optimiser step.
+pub const SAMPLES_PER_STEP: usize = 64;
+/// Samples of one prompt that are compared with each other.
+pub const GROUP_SIZE: usize = 8;
+
+/// The configuration of a demo that keeps its data in `dir`.
+///
+/// `cores` engines a colour: each runs one sequence at a time on one thread.
+pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize) -> Config {
+    Config {
+        server: ServerConfig {
+            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            default_max_tokens: MAX_TOKENS,
+            shutdown_grace_seconds: 10,
+            ..ServerConfig::default()
+        },
+        data: DataConfig { dir: dir.to_owned() },
+        engine: EngineConfig { replicas: cores.clamp(1, 8), ..EngineConfig::default() },
+        rollout: RolloutConfig {
+            group_size: GROUP_SIZE,
+            max_tokens: MAX_TOKENS,
+            max_ready_groups: match mode {
+                // Every group has one member; rollout must not stop short of a step.
+                RewardsMode::Feedback => 4 * SAMPLES_PER_STEP,
+                RewardsMode::Both | RewardsMode::Graded => 4 * SAMPLES_PER_STEP / GROUP_SIZE,
+            },
+            ..RolloutConfig::default()
+        },
+        train: train(mode, steps, seed),
+        log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
+        routes: routes(mode),
+        ..Config::default()
+    }
+}
+
+/// The configuration with which `hone serve` goes on where a demo ended.
+pub fn to_serve(demo: &Config) -> Config {
+    let mut config = demo.clone();
+    config.server.bind = ServerConfig::default().bind;
+    config.train.max_steps = 0;
+    config.log = LogConfig::default();
+    config
+}
+
+fn train(mode: RewardsMode, steps: u64, seed: u64) -> TrainConfig {
+    TrainConfig {
+        seed,
+        max_steps: steps,
+        samples_per_step: SAMPLES_PER_STEP,
+        learning_rate: match mode {
+            RewardsMode::Both | RewardsMode::Graded => 2e-3,
+            RewardsMode::Feedback => 2e-3,
+        },
+        warmup_steps: 2,
+        ..TrainConfig::default()
+    }
+}
+
+fn routes(mode: RewardsMode) -> RouteList {
+    let tagged = |task: &str| BTreeMap::from([("task".to_owned(), task.to_owned())]);
+    RouteList(vec![
+        RouteConfig {
+            name: "eval".to_owned(),
+            model: None,
+            metadata: tagged(TASK_HELD_OUT),
+            rewards: Vec::new(),
+        },
+        RouteConfig {
+            name: "addition".to_owned(),
+            model: None,
+            metadata: BTreeMap::new(),
+            rewards: rewards(mode),
+        },
+    ])
+}
+
+fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
+    let part = |name: &str, weight, kind| RewardConfig { name: name.to_owned(), weight, kind };
+    let mut parts = Vec::new();
+    if mode.has_graders() {
+        let answer = RewardKind::NumericMatch {
+            reference: "answer".to_owned(),
+            tolerance: 1e-6,
+            extract: r"(?s)<answer>(.*?)</answer>".to_owned(),
+        };
+        parts.push(part("answer", 1.0, answer));
+        parts.push(part("format", 0.5, RewardKind::FormatStrict {}));
+    }
+    if mode.has_thumbs() {
+        let weight = if mode.has_graders() { 0.5 } else { 1.0 };
+        parts.push(part(THUMBS, weight, RewardKind::Feedback {}));
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODES: [RewardsMode; 3] = [RewardsMode::Both, RewardsMode::Graded, RewardsMode::Feedback];
+
+    fn config(mode: RewardsMode) -> Config {
+        build(mode, 60, 1, Path::new("demo-data"), 2)
+    }
+
+    #[test]
+    fn every_mode_is_a_valid_configuration_file() {
+        for mode in MODES {
+            for config in [config(mode), to_serve(&config(mode))] {
+                let text = toml::to_string(&config).unwrap();
+                assert_eq!(crate::config::parse(&text).unwrap(), config, "{mode:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_evaluation_can_never_be_scored() {
+        for mode in MODES {
+            let routes = config(mode).routes.0;
+            assert!(routes[0].rewards.is_empty());
+            assert_eq!(routes[0].metadata["task"], TASK_HELD_OUT);
+            assert!(routes[1].metadata.is_empty(), "the last route takes everything else");
+        }
+    }
+
+    #[test]
+    fn modes_choose_the_parts() {
+        let names = |mode| {
+            let routes = config(mode).routes.0;
+            routes[1].rewards.iter().map(|part| part.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(RewardsMode::Both), ["answer", "format", "thumbs"]);
+        assert_eq!(names(RewardsMode::Graded), ["answer", "format"]);
+        assert_eq!(names(RewardsMode::Feedback), ["thumbs"]);
+    }
+
+    #[test]
+    fn a_step_never_waits_for_groups_that_rollout_holds_back() {
+        for (mode, members) in [(RewardsMode::Both, GROUP_SIZE), (RewardsMode::Feedback, 1)] {
+            let config = config(mode);
+            let most = config.rollout.max_ready_groups * members;
+            assert!(most >= 2 * config.train.samples_per_step, "{mode:?}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! What a demo found: a table for people, JSON for machines.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::RewardsMode;
+use super::eval::{Evaluation, Judged};
+use super::tally::{Latency, Tally};
+
+/// Sample answers that are shown: the first held-out questions, whatever became of them.
+const SAMPLES_SHOWN: usize = 3;
+/// Characters of an answer that are shown.
+const ANSWER_WIDTH: usize = 88;
+
+/// The figures of a demo, as `--report` writes them. Rewards are means over the held-out
+/// questions; times to first token are what the users measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The most an answer can earn.
+    pub reward_max: f64,
+    /// Before the first step.
+    pub reward_before: f64,
+    /// After the last.
+    pub reward_after: f64,
+    /// Optimiser steps taken.
+    pub steps: u64,
+    /// Versions that were put in service.
+    pub swaps: u64,
+    /// Chat completions asked for, those of the evaluations included.
+    pub requests: u64,
+    /// Chat completions and feedback posts that failed.
+    pub failed_requests: u64,
+    /// Thumbs acknowledged.
+    pub feedback: u64,
+    /// KL to the base model at the last step, in nats a token.
+    pub kl: Option<f64>,
+    /// From the start of the demo to its last answer.
+    pub wall_seconds: f64,
+    /// Median time to first token.
+    pub ttft_p50_ms: Option<f64>,
+    /// 99th percentile.
+    pub ttft_p99_ms: Option<f64>,
+    /// Median while the trainer was idle.
+    pub ttft_idle_p50_ms: Option<f64>,
+    /// 99th percentile while the trainer was idle.
+    pub ttft_idle_p99_ms: Option<f64>,
+    /// Median while the trainer was computing.
+    pub ttft_busy_p50_ms: Option<f64>,
+    /// 99th percentile while the trainer was computing.
+    pub ttft_busy_p99_ms: Option<f64>,
+    /// Median time from a thumb to the first served version trained on it.
+    pub feedback_to_policy_p50_seconds: Option<f64>,
+    /// The most memory that was resident; unknown where the system does not say.
+    pub peak_rss_mib: Option<f64>,
+    /// `--seed`.
+    pub seed: u64,
+    /// `--rewards`.
+    pub rewards: RewardsMode,
+}
+
+/// Everything the end of a demo is told from.
+pub struct Findings {
+    /// The figures.
+    pub report: Report,
+    /// The held-out answers before.
+    pub before: Evaluation,
+    /// The held-out answers after.
+    pub after: Evaluation,
+    /// What the users saw.
+    pub tally: Tally,
+    /// Why it ended before `--steps`, if it did.
+    pub cut_short: Option<String>,
+}
+
+/// Where to look next.
+pub struct Next {
+    /// Where the ledger is, when it outlives the demo.
+    pub kept: Option<PathBuf>,
+    /// Where the daemon goes on serving, if it does.
+    pub serving: Option<String>,
+}
+
+impl Findings {
+    /// Whether the held-out reward rose.
+    pub fn improved(&self) -> bool {
+        self.report.reward_after > self.report.reward_before
+    }
+
+    /// The whole report for people, with a line end.
+    pub fn render(&self, next: &Next) -> String {
+        let mut text = String::new();
+        text.push_str(&self.table());
+        text.push('\n');
+        text.push_str(&self.samples());
+        text.push_str(&self.facts());
+        text.push('\n');
+        text.push_str(&next.render());
+        text
+    }
+
+    fn table(&self) -> String {
+        let questions = self.before.answers.len();
+        let mut text = String::new();
+        let mut row = |label: &str, before: &str, after: &str, rest: &str| {
+            let line = format!("  {label:<22}{before:>8}{after:>10}  {rest}");
+            let _ = writeln!(text, "{}", line.trim_end());
+        };
+        let max = format!("of {:.2}", self.report.reward_max);
+        let (before, after) = (&self.before, &self.after);
+        row(&format!("{questions} held-out questions"), "before", "after", "");
+        row(&"─".repeat(22), &"─".repeat(8), &format!("{:>10}", "─".repeat(8)), "");
+        let two = |value: f64| format!("{value:.2}");
+        row("mean reward", &two(before.reward()), &two(after.reward()), &max);
+        row("right", &percent(before.right()), &percent(after.right()), "");
+        row("well formed", &percent(before.well_formed()), &percent(after.well_formed()), "");
+        row("policy version", &before.version.to_string(), &after.version.to_string(), "");
+        text
+    }
+
+    fn samples(&self) -> String {
+        let mut text = String::new();
+        for before in self.before.answers.iter().take(SAMPLES_SHOWN) {
+            let question = &before.question;
+            let _ = writeln!(text, "  {}", one_line(&question.text()));
+            let after = self.after.answers.iter().find(|after| after.question == *question);
+            for (label, judged) in [("before", Some(before)), ("after", after)] {
+                if let Some(judged) = judged {
+                    let _ = writeln!(text, "    {label:<7}{} {}", mark(judged), one_line(&judged.text));
+                }
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    fn facts(&self) -> String {
+        let (report, tally) = (&self.report, &self.tally);
+        let mut text = String::new();
+        let mut fact = |label: &str, value: String| {
+            let _ = writeln!(text, "  {label:<22}{value}");
+        };
+        let kl = report.kl.map(|kl| format!(" · KL {kl:.3}")).unwrap_or_default();
+        fact(
+            "learning",
+            format!(
+                "{} in {} · {}{kl}",
+                count(report.steps, "step"),
+                clock(Duration::from_secs_f64(report.wall_seconds)),
+                count(report.swaps, "swap"),
+            ),
+        );
+        let mut traffic = format!("{} · {} failed", count(report.requests, "request"), tally.failed);
+        if tally.feedback > 0 {
+            let _ = write!(traffic, " · {}", count(tally.feedback, "thumb"));
+            let _ = write!(traffic, " · {} up", tally.thumbs_up);
+        }
+        fact("traffic", traffic);
+        fact("first token, idle", latency(tally.idle()));
+        fact("first token, training", latency(tally.busy()));
+        if let Some(seconds) = report.feedback_to_policy_p50_seconds {
+            fact("thumb to new policy", format!("p50 {seconds:.1} s"));
+        }
+        if let Some(mib) = report.peak_rss_mib {
+            fact("peak memory", format!("{mib:.0} MiB"));
+        }
+        for failure in &tally.failures {
+            fact("failure", one_line(failure));
+        }
+        if let Some(reason) = &self.cut_short {
+            fact("ended early", reason.clone());
+        }
+        if !self.improved() {
+            fact("result", "the held-out reward did not rise".to_owned());
+        }
+        text
+    }
+}
+
+impl Next {
+    fn render(&self) -> String {
+        let mut text = String::new();
+        let mut row = |what: &str, comment: &str| {
+            let _ = writeln!(text, "  {what:<50} {comment}");
+        };
+        if let Some(url) = &self.serving {
+            row(url, "serving the last version until Ctrl-C");
+            row(&format!("curl {url}/admin/policies"), "every version and where it came from");
+            row(&format!("curl {url}/metrics"), "what dashboards/hone.json draws");
+        }
+        match &self.kept {
+            Some(dir) => {
+                let dir = dir.display();
+                row(&format!("hone db stats --data {dir}"), "what the ledger holds");
+                row(&format!("hone serve --config {dir}/{SERVE_FILE}"), "serve on, and learn on");
+            }
+            None => row("hone demo --data DIR --keep-serving", "keep the data, ask it yourself"),
+        }
+        text
+    }
+}
+
+/// The configuration file a demo leaves in its data directory.
+pub const SERVE_FILE: &str = "hone.toml";
+
+/// Writes the figures as JSON.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_json(report: &Report, file: &Path) -> std::io::Result<()> {
+    let mut text = serde_json::to_string_pretty(report)?;
+    text.push('\n');
+    std::fs::write(file, text)
+}
+
+/// The most memory this process has had resident, in MiB; `None` where `/proc` does not say.
+pub fn peak_rss_mib() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024.0)
+}
+
+/// `1:23`.
+pub fn clock(time: Duration) -> String {
+    format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
+}
+
+/// `1 step`, `2 steps`.
+pub fn count(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// `42 %`.
+pub fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// `8 ms`, `0.8 ms`.
+pub fn ms(value: Option<f64>) -> String {
+    match value {
+        Some(ms) if ms < 10.0 => format!("{ms:.1} ms"),
+        Some(ms) => format!("{ms:.0} ms"),
+        None => "–".to_owned(),
+    }
+}
+
+fn latency(latency: Latency) -> String {
+    format!("p50 {:<9} p99 {}", ms(latency.p50), ms(latency.p99))
+}
+
+fn mark(judged: &Judged) -> char {
+    match (judged.right, judged.well_formed) {
+        (true, true) => '✓',
+        (false, false) => '✗',
+        _ => '~',
+    }
+}
+
+/// Line ends made visible, and no longer than a terminal is wide.
+fn one_line(text: &str) -> String {
+    let flat = text.trim().replace('\n', "⏎");
+    if flat.chars().count() <= ANSWER_WIDTH {
+        return flat;
+    }
+    let mut short: String = flat.chars().take(ANSWER_WIDTH - 1).collect();
+    short.push('…');
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::task;
+    use super::super::tally::Board;
+    use super::*;
+
+    fn evaluation(text: &str, good: bool, version: u64) -> Evaluation {
+        let judged = |question| Judged {
+            question,
+            text: text.to_owned(),
+            right: good,
+            well_formed: good,
+            reward: if good { task::REWARD_MAX } else { 0.0 },
+        };
+        Evaluation {
+            answers: super::super::eval::held_out(4).into_iter().map(judged).collect(),
+            version: crate::types::PolicyVersion(version),
+        }
+    }
+
+    fn findings() -> Findings {
+        let board = Board::default();
+        for up in [true, true, false] {
+            board.asked();
+            board.served(1.0, Duration::from_millis(8), up);
+            board.thumb(up);
+        }
+        let report = Report {
+            reward_max: 1.5,
+            reward_before: 0.0,
+            reward_after: 1.5,
+            steps: 60,
+            swaps: 60,
+            requests: 1203,
+            failed_requests: 0,
+            feedback: 3,
+            kl: Some(0.084),
+            wall_seconds: 108.0,
+            ttft_p50_ms: Some(8.0),
+            ttft_p99_ms: Some(8.0),
+            ttft_idle_p50_ms: Some(8.0),
+            ttft_idle_p99_ms: Some(8.0),
+            ttft_busy_p50_ms: Some(8.0),
+            ttft_busy_p99_ms: Some(8.0),
+            feedback_to_policy_p50_seconds: Some(2.25),
+            peak_rss_mib: Some(412.4),
+            seed: 1,
+            rewards: RewardsMode::Both,
+        };
+        Findings {
+            report,
+            before: evaluation("about\n40", false, 0),
+            after: evaluation("<reasoning>sum</reasoning><answer>1</answer>", true, 60),
+            tally: board.read(),
+            cut_short: None,
+        }
+    }
+
+    #[test]
+    fn the_json_has_exactly_these_keys() {
+        let json = serde_json::to_string_pretty(&findings().report).unwrap();
+        insta::assert_snapshot!(json, @"");
+    }
+
+    #[test]
+    fn the_report_for_people() {
+        let findings = findings();
+        let next = Next { kept: Some("/data/demo".into()), serving: None };
+        insta::assert_snapshot!(findings.table() + "\n" + &findings.facts() + &next.render(), @"");
+        let samples = findings.samples();
+        assert_eq!(samples.matches("✓ <reasoning>").count(), SAMPLES_SHOWN);
+        assert_eq!(samples.matches("✗ about⏎40").count(), SAMPLES_SHOWN);
+    }
+
+    #[test]
+    fn a_reward_that_only_stays_is_no_improvement() {
+        let mut findings = findings();
+        assert!(findings.improved());
+        findings.report.reward_after = findings.report.reward_before;
+        assert!(!findings.improved());
+        assert!(findings.facts().contains("did not rise"));
+    }
+
+    #[test]
+    fn long_answers_are_cut() {
+        assert_eq!(one_line(" a\nb "), "a⏎b");
+        let long = one_line(&"é".repeat(500));
+        assert_eq!(long.chars().count(), ANSWER_WIDTH);
+        assert!(long.ends_with('…'));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn peak_memory_is_known_on_linux() {
+        assert!(peak_rss_mib().unwrap() > 1.0);
+    }
+}

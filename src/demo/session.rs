@@ -1,0 +1,263 @@
+//! The phases of a demo: evaluate, let users ask while the trainer learns, evaluate again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::config::Config;
+
+use super::client::{Client, TrainerStatus};
+use super::eval::{self, Evaluation};
+use super::progress::{Progress, View};
+use super::report::{Findings, Report, clock, count, peak_rss_mib};
+use super::scrape::Scrape;
+use super::tally::{Board, Tally};
+use super::task::{self, Question};
+use super::users::{Pulse, Users};
+use super::{DemoError, DemoOptions};
+
+/// A demo ends by itself within this time, whatever it has reached.
+const TIME_LIMIT: Duration = Duration::from_secs(285);
+/// Kept back from it for the trainer to finish a step and for shutting down.
+const RESERVE: Duration = Duration::from_secs(15);
+/// How often the daemon is asked how it is.
+const POLL: Duration = Duration::from_millis(200);
+/// Polls in a row that may fail.
+const POLLS_FAILED: u32 = 10;
+/// Longest wait for the trainer to finish what it is doing.
+const SETTLE: Duration = Duration::from_secs(30);
+/// Longest wait for the daemon to be ready.
+const READY: Duration = Duration::from_secs(60);
+
+/// What stays the same through all phases.
+struct Session<'a> {
+    options: &'a DemoOptions,
+    client: Client,
+    board: Arc<Board>,
+    /// Engines, and so answers at the same time.
+    engines: usize,
+    questions: Vec<Question>,
+}
+
+/// How the learning phase ended.
+struct Learned {
+    step: u64,
+    cut_short: Option<String>,
+}
+
+/// Conducts a demo against the daemon at `url`.
+pub(super) async fn conduct(
+    options: &DemoOptions,
+    config: &Config,
+    url: &str,
+    progress: &mut Progress,
+) -> Result<Findings, DemoError> {
+    let session = Session {
+        options,
+        client: Client::new(url)?,
+        board: Arc::default(),
+        engines: config.engine.replicas,
+        questions: eval::held_out(eval::QUESTIONS),
+    };
+    session.client.wait_ready(READY).await?;
+    // Nothing is learned before the first evaluation.
+    session.client.pause().await?;
+    let engines = count(session.engines as u64, "engine");
+    let dir = config.data.dir.display();
+    progress.done("serving", &format!("{url} · {engines} · data in {dir}"));
+
+    let measuring = Instant::now();
+    let before = session.evaluate("before", progress).await?;
+    let deadline = TIME_LIMIT.saturating_sub(measuring.elapsed().mul_f64(1.5) + RESERVE);
+
+    let learned = session.learn(deadline, progress).await?;
+    session.settle().await?;
+    progress.done("learned", &learned_line(&learned, &session.board.read()));
+
+    let after = session.evaluate("after", progress).await?;
+    let scrape = session.client.metrics().await?;
+    if options.keep_serving {
+        session.client.resume().await?;
+    }
+    let tally = session.board.read();
+    let report = session.report(&before, &after, learned.step, &tally, &scrape, progress.elapsed());
+    Ok(Findings { report, before, after, tally, cut_short: learned.cut_short })
+}
+
+impl Session<'_> {
+    async fn evaluate(
+        &self,
+        label: &str,
+        progress: &mut Progress,
+    ) -> Result<Evaluation, DemoError> {
+        let total = self.questions.len();
+        progress.begin(&format!("{label}: asking {total} held-out questions"));
+        let heard = |n| progress.message(&format!("{label}: {n} of {total} held-out questions"));
+        let evaluation =
+            eval::measure(&self.client, &self.questions, self.engines, &self.board, heard).await?;
+        let reward = format!("{:.2} of {:.2}", evaluation.reward(), task::REWARD_MAX);
+        progress.done(label, &format!("{reward} on {total} held-out questions"));
+        Ok(evaluation)
+    }
+
+    /// Users ask and the trainer learns, until all steps are taken or `deadline` (since the
+    /// demo's start) has passed.
+    async fn learn(
+        &self,
+        deadline: Duration,
+        progress: &mut Progress,
+    ) -> Result<Learned, DemoError> {
+        let (beat, pulse) = watch::channel(Pulse::default());
+        // With feedback alone every engine is kept busy by users; else shadows need room.
+        let users = if self.options.rewards.has_graders() { 3 } else { self.engines };
+        let users = Users::start(
+            &self.client,
+            self.options.rewards,
+            self.options.seed,
+            users,
+            &self.board,
+            &pulse,
+        );
+        self.client.resume().await?;
+        let learned = self.watch(deadline, &beat, progress).await;
+        users.stop().await;
+        learned
+    }
+
+    async fn watch(
+        &self,
+        deadline: Duration,
+        beat: &watch::Sender<Pulse>,
+        progress: &mut Progress,
+    ) -> Result<Learned, DemoError> {
+        let steps = self.options.steps;
+        let mut view = View { steps, reward_max: task::REWARD_MAX, ..View::default() };
+        let mut ticks = interval(POLL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut failed = 0;
+        loop {
+            ticks.tick().await;
+            let (status, scrape) = match self.poll().await {
+                Ok(news) => news,
+                Err(error) if failed >= POLLS_FAILED => return Err(error),
+                Err(_) => {
+                    failed += 1;
+                    continue;
+                }
+            };
+            failed = 0;
+            beat.send_replace(pulse(&status, &scrape));
+            refresh(&mut view, &status, &scrape, self.board.read(), progress.elapsed());
+            progress.update(&view);
+            if status.state == "failed" {
+                let reason = status.last_error.unwrap_or_else(|| "no reason given".to_owned());
+                return Err(DemoError::Trainer(reason));
+            }
+            if status.step >= steps || status.state == "finished" {
+                return Ok(Learned { step: status.step, cut_short: None });
+            }
+            if progress.elapsed() >= deadline {
+                let limit = clock(TIME_LIMIT);
+                let reason =
+                    format!("step {} of {steps} at the time limit of {limit}", status.step);
+                return Ok(Learned { step: status.step, cut_short: Some(reason) });
+            }
+        }
+    }
+
+    async fn poll(&self) -> Result<(TrainerStatus, Scrape), DemoError> {
+        Ok((self.client.trainer().await?, self.client.metrics().await?))
+    }
+
+    /// Pauses the trainer and waits until it has published what it was working on.
+    async fn settle(&self) -> Result<(), DemoError> {
+        let paused = self.client.pause().await;
+        let until = Instant::now() + SETTLE;
+        while !self.client.trainer().await?.settled() {
+            // A trainer that has finished need not be pausable; one that goes on must be.
+            if Instant::now() >= until {
+                return Ok(paused?);
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    fn report(
+        &self,
+        before: &Evaluation,
+        after: &Evaluation,
+        steps: u64,
+        tally: &Tally,
+        scrape: &Scrape,
+        wall: Duration,
+    ) -> Report {
+        let (all, idle, busy) = (tally.overall(), tally.idle(), tally.busy());
+        Report {
+            reward_max: task::REWARD_MAX,
+            reward_before: before.reward(),
+            reward_after: after.reward(),
+            steps,
+            swaps: whole(scrape.value("hone_policy_published_total")),
+            requests: tally.requests,
+            failed_requests: tally.failed,
+            feedback: tally.feedback,
+            kl: scrape.value("hone_train_kl").filter(|_| steps > 0),
+            wall_seconds: wall.as_secs_f64(),
+            ttft_p50_ms: all.p50,
+            ttft_p99_ms: all.p99,
+            ttft_idle_p50_ms: idle.p50,
+            ttft_idle_p99_ms: idle.p99,
+            ttft_busy_p50_ms: busy.p50,
+            ttft_busy_p99_ms: busy.p99,
+            feedback_to_policy_p50_seconds: scrape
+                .quantile("hone_feedback_to_policy_seconds", 0.5),
+            peak_rss_mib: peak_rss_mib(),
+            seed: self.options.seed,
+            rewards: self.options.rewards,
+        }
+    }
+}
+
+fn learned_line(learned: &Learned, tally: &Tally) -> String {
+    let steps = count(learned.step, "step");
+    let reward = tally.reward.map(|r| format!(" · users see {r:.2} of {:.2}", task::REWARD_MAX));
+    let early = learned.cut_short.as_ref().map(|reason| format!(" · ended early: {reason}"));
+    format!("{steps}{}{}", reward.unwrap_or_default(), early.unwrap_or_default())
+}
+
+fn pulse(status: &TrainerStatus, scrape: &Scrape) -> Pulse {
+    let queued = whole(scrape.value("hone_rollout_queue_prompts"));
+    Pulse { trainer_busy: status.busy(), waiting: status.ready_groups + queued }
+}
+
+fn refresh(
+    view: &mut View,
+    status: &TrainerStatus,
+    scrape: &Scrape,
+    tally: Tally,
+    elapsed: Duration,
+) {
+    if status.step > view.step {
+        view.history.extend(tally.reward);
+        view.kl = scrape.value("hone_train_kl");
+    }
+    view.step = status.step;
+    view.trainer.clone_from(&status.state);
+    view.version = whole(scrape.value("hone_policy_version"));
+    view.tally = tally;
+    view.elapsed = elapsed;
+}
+
+/// A count that Prometheus hands out as a float.
+fn whole(value: Option<f64>) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "counts are whole, and a float's conversion saturates"
+    )]
+    let whole = value.unwrap_or(0.0) as u64;
+    whole
+}

@@ -1,0 +1,281 @@
+//! `hone demo` against a fake daemon that speaks the real HTTP surface: what the demo asks, in
+//! which order, what it counts and what it reports. The real daemon's part is tested elsewhere.
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+use hone::config::Config;
+use hone::demo::{self, Daemon, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
+
+/// Users' questions that make an optimiser step.
+const QUESTIONS_A_STEP: u64 = 6;
+
+/// How the fake daemon misbehaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    None,
+    /// Answers never get better.
+    NoLearning,
+    /// Every tenth stream lacks its `[DONE]`.
+    BrokenStreams,
+    /// The trainer fails at step 2.
+    TrainerFails,
+}
+
+#[derive(Default)]
+struct Inner {
+    paused: bool,
+    step: u64,
+    max_steps: u64,
+    asked: u64,
+    streams: u64,
+    questions: Vec<(String, Value)>,
+    completions: HashSet<String>,
+    thumbs: Vec<(String, bool)>,
+    steps_at_evaluation: Vec<u64>,
+}
+
+#[derive(Clone)]
+struct Fake {
+    trouble: Trouble,
+    inner: Arc<Mutex<Inner>>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Fake {
+    fn new(trouble: Trouble) -> Self {
+        Self { trouble, inner: Arc::default(), stopped: Arc::default() }
+    }
+
+    async fn start(self, config: Config) -> anyhow::Result<Daemon> {
+        assert_eq!(config.server.bind, SocketAddr::from(([127, 0, 0, 1], 0)));
+        assert!(config.data.dir.join("hone.toml").is_file());
+        self.inner.lock().unwrap().max_steps = config.train.max_steps;
+        let router = Router::new()
+            .route("/readyz", get(async || "ok"))
+            .route("/metrics", get(metrics))
+            .route("/admin/train", get(train))
+            .route("/admin/train/pause", post(pause))
+            .route("/admin/train/resume", post(resume))
+            .route("/v1/chat/completions", post(chat))
+            .route("/v1/feedback", post(feedback))
+            .with_state(self.clone());
+        let listener = tokio::net::TcpListener::bind(config.server.bind).await?;
+        let addr = listener.local_addr()?;
+        let server = tokio::spawn(async move { axum::serve(listener, router).await });
+        let stopped = self.stopped;
+        Ok(Daemon::new(addr, async move || {
+            server.abort();
+            stopped.store(true, Ordering::Relaxed);
+            Ok(())
+        }))
+    }
+}
+
+async fn metrics(State(fake): State<Fake>) -> String {
+    let step = fake.inner.lock().unwrap().step;
+    format!(
+        "# HELP hone_x x\nhone_policy_published_total {step}\nhone_policy_version {step}\nhone_train_kl 0.125\n"
+    )
+}
+
+async fn train(State(fake): State<Fake>) -> Json<Value> {
+    let inner = fake.inner.lock().unwrap();
+    let failed = fake.trouble == Trouble::TrainerFails && inner.step >= 2;
+    let state = match () {
+        () if failed => "failed",
+        () if inner.step >= inner.max_steps => "finished",
+        () if inner.paused => "paused",
+        () => "waiting",
+    };
+    Json(json!({
+        "state": state, "step": inner.step, "ready_groups": 0, "policy_version": inner.step,
+        "metrics": {}, "last_error": failed.then_some("the loss is not a number"), "restarts": 0,
+    }))
+}
+
+async fn pause(State(fake): State<Fake>) -> Json<Value> {
+    fake.inner.lock().unwrap().paused = true;
+    Json(json!({}))
+}
+
+async fn resume(State(fake): State<Fake>) -> Json<Value> {
+    fake.inner.lock().unwrap().paused = false;
+    Json(json!({}))
+}
+
+async fn chat(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
+    assert_eq!((body["stream"].as_bool(), body["temperature"].as_f64()), (Some(true), Some(1.0)));
+    let text = body["messages"][0]["content"].as_str().unwrap().to_owned();
+    let mut inner = fake.inner.lock().unwrap();
+    inner.streams += 1;
+    if body["metadata"]["task"] == "held-out" {
+        let step = inner.step;
+        inner.steps_at_evaluation.push(step);
+    } else {
+        inner.asked += 1;
+        if !inner.paused && inner.step < inner.max_steps && inner.asked % QUESTIONS_A_STEP == 0 {
+            inner.step += 1;
+        }
+    }
+    let id = format!("chatcmpl-{:032x}", inner.streams);
+    inner.completions.insert(id.clone());
+    inner.questions.push((text.clone(), body["metadata"].clone()));
+    // Every other answer is right at first, all of them from step 1 on.
+    let learned = inner.step > 0 && fake.trouble != Trouble::NoLearning;
+    let answer = if learned || inner.streams % 2 == 0 { perfect(&text) } else { "dunno".into() };
+    let broken = fake.trouble == Trouble::BrokenStreams && inner.streams % 10 == 0;
+    stream(&id, inner.step, &answer, broken)
+}
+
+/// The one answer that earns everything, found in the question's own two numbers.
+fn perfect(question: &str) -> String {
+    let numbers: Vec<i64> = question
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|number| number.parse().ok())
+        .collect();
+    let sum: i64 = numbers.iter().sum();
+    format!("<reasoning>it is {sum}</reasoning><answer>{sum}</answer>")
+}
+
+fn stream(id: &str, version: u64, answer: &str, broken: bool) -> Response {
+    let chunk = |delta: Value, finish: Option<&str>| {
+        let chunk = json!({
+            "id": id, "object": "chat.completion.chunk", "system_fingerprint": format!("hone-v{version}"),
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        });
+        format!("data: {chunk}\n\n")
+    };
+    let (head, tail) = answer.split_at(answer.len() / 2);
+    let mut body = chunk(json!({"role": "assistant", "content": ""}), None);
+    body += &chunk(json!({"content": head}), None);
+    body += &chunk(json!({"content": tail}), None);
+    body += &chunk(json!({}), Some("stop"));
+    if !broken {
+        body += "data: [DONE]\n\n";
+    }
+    let headers = [
+        (header::CONTENT_TYPE.as_str(), "text/event-stream".to_owned()),
+        ("x-hone-policy-version", version.to_string()),
+    ];
+    (headers, body).into_response()
+}
+
+async fn feedback(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
+    let mut inner = fake.inner.lock().unwrap();
+    let id = body["completion_id"].as_str().unwrap().to_owned();
+    assert_eq!(body["name"], "thumbs");
+    if !inner.completions.contains(&id) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    inner.thumbs.push((id, body["value"].as_bool().unwrap()));
+    Json(json!({"status": "recorded"})).into_response()
+}
+
+async fn demo(
+    trouble: Trouble,
+    options: DemoOptions,
+) -> (Result<DemoOutcome, DemoError>, String, Inner) {
+    let fake = Fake::new(trouble);
+    let mut out = Vec::new();
+    let outcome =
+        demo::run(options, async |config| fake.clone().start(config).await, &mut out).await;
+    assert!(fake.stopped.load(Ordering::Relaxed), "the daemon is always shut down");
+    let inner = std::mem::take(&mut *fake.inner.lock().unwrap());
+    (outcome, String::from_utf8(out).unwrap(), inner)
+}
+
+fn options(rewards: RewardsMode) -> DemoOptions {
+    DemoOptions { steps: 5, rewards, ..DemoOptions::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demo_that_learns() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.json");
+    let options = DemoOptions {
+        report: Some(file.clone()),
+        data: Some(dir.path().join("data")),
+        ..options(RewardsMode::Both)
+    };
+    let (outcome, text, inner) = demo(Trouble::None, options).await;
+    let outcome = outcome.unwrap();
+    assert!(outcome.improved);
+    assert!((outcome.report.reward_after - task::REWARD_MAX).abs() < 1e-9);
+    assert!(outcome.report.reward_before < 0.75 * task::REWARD_MAX);
+    assert_eq!((outcome.report.steps, outcome.report.swaps), (5, 5));
+    assert_eq!(outcome.report.failed_requests, 0);
+    assert_eq!(outcome.report.requests, inner.streams);
+    assert_eq!(outcome.report.feedback, inner.thumbs.len() as u64);
+
+    // No step before the first evaluation has ended, none during either.
+    let n = eval::QUESTIONS;
+    assert_eq!(inner.steps_at_evaluation.len(), 2 * n);
+    assert!(inner.steps_at_evaluation[..n].iter().all(|&step| step == 0));
+    assert!(inner.steps_at_evaluation[n..].iter().all(|&step| step == 5));
+
+    // Users never ask a held-out question, and each of theirs carries its reference.
+    let held_out: HashSet<String> = eval::held_out(n).iter().map(task::Question::text).collect();
+    for (question, metadata) in &inner.questions {
+        let evaluation = metadata["task"] == "held-out";
+        assert_eq!(held_out.contains(question), evaluation, "{question}");
+        assert_eq!(metadata.get("answer").is_some(), !evaluation, "{metadata}");
+    }
+
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(json["reward_after"], outcome.report.reward_after);
+    assert_eq!(json["rewards"], "both");
+    for expected in ["mean reward", "96 held-out questions", "✓ <reasoning>", "hone serve --config"]
+    {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_feedback_alone_the_daemon_never_hears_a_reference() {
+    let (outcome, _, inner) = demo(Trouble::None, options(RewardsMode::Feedback)).await;
+    assert!(outcome.unwrap().improved);
+    assert!(inner.questions.iter().all(|(_, metadata)| metadata.get("answer").is_none()));
+    assert!(inner.thumbs.iter().any(|(_, up)| *up));
+    assert_eq!(inner.thumbs.len() as u64, inner.asked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn graded_users_give_no_thumbs() {
+    let (outcome, text, inner) = demo(Trouble::None, options(RewardsMode::Graded)).await;
+    assert_eq!(outcome.unwrap().report.feedback, 0);
+    assert!(inner.thumbs.is_empty() && !text.contains("thumb"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_improvement_is_said() {
+    let (outcome, text, _) = demo(Trouble::NoLearning, options(RewardsMode::Feedback)).await;
+    assert!(!outcome.unwrap().improved);
+    assert!(text.contains("the held-out reward did not rise"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_broken_stream_is_counted() {
+    let (outcome, text, inner) = demo(Trouble::BrokenStreams, options(RewardsMode::Both)).await;
+    let report = outcome.unwrap().report;
+    assert_eq!(report.failed_requests, inner.streams / 10);
+    assert!(text.contains("the stream ended without [DONE]"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_trainer_ends_the_demo_with_its_reason() {
+    let (outcome, _, _) = demo(Trouble::TrainerFails, options(RewardsMode::Both)).await;
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, DemoError::Trainer(_)), "{error}");
+    assert_eq!(error.to_string(), "the trainer failed: the loss is not a number");
+}
