@@ -11,8 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
-use crate::engine::mistral::MistralEngine;
-use crate::engine::{Engine, ModelDir, model_dir};
+use crate::engine::{Engine, MistralEngine, ModelDir};
 use crate::http::{self, AppState};
 use crate::policy::Policies;
 use crate::reward::Routes;
@@ -72,8 +71,9 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         .await?,
     );
     let engine: Arc<dyn Engine> = engine;
-    let rollout = Rollout::start(
+    let rollout = Rollout::start_seeded(
         &config.rollout,
+        config.train.seed,
         engine.clone(),
         store.clone(),
         routes.clone(),
@@ -120,15 +120,18 @@ async fn load_engine(
         let path = if wanted.is_empty() {
             crate::demo::embedded::unpack(&data).context("unpacking the embedded model")?
         } else {
-            model_dir::resolve(&wanted, &data.join("hub"))?
+            ModelDir::resolve(&wanted, &data.join("hub"))?
         };
         let mut dir = ModelDir::open(&path)?;
         if !name.is_empty() {
             dir.name = name;
         } else if wanted.is_empty() {
             dir.name = crate::demo::embedded::NAME.to_owned();
+        } else if !Path::new(&wanted).exists() {
+            dir.name = wanted;
         }
-        let engine = MistralEngine::start(&dir, &data.join("normalised"), &engine, metrics)?;
+        let normalised = dir.normalised(&data.join("models"))?;
+        let engine = MistralEngine::start(&dir, &normalised, &engine, metrics)?;
         anyhow::Ok((dir, engine))
     })
     .await?

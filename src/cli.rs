@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+
+use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 /// Serves a language model and keeps improving it from its own traffic.
 ///
@@ -61,29 +63,19 @@ pub struct ServeArgs {
     pub bind: Option<SocketAddr>,
 }
 
-/// Which rewards the demo's model learns from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Rewards {
-    /// Graders and the users' thumbs
-    Both,
-    /// Graders only
-    Graded,
-    /// The users' thumbs only: no grader, one completion a prompt
-    Feedback,
-}
-
 /// `hone demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Optimiser steps [default: enough for the chosen rewards]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub steps: Option<u64>,
+    /// Optimiser steps
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS,
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub steps: u64,
     /// Seed of users, samples and trainer
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// What the model learns from
-    #[arg(long, value_enum, default_value_t = Rewards::Both)]
-    pub rewards: Rewards,
+    #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
+    pub rewards: RewardsMode,
     /// Data directory, kept [default: a temporary one, removed at the end]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
@@ -93,6 +85,13 @@ pub struct DemoArgs {
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+}
+
+impl From<DemoArgs> for DemoOptions {
+    fn from(args: DemoArgs) -> Self {
+        let DemoArgs { steps, seed, rewards, data, keep_serving, report } = args;
+        Self { steps, seed, data, keep_serving, report, rewards }
+    }
 }
 
 /// `hone db …`.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use hone::cli::{Cli, Command, DbCommand, DemoArgs, RewardsCommand, ServeArgs};
 use hone::config::{self, Config};
+use hone::demo::{self, Daemon};
 use hone::{app, store, telemetry};
 
 /// Wrong usage or configuration.
@@ -14,7 +15,7 @@ const USAGE: u8 = 2;
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(args) => serve(args),
-        Command::Demo(args) => demo(args),
+        Command::Demo(args) => run_demo(args),
         Command::Validate { config } => validate(config.as_deref()),
         Command::Db { command } => db(command),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(),
@@ -74,9 +75,15 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
-    let improved = runtime()?.block_on(hone::demo::run(args))?;
-    Ok(if improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+fn run_demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
+    let start = async |config: Config| {
+        telemetry::init(&config.log);
+        let running = app::start(config).await?;
+        Ok(Daemon::new(running.addr, || running.shutdown()))
+    };
+    let mut out = std::io::stdout();
+    let outcome = runtime()?.block_on(demo::run(args.into(), start, &mut out))?;
+    Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
@@ -105,21 +112,29 @@ fn db(command: DbCommand) -> anyhow::Result<ExitCode> {
                 }
             }
         }
-        DbCommand::Check { data } => say(&store::maintain::check(&ledger(&data))?.to_string())?,
+        DbCommand::Check { data } => {
+            let report = store::maintain::check(&ledger(&data))?;
+            say(&serde_json::to_string_pretty(&report)?)?;
+            if !report.is_healthy() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
         DbCommand::Compact { data } => {
-            store::maintain::compact(&ledger(&data))?;
-            say("compacted")?;
+            say(&serde_json::to_string(&store::maintain::compact(&ledger(&data))?)?)?;
         }
         DbCommand::Export { data } => {
-            store::maintain::export(&ledger(&data), &mut std::io::stdout().lock())?;
+            store::maintain::export(&ledger(&data), std::io::stdout().lock())?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn list_rewards() -> anyhow::Result<ExitCode> {
-    for (kind, description) in hone::reward::builtin_kinds() {
-        say(&format!("{kind:<20} {description}"))?;
+    for kind in hone::reward::builtin_kinds() {
+        say(&format!(
+            "{}\n  formula     {}\n  range       {}\n  parameters  {}",
+            kind.kind, kind.formula, kind.range, kind.parameters
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }

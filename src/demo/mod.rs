@@ -116,10 +116,7 @@ impl Daemon {
         F: FnOnce() -> Fut + 'static,
         Fut: Future<Output = anyhow::Result<()>> + 'static,
     {
-        Self {
-            url: format!("http://{addr}"),
-            shutdown: Box::new(move || shutdown().boxed_local()),
-        }
+        Self { url: format!("http://{addr}"), shutdown: Box::new(move || shutdown().boxed_local()) }
     }
 }
 

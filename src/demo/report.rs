@@ -128,7 +128,8 @@ impl Findings {
             let after = self.after.answers.iter().find(|after| after.question == *question);
             for (label, judged) in [("before", Some(before)), ("after", after)] {
                 if let Some(judged) = judged {
-                    let _ = writeln!(text, "    {label:<7}{} {}", mark(judged), one_line(&judged.text));
+                    let _ =
+                        writeln!(text, "    {label:<7}{} {}", mark(judged), one_line(&judged.text));
                 }
             }
             text.push('\n');
@@ -152,7 +153,8 @@ impl Findings {
                 count(report.swaps, "swap"),
             ),
         );
-        let mut traffic = format!("{} · {} failed", count(report.requests, "request"), tally.failed);
+        let mut traffic =
+            format!("{} · {} failed", count(report.requests, "request"), tally.failed);
         if tally.feedback > 0 {
             let _ = write!(traffic, " · {}", count(tally.feedback, "thumb"));
             let _ = write!(traffic, " · {} up", tally.thumbs_up);
@@ -272,8 +274,8 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::task;
     use super::super::tally::Board;
+    use super::super::task;
     use super::*;
 
     fn evaluation(text: &str, good: bool, version: u64) -> Evaluation {

@@ -74,7 +74,7 @@ impl MistralEngine {
         })?;
         let engine = Arc::new(Self {
             info: ModelInfo {
-                name: dir.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                name: dir.name.clone(),
                 context: dir.context(),
                 vocab: dir.vocab(),
                 slots,

@@ -24,6 +24,8 @@ pub const SUPPORTED: &[&str] = &["Qwen2ForCausalLM"];
 pub struct ModelDir {
     /// Where it is.
     pub path: PathBuf,
+    /// What the model is called; the directory's name unless somebody says otherwise.
+    pub name: String,
     /// The parsed `config.json`, transformers 5's `rope_parameters` folded to the top level and
     /// the architecture's defaults filled in.
     pub config: Value,
@@ -64,6 +66,7 @@ impl ModelDir {
         let weights = files::weights(path)?;
         Ok(Self {
             path: path.to_path_buf(),
+            name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             config: Value::Object(config),
             stop_ids,
             chat_template,
