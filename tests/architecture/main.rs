@@ -6,6 +6,7 @@ mod source;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Who may import whom, as in `src/lib.rs`. Tests inside modules are free: they put parts together.
 const RULE: &[(&str, &[&str])] = &[
@@ -160,6 +161,30 @@ fn only_the_configuration_reads_the_environment() {
         });
         assert!(found.is_none() || may, "{} uses the environment: {found:?}", source.path);
     }
+}
+
+/// Every crate with its features, as one kind of build resolves them.
+fn crates(edges: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--offline", "--prefix", "none", "--no-dedupe"])
+        .args(["--edges", edges, "--format", "{p} [{f}]"])
+        .current_dir(root())
+        .output();
+    let output = output.unwrap_or_else(|e| panic!("cargo tree: {e}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().map(|l| l.replace(" (*)", "").replace(" (proc-macro)", "")).collect()
+}
+
+#[test]
+fn dev_dependencies_change_no_dependency() {
+    let (without, with) = (crates("normal,build"), crates("normal,build,dev"));
+    assert!(without.len() > 300, "{} crates", without.len());
+    let changed: Vec<&String> = without.difference(&with).collect();
+    assert!(
+        changed.is_empty(),
+        "`cargo test` would build these and their users anew: {changed:#?}"
+    );
 }
 
 #[test]
