@@ -180,8 +180,10 @@ impl Model {
                 (vec![Op::Step(Box::new(row))], vec![])
             }
             Act::Policy { n } => {
-                let row = policy(*n, PolicyState::Active);
-                self.policies.insert(*n, row.clone());
+                // A version comes after its parent.
+                let n = (*n).min(self.policies.len() as u64);
+                let row = policy(n, PolicyState::Active);
+                self.policies.insert(n, row.clone());
                 (vec![Op::Policy(Box::new(row))], vec![])
             }
             Act::Reopen => (vec![], vec![]),
