@@ -257,9 +257,9 @@ fn a_migration_on_a_failing_disk_can_be_run_again() {
         disk.state().outage = start..start + 1 + seed % 3;
         let opened = (0..10).find_map(|_| disk.store().ok());
         let store = opened.unwrap_or_else(|| panic!("seed {seed}: never opened"));
+        disk.state().outage = 0..0;
         store.commit_blocking(asked(1, 0)).unwrap();
         drop(store);
-        disk.state().outage = 0..0;
         let database = disk.opener()().unwrap();
         assert_eq!(migrate::version(&database).unwrap(), 1);
     }
