@@ -80,11 +80,12 @@ impl State {
     }
 }
 
+/// Works unless told otherwise.
 #[derive(Clone, Debug)]
-struct Disk(Arc<Mutex<State>>);
+pub(super) struct Disk(Arc<Mutex<State>>);
 
 impl Disk {
-    fn new(image: Vec<u8>, seed: u64) -> Self {
+    pub(super) fn new(image: Vec<u8>, seed: u64) -> Self {
         Self(Arc::new(Mutex::new(State {
             current: image.clone(),
             durable: image,
@@ -111,7 +112,7 @@ impl Disk {
         })
     }
 
-    fn store(&self) -> Result<Store, StoreError> {
+    pub(super) fn store(&self) -> Result<Store, StoreError> {
         let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
         Store::start(self.opener(), &config, metrics(), |_| {})
     }
