@@ -47,19 +47,20 @@ reward = [
 struct Daemon {
     child: Child,
     url: String,
+    log: PathBuf,
 }
 
 impl Daemon {
     fn start(dir: &Path) -> Self {
-        let log = std::fs::File::options().create(true).append(true);
-        let log = log.clone().open(dir.join("daemon.log")).unwrap();
+        let log = dir.join("daemon.log");
+        let stderr = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
             .args(["serve", "--bind", "127.0.0.1:0", "--config"])
             .arg(dir.join("hone.toml"))
             .arg("--data")
             .arg(dir.join("data"))
             .stdout(Stdio::piped())
-            .stderr(log)
+            .stderr(stderr)
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -70,13 +71,10 @@ impl Daemon {
             // Keeps the pipe open until the daemon ends.
             let _rest = std::io::copy(&mut stdout, &mut std::io::sink());
         });
-        let mut daemon = Self { child, url: String::new() };
+        let mut daemon = Self { child, url: String::new(), log };
         let line = first_line.recv_timeout(START_LIMIT).map(Result::unwrap).unwrap_or_default();
-        let Some(url) = line.trim().strip_prefix("listening on ") else {
-            daemon.kill();
-            let log = std::fs::read_to_string(dir.join("daemon.log")).unwrap();
-            panic!("the first line was {line:?}; the log:\n{log}");
-        };
+        let url = line.trim().strip_prefix("listening on ");
+        let url = url.unwrap_or_else(|| panic!("the first line was {line:?}"));
         daemon.url = url.to_owned();
         daemon
     }
@@ -93,6 +91,11 @@ impl Drop for Daemon {
         // Both fail where it was killed already.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            println!("{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+        }
     }
 }
 
