@@ -169,7 +169,7 @@ impl StorageBackend for Disk {
 
 fn keyed(n: u64) -> FeedbackEntry {
     FeedbackEntry {
-        idempotency_key: (n % 2 == 0).then(|| format!("key {n}")),
+        idempotency_key: n.is_multiple_of(2).then(|| format!("key {n}")),
         ..thumbs(n, n as f64, n)
     }
 }
