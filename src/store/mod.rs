@@ -156,7 +156,7 @@ pub struct StoreStats {
 }
 
 impl StoreStats {
-    /// `(table, rows)` in the order above.
+    /// `(table, rows)`, for people.
     pub fn rows(&self) -> [(&'static str, u64); 7] {
         [
             ("interactions", self.interactions),
