@@ -223,7 +223,7 @@ struct Ledger {
 
 fn read_ledger(path: &Path) -> Ledger {
     let report = maintain::check(path).unwrap();
-    assert!(report.is_healthy(), "{report}");
+    assert!(report.is_healthy(), "{report:?}");
     let mut lines = Vec::new();
     maintain::export(path, &mut lines).unwrap();
     let mut completions = BTreeMap::new();

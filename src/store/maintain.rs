@@ -2,7 +2,6 @@
 //!
 //! Each function opens the file for itself and answers `InUse` while a server has it.
 
-use std::fmt;
 use std::io::Write;
 use std::path::Path;
 
@@ -31,18 +30,6 @@ impl CheckReport {
     /// Whether nothing is wrong.
     pub fn is_healthy(&self) -> bool {
         self.intact && self.problem_count == 0
-    }
-}
-
-impl fmt::Display for CheckReport {
-    /// For people: one line, then one for each problem that is spelled out.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_healthy() {
-            return write!(f, "the ledger is healthy");
-        }
-        let repaired = if self.intact { "" } else { "damaged pages were repaired; " };
-        write!(f, "{repaired}{} problems", self.problem_count)?;
-        self.problems.iter().try_for_each(|problem| write!(f, "\n{problem}"))
     }
 }
 
