@@ -196,3 +196,12 @@ async fn a_file_in_use_and_a_file_of_something_else_are_refused() {
     std::fs::write(&other, b"not a database").unwrap();
     assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Database(_))));
 }
+
+#[test]
+fn a_new_file_appears_whole_and_leaves_nothing_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir.path().join("ledger.redb")));
+    let names: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["ledger.redb"]);
+}

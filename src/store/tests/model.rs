@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::FeedbackOutcome;
+use super::super::{FeedbackOutcome, check};
+use super::faults::Disk;
 use super::*;
 
 /// One step of the outside world; numbers are small, so that they meet.
@@ -11,7 +12,7 @@ enum Act {
     Ask { n: u64, shadows: u64 },
     Grade { sample: u64, name: u8, value: Option<i8> },
     Thumb { of: u64, choice: u32, name: u8, value: i8, key: Option<(u8, bool)> },
-    Group { n: u64, of: u64, members: Vec<u64>, part: u8 },
+    Group { n: u64, of: u64, size: u64, part: u8 },
     Drop { group: u64 },
     Step { groups: Vec<u64> },
     Policy { n: u64 },
@@ -26,10 +27,8 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(sample, name, value)| Act::Grade { sample, name, value }),
         6 => (0..5_u64, 0..2_u32, 0..3_u8, 0..2_i8, key)
             .prop_map(|(of, choice, name, value, key)| Act::Thumb { of, choice, name, value, key }),
-        3 => (0..6_u64, 0..4_u64, 1..4_usize, 0..3_u8).prop_map(|(n, of, size, part)| {
-            // Mostly members that exist: a served sample and its shadows.
-            Act::Group { n, of, members: (0..size as u64).map(|i| 10 * of + i).collect(), part }
-        }),
+        3 => (0..6_u64, 0..4_u64, 1..4_u64, 0..3_u8)
+            .prop_map(|(n, of, size, part)| Act::Group { n, of, size, part }),
         1 => (0..6_u64).prop_map(|group| Act::Drop { group }),
         2 => proptest::collection::vec(0..6_u64, 0..3).prop_map(|groups| Act::Step { groups }),
         1 => (0..3_u64).prop_map(|n| Act::Policy { n }),
@@ -144,7 +143,7 @@ impl Model {
                 let outcome = self.feedback(&entry, *of);
                 (vec![feedback(entry)], vec![outcome])
             }
-            Act::Group { n, of, members, part: name } => {
+            Act::Group { n, of, size, part: name } => {
                 // A group's prompt and time never change.
                 let (of, created) = match self.groups.get(n) {
                     Some(g) => {
@@ -152,9 +151,11 @@ impl Model {
                     }
                     None => (*of, 4000 + self.clock),
                 };
-                let row = Group { created, ..group(*n, of, members, &[&part(*name)]) };
+                // A served sample and its shadows, where there were that many.
+                let members: Vec<u64> = (0..*size).map(|i| 10 * of + i).collect();
+                let row = Group { created, ..group(*n, of, &members, &[&part(*name)]) };
                 if members.iter().all(|m| self.samples.contains_key(m)) {
-                    for member in members {
+                    for member in &members {
                         self.waiting.remove(&(*member, part(*name)));
                     }
                     self.groups.insert(*n, row.clone());
@@ -180,8 +181,10 @@ impl Model {
                 (vec![Op::Step(Box::new(row))], vec![])
             }
             Act::Policy { n } => {
-                let row = policy(*n, PolicyState::Active);
-                self.policies.insert(*n, row.clone());
+                // A version comes after its parent.
+                let n = (*n).min(self.policies.len() as u64);
+                let row = policy(n, PolicyState::Active);
+                self.policies.insert(n, row.clone());
                 (vec![Op::Policy(Box::new(row))], vec![])
             }
             Act::Reopen => (vec![], vec![]),
@@ -237,29 +240,28 @@ impl Model {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 48,
+        cases: 256,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
 
     #[test]
     fn the_ledger_does_what_the_model_does(acts in proptest::collection::vec(act(), 1..40)) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ledger.redb");
-        let mut store = Some(open(&path));
+        let disk = Disk::new(Vec::new(), 0);
+        let mut store = Some(disk.store().unwrap());
         let mut model = Model::default();
         for act in &acts {
             if matches!(act, Act::Reopen) {
                 drop(store.take());
-                store = Some(open(&path));
+                store = Some(disk.store().unwrap());
             }
             let (ops, expected) = model.play(act);
             let done = store.as_ref().unwrap().commit_blocking(ops).unwrap();
             prop_assert_eq!(done.feedback, expected);
         }
-        model.compare(store.as_ref().unwrap());
-        drop(store);
-        let report = super::super::maintain::check(&path).unwrap();
-        prop_assert!(report.is_healthy(), "{:?}", report);
+        let store = store.unwrap();
+        model.compare(&store);
+        let problems = store.inner.handle.read(check::references).unwrap();
+        prop_assert_eq!(problems.first, Vec::<String>::new());
     }
 }
