@@ -117,59 +117,59 @@ fn environment_wins_over_file() {
 #[test]
 fn environment_mistakes_name_the_variable() {
     let error = |k, v| with_env(&[(k, v)]).unwrap_err().to_string();
-    assert_snapshot!(error("HONE_TRAIN_SEED", "abc"), @"");
-    assert_snapshot!(error("HONE_TRAIN_LEARNING_RATE", "-1"), @"");
-    assert_snapshot!(error("HONE_TRAIN_LEARNING_RAT", "1"), @"");
-    assert_snapshot!(error("HONE_TRAIN_ENABLED", "yes"), @"");
-    assert_snapshot!(error("HONE_SERVER_BIND", "8080"), @"");
+    assert_snapshot!(error("HONE_TRAIN_SEED", "abc"), @r#"train.seed (HONE_TRAIN_SEED) is "abc": it must be a whole number, 0 or more"#);
+    assert_snapshot!(error("HONE_TRAIN_LEARNING_RATE", "-1"), @"train.learning_rate (HONE_TRAIN_LEARNING_RATE) is -1: it must be greater than 0");
+    assert_snapshot!(error("HONE_TRAIN_LEARNING_RAT", "1"), @"HONE_TRAIN_LEARNING_RAT names no key of the configuration: did you mean HONE_TRAIN_LEARNING_RATE?");
+    assert_snapshot!(error("HONE_TRAIN_ENABLED", "yes"), @r#"train.enabled (HONE_TRAIN_ENABLED) is "yes": it must be true or false"#);
+    assert_snapshot!(error("HONE_SERVER_BIND", "8080"), @r#"server.bind (HONE_SERVER_BIND) is "8080": it must be an address and a port, such as "127.0.0.1:8080""#);
 }
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(error("[train]\nlerning_rate = 1"), @"");
-    assert_snapshot!(error("[tran]\nseed = 1"), @"");
-    assert_snapshot!(error("[engine]\nzzz = 1"), @"");
-    assert_snapshot!(error("[train.lora]\nrank = 1"), @"");
-    assert_snapshot!(error("[[route]]\nname = 'a'\nmodle = 'b'"), @"");
+    assert_snapshot!(error("[train]\nlerning_rate = 1"), @"train.lerning_rate is not a key: did you mean train.learning_rate?");
+    assert_snapshot!(error("[tran]\nseed = 1"), @"tran is not a key: did you mean train?");
+    assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are replicas, queue");
+    assert_snapshot!(error("[train.lora]\nrank = 1"), @"train.lora.rank is not a key: the keys there are r, alpha, dropout, target_modules");
+    assert_snapshot!(error("[[route]]\nname = 'a'\nmodle = 'b'"), @"route[0].modle is not a key: did you mean route[0].model?");
 }
 
 #[test]
 fn wrong_types() {
-    assert_snapshot!(error("[train]\nseed = 'x'"), @"");
-    assert_snapshot!(error("[train]\nseed = -1"), @"");
-    assert_snapshot!(error("[train]\nseed = 1.5"), @"");
-    assert_snapshot!(error("[train]\nenabled = 1"), @"");
-    assert_snapshot!(error("[train]\nschedule = 'sine'"), @"");
-    assert_snapshot!(error("[train]\nlearning_rate = true"), @"");
-    assert_snapshot!(error("train = 3"), @"");
-    assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"");
-    assert_snapshot!(error("[rollout]\ndataset = 3"), @"");
-    assert_snapshot!(error("[server]\nbind = 'localhost'"), @"");
-    assert_snapshot!(error("[server]\nbind = 8080"), @"");
-    assert_snapshot!(error("[server]\nclient_keys = 'sesame'"), @"");
-    assert_snapshot!(error("[server]\nclient_keys = ['sesame', 5]"), @"");
-    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'x_proj']"), @"");
-    assert_snapshot!(error("[train]\nseed = \n"), @"");
-    assert_snapshot!(error("route = 3"), @"");
+    assert_snapshot!(error("[train]\nseed = 'x'"), @r#"train.seed is "x": it must be a whole number, 0 or more"#);
+    assert_snapshot!(error("[train]\nseed = -1"), @"train.seed is -1: it must be a whole number, 0 or more");
+    assert_snapshot!(error("[train]\nseed = 1.5"), @"train.seed is 1.5: it must be a whole number, 0 or more");
+    assert_snapshot!(error("[train]\nenabled = 1"), @"train.enabled is 1: it must be true or false");
+    assert_snapshot!(error("[train]\nschedule = 'sine'"), @r#"train.schedule is "sine": it must be "constant", "linear" or "cosine""#);
+    assert_snapshot!(error("[train]\nlearning_rate = true"), @"train.learning_rate is true: it must be a number");
+    assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
+    assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"rollout.max_tokens is 5000000000: it must be a whole number from 0 to 4294967295");
+    assert_snapshot!(error("[rollout]\ndataset = 3"), @"rollout.dataset is 3: it must be a path in quotes");
+    assert_snapshot!(error("[server]\nbind = 'localhost'"), @r#"server.bind is "localhost": it must be an address and a port, such as "127.0.0.1:8080""#);
+    assert_snapshot!(error("[server]\nbind = 8080"), @r#"server.bind is 8080: it must be an address and a port, such as "127.0.0.1:8080""#);
+    assert_snapshot!(error("[server]\nclient_keys = 'sesame'"), @"server.client_keys is a hidden value: it must be a list");
+    assert_snapshot!(error("[server]\nclient_keys = ['sesame', 5]"), @"server.client_keys[1] is a hidden value: it must be a text in quotes");
+    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'x_proj']"), @r#"train.lora.target_modules[1] is "x_proj": it must be "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj" or "down_proj""#);
+    assert_snapshot!(error("[train]\nseed = \n"), @"the configuration is not valid TOML at line 2: string values must be quoted, expected literal string");
+    assert_snapshot!(error("route = 3"), @"route is 3: it must be a list");
 }
 
 #[test]
 fn values_out_of_range() {
-    assert_snapshot!(error("[train]\nlearning_rate = -1"), @"");
-    assert_snapshot!(error("[train]\nlearning_rate = nan"), @"");
-    assert_snapshot!(error("[train]\nbeta = inf"), @"");
-    assert_snapshot!(error("[train]\nnice = 20"), @"");
-    assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"");
-    assert_snapshot!(error("[train]\nschedule = 'cosine'\nwarmup_steps = 2000"), @"");
-    assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"");
-    assert_snapshot!(error("[train.lora]\ntarget_modules = []"), @"");
-    assert_snapshot!(error("[rollout]\ngroup_size = 1"), @"");
-    assert_snapshot!(error("[rollout]\ntemperature = 0"), @"");
-    assert_snapshot!(error("[rollout]\ndataset = 'a'\ndataset_route = 'none'"), @"");
-    assert_snapshot!(error("[server]\nclient_keys = ['with space']"), @"");
-    assert_snapshot!(error("[server]\nclient_keys = ['a']\nadmin_keys = ['a']"), @"");
-    assert_snapshot!(error("[log]\nlevel = 'hone=loud'"), @"");
-    assert_snapshot!(error("[data]\ndir = ''"), @"");
+    assert_snapshot!(error("[train]\nlearning_rate = -1"), @"train.learning_rate is -1: it must be greater than 0");
+    assert_snapshot!(error("[train]\nlearning_rate = nan"), @"train.learning_rate is NaN: it must be greater than 0");
+    assert_snapshot!(error("[train]\nbeta = inf"), @"train.beta is inf: it must be a finite number, 0 or more");
+    assert_snapshot!(error("[train]\nnice = 20"), @"train.nice is 20: it must be from 0 to 19");
+    assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
+    assert_snapshot!(error("[train]\nschedule = 'cosine'\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than train.total_steps (1000)");
+    assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"train.lora.dropout is 1.1: it must be at least 0 and less than 1");
+    assert_snapshot!(error("[train.lora]\ntarget_modules = []"), @"train.lora.target_modules is []: it must be at least one of the seven linear layers, each once");
+    assert_snapshot!(error("[rollout]\ngroup_size = 1"), @"rollout.group_size is 1: it must be from 2 to 1024");
+    assert_snapshot!(error("[rollout]\ntemperature = 0"), @"rollout.temperature is 0: it must be from 0.01 to 10");
+    assert_snapshot!(error("[rollout]\ndataset = 'a'\ndataset_route = 'none'"), @r#"rollout.dataset_route is "none": it must be the name of a route"#);
+    assert_snapshot!(error("[server]\nclient_keys = ['with space']"), @"server.client_keys[0] cannot be a bearer key: it must be printable ASCII without spaces");
+    assert_snapshot!(error("[server]\nclient_keys = ['a']\nadmin_keys = ['a']"), @"server.admin_keys shares a key with server.client_keys: each must have its own");
+    assert_snapshot!(error("[log]\nlevel = 'hone=loud'"), @r#"log.level is "hone=loud": it must be a tracing filter such as "info" or "hone=debug,warn""#);
+    assert_snapshot!(error("[data]\ndir = ''"), @r#"data.dir is "": it must be the path of a directory"#);
 }
 
 /// Every number of the defaults, set to NaN or far below and above its range, is refused by name
@@ -234,18 +234,18 @@ fn routes_are_flat_tables() {
 #[test]
 fn reward_mistakes() {
     let error = |lines: &str| error(&format!("[[route]]\nname = 'a'\n[[route.reward]]\n{lines}"));
-    assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerence = 1"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = -1"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @"");
-    assert_snapshot!(error("name = 'x'"), @"");
-    assert_snapshot!(error("kind = 'feedback'"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'regex'"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = 'a'"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = nan"), @"");
-    assert_snapshot!(error("name = ''\nkind = 'feedback'"), @"");
-    assert_snapshot!(error("name = 'x'\nkind = 'length'\nideal = 5\nspread = 0"), @"");
+    assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerence = 1"), @"route[0].reward[0].tolerence is not a key: did you mean tolerance?");
+    assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @r#"route[0].reward[0].tolerance is "a": it must be a number"#);
+    assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = -1"), @"route[0].reward[0].tolerance is -1: it must be a finite number, 0 or more");
+    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: nothing is allowed there");
+    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "numeric_match", "regex", "format_strict", "format_incremental" or "length""#);
+    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "numeric_match", "regex", "format_strict", "format_incremental" or "length""#);
+    assert_snapshot!(error("kind = 'feedback'"), @"route[0].reward[0].name is missing");
+    assert_snapshot!(error("name = 'x'\nkind = 'regex'"), @"route[0].reward[0].pattern is missing");
+    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = 'a'"), @r#"route[0].reward[0].weight is "a": it must be a number"#);
+    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = nan"), @"route[0].reward[0].weight is NaN: it must be a finite number");
+    assert_snapshot!(error("name = ''\nkind = 'feedback'"), @r#"route[0].reward[0].name is "": it must be 1 to 64 letters, digits, '_', '-' or '.'"#);
+    assert_snapshot!(error("name = 'x'\nkind = 'length'\nideal = 5\nspread = 0"), @"route[0].reward[0].spread is 0: it must be from 1 to 1048576");
 }
 
 #[test]

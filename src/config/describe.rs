@@ -57,7 +57,7 @@ pub(super) fn describe(path: &Path, message: &str, root: &Value) -> Problem {
 /// A value as it stands in the file, shortened; keys to the service are never shown.
 fn show(key: &str, value: &Value) -> String {
     if key.contains("_keys") {
-        return "set to something hidden here".to_owned();
+        return "a hidden value".to_owned();
     }
     let text = match value {
         Value::Table(_) => "a table".to_owned(),

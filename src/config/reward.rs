@@ -59,13 +59,14 @@ impl TryFrom<Table> for RewardConfig {
 
 impl Serialize for RewardConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let nested = Table::try_from(&self.kind).map_err(S::Error::custom)?;
+        // Not as a TOML table, which has no form for enums with fields.
+        let nested = serde_json::to_value(&self.kind).map_err(S::Error::custom)?;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("name", &self.name)?;
         map.serialize_entry("weight", &self.weight)?;
-        for (kind, parameters) in nested {
-            map.serialize_entry("kind", &kind)?;
-            for (key, value) in parameters.as_table().into_iter().flatten() {
+        for (kind, parameters) in nested.as_object().into_iter().flatten() {
+            map.serialize_entry("kind", kind)?;
+            for (key, value) in parameters.as_object().into_iter().flatten() {
                 map.serialize_entry(key, value)?;
             }
         }

@@ -34,10 +34,9 @@ pub(super) fn check(config: &Config) -> Checked {
     rollout(&config.rollout)?;
     train(&config.train)?;
     policy(&config.policy)?;
-    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.level) {
+    if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
-        let shown = format!("{:?} ({error})", config.log.level);
-        return Err(Problem::value("log.level", shown, allowed));
+        return Err(Problem::value("log.level", quoted(&config.log.level), allowed));
     }
     routes(config)
 }
