@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::finish::{commit_patiently, is_feedback};
+use super::finish::is_feedback;
 use crate::reward::record;
 use crate::store::{Op, StoreError};
 use crate::types::{Group, GroupId, GroupState, Sample, SampleId, now_ms};
@@ -69,7 +69,7 @@ async fn sweep(shared: &Shared) -> Result<(), StoreError> {
             }
         }
         let ops = ops.into_iter().map(|group| Op::Group(Box::new(group))).collect();
-        commit_patiently(shared, ops).await?;
+        shared.store.commit(ops).await?;
     }
     Ok(())
 }

@@ -20,10 +20,6 @@ type Grades = Vec<(String, Vec<Option<f64>>)>;
 /// Feedback that no group trains on yet, by member.
 type Feedback = BTreeMap<SampleId, Vec<Reward>>;
 
-/// Attempts at a commit while the ledger's queue is full, and the pause between them.
-const COMMITS: u32 = 20;
-const COMMIT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Collects a group's shadows, scores everything, waits for feedback and commits.
 pub(super) async fn run(
     shared: &Shared,
@@ -121,7 +117,7 @@ async fn commit(
     ops.extend(shadows.map(|sample| Op::Sample(Box::new(sample.clone()))));
     ops.extend(grader_rewards(members, grades).map(|reward| Op::Reward(Box::new(reward))));
     ops.push(Op::Group(Box::new(group)));
-    commit_patiently(shared, ops).await?;
+    shared.store.commit(ops).await?;
 
     for (part, values) in grades {
         record(&shared.metrics, &job.route.name, part, values.iter().copied());
@@ -139,17 +135,6 @@ async fn commit(
         shared.skip("unscored");
     }
     Ok(())
-}
-
-/// Commits, waiting out a full queue: what is committed here was expensive to sample.
-pub(super) async fn commit_patiently(shared: &Shared, ops: Vec<Op>) -> Result<(), StoreError> {
-    for _ in 1..COMMITS {
-        match shared.store.commit(ops.clone()).await {
-            Err(StoreError::Overloaded) => tokio::time::sleep(COMMIT_PAUSE).await,
-            other => return other.map(drop),
-        }
-    }
-    shared.store.commit(ops).await.map(drop)
 }
 
 /// The served members' feedback, less what another group trains on already.

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::RolloutConfig;
 use crate::engine::Engine;
-use crate::reward::{RewardError, Route, Routes};
+use crate::reward::{RewardError, Routes};
 use crate::store::{Store, StoreError};
 use crate::telemetry::Metrics;
 use crate::types::{Interaction, Sample, SampleId, UnixMillis, now_ms};
@@ -226,9 +226,7 @@ impl Shared {
 
     /// Lets the sweep have the feedback on these.
     fn release(&self, samples: &[SampleId]) {
-        let mut held = self.held();
-        samples.iter().for_each(|id| drop(held.remove(id)));
-        drop(held);
+        self.held().retain(|id, _| !samples.contains(id));
         self.released.notify_one();
     }
 
@@ -246,3 +244,6 @@ impl Shared {
         *self.stop.borrow()
     }
 }
+
+#[cfg(test)]
+mod tests;

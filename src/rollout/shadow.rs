@@ -9,11 +9,13 @@ use crate::types::{
     FinishReason, Interaction, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
 };
 
-/// Pause after the first failed attempt; it doubles up to [`PAUSE_MAX`].
+/// Pause after the first attempt that led to nothing; it doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(5);
-const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Attempts at a prompt that the engine fails on (giving way to live traffic is not a failure).
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Attempts at a sample that the engine fails on (giving way to live traffic is not a failure).
 const FAILURES: u32 = 4;
+/// Pause after a sample is given up, so that a broken engine is not asked in a hot loop.
+const GIVEN_UP: Duration = Duration::from_millis(500);
 
 /// Samples until it is done; `None` when the engine cannot, or the daemon stops.
 ///
@@ -79,8 +81,7 @@ async fn complete(
                 tracing::warn!(%error, interaction = %interaction.id, failures, "a shadow sample failed");
                 let hopeless = !matches!(error, EngineError::Internal(_));
                 if hopeless || failures >= FAILURES {
-                    // Before the next prompt, so that a broken engine is not asked in a hot loop.
-                    tokio::time::sleep(PAUSE_MAX).await;
+                    tokio::time::sleep(GIVEN_UP).await;
                     return None;
                 }
             }
