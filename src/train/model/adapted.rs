@@ -52,13 +52,13 @@ fn combine<T: Real>(
     if let Some((delta, scale)) = delta {
         let scale = T::of(scale);
         for (y, d) in y.iter_mut().zip(T::cpu_storage_as_slice(delta)?) {
-            *y = *y + scale * *d;
+            *y += scale * *d;
         }
     }
     if let Some(bias) = bias {
         for row in y.chunks_exact_mut(out) {
             for (y, b) in row.iter_mut().zip(bias) {
-                *y = *y + *b;
+                *y += *b;
             }
         }
     }

@@ -206,10 +206,10 @@ impl Kernel for CausalSoftmax {
             let mut sum = T::of(0.0);
             for (x, y) in row.iter().zip(out.iter_mut()) {
                 *y = ((*x - max) * scale).exp();
-                sum = sum + *y;
+                sum += *y;
             }
             let inverse = T::of(1.0) / sum;
-            out.iter_mut().for_each(|y| *y = *y * inverse);
+            out.iter_mut().for_each(|y| *y *= inverse);
         }
         out
     }

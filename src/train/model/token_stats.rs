@@ -49,7 +49,7 @@ impl TokenStats {
                 // p ln p is 0 where p is 0, even if ln p is minus infinity.
                 let p = logp.exp();
                 if p > T::of(0.0) {
-                    entropy = entropy - p * logp;
+                    entropy -= p * logp;
                 }
             }
             out.push(row[self.targets[i] as usize] * scale - log_sum);
@@ -74,11 +74,11 @@ impl TokenStats {
                 let p = logp.exp();
                 let mut g = T::of(0.0) - grad_logp * p;
                 if grad_entropy != T::of(0.0) && p > T::of(0.0) {
-                    g = g - grad_entropy * p * (logp + entropy);
+                    g -= grad_entropy * p * (logp + entropy);
                 }
                 out.push(g * scale);
             }
-            out[start + target] = out[start + target] + grad_logp * scale;
+            out[start + target] += grad_logp * scale;
         }
         out
     }
