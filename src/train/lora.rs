@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::config::{LinearKind, LoraConfig};
 use crate::train::error::{LearnError, Result};
-use crate::train::model::{ModelSpec, ops};
+use crate::train::model::ModelSpec;
 
 /// Inverted dropout from our own random stream, so that a step can be repeated bit for bit.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    fn apply(&mut self, x: &Tensor) -> candle_core::Result<Tensor> {
+    pub(super) fn apply(&mut self, x: &Tensor) -> candle_core::Result<Tensor> {
         if self.p <= 0.0 {
             return Ok(x.clone());
         }
@@ -151,23 +151,6 @@ impl Lora {
             .into_iter()
             .map(|(name, var)| Ok((name, var.as_detached_tensor().copy()?)))
             .collect()
-    }
-
-    /// What the adapter adds to a linear layer's output for `x` `[n, in]`; `None` without one.
-    pub(crate) fn delta(
-        &self,
-        layer: usize,
-        kind: LinearKind,
-        x: &Tensor,
-        dropout: Option<&mut Dropout>,
-    ) -> candle_core::Result<Option<Tensor>> {
-        let Some(pair) = self.pair(layer, kind) else { return Ok(None) };
-        let x = match dropout {
-            Some(dropout) => dropout.apply(x)?,
-            None => x.clone(),
-        };
-        let down = ops::linear(&x, pair.a.as_tensor())?;
-        Ok(Some((ops::linear(&down, pair.b.as_tensor())? * self.scale)?))
     }
 }
 

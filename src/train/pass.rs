@@ -47,7 +47,7 @@ pub(super) struct Outcome {
 impl Outcome {
     /// Samples whose mean difference is above `limit`, where that is above 0.
     pub fn refused(&self, limit: f64) -> Vec<usize> {
-        let above = |d: f64| limit > 0.0 && !(d <= limit);
+        let above = |d: f64| limit > 0.0 && (d > limit || d.is_nan());
         self.differences.iter().filter(|(_, d)| above(*d)).map(|(index, _)| *index).collect()
     }
 }

@@ -17,9 +17,12 @@ use sha2::{Digest, Sha256};
 use super::error::{LearnError, Result};
 use super::lora::{Dropout, Lora};
 
+mod adapted;
 mod block;
+mod fused;
+mod kernel;
 pub mod ops;
-pub(crate) mod real;
+mod real;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -167,6 +170,6 @@ impl Model {
     /// # Errors
     /// If the shapes do not fit.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear(hidden, &self.head)?)
+        Ok(ops::linear(hidden, &self.head, None)?)
     }
 }

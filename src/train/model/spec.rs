@@ -75,14 +75,14 @@ impl ModelSpec {
     }
 
     fn validate(&self) -> Result<()> {
-        if self.num_heads % self.num_kv_heads != 0 {
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(LearnError::Spec {
                 field: "num_key_value_heads",
                 value: self.num_kv_heads.to_string(),
                 expected: "a divisor of `num_attention_heads`",
             });
         }
-        if self.head_dim == 0 || self.head_dim % 2 != 0 {
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return Err(LearnError::Spec {
                 field: "head_dim",
                 value: self.head_dim.to_string(),

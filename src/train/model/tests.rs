@@ -100,6 +100,7 @@ fn check_operation(x: &Tensor, f: impl Fn(&Tensor) -> Tensor) {
     }
 }
 
+/// Values that are no round numbers.
 fn wave(shape: (usize, usize)) -> Tensor {
     let x: Vec<f64> = (0..shape.0 * shape.1).map(|i| (i as f64 * 1.3 + 0.2).sin() * 2.0).collect();
     Tensor::from_vec(x, shape, &Device::Cpu).unwrap()
@@ -134,13 +135,85 @@ fn token_stats_of_huge_logits_are_finite() {
 }
 
 #[test]
-fn a_frozen_product_has_the_gradient_of_a_product() {
-    let weight = wave((4, 5));
-    check_operation(&wave((3, 5)), |x| ops::linear(x, &weight).unwrap());
-    let var = Var::from_tensor(&wave((3, 5))).unwrap();
-    let fused = ops::linear(var.as_tensor(), &weight).unwrap();
-    let plain = var.as_tensor().matmul(&weight.t().unwrap()).unwrap();
+fn a_frozen_linear_has_the_gradient_of_a_product() {
+    let (weight, bias) = (wave((4, 5)), wave((1, 4)).squeeze(0).unwrap());
+    check_operation(&wave((3, 5)), |x| ops::linear(x, &weight, Some(&bias)).unwrap());
+    let x = wave((3, 5));
+    let fused = ops::linear(&x, &weight, Some(&bias)).unwrap();
+    let plain = x.matmul(&weight.t().unwrap()).unwrap().broadcast_add(&bias).unwrap();
     assert!(largest_difference(&fused, &plain) < 1e-12);
+}
+
+#[test]
+fn an_adapted_linear_has_the_gradient_of_its_chain() {
+    let (x, weight, bias) = (wave((3, 5)), wave((4, 5)), wave((1, 4)).squeeze(0).unwrap());
+    let (a, b) = (wave((2, 5)), wave((4, 2)));
+    let run = |x: &Tensor, a: &Tensor, b: &Tensor| {
+        ops::adapted_linear((x, None), (&weight, Some(&bias)), (a, b, 0.7)).unwrap()
+    };
+    check_operation(&x, |x| run(x, &a, &b));
+    check_operation(&a, |a| run(&x, a, &b));
+    check_operation(&b, |b| run(&x, &a, b));
+    // The chain is what runs where the adapter sees other inputs.
+    let same = Some(&x);
+    let chain = ops::adapted_linear((&x, same), (&weight, Some(&bias)), (&a, &b, 0.7)).unwrap();
+    assert!(largest_difference(&run(&x, &a, &b), &chain) < 1e-12);
+}
+
+#[test]
+fn rms_norm_equals_its_chain_and_has_its_gradient() {
+    let (x, weight) = (wave((3, 6)), wave((1, 6)).squeeze(0).unwrap());
+    check_operation(&x, |x| ops::rms_norm(x, &weight, 1e-3).unwrap());
+    check_operation(&weight, |weight| ops::rms_norm(&x, weight, 1e-3).unwrap());
+    let chain = ops::rms_norm_chain(&x, &weight, 1e-3).unwrap();
+    assert!(largest_difference(&ops::rms_norm(&x, &weight, 1e-3).unwrap(), &chain) < 1e-12);
+}
+
+#[test]
+fn swiglu_equals_its_chain_and_has_its_gradient() {
+    let (gate, up) = (wave((2, 5)), (wave((2, 5)) + 0.3).unwrap());
+    check_operation(&gate, |gate| ops::swiglu(gate, &up).unwrap());
+    check_operation(&up, |up| ops::swiglu(&gate, up).unwrap());
+    let chain = (gate.silu().unwrap() * &up).unwrap();
+    assert!(largest_difference(&ops::swiglu(&gate, &up).unwrap(), &chain) < 1e-12);
+}
+
+#[test]
+fn causal_softmax_sees_no_later_key_and_has_its_gradient() {
+    // Two query heads of three positions.
+    let x = wave((6, 3));
+    check_operation(&x, |x| ops::causal_softmax(x, 0.8).unwrap());
+    let p = values(&ops::causal_softmax(&x, 0.8).unwrap());
+    let x = values(&x);
+    for row in 0..6 {
+        let seen = row % 3 + 1;
+        let sum: f64 = (0..seen).map(|k| (0.8 * x[row * 3 + k]).exp()).sum();
+        for key in 0..3 {
+            let expected = if key < seen { (0.8 * x[row * 3 + key]).exp() / sum } else { 0.0 };
+            assert!((p[row * 3 + key] - expected).abs() < 1e-12);
+        }
+    }
+}
+
+#[test]
+fn heads_are_split_turned_and_merged_with_their_gradient() {
+    let heads = ops::Heads { batch: 2, len: 3, heads: 2, head_dim: 4 };
+    let tables = ops::rope_tables(3, 4, 100.0, DType::F64, &Device::Cpu).unwrap();
+    let x = wave((6, 8));
+    check_operation(&x, |x| heads.split(x, Some(&tables)).unwrap());
+    check_operation(&x, |x| heads.split(x, None).unwrap());
+    check_operation(&heads.split(&x, None).unwrap(), |x| heads.merge(x).unwrap());
+    let split = heads.split(&x, None).unwrap();
+    let plain = x.reshape((2, 3, 2, 4)).unwrap().transpose(1, 2).unwrap();
+    assert!(largest_difference(&split, &plain) < 1e-15);
+    assert!(largest_difference(&heads.merge(&split).unwrap(), &x) < 1e-15);
+    let turned = heads.split(&x, Some(&tables)).unwrap();
+    let chain = candle_nn::rotary_emb::rope_slow(
+        &plain.contiguous().unwrap(),
+        &tables.0.narrow(1, 0, 2).unwrap(),
+        &tables.1.narrow(1, 0, 2).unwrap(),
+    );
+    assert!(largest_difference(&turned, &chain.unwrap()) < 1e-12);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 
+use super::kernel::{Kernel, Plain, launch};
 use super::real::Real;
 
 type Result<T> = candle_core::Result<T>;
@@ -48,7 +49,7 @@ impl TokenStats {
                 // p ln p is 0 where p is 0, even if ln p is minus infinity.
                 let p = logp.exp();
                 if p > T::of(0.0) {
-                    entropy = entropy - p * logp;
+                    entropy -= p * logp;
                 }
             }
             out.push(row[self.targets[i] as usize] * scale - log_sum);
@@ -73,11 +74,11 @@ impl TokenStats {
                 let p = logp.exp();
                 let mut g = T::of(0.0) - grad_logp * p;
                 if grad_entropy != T::of(0.0) && p > T::of(0.0) {
-                    g = g - grad_entropy * p * (logp + entropy);
+                    g -= grad_entropy * p * (logp + entropy);
                 }
                 out.push(g * scale);
             }
-            out[start + target] = out[start + target] + grad_logp * scale;
+            out[start + target] += grad_logp * scale;
         }
         out
     }
@@ -89,38 +90,44 @@ fn log_sum_exp<T: Real>(row: &[T], scale: T) -> T {
     max * scale + sum.ln()
 }
 
-/// The values of a contiguous CPU tensor.
-fn contiguous<'a, T>(values: &'a [T], layout: &Layout) -> Result<&'a [T]> {
-    match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&values[start..end]),
-        None => candle_core::bail!("token-stats: the logits are not contiguous"),
+impl Kernel for TokenStats {
+    const NAME: &'static str = "token-stats";
+
+    fn shape(&self, _inputs: &[&Shape]) -> Result<Shape> {
+        Ok(Shape::from((self.targets.len(), 2)))
+    }
+
+    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
+        self.forward(inputs[0])
+    }
+}
+
+/// Inputs: logits, result, gradient of the result.
+struct TokenStatsGrad(TokenStats);
+
+impl Kernel for TokenStatsGrad {
+    const NAME: &'static str = "token-stats-grad";
+
+    fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        Ok(inputs[0].clone())
+    }
+
+    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
+        self.0.backward(inputs[0], inputs[1], inputs[2])
     }
 }
 
 impl CustomOp1 for TokenStats {
     fn name(&self) -> &'static str {
-        "token-stats"
+        Self::NAME
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let shape = Shape::from((self.targets.len(), 2));
-        let out = match storage {
-            CpuStorage::F32(x) => CpuStorage::F32(self.forward(contiguous(x, layout)?)),
-            CpuStorage::F64(x) => CpuStorage::F64(self.forward(contiguous(x, layout)?)),
-            _ => candle_core::bail!("token-stats: only f32 and f64 are supported"),
-        };
-        Ok((out, shape))
+        launch(self, &[(storage, layout)])
     }
 
     fn bwd(&self, arg: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        fn run<T: Real>(op: &TokenStats, x: &Tensor, r: &Tensor, g: &Tensor) -> Result<Tensor> {
-            let flat = |t: &Tensor| t.flatten_all()?.to_vec1::<T>();
-            let out = op.backward(&flat(x)?, &flat(r)?, &flat(g)?);
-            Tensor::from_vec(out, x.shape(), x.device())
-        }
-        Ok(Some(match arg.dtype() {
-            candle_core::DType::F64 => run::<f64>(self, arg, res, grad)?,
-            _ => run::<f32>(self, arg, res, grad)?,
-        }))
+        let op = Plain(TokenStatsGrad(self.clone()));
+        Ok(Some(arg.detach().apply_op3_no_bwd(&res.detach(), &grad.contiguous()?, &op)?))
     }
 }
