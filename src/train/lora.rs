@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::config::{LinearKind, LoraConfig};
 use crate::train::error::{LearnError, Result};
-use crate::train::model::{ModelSpec, ops};
+use crate::train::model::ModelSpec;
 
 /// Inverted dropout from our own random stream, so that a step can be repeated bit for bit.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    fn apply(&mut self, x: &Tensor) -> candle_core::Result<Tensor> {
+    pub(super) fn apply(&mut self, x: &Tensor) -> candle_core::Result<Tensor> {
         if self.p <= 0.0 {
             return Ok(x.clone());
         }
@@ -84,6 +84,48 @@ impl Lora {
         Ok(Self { r: config.r, scale: config.alpha / config.r as f64, pairs })
     }
 
+    /// An adapter from tensors under their PEFT names: exactly those that `config` asks for.
+    ///
+    /// # Errors
+    /// If a tensor is missing, has the wrong shape or belongs to no adapter; the message says which.
+    pub fn from_tensors(
+        spec: &ModelSpec,
+        config: &LoraConfig,
+        mut tensors: BTreeMap<String, Tensor>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut pairs = BTreeMap::new();
+        for layer in 0..spec.num_layers {
+            for kind in checked_modules(config)? {
+                let (out, inp) = spec.linear_shape(kind);
+                let [a_name, b_name] = peft_names(layer, kind);
+                let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
+                    let tensor = tensors
+                        .remove(&name)
+                        .ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))?;
+                    if tensor.dims() != shape {
+                        return Err(LearnError::Weights(format!(
+                            "`{name}` has shape {:?} instead of {shape:?}",
+                            tensor.dims()
+                        )));
+                    }
+                    let tensor = tensor.to_device(device)?.to_dtype(dtype)?.copy()?;
+                    Ok(Var::from_tensor(&tensor)?)
+                };
+                let a = take(a_name, [config.r, inp])?;
+                let b = take(b_name, [out, config.r])?;
+                pairs.insert((layer, kind), Pair { a, b });
+            }
+        }
+        if let Some(name) = tensors.keys().next() {
+            return Err(LearnError::Weights(format!(
+                "`{name}` is not on a linear layer that the adapter names"
+            )));
+        }
+        Ok(Self { r: config.r, scale: config.alpha / config.r as f64, pairs })
+    }
+
     /// The adapter on one linear layer, if it has one.
     pub fn pair(&self, layer: usize, kind: LinearKind) -> Option<&Pair> {
         self.pairs.get(&(layer, kind))
@@ -94,35 +136,29 @@ impl Lora {
         self.pairs
             .iter()
             .flat_map(|((layer, kind), pair)| {
-                let module = format!(
-                    "base_model.model.model.layers.{layer}.{}.{}",
-                    kind.parent(),
-                    kind.as_str()
-                );
-                [
-                    (format!("{module}.lora_A.weight"), &pair.a),
-                    (format!("{module}.lora_B.weight"), &pair.b),
-                ]
+                let [a, b] = peft_names(*layer, *kind);
+                [(a, &pair.a), (b, &pair.b)]
             })
             .collect()
     }
 
-    /// What the adapter adds to a linear layer's output for `x` `[n, in]`; `None` without one.
-    pub(crate) fn delta(
-        &self,
-        layer: usize,
-        kind: LinearKind,
-        x: &Tensor,
-        dropout: Option<&mut Dropout>,
-    ) -> candle_core::Result<Option<Tensor>> {
-        let Some(pair) = self.pair(layer, kind) else { return Ok(None) };
-        let x = match dropout {
-            Some(dropout) => dropout.apply(x)?,
-            None => x.clone(),
-        };
-        let down = ops::linear(&x, pair.a.as_tensor())?;
-        Ok(Some((ops::linear(&down, pair.b.as_tensor())? * self.scale)?))
+    /// Copies of every trainable tensor under its PEFT name: later updates do not change them.
+    ///
+    /// # Errors
+    /// If a copy fails.
+    pub fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+        self.parameters()
+            .into_iter()
+            .map(|(name, var)| Ok((name, var.as_detached_tensor().copy()?)))
+            .collect()
     }
+}
+
+/// The names of A and B in `adapter_model.safetensors`.
+fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
+    let module =
+        format!("base_model.model.model.layers.{layer}.{}.{}", kind.parent(), kind.as_str());
+    [format!("{module}.lora_A.weight"), format!("{module}.lora_B.weight")]
 }
 
 fn checked_modules(config: &LoraConfig) -> Result<Vec<LinearKind>> {

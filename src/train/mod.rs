@@ -3,11 +3,35 @@
 //! [`Learner`] is the pure part (model, loss, optimiser, checkpoint); the worker drives it.
 // STUB: the worker's signatures only.
 
+pub mod advantage;
+mod batch;
+pub mod checkpoint;
 pub mod error;
+mod files;
+pub mod learner;
+#[cfg(test)]
+mod learner_tests;
 pub mod lora;
+pub mod loss;
+#[cfg(test)]
+mod loss_tests;
 pub mod model;
+pub mod optim;
+#[cfg(test)]
+mod optim_tests;
+mod pass;
+#[cfg(test)]
+mod pass_tests;
+pub mod peft;
+pub mod schedule;
+#[cfg(test)]
+mod step_bench;
+#[cfg(test)]
+mod testing;
 
+pub use batch::TrainSample;
 pub use error::LearnError;
+pub use learner::{Learner, StepStats};
 pub use lora::Lora;
 pub use model::{Model, ModelSpec};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::ops;
+use super::ops::{self, Heads};
 use super::spec::ModelSpec;
 use crate::config::LinearKind;
 use crate::train::error::Result;
@@ -18,12 +18,8 @@ pub(super) struct Context {
     kv_heads: usize,
     head_dim: usize,
     eps: f64,
-    /// `[len, head_dim]`
-    cos: Tensor,
-    /// `[len, head_dim]`
-    sin: Tensor,
-    /// `[heads / kv_heads * len, len]`: 0 where a query may look, minus infinity elsewhere.
-    mask: Tensor,
+    /// Cosines and sines, each `[len, head_dim]`.
+    tables: (Tensor, Tensor),
 }
 
 impl Context {
@@ -34,14 +30,6 @@ impl Context {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let (cos, sin) = ops::rope_tables(len, spec.head_dim, spec.rope_theta, dtype, device)?;
-        let group = spec.num_heads / spec.num_kv_heads;
-        let mask: Vec<f32> = (0..group * len)
-            .flat_map(|row| {
-                (0..len).map(move |key| if key > row % len { f32::NEG_INFINITY } else { 0.0 })
-            })
-            .collect();
-        let mask = Tensor::from_vec(mask, (group * len, len), device)?.to_dtype(dtype)?;
         Ok(Self {
             batch,
             len,
@@ -49,9 +37,7 @@ impl Context {
             kv_heads: spec.num_kv_heads,
             head_dim: spec.head_dim,
             eps: spec.rms_norm_eps,
-            cos,
-            sin,
-            mask,
+            tables: ops::rope_tables(len, spec.head_dim, spec.rope_theta, dtype, device)?,
         })
     }
 }
@@ -86,15 +72,17 @@ impl Linears<'_> {
         let Some(linear) = self.block.linears.get(&kind) else {
             candle_core::bail!("the block has no {}", kind.as_str());
         };
-        let mut y = ops::linear(x, &linear.weight)?;
-        if let Some(bias) = &linear.bias {
-            y = y.broadcast_add(bias)?;
-        }
-        let delta = match self.lora {
-            Some(lora) => lora.delta(self.layer, kind, x, self.dropout.as_deref_mut())?,
+        let frozen = (&linear.weight, linear.bias.as_ref());
+        let Some(pair) = self.lora.and_then(|lora| lora.pair(self.layer, kind)) else {
+            return ops::linear(x, frozen.0, frozen.1);
+        };
+        let scale = self.lora.map_or(0.0, |lora| lora.scale);
+        let dropped = match &mut self.dropout {
+            Some(dropout) => Some(dropout.apply(x)?),
             None => None,
         };
-        delta.map_or(Ok(y.clone()), |delta| y + delta)
+        let adapter = (pair.a.as_tensor(), pair.b.as_tensor(), scale);
+        ops::adapted_linear((x, dropped.as_ref()), frozen, adapter)
     }
 }
 
@@ -118,6 +106,12 @@ impl Block {
             post_attention_norm: take(&format!("{prefix}.post_attention_layernorm.weight"))?,
             linears,
         })
+    }
+
+    /// All weights, biases left out.
+    pub(super) fn weights(&self) -> impl Iterator<Item = &Tensor> {
+        let norms = [&self.input_norm, &self.post_attention_norm];
+        norms.into_iter().chain(self.linears.values().map(|linear| &linear.weight))
     }
 
     /// `x` `[batch * len, hidden]` to the same shape.
@@ -144,30 +138,23 @@ fn attention(
     linears: &mut Linears<'_>,
 ) -> candle_core::Result<Tensor> {
     let Context { batch, len, heads, kv_heads, head_dim, .. } = *context;
-    let split = |y: Tensor, heads: usize| {
-        y.reshape((batch, len, heads, head_dim))?.transpose(1, 2)?.contiguous()
-    };
-    let q = split(linears.apply(LinearKind::QProj, x)?, heads)?;
-    let k = split(linears.apply(LinearKind::KProj, x)?, kv_heads)?;
-    let v = split(linears.apply(LinearKind::VProj, x)?, kv_heads)?;
-    let q = ops::rope(&q, &context.cos, &context.sin)?;
-    let k = ops::rope(&k, &context.cos, &context.sin)?;
+    let queries = Heads { batch, len, heads, head_dim };
+    let keys = Heads { heads: kv_heads, ..queries };
+    let q = queries.split(&linears.apply(LinearKind::QProj, x)?, Some(&context.tables))?;
+    let k = keys.split(&linears.apply(LinearKind::KProj, x)?, Some(&context.tables))?;
+    let v = keys.split(&linears.apply(LinearKind::VProj, x)?, None)?;
     // Query head h looks at key head h / group: the heads of a group become rows of one product.
     let rows = heads / kv_heads * len;
     let q = q.reshape((batch, kv_heads, rows, head_dim))?;
-    let scores = (q.matmul(&k.t()?)? / (head_dim as f64).sqrt())?;
-    let weights = ops::softmax(&scores.broadcast_add(&context.mask)?)?;
-    weights
-        .matmul(&v)?
-        .reshape((batch, heads, len, head_dim))?
-        .transpose(1, 2)?
-        .reshape((batch * len, heads * head_dim))
-        .and_then(|y| linears.apply(LinearKind::OProj, &y))
+    let scores = q.matmul(&k.t()?)?;
+    let weights = ops::causal_softmax(&scores, 1.0 / (head_dim as f64).sqrt())?;
+    let mixed = weights.matmul(&v)?.reshape((batch, heads, len, head_dim))?;
+    linears.apply(LinearKind::OProj, &queries.merge(&mixed)?)
 }
 
 /// `down(silu(gate(x)) * up(x))` (Shazeer 2020); `x` `[batch * len, hidden]`.
 fn mlp(x: &Tensor, linears: &mut Linears<'_>) -> candle_core::Result<Tensor> {
-    let gate = linears.apply(LinearKind::GateProj, x)?.silu()?;
+    let gate = linears.apply(LinearKind::GateProj, x)?;
     let up = linears.apply(LinearKind::UpProj, x)?;
-    linears.apply(LinearKind::DownProj, &(gate * up)?)
+    linears.apply(LinearKind::DownProj, &ops::swiglu(&gate, &up)?)
 }

@@ -12,16 +12,25 @@ use std::path::PathBuf;
 
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
+use sha2::{Digest, Sha256};
 
 use super::error::{LearnError, Result};
 use super::lora::{Dropout, Lora};
 
+mod adapted;
 mod block;
+mod fused;
+mod kernel;
 pub mod ops;
+mod real;
 mod spec;
+#[cfg(test)]
+mod tests;
+mod token_stats;
 
 use block::{Block, Context};
 pub use spec::{ModelSpec, SUPPORTED};
+pub use token_stats::token_stats;
 
 /// The decoder and its weights.
 #[derive(Clone, Debug)]
@@ -90,6 +99,26 @@ impl Model {
         &self.spec
     }
 
+    /// SHA-256, in hex, of its shape and of the first values of every weight of its blocks: tells one
+    /// base model from another without reading all of it.
+    ///
+    /// # Errors
+    /// If a weight cannot be read.
+    pub fn digest(&self) -> Result<String> {
+        const VALUES: usize = 64;
+        let mut hasher = Sha256::new();
+        hasher.update(format!("{:?}", self.spec));
+        let weights = self.blocks.iter().flat_map(Block::weights);
+        for weight in [&self.embedding, &self.norm, &self.head].into_iter().chain(weights) {
+            let flat = weight.flatten_all()?;
+            let first = flat.narrow(0, 0, flat.elem_count().min(VALUES))?;
+            for value in first.to_dtype(DType::F64)?.to_vec1::<f64>()? {
+                hasher.update(value.to_le_bytes());
+            }
+        }
+        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
     /// The type of its weights.
     pub fn dtype(&self) -> DType {
         self.embedding.dtype()
@@ -141,6 +170,6 @@ impl Model {
     /// # Errors
     /// If the shapes do not fit.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear(hidden, &self.head)?)
+        Ok(ops::linear(hidden, &self.head, None)?)
     }
 }

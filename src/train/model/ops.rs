@@ -3,25 +3,29 @@
 //! Invariant: nothing here goes through candle's `apply_op*_no_bwd` (its `softmax_last_dim`,
 //! `rms_norm`, `rope`), which would cut the gradient without an error.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor};
+use candle_core::{D, DType, Device, Tensor};
+
+use super::adapted::Frozen;
+use super::{fused, kernel};
 
 type Result<T> = candle_core::Result<T>;
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang & Sennrich 2019, eq. 4).
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    if kernel::runs_on(x) && x.is_contiguous() && weight.is_contiguous() {
+        return x.apply_op2(weight, fused::RmsNorm { eps });
+    }
+    rms_norm_chain(x, weight, eps)
+}
+
+/// [`rms_norm`] as a chain of candle's operations.
+pub(super) fn rms_norm_chain(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
     x.broadcast_div(&(mean_square + eps)?.sqrt()?)?.broadcast_mul(weight)
 }
 
-/// `ln softmax` over the last dimension; the shift by the maximum carries no gradient.
-pub fn log_softmax(x: &Tensor) -> Result<Tensor> {
-    let shifted = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?;
-    shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(D::Minus1)?.log()?)
-}
-
 /// `softmax` over the last dimension; the shift by the maximum carries no gradient.
-pub fn softmax(x: &Tensor) -> Result<Tensor> {
+fn softmax(x: &Tensor) -> Result<Tensor> {
     let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
     exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
 }
@@ -56,7 +60,7 @@ pub fn rope_tables(
 }
 
 /// Rotates `x` `[batch, heads, len, head_dim]` by its positions.
-pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let half = x.dim(D::Minus1)? / 2;
     let first = x.narrow(D::Minus1, 0, half)?;
     let second = x.narrow(D::Minus1, half, half)?;
@@ -64,41 +68,92 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     x.broadcast_mul(cos)? + rotated.broadcast_mul(sin)?
 }
 
-/// `x W^T` for `x` `[n, in]` and `W` `[out, in]`. A weight that is not trainable gets no gradient
-/// computed, which candle's own product would do and throw away.
-pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    if weight.track_op() || !x.track_op() || !x.device().is_cpu() {
-        return x.matmul(&weight.t()?);
+/// `x W^T + bias` for `x` `[n, in]` and `W` `[out, in]`.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let trained = weight.track_op() || bias.is_some_and(Tensor::track_op);
+    if !trained && kernel::runs_on(x) {
+        let op = Frozen { weight: weight.clone(), bias: bias.cloned(), scale: 0.0 };
+        return x.apply_op1(op);
     }
-    x.apply_op1(FrozenProduct { weight: weight.clone() })
+    let y = x.matmul(&weight.t()?)?;
+    bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
 }
 
-/// `x W^T` with a constant `W` `[out, in]`: the gradient of `x` is `g W`, and that is all.
-struct FrozenProduct {
-    weight: Tensor,
+/// `x W^T + bias + scale (x A^T) B^T`, with A `[r, in]` and B `[out, r]`. `x_dropped` is what the
+/// adapter sees in place of `x` where dropout is on.
+pub(crate) fn adapted_linear(
+    (x, x_dropped): (&Tensor, Option<&Tensor>),
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    (a, b, scale): (&Tensor, &Tensor, f64),
+) -> Result<Tensor> {
+    let trained = weight.track_op() || bias.is_some_and(Tensor::track_op);
+    if !trained && x_dropped.is_none() && kernel::runs_on(x) {
+        let op = Frozen { weight: weight.clone(), bias: bias.cloned(), scale };
+        return x.apply_op3(a, b, op);
+    }
+    let delta = x_dropped.unwrap_or(x).matmul(&a.t()?)?.matmul(&b.t()?)?;
+    linear(x, weight, bias)? + (delta * scale)?
 }
 
-impl CustomOp1 for FrozenProduct {
-    fn name(&self) -> &'static str {
-        "frozen-product"
+/// `silu(gate) * up`.
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    if kernel::runs_on(gate) && gate.is_contiguous() && up.is_contiguous() {
+        return gate.apply_op2(up, fused::SwiGlu);
     }
+    gate.silu()? * up
+}
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (n, inner) = layout.shape().dims2()?;
-        let (guard, weight_layout) = self.weight.storage_and_layout();
-        let candle_core::Storage::Cpu(weight) = &*guard else {
-            candle_core::bail!("frozen-product: the weight is not on the CPU");
-        };
-        let (out, weight_inner) = weight_layout.shape().dims2()?;
-        if inner != weight_inner {
-            candle_core::bail!("frozen-product: {inner} columns meet {weight_inner}");
+/// Softmax of `scale * x` over the keys that a causal query sees; `x` `[..., rows, keys]`, where row
+/// i is the query at position `i % keys`.
+pub fn causal_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
+    if kernel::runs_on(x) && x.is_contiguous() {
+        return x.apply_op1(fused::CausalSoftmax { scale });
+    }
+    let (rows, keys) = (x.dim(D::Minus2)?, x.dim(D::Minus1)?);
+    let mask: Vec<f32> = (0..rows)
+        .flat_map(|row| {
+            (0..keys).map(move |key| if key > row % keys { f32::NEG_INFINITY } else { 0.0 })
+        })
+        .collect();
+    let mask = Tensor::from_vec(mask, (rows, keys), x.device())?.to_dtype(x.dtype())?;
+    softmax(&(x * scale)?.broadcast_add(&mask)?)
+}
+
+/// How a matrix of rows is split into heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of each.
+    pub len: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// `[batch * len, heads * head_dim]` to `[batch, heads, len, head_dim]`, turned by position
+    /// where `tables` (see [`rope_tables`]) are given.
+    pub fn split(self, x: &Tensor, tables: Option<&(Tensor, Tensor)>) -> Result<Tensor> {
+        let Self { batch, len, heads, head_dim } = self;
+        if kernel::runs_on(x) && x.is_contiguous() {
+            return x.apply_op1(self.fused(tables.cloned()));
         }
-        let transposed = weight_layout.transpose(0, 1)?;
-        let product = storage.matmul(weight, (1, n, out, inner), layout, &transposed)?;
-        Ok((product, Shape::from((n, out))))
+        let x = x.reshape((batch, len, heads, head_dim))?.transpose(1, 2)?.contiguous()?;
+        tables.map_or(Ok(x.clone()), |(cos, sin)| rope(&x, cos, sin))
     }
 
-    fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(grad.contiguous()?.matmul(&self.weight)?))
+    /// `[batch, heads, len, head_dim]` to `[batch * len, heads * head_dim]`.
+    pub fn merge(self, x: &Tensor) -> Result<Tensor> {
+        if kernel::runs_on(x) && x.is_contiguous() {
+            return x.apply_op1(fused::MergeHeads(self.fused(None)));
+        }
+        x.transpose(1, 2)?.reshape((self.batch * self.len, self.heads * self.head_dim))
+    }
+
+    fn fused(self, tables: Option<(Tensor, Tensor)>) -> fused::SplitHeads {
+        let Self { batch, len, heads, head_dim } = self;
+        fused::SplitHeads { batch, len, heads, head_dim, tables }
     }
 }

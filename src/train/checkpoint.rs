@@ -1,0 +1,199 @@
+//! Checkpoints: a directory that is either whole or not there.
+//!
+//! `step-000000000012/` holds `adapter.safetensors`, `moments.safetensors` and `state.json`, which
+//! carries the SHA-256 of the other two. It is written beside its place under a name that starts
+//! with a dot, synced, and renamed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::error::{LearnError, Result};
+use super::files::{at, remove_any, safetensors_bytes, sync_dir, write_synced};
+use crate::config::LoraConfig;
+
+const FORMAT: &str = "hone-checkpoint";
+const VERSION: u32 = 1;
+const STATE_FILE: &str = "state.json";
+const ADAPTER_FILE: &str = "adapter.safetensors";
+const MOMENTS_FILE: &str = "moments.safetensors";
+const PREFIX: &str = "step-";
+
+/// Everything a learner needs to go on exactly.
+#[derive(Clone, Debug)]
+pub(super) struct Checkpoint {
+    /// What is not a tensor.
+    pub state: State,
+    /// The adapter under its PEFT names.
+    pub adapter: BTreeMap<String, Tensor>,
+    /// `NAME.first` and `NAME.second` for every name of the adapter that was updated.
+    pub moments: BTreeMap<String, Tensor>,
+}
+
+/// The part of a checkpoint that is not a tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct State {
+    /// Steps taken; also the schedule's place.
+    pub step: u64,
+    /// Updates of the optimiser.
+    pub updates: u64,
+    /// The random stream of dropout.
+    pub rng: ChaCha8Rng,
+    /// Tells the base model it belongs to: see `Model::digest`.
+    pub model: String,
+    /// The adapter's settings.
+    pub lora: LoraConfig,
+    /// What the caller keeps with it: baselines, ledger cursor.
+    pub extra: Value,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    format: String,
+    version: u32,
+    sha256: BTreeMap<String, String>,
+    #[serde(flatten)]
+    rest: Value,
+}
+
+/// Where the checkpoint of a step belongs.
+pub fn step_dir(root: &Path, step: u64) -> PathBuf {
+    root.join(format!("{PREFIX}{step:012}"))
+}
+
+/// All checkpoints under `root`, oldest first; none if `root` does not exist.
+///
+/// # Errors
+/// If `root` cannot be listed.
+pub fn list(root: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(root) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(at(root))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(at(root))?;
+        let name = entry.file_name();
+        let step = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+            .and_then(|digits| digits.parse::<u64>().ok());
+        if let Some(step) = step {
+            found.push((step, entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// The checkpoint of the highest step under `root`.
+///
+/// # Errors
+/// If `root` cannot be listed.
+pub fn latest(root: &Path) -> Result<Option<PathBuf>> {
+    Ok(list(root)?.pop())
+}
+
+/// Removes all but the `keep` newest checkpoints (at least one is kept), and what an interrupted
+/// save left behind.
+///
+/// # Errors
+/// If something cannot be listed or removed.
+pub fn prune(root: &Path, keep: usize) -> Result<()> {
+    let all = list(root)?;
+    let surplus = all.len().saturating_sub(keep.max(1));
+    for old in &all[..surplus] {
+        remove_any(old)?;
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(root).map_err(at(root))? {
+        let entry = entry.map_err(at(root))?;
+        if entry.file_name().to_string_lossy().starts_with(&format!(".{PREFIX}")) {
+            remove_any(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn sibling(dir: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(dir.file_name().unwrap_or_default());
+    name.push(suffix);
+    dir.with_file_name(name)
+}
+
+/// Writes a checkpoint to `dir`, replacing one that is there: whole or not at all.
+pub(super) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let parent = dir.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(at(parent))?;
+    let (temporary, replaced) = (sibling(dir, ".tmp"), sibling(dir, ".old"));
+    remove_any(&temporary)?;
+    fs::create_dir(&temporary).map_err(at(&temporary))?;
+    let mut sha256 = BTreeMap::new();
+    for (name, tensors) in
+        [(ADAPTER_FILE, &checkpoint.adapter), (MOMENTS_FILE, &checkpoint.moments)]
+    {
+        let bytes = safetensors_bytes(tensors)?;
+        write_synced(&temporary.join(name), &bytes)?;
+        sha256.insert(name.to_owned(), digest(&bytes));
+    }
+    let damaged = |e: serde_json::Error| wrong(dir, format!("{STATE_FILE}: {e}"));
+    let rest = serde_json::to_value(&checkpoint.state).map_err(damaged)?;
+    let file = File { format: FORMAT.to_owned(), version: VERSION, sha256, rest };
+    let text = serde_json::to_vec_pretty(&file).map_err(damaged)?;
+    write_synced(&temporary.join(STATE_FILE), &text)?;
+    sync_dir(&temporary)?;
+    remove_any(&replaced)?;
+    if dir.exists() {
+        fs::rename(dir, &replaced).map_err(at(dir))?;
+    }
+    fs::rename(&temporary, dir).map_err(at(dir))?;
+    sync_dir(parent)?;
+    remove_any(&replaced)
+}
+
+/// Reads a checkpoint whole.
+pub(super) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
+    let text =
+        fs::read(dir.join(STATE_FILE)).map_err(|e| wrong(dir, format!("{STATE_FILE}: {e}")))?;
+    let damaged = |e: serde_json::Error| wrong(dir, format!("{STATE_FILE}: {e}"));
+    let file: File = serde_json::from_slice(&text).map_err(damaged)?;
+    if file.format != FORMAT {
+        return Err(wrong(dir, format!("`format` is `{}`, not `{FORMAT}`", file.format)));
+    }
+    if file.version != VERSION {
+        return Err(wrong(
+            dir,
+            format!("`version` is {}; this program reads version {VERSION}", file.version),
+        ));
+    }
+    let state: State = serde_json::from_value(file.rest).map_err(damaged)?;
+    let tensors = |name: &str| -> Result<BTreeMap<String, Tensor>> {
+        let bytes = fs::read(dir.join(name)).map_err(|e| wrong(dir, format!("{name}: {e}")))?;
+        if file.sha256.get(name) != Some(&digest(&bytes)) {
+            return Err(wrong(dir, format!("{name} is not the file that was saved (SHA-256)")));
+        }
+        let loaded = candle_core::safetensors::load_buffer(&bytes, device)
+            .map_err(|e| wrong(dir, format!("{name}: {e}")))?;
+        Ok(loaded.into_iter().collect())
+    };
+    Ok(Checkpoint { adapter: tensors(ADAPTER_FILE)?, moments: tensors(MOMENTS_FILE)?, state })
+}
+
+/// An error that names the checkpoint.
+pub(super) fn wrong(dir: &Path, reason: String) -> LearnError {
+    LearnError::Checkpoint { path: dir.to_owned(), reason }
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,352 @@
+//! The pure part of training: samples in, better adapter out. No clock, no I/O but its own files.
+//!
+//! One [`Learner::step`] computes the clipped GRPO loss of [`super::loss`] over a batch of samples,
+//! backpropagates it to the adapter and updates it with AdamW. Work is spread over the rayon pool
+//! that the caller runs it in, in shards of fixed size whose gradients are added in a fixed order:
+//! the result does not depend on the number of threads.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+
+use super::batch::{Layout, TrainSample};
+use super::checkpoint::{self, Checkpoint, State};
+use super::error::{LearnError, Result};
+use super::lora::Lora;
+use super::loss::sequence_weights;
+use super::model::{Model, ModelSpec, token_stats};
+use super::optim::{AdamMoments, AdamW, AdamWConfig, clip_global_norm};
+use super::pass::{Pass, Totals};
+use super::{peft, schedule};
+use crate::config::TrainConfig;
+use crate::engine::ModelDir;
+
+/// What a step did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepStats {
+    /// - `loss`, `grad_norm` (before clipping), `learning_rate`
+    /// - `kl`: mean k3 over tokens; absent when `train.beta` is 0, as it is not computed then
+    /// - `entropy`: of the policy at the sample's temperature, mean over tokens, in nats
+    /// - `clip_low`, `clip_high`: share of tokens whose gradient a bound cut
+    /// - `ratio_min`, `ratio_mean`, `ratio_max`: exp(logp - recorded logp)
+    /// - `sampler_difference_mean`, `_max`: |recorded - recomputed| log-probability over tokens of
+    ///   samples of the current version, before the update, dropout off; absent without such samples
+    /// - `completion_length`: mean; `tokens`: completion tokens trained on; `samples`
+    ///
+    /// All but the sampler difference are means over the step's `train.num_iterations` passes.
+    pub metrics: BTreeMap<String, f64>,
+    /// Why nothing was changed: a loss or gradient that is not finite, or no sample left.
+    pub skipped: Option<String>,
+    /// Samples left out because recorded and recomputed log-probabilities of the same version
+    /// differ by more than `train.max_sampler_difference` in the mean.
+    pub refused: Vec<usize>,
+}
+
+/// The adapter, its optimiser and its random stream over a frozen base model.
+pub struct Learner {
+    model: Model,
+    lora: Lora,
+    optimizer: AdamW,
+    config: TrainConfig,
+    rng: ChaCha8Rng,
+    steps: u64,
+}
+
+impl Learner {
+    /// Loads the base model on the CPU in f32 and starts with a fresh adapter.
+    ///
+    /// # Errors
+    /// If the model is not supported or cannot be read, or the configuration is out of range.
+    pub fn new(model: &ModelDir, config: &TrainConfig) -> Result<Self> {
+        let spec = ModelSpec::from_config(&model.config)?;
+        Self::with_model(Model::load(spec, &model.weights, &Device::Cpu)?, config)
+    }
+
+    /// Starts with a fresh adapter over a model that is loaded already.
+    ///
+    /// # Errors
+    /// If the configuration is out of range.
+    pub fn with_model(model: Model, config: &TrainConfig) -> Result<Self> {
+        validate(config)?;
+        let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
+        let lora =
+            Lora::fresh(model.spec(), &config.lora, &mut rng, model.dtype(), model.device())?;
+        let optimizer = AdamW::new(AdamWConfig {
+            beta1: config.adam_beta1,
+            beta2: config.adam_beta2,
+            eps: config.adam_eps,
+            weight_decay: config.weight_decay,
+        });
+        Ok(Self { model, lora, optimizer, config: config.clone(), rng, steps: 0 })
+    }
+
+    /// The model's shape.
+    pub fn spec(&self) -> &ModelSpec {
+        self.model.spec()
+    }
+
+    /// The settings it trains with.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// Steps taken since the first one; a skipped step does not count.
+    pub fn step_count(&self) -> u64 {
+        self.steps
+    }
+
+    /// One optimiser step (`train.num_iterations` updates) on `samples`. `current_version` is the
+    /// version whose weights are the learner's own now; give a version that no sample has where the
+    /// learner has moved on since the last published one. `max_completion_tokens` is the divisor of
+    /// the `dr_grpo` loss.
+    ///
+    /// A loss or gradient that is not finite changes neither parameters nor moments;
+    /// [`StepStats::skipped`] says so. (With several iterations, the ones before it stand.)
+    ///
+    /// # Errors
+    /// If a sample is malformed or a tensor operation fails; nothing is changed then either.
+    pub fn step(
+        &mut self,
+        samples: &[TrainSample],
+        current_version: u64,
+        max_completion_tokens: usize,
+    ) -> Result<StepStats> {
+        for (index, sample) in samples.iter().enumerate() {
+            sample.validate(index, self.spec().vocab_size)?;
+        }
+        let mut stats = StepStats::default();
+        let mut active: Vec<usize> = (0..samples.len()).collect();
+        let mut totals = Totals::default();
+        let mut references = vec![None; samples.len()];
+        let learning_rate = schedule::learning_rate(&self.config, self.steps);
+        let mut norms = Vec::new();
+        for iteration in 0..self.config.num_iterations {
+            let dropout_seed = self.rng.random();
+            let outcome = loop {
+                if active.is_empty() {
+                    break None;
+                }
+                let mut pass = Pass {
+                    model: &self.model,
+                    lora: &self.lora,
+                    config: &self.config,
+                    samples,
+                    active: &active,
+                    weights: self.weights(samples, &active, max_completion_tokens),
+                    current_version: (iteration == 0).then_some(current_version),
+                    dropout_seed,
+                    references: &mut references,
+                };
+                let outcome = pass.run()?;
+                let refused = outcome.refused(self.config.max_sampler_difference);
+                if refused.is_empty() {
+                    break Some(outcome);
+                }
+                // The normaliser counts who is trained on, so the pass is repeated without them.
+                active.retain(|index| !refused.contains(index));
+                stats.refused.extend(refused);
+            };
+            let Some(mut outcome) = outcome else {
+                stats.skipped = Some("no sample is left to train on".to_owned());
+                break;
+            };
+            totals.add(&outcome.totals);
+            let norm = clip_global_norm(&mut outcome.gradients, self.config.max_grad_norm)?;
+            if !(outcome.totals.loss.is_finite() && norm.is_finite()) {
+                stats.skipped = Some(format!("loss {}, gradient norm {norm}", outcome.totals.loss));
+                break;
+            }
+            norms.push(norm);
+            let parameters = self.lora.parameters();
+            self.optimizer.update(&parameters, &outcome.gradients, learning_rate)?;
+        }
+        totals.describe(self.config.beta != 0.0, &mut stats.metrics);
+        stats.metrics.insert("learning_rate".to_owned(), learning_rate);
+        if !norms.is_empty() {
+            let mean = norms.iter().sum::<f64>() / norms.len() as f64;
+            stats.metrics.insert("grad_norm".to_owned(), mean);
+        }
+        if stats.skipped.is_none() {
+            self.steps += 1;
+        }
+        Ok(stats)
+    }
+
+    /// The weight of every sample's tokens; 0 for those that are not trained on.
+    fn weights(&self, samples: &[TrainSample], active: &[usize], max_tokens: usize) -> Vec<f64> {
+        let lengths: Vec<usize> = samples
+            .iter()
+            .enumerate()
+            .map(|(i, s)| if active.contains(&i) { s.ids.len() } else { 0 })
+            .collect();
+        sequence_weights(self.config.loss, &lengths, max_tokens)
+    }
+
+    /// Natural-log probability of each of `ids` after `prompt` under the policy at `temperature`.
+    ///
+    /// # Errors
+    /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
+    pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
+        let sample = TrainSample {
+            prompt_ids: prompt.to_vec(),
+            ids: ids.to_vec(),
+            logprobs: vec![0.0; ids.len()],
+            temperature,
+            advantage: 0.0,
+            version: 0,
+        };
+        sample.validate(0, self.spec().vocab_size)?;
+        let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
+        let hidden = self.model.hidden(&layout.ids, Some(&self.lora), None)?;
+        let logits = self.model.logits(&hidden.index_select(&layout.rows, 0)?)?;
+        let stats = token_stats(&logits, &layout.targets, &layout.temperatures)?;
+        Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
+    }
+
+    /// Copies of the adapter's tensors under their PEFT names.
+    ///
+    /// # Errors
+    /// If a copy fails.
+    pub fn adapter(&self) -> Result<BTreeMap<String, Tensor>> {
+        self.lora.tensors()
+    }
+
+    /// Writes the adapter as a PEFT directory and waits until it is on disk.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write_adapter(&self, dir: &Path, base_model_name: &str) -> Result<()> {
+        peft::write(dir, &self.lora, &self.config.lora, base_model_name)
+    }
+
+    /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
+    /// the optimiser's moments. The step count and the schedule go on.
+    ///
+    /// # Errors
+    /// If the adapter cannot be read or has another rank, alpha or set of modules than
+    /// `train.lora`; nothing is changed then.
+    pub fn reset_to(&mut self, adapter: Option<&Path>) -> Result<()> {
+        let spec = self.model.spec();
+        let (dtype, device) = (self.model.dtype(), self.model.device());
+        self.lora = match adapter {
+            None => {
+                let mut rng = ChaCha8Rng::seed_from_u64(self.config.seed);
+                Lora::fresh(spec, &self.config.lora, &mut rng, dtype, device)?
+            }
+            Some(dir) => {
+                let (found, lora) = peft::read(dir, spec, dtype, device)?;
+                self.same_lora(&found)
+                    .map_err(|reason| LearnError::Adapter { path: dir.to_owned(), reason })?;
+                lora
+            }
+        };
+        self.optimizer.clear();
+        Ok(())
+    }
+
+    /// Whether an adapter's settings are those of `train.lora`, dropout aside.
+    fn same_lora(&self, found: &crate::config::LoraConfig) -> std::result::Result<(), String> {
+        let own = &self.config.lora;
+        let sorted = |config: &crate::config::LoraConfig| {
+            let mut kinds = config.target_modules.clone();
+            kinds.sort_unstable();
+            kinds.dedup();
+            kinds
+        };
+        let differs = |key: &str, found: String, own: String| {
+            Err(format!("its {key} is {found}, but `train.lora.{key}` is {own}"))
+        };
+        if found.r != own.r {
+            return differs("r", found.r.to_string(), own.r.to_string());
+        }
+        if (found.alpha - own.alpha).abs() > 1e-9 * own.alpha.abs() {
+            return differs("alpha", found.alpha.to_string(), own.alpha.to_string());
+        }
+        if sorted(found) != sorted(own) {
+            let names = |config| {
+                let names: Vec<&str> = sorted(config).iter().map(|k| k.as_str()).collect();
+                names.join(", ")
+            };
+            return differs("target_modules", names(found), names(own));
+        }
+        Ok(())
+    }
+
+    /// Writes everything needed to go on exactly to `dir`, whole or not at all, with `extra` for
+    /// what the caller keeps. Floats in `extra` should be written as bits: JSON text may round.
+    ///
+    /// # Errors
+    /// If a file cannot be written; an older checkpoint there is kept then.
+    pub fn save(&self, dir: &Path, extra: &Value) -> Result<()> {
+        let mut moments = BTreeMap::new();
+        for (name, pair) in self.optimizer.moments() {
+            moments.insert(format!("{name}.first"), pair.first.clone());
+            moments.insert(format!("{name}.second"), pair.second.clone());
+        }
+        let state = State {
+            step: self.steps,
+            updates: self.optimizer.updates(),
+            rng: self.rng.clone(),
+            model: self.model.digest()?,
+            lora: self.config.lora.clone(),
+            extra: extra.clone(),
+        };
+        checkpoint::save(dir, &Checkpoint { state, adapter: self.lora.tensors()?, moments })
+    }
+
+    /// Goes on from a checkpoint; returns the `extra` it was saved with.
+    ///
+    /// # Errors
+    /// If the checkpoint is torn, of another base model, or of an adapter with other settings than
+    /// `train.lora`; nothing is changed then.
+    pub fn load(&mut self, dir: &Path) -> Result<Value> {
+        let device = self.model.device().clone();
+        let loaded = checkpoint::load(dir, &device)?;
+        let wrong = |reason: String| checkpoint::wrong(dir, reason);
+        if loaded.state.model != self.model.digest()? {
+            return Err(wrong("it belongs to another base model".to_owned()));
+        }
+        self.same_lora(&loaded.state.lora).map_err(wrong)?;
+        let (spec, dtype) = (self.model.spec(), self.model.dtype());
+        let lora = Lora::from_tensors(spec, &self.config.lora, loaded.adapter, dtype, &device)
+            .map_err(|e| wrong(e.to_string()))?;
+        let mut tensors = loaded.moments;
+        let mut moments = BTreeMap::new();
+        for (name, var) in lora.parameters() {
+            let mut take = |suffix| tensors.remove(&format!("{name}.{suffix}"));
+            match (take("first"), take("second")) {
+                (Some(first), Some(second))
+                    if first.dims() == var.dims() && second.dims() == var.dims() =>
+                {
+                    moments.insert(name, AdamMoments { first, second });
+                }
+                (None, None) => {}
+                _ => return Err(wrong(format!("the moments of `{name}` do not fit"))),
+            }
+        }
+        self.lora = lora;
+        self.optimizer.restore(loaded.state.updates, moments);
+        self.rng = loaded.state.rng;
+        self.steps = loaded.state.step;
+        Ok(loaded.state.extra)
+    }
+}
+
+/// Settings without which a step makes no sense.
+fn validate(config: &TrainConfig) -> Result<()> {
+    let wrong = |key, value: String, expected| Err(LearnError::Setting { key, value, expected });
+    if config.micro_batch == 0 {
+        return wrong("train.micro_batch", "0".to_owned(), "at least 1");
+    }
+    if config.num_iterations == 0 {
+        return wrong("train.num_iterations", "0".to_owned(), "at least 1");
+    }
+    if !(0.0..1.0).contains(&config.lora.dropout) {
+        return wrong("train.lora.dropout", config.lora.dropout.to_string(), "from 0 to below 1");
+    }
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! The forward pass against transformers, and single operations against finite differences.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor, Var};
+use serde_json::{Value, json};
+
+use super::{Model, ModelSpec, ops, token_stats};
+use crate::train::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
+
+fn reference() -> HashMap<String, Tensor> {
+    let path = test_file("reference/qwen2_tiny_logits.safetensors");
+    candle_core::safetensors::load(path, &Device::Cpu).unwrap()
+}
+
+fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    values(a).iter().zip(values(b)).fold(0.0, |max, (x, y)| max.max((x - y).abs()))
+}
+
+#[test]
+fn logits_equal_those_of_transformers() {
+    let reference = reference();
+    let ids = reference["ids"].to_dtype(DType::U32).unwrap();
+    let files = [test_file("fixtures/qwen2-tiny/model.safetensors")];
+    let model = Model::load(tiny_spec(), &files, &Device::Cpu).unwrap();
+    let logits = model.forward(&ids, None, None).unwrap();
+    let difference = largest_difference(&logits, &reference["logits"]);
+    assert!(difference < 1e-4, "largest difference {difference:e}");
+    assert!(values(&logits).iter().any(|x| x.abs() > 1.0), "the logits say something");
+}
+
+#[test]
+fn padding_on_the_right_changes_no_real_position() {
+    let model = tiny_model(DType::F32);
+    let ids = reference()["ids"].to_dtype(DType::U32).unwrap();
+    let short = ids.narrow(1, 0, 9).unwrap();
+    let alone = model.forward(&short, None, None).unwrap();
+    let padded = model.forward(&ids, None, None).unwrap().narrow(1, 0, 9).unwrap();
+    assert!(largest_difference(&alone, &padded) < 1e-5);
+}
+
+#[test]
+fn every_weight_gets_a_gradient_when_it_is_a_variable() {
+    let ids = reference()["ids"].to_dtype(DType::U32).unwrap();
+    let vars: HashMap<String, Var> = tiny_weights(DType::F64)
+        .into_iter()
+        .map(|(name, tensor)| (name, Var::from_tensor(&tensor).unwrap()))
+        .collect();
+    let tensors = vars.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone())).collect();
+    let model = Model::new(tiny_spec(), tensors).unwrap();
+    let loss = || model.forward(&ids, None, None).unwrap().sqr().unwrap().mean_all().unwrap();
+    let gradients = loss().backward().unwrap();
+    for (name, var) in &vars {
+        let gradient = values(gradients.get(var.as_tensor()).unwrap());
+        let start = var.as_detached_tensor().copy().unwrap();
+        let direction: Vec<f64> = (0..gradient.len()).map(|i| (i as f64 * 1.7).cos()).collect();
+        let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+        let shifted = |step: f64| {
+            let shift: Vec<f64> = direction.iter().map(|d| step * d).collect();
+            let shift = Tensor::from_vec(shift, start.shape(), &Device::Cpu).unwrap();
+            var.set(&(&start + shift).unwrap()).unwrap();
+            loss().to_scalar::<f64>().unwrap()
+        };
+        let step = 1e-6;
+        let measured = (shifted(step) - shifted(-step)) / (2.0 * step);
+        var.set(&start).unwrap();
+        assert!(expected.abs() > 1e-9, "{name} has no gradient");
+        assert!(
+            (measured - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+            "{name}: gradient {expected:e}, finite difference {measured:e}"
+        );
+    }
+}
+
+/// Central differences of `sum(f(x) * probe)` at every entry of `x`.
+fn check_operation(x: &Tensor, f: impl Fn(&Tensor) -> Tensor) {
+    let var = Var::from_tensor(x).unwrap();
+    let probe = |y: &Tensor| {
+        let weights: Vec<f64> = (0..y.elem_count()).map(|i| (i as f64 * 0.7 + 0.3).sin()).collect();
+        let weights = Tensor::from_vec(weights, y.shape(), &Device::Cpu).unwrap();
+        (y * weights).unwrap().sum_all().unwrap()
+    };
+    let loss = probe(&f(var.as_tensor()));
+    let gradient = values(loss.backward().unwrap().get(var.as_tensor()).unwrap());
+    let start = values(x);
+    for entry in 0..start.len() {
+        let at = |step: f64| {
+            let mut moved = start.clone();
+            moved[entry] += step;
+            let moved = Tensor::from_vec(moved, x.shape(), &Device::Cpu).unwrap();
+            probe(&f(&moved)).to_scalar::<f64>().unwrap()
+        };
+        let measured = (at(1e-6) - at(-1e-6)) / 2e-6;
+        assert!(
+            (measured - gradient[entry]).abs() < 1e-7,
+            "entry {entry}: {measured} against {}",
+            gradient[entry]
+        );
+    }
+}
+
+/// Values that are no round numbers.
+fn wave(shape: (usize, usize)) -> Tensor {
+    let x: Vec<f64> = (0..shape.0 * shape.1).map(|i| (i as f64 * 1.3 + 0.2).sin() * 2.0).collect();
+    Tensor::from_vec(x, shape, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn token_stats_have_the_gradient_they_claim() {
+    // Both columns, at other temperatures than 1.
+    check_operation(&wave((3, 5)), |x| token_stats(x, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap());
+}
+
+#[test]
+fn token_stats_equal_the_definition() {
+    let logits = wave((3, 5));
+    let (targets, temperatures) = ([4, 0, 2], [1.0, 0.5, 2.0]);
+    let stats = values(&token_stats(&logits, &targets, &temperatures).unwrap());
+    for (row, x) in values(&logits).chunks(5).enumerate() {
+        let scaled: Vec<f64> = x.iter().map(|x| x / f64::from(temperatures[row])).collect();
+        let sum: f64 = scaled.iter().map(|x| x.exp()).sum();
+        let p: Vec<f64> = scaled.iter().map(|x| x.exp() / sum).collect();
+        let entropy: f64 = -p.iter().map(|p| p * p.ln()).sum::<f64>();
+        assert!((stats[2 * row] - p[targets[row] as usize].ln()).abs() < 1e-12);
+        assert!((stats[2 * row + 1] - entropy).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn token_stats_of_huge_logits_are_finite() {
+    let logits = Tensor::from_vec(vec![1e30_f32, -1e30, 3e4, 0.0], (2, 2), &Device::Cpu).unwrap();
+    let stats = values(&token_stats(&logits, &[0, 0], &[1.0, 0.1]).unwrap());
+    assert_eq!(stats, vec![0.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_frozen_linear_has_the_gradient_of_a_product() {
+    let (weight, bias) = (wave((4, 5)), wave((1, 4)).squeeze(0).unwrap());
+    check_operation(&wave((3, 5)), |x| ops::linear(x, &weight, Some(&bias)).unwrap());
+    let x = wave((3, 5));
+    let fused = ops::linear(&x, &weight, Some(&bias)).unwrap();
+    let plain = x.matmul(&weight.t().unwrap()).unwrap().broadcast_add(&bias).unwrap();
+    assert!(largest_difference(&fused, &plain) < 1e-12);
+}
+
+#[test]
+fn an_adapted_linear_has_the_gradient_of_its_chain() {
+    let (x, weight, bias) = (wave((3, 5)), wave((4, 5)), wave((1, 4)).squeeze(0).unwrap());
+    let (a, b) = (wave((2, 5)), wave((4, 2)));
+    let run = |x: &Tensor, a: &Tensor, b: &Tensor| {
+        ops::adapted_linear((x, None), (&weight, Some(&bias)), (a, b, 0.7)).unwrap()
+    };
+    check_operation(&x, |x| run(x, &a, &b));
+    check_operation(&a, |a| run(&x, a, &b));
+    check_operation(&b, |b| run(&x, &a, b));
+    // The chain is what runs where the adapter sees other inputs.
+    let same = Some(&x);
+    let chain = ops::adapted_linear((&x, same), (&weight, Some(&bias)), (&a, &b, 0.7)).unwrap();
+    assert!(largest_difference(&run(&x, &a, &b), &chain) < 1e-12);
+}
+
+#[test]
+fn rms_norm_equals_its_chain_and_has_its_gradient() {
+    let (x, weight) = (wave((3, 6)), wave((1, 6)).squeeze(0).unwrap());
+    check_operation(&x, |x| ops::rms_norm(x, &weight, 1e-3).unwrap());
+    check_operation(&weight, |weight| ops::rms_norm(&x, weight, 1e-3).unwrap());
+    let chain = ops::rms_norm_chain(&x, &weight, 1e-3).unwrap();
+    assert!(largest_difference(&ops::rms_norm(&x, &weight, 1e-3).unwrap(), &chain) < 1e-12);
+}
+
+#[test]
+fn swiglu_equals_its_chain_and_has_its_gradient() {
+    let (gate, up) = (wave((2, 5)), (wave((2, 5)) + 0.3).unwrap());
+    check_operation(&gate, |gate| ops::swiglu(gate, &up).unwrap());
+    check_operation(&up, |up| ops::swiglu(&gate, up).unwrap());
+    let chain = (gate.silu().unwrap() * &up).unwrap();
+    assert!(largest_difference(&ops::swiglu(&gate, &up).unwrap(), &chain) < 1e-12);
+}
+
+#[test]
+fn causal_softmax_sees_no_later_key_and_has_its_gradient() {
+    // Two query heads of three positions.
+    let x = wave((6, 3));
+    check_operation(&x, |x| ops::causal_softmax(x, 0.8).unwrap());
+    let p = values(&ops::causal_softmax(&x, 0.8).unwrap());
+    let x = values(&x);
+    for row in 0..6 {
+        let seen = row % 3 + 1;
+        let sum: f64 = (0..seen).map(|k| (0.8 * x[row * 3 + k]).exp()).sum();
+        for key in 0..3 {
+            let expected = if key < seen { (0.8 * x[row * 3 + key]).exp() / sum } else { 0.0 };
+            assert!((p[row * 3 + key] - expected).abs() < 1e-12);
+        }
+    }
+}
+
+#[test]
+fn heads_are_split_turned_and_merged_with_their_gradient() {
+    let heads = ops::Heads { batch: 2, len: 3, heads: 2, head_dim: 4 };
+    let tables = ops::rope_tables(3, 4, 100.0, DType::F64, &Device::Cpu).unwrap();
+    let x = wave((6, 8));
+    check_operation(&x, |x| heads.split(x, Some(&tables)).unwrap());
+    check_operation(&x, |x| heads.split(x, None).unwrap());
+    check_operation(&heads.split(&x, None).unwrap(), |x| heads.merge(x).unwrap());
+    let split = heads.split(&x, None).unwrap();
+    let plain = x.reshape((2, 3, 2, 4)).unwrap().transpose(1, 2).unwrap();
+    assert!(largest_difference(&split, &plain) < 1e-15);
+    assert!(largest_difference(&heads.merge(&split).unwrap(), &x) < 1e-15);
+    let turned = heads.split(&x, Some(&tables)).unwrap();
+    let chain = candle_nn::rotary_emb::rope_slow(
+        &plain.contiguous().unwrap(),
+        &tables.0.narrow(1, 0, 2).unwrap(),
+        &tables.1.narrow(1, 0, 2).unwrap(),
+    );
+    assert!(largest_difference(&turned, &chain.unwrap()) < 1e-12);
+}
+
+#[test]
+fn the_shape_is_read_from_either_place_of_rope_theta() {
+    let spec = tiny_spec();
+    assert!((spec.rope_theta - 50_000.0).abs() < 1e-9);
+    let old = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "rope_theta": 7e5});
+    let spec = ModelSpec::from_config(&old).unwrap();
+    assert!((spec.rope_theta - 7e5).abs() < 1e-9);
+    assert_eq!((spec.num_kv_heads, spec.head_dim), (2, 4));
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_by_name() {
+    let base = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9});
+    let message = |key: &str, value: Value| {
+        let mut config = base.clone();
+        config[key] = value;
+        ModelSpec::from_config(&config).unwrap_err().to_string()
+    };
+    assert!(ModelSpec::from_config(&base).is_ok());
+    assert_eq!(
+        message("model_type", json!("mamba")),
+        "cannot train a model of type `mamba`; supported: qwen2"
+    );
+    assert_eq!(
+        message("hidden_size", json!("wide")),
+        "config.json: `hidden_size` is \"wide\", but must be a whole number above 0"
+    );
+    assert!(message("use_sliding_window", json!(true)).contains("sliding-window"));
+    assert!(message("hidden_act", json!("gelu")).contains("`gelu`"));
+    assert!(message("rope_scaling", json!({"rope_type": "yarn"})).contains("`yarn`"));
+    assert!(message("num_key_value_heads", json!(3)).contains("divisor"));
+}
+
+#[test]
+fn wrong_weights_are_refused_by_name() {
+    let mut weights = tiny_weights(DType::F32);
+    weights.insert(
+        "model.norm.weight".to_owned(),
+        Tensor::zeros(31, DType::F32, &Device::Cpu).unwrap(),
+    );
+    let message = Model::new(tiny_spec(), weights).unwrap_err().to_string();
+    assert!(message.contains("`model.norm.weight` has shape [31]"), "{message}");
+    let mut weights = tiny_weights(DType::F32);
+    weights.remove("model.layers.1.self_attn.q_proj.bias");
+    let message = Model::new(tiny_spec(), weights).unwrap_err().to_string();
+    assert!(message.contains("`model.layers.1.self_attn.q_proj.bias` is missing"), "{message}");
+}

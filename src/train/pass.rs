@@ -1,0 +1,341 @@
+//! One pass over a step's samples: loss, gradient and statistics, shard by shard.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Tensor};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use super::batch::{Layout, TrainSample};
+use super::error::Result;
+use super::lora::{Dropout, Lora};
+use super::loss::{LossConfig, TokenLoss, token_loss};
+use super::model::{Model, token_stats};
+use crate::config::TrainConfig;
+
+/// Samples of one forward and backward pass. Fixed, so that results do not depend on the number of
+/// threads; small, so that activations stay in the cache (measured: see the step benchmark).
+const SHARD: usize = 8;
+
+/// What a pass reads.
+pub(super) struct Pass<'a> {
+    pub model: &'a Model,
+    pub lora: &'a Lora,
+    pub config: &'a TrainConfig,
+    pub samples: &'a [TrainSample],
+    /// The samples that are trained on.
+    pub active: &'a [usize],
+    /// The weight of each sample's tokens.
+    pub weights: Vec<f64>,
+    /// Compare recorded and recomputed log-probabilities of this version.
+    pub current_version: Option<u64>,
+    pub dropout_seed: u64,
+    /// Reference log-probabilities by sample, kept from one pass to the next.
+    pub references: &'a mut [Option<Vec<f64>>],
+}
+
+/// What a pass gives.
+pub(super) struct Outcome {
+    /// The gradient of the loss by variable.
+    pub gradients: BTreeMap<String, Tensor>,
+    pub totals: Totals,
+    /// `(sample, mean |recorded - recomputed|)` of samples of the current version.
+    differences: Vec<(usize, f64)>,
+}
+
+impl Outcome {
+    /// Samples whose mean difference is above `limit`, where that is above 0.
+    pub fn refused(&self, limit: f64) -> Vec<usize> {
+        let above = |d: f64| limit > 0.0 && !(d <= limit);
+        self.differences.iter().filter(|(_, d)| above(*d)).map(|(index, _)| *index).collect()
+    }
+}
+
+/// What one shard gives.
+struct Shard {
+    gradients: BTreeMap<String, Tensor>,
+    totals: Totals,
+    differences: Vec<(usize, f64)>,
+    references: Vec<(usize, Vec<f64>)>,
+}
+
+impl Pass<'_> {
+    pub fn run(&mut self) -> Result<Outcome> {
+        // Samples of like length share a shard, so that little is computed for padding.
+        let mut order = self.active.to_vec();
+        order.sort_by_key(|index| (self.samples[*index].positions(), *index));
+        let mut outcome = Outcome {
+            gradients: BTreeMap::new(),
+            totals: Totals { passes: 1.0, ..Totals::default() },
+            differences: Vec::new(),
+        };
+        let mut serial = 0_u64;
+        for micro_batch in order.chunks(self.config.micro_batch) {
+            let jobs: Vec<(u64, &[usize])> = micro_batch
+                .chunks(SHARD)
+                .map(|shard| {
+                    serial += 1;
+                    (serial, shard)
+                })
+                .collect();
+            let this: &Self = self;
+            let shards: Vec<Result<Shard>> =
+                jobs.into_par_iter().map(|(serial, shard)| this.shard(serial, shard)).collect();
+            for shard in shards {
+                let shard = shard?;
+                add_gradients(&mut outcome.gradients, shard.gradients)?;
+                outcome.totals.add(&shard.totals);
+                outcome.differences.extend(shard.differences);
+                for (index, reference) in shard.references {
+                    self.references[index] = Some(reference);
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    fn shard(&self, serial: u64, indices: &[usize]) -> Result<Shard> {
+        let parts: Vec<(&[u32], &[u32], f32)> = indices
+            .iter()
+            .map(|index| {
+                let s = &self.samples[*index];
+                (s.prompt_ids.as_slice(), s.ids.as_slice(), s.temperature)
+            })
+            .collect();
+        let layout = Layout::new(&parts, self.model.device())?;
+        let mut dropout = self.dropout(serial);
+        let stats = self.stats(&layout, Some(self.lora), dropout.as_mut())?;
+        let columns = columns(&stats)?;
+        let references = self.references(&layout, indices)?;
+        let compared = match (self.current_version, &dropout) {
+            (None, _) => None,
+            (Some(version), None) => Some((version, columns.0.clone())),
+            (Some(version), Some(_)) => {
+                let plain = self.stats(&layout, Some(self.lora), None)?;
+                Some((version, self::columns(&plain)?.0))
+            }
+        };
+        let mut shard = Shard {
+            gradients: BTreeMap::new(),
+            totals: Totals::default(),
+            differences: Vec::new(),
+            references: Vec::new(),
+        };
+        let mut slopes = Vec::with_capacity(columns.0.len());
+        let mut row = 0;
+        for (place, index) in indices.iter().enumerate() {
+            let sample = &self.samples[*index];
+            let rows = row..row + sample.ids.len();
+            row = rows.end;
+            let reference = references.as_ref().map(|all| all[place].as_slice());
+            let weight = self.weights[*index];
+            for (t, at) in rows.clone().enumerate() {
+                let behaviour = f64::from(sample.logprobs[t]);
+                let loss = token_loss(
+                    columns.0[at],
+                    behaviour,
+                    reference.map(|r| r[t]),
+                    sample.advantage,
+                    &self.loss_config(),
+                );
+                slopes.push(weight * loss.slope);
+                shard.totals.token(&loss, weight, columns.1[at]);
+            }
+            shard.totals.samples += 1.0;
+            if let Some((version, plain)) = &compared
+                && *version == sample.version
+            {
+                let difference = shard.totals.compare(sample, &plain[rows]);
+                shard.differences.push((*index, difference));
+            }
+        }
+        if let Some(references) = references {
+            shard.references = indices.iter().copied().zip(references).collect();
+        }
+        shard.gradients = self.gradients(&stats, slopes)?;
+        Ok(shard)
+    }
+
+    fn loss_config(&self) -> LossConfig {
+        LossConfig {
+            clip_low: self.config.clip_low,
+            clip_high: self.config.clip_high,
+            beta: self.config.beta,
+        }
+    }
+
+    fn dropout(&self, serial: u64) -> Option<Dropout> {
+        let p = self.config.lora.dropout;
+        (p > 0.0).then(|| {
+            let mut rng = ChaCha8Rng::seed_from_u64(self.dropout_seed);
+            rng.set_stream(serial);
+            Dropout { p, rng }
+        })
+    }
+
+    /// `[tokens, 2]`: log-probability and entropy of every sampled token.
+    fn stats(
+        &self,
+        layout: &Layout,
+        lora: Option<&Lora>,
+        dropout: Option<&mut Dropout>,
+    ) -> Result<Tensor> {
+        let hidden = self.model.hidden(&layout.ids, lora, dropout)?;
+        let logits = self.model.logits(&hidden.index_select(&layout.rows, 0)?)?;
+        Ok(token_stats(&logits, &layout.targets, &layout.temperatures)?)
+    }
+
+    /// Log-probabilities under the base, adapters off, by sample; `None` where beta is 0.
+    fn references(&self, layout: &Layout, indices: &[usize]) -> Result<Option<Vec<Vec<f64>>>> {
+        if self.config.beta == 0.0 {
+            return Ok(None);
+        }
+        let kept: Option<Vec<_>> =
+            indices.iter().map(|index| self.references[*index].clone()).collect();
+        if kept.is_some() {
+            return Ok(kept);
+        }
+        let logprobs = columns(&self.stats(layout, None, None)?)?.0;
+        let mut rest = logprobs.as_slice();
+        let mut out = Vec::with_capacity(indices.len());
+        for index in indices {
+            let (own, others) = rest.split_at(self.samples[*index].ids.len());
+            out.push(own.to_vec());
+            rest = others;
+        }
+        Ok(Some(out))
+    }
+
+    /// The loss depends on the network through the log-probabilities alone, so its gradient is that
+    /// of their sum weighted by the loss's slopes.
+    fn gradients(&self, stats: &Tensor, slopes: Vec<f64>) -> Result<BTreeMap<String, Tensor>> {
+        let count = slopes.len();
+        let slopes =
+            Tensor::from_vec(slopes, count, self.model.device())?.to_dtype(stats.dtype())?;
+        let store = (stats.narrow(1, 0, 1)?.squeeze(1)? * slopes)?.sum_all()?.backward()?;
+        let mut gradients = BTreeMap::new();
+        for (name, var) in self.lora.parameters() {
+            let gradient = match store.get(var.as_tensor()) {
+                Some(gradient) => gradient.clone(),
+                None => var.zeros_like()?,
+            };
+            gradients.insert(name, gradient);
+        }
+        Ok(gradients)
+    }
+}
+
+fn add_gradients(
+    sum: &mut BTreeMap<String, Tensor>,
+    shard: BTreeMap<String, Tensor>,
+) -> Result<()> {
+    for (name, gradient) in shard {
+        let total = match sum.remove(&name) {
+            Some(before) => (before + gradient)?,
+            None => gradient,
+        };
+        sum.insert(name, total);
+    }
+    Ok(())
+}
+
+/// The two columns of `[n, 2]`.
+fn columns(stats: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+    let stats = stats.detach().to_dtype(DType::F64)?;
+    let column = |i| stats.narrow(1, i, 1)?.flatten_all()?.to_vec1::<f64>();
+    Ok((column(0)?, column(1)?))
+}
+
+/// Sums over tokens, samples and passes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Totals {
+    pub passes: f64,
+    pub samples: f64,
+    pub loss: f64,
+    tokens: f64,
+    kl: f64,
+    entropy: f64,
+    clipped_low: f64,
+    clipped_high: f64,
+    ratio: f64,
+    ratio_range: Option<(f64, f64)>,
+    compared: f64,
+    difference: f64,
+    difference_max: f64,
+}
+
+impl Totals {
+    fn token(&mut self, token: &TokenLoss, weight: f64, entropy: f64) {
+        self.tokens += 1.0;
+        self.loss += weight * token.loss;
+        self.kl += token.kl;
+        self.entropy += entropy;
+        self.clipped_low += f64::from(u8::from(token.clipped_low));
+        self.clipped_high += f64::from(u8::from(token.clipped_high));
+        self.ratio += token.ratio;
+        self.widen(token.ratio, token.ratio);
+    }
+
+    fn widen(&mut self, low: f64, high: f64) {
+        let (a, b) = self.ratio_range.unwrap_or((low, high));
+        self.ratio_range = Some((a.min(low), b.max(high)));
+    }
+
+    /// Adds one sample's |recorded - recomputed| log-probabilities; returns their mean.
+    fn compare(&mut self, sample: &TrainSample, recomputed: &[f64]) -> f64 {
+        let mut sum = 0.0;
+        for (recorded, recomputed) in sample.logprobs.iter().zip(recomputed) {
+            let difference = (f64::from(*recorded) - recomputed).abs();
+            sum += difference;
+            self.difference_max = self.difference_max.max(difference);
+        }
+        self.compared += recomputed.len() as f64;
+        self.difference += sum;
+        sum / recomputed.len() as f64
+    }
+
+    /// Adds what another shard or pass counted.
+    pub fn add(&mut self, other: &Self) {
+        self.passes += other.passes;
+        self.samples += other.samples;
+        self.loss += other.loss;
+        self.tokens += other.tokens;
+        self.kl += other.kl;
+        self.entropy += other.entropy;
+        self.clipped_low += other.clipped_low;
+        self.clipped_high += other.clipped_high;
+        self.ratio += other.ratio;
+        if let Some((low, high)) = other.ratio_range {
+            self.widen(low, high);
+        }
+        self.compared += other.compared;
+        self.difference += other.difference;
+        self.difference_max = self.difference_max.max(other.difference_max);
+    }
+
+    /// Means under the names that [`super::learner::StepStats`] lists.
+    pub fn describe(&self, with_kl: bool, metrics: &mut BTreeMap<String, f64>) {
+        let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
+        if self.tokens > 0.0 {
+            let (low, high) = self.ratio_range.unwrap_or_default();
+            put("loss", self.loss / self.passes);
+            put("entropy", self.entropy / self.tokens);
+            put("clip_low", self.clipped_low / self.tokens);
+            put("clip_high", self.clipped_high / self.tokens);
+            put("ratio_min", low);
+            put("ratio_mean", self.ratio / self.tokens);
+            put("ratio_max", high);
+            put("completion_length", self.tokens / self.samples);
+            put("tokens", self.tokens / self.passes);
+            put("samples", self.samples / self.passes);
+            if with_kl {
+                put("kl", self.kl / self.tokens);
+            }
+        }
+        if self.compared > 0.0 {
+            put("sampler_difference_mean", self.difference / self.compared);
+            put("sampler_difference_max", self.difference_max);
+        }
+    }
+}

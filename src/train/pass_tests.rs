@@ -1,0 +1,209 @@
+//! The whole loss against finite differences, and against itself laid out otherwise.
+
+use candle_core::{DType, Tensor};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::batch::TrainSample;
+use super::lora::Lora;
+use super::loss::sequence_weights;
+use super::model::{Model, token_stats};
+use super::pass::{Outcome, Pass};
+use super::testing::{
+    random_samples, randomise, relative_difference, tiny_config, tiny_model, values,
+};
+use crate::config::{LossKind, TrainConfig};
+
+fn setup(dtype: DType, config: &TrainConfig) -> (Model, Lora) {
+    let model = tiny_model(dtype);
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let lora = Lora::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
+    randomise(&lora, 2);
+    (model, lora)
+}
+
+fn run(model: &Model, lora: &Lora, config: &TrainConfig, samples: &[TrainSample]) -> Outcome {
+    let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).collect();
+    let active: Vec<usize> = (0..samples.len()).collect();
+    Pass {
+        model,
+        lora,
+        config,
+        samples,
+        active: &active,
+        weights: sequence_weights(config.loss, &lengths, 12),
+        current_version: None,
+        dropout_seed: 5,
+        references: &mut vec![None; samples.len()],
+    }
+    .run()
+    .unwrap()
+}
+
+/// Log-probabilities near the policy's own, so that some ratios are within the bounds and some are
+/// cut on either side.
+fn near_samples(model: &Model, lora: &Lora, count: usize) -> Vec<TrainSample> {
+    use super::batch::Layout;
+    let mut samples = random_samples(count, 3);
+    for (i, sample) in samples.iter_mut().enumerate() {
+        let parts = [(sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)];
+        let layout = Layout::new(&parts, model.device()).unwrap();
+        let hidden = model.hidden(&layout.ids, Some(lora), None).unwrap();
+        let logits = model.logits(&hidden.index_select(&layout.rows, 0).unwrap()).unwrap();
+        let stats = token_stats(&logits, &layout.targets, &layout.temperatures).unwrap();
+        for (t, own) in values(&stats.narrow(1, 0, 1).unwrap()).into_iter().enumerate() {
+            let shift = [0.05, -0.11, 0.5, -0.4][(i + t) % 4];
+            sample.logprobs[t] = (own + shift) as f32;
+        }
+    }
+    samples
+}
+
+/// Every tensor of the adapter: one random direction, and single entries.
+fn check_gradients(config: &TrainConfig, dtype: DType, step: f64, tolerance: f64) {
+    let (model, lora) = setup(dtype, config);
+    let samples = near_samples(&model, &lora, 6);
+    let outcome = run(&model, &lora, config, &samples);
+    let loss = || run(&model, &lora, config, &samples).totals.loss;
+    let scale =
+        outcome.gradients.values().flat_map(values).fold(0.0_f64, |max, g| max.max(g.abs()));
+    let mut checked = 0;
+    for (name, var) in lora.parameters() {
+        let start = var.as_detached_tensor().copy().unwrap();
+        let gradient = values(&outcome.gradients[&name]);
+        assert!(gradient.iter().any(|g| g.abs() > 1e-6 * scale), "{name} has no gradient");
+        let count = gradient.len();
+        let mut directions: Vec<Vec<f64>> = Vec::new();
+        directions.push((0..count).map(|i| ((i * 37 + 11) as f64).sin()).collect());
+        for entry in [0, count / 3, count / 2, count - 1] {
+            directions.push((0..count).map(|i| f64::from(u8::from(i == entry))).collect());
+        }
+        for direction in directions {
+            let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+            let length = direction.iter().map(|d| d * d).sum::<f64>().sqrt();
+            let shifted = |sign: f64| {
+                let shift: Vec<f64> = direction.iter().map(|d| sign * step / length * d).collect();
+                let shift = Tensor::from_vec(shift, start.shape(), start.device()).unwrap();
+                var.set(&(&start + shift.to_dtype(dtype).unwrap()).unwrap()).unwrap();
+                loss()
+            };
+            let measured = (shifted(1.0) - shifted(-1.0)) / (2.0 * step) * length;
+            let error = (measured - expected).abs();
+            assert!(
+                error <= tolerance * (scale + expected.abs()) * length,
+                "{name}: gradient {expected:e}, finite difference {measured:e}"
+            );
+            checked += 1;
+        }
+        var.set(&start).unwrap();
+    }
+    assert_eq!(checked, 2 * 7 * 2 * 5);
+}
+
+#[test]
+fn gradients_of_every_adapter_tensor_equal_finite_differences() {
+    for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
+        let config = TrainConfig { loss, ..tiny_config() };
+        check_gradients(&config, DType::F64, 1e-5, 1e-7);
+    }
+}
+
+#[test]
+fn gradients_in_single_precision_equal_finite_differences() {
+    check_gradients(&tiny_config(), DType::F32, 1e-2, 2e-2);
+}
+
+#[test]
+fn gradients_with_dropout_equal_finite_differences() {
+    // The masks are the same in every run of a pass with the same seed.
+    let mut config = tiny_config();
+    config.lora.dropout = 0.3;
+    check_gradients(&config, DType::F64, 1e-5, 1e-7);
+}
+
+#[test]
+fn the_test_batch_reaches_every_branch_of_the_loss() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F32, &config);
+    let samples = near_samples(&model, &lora, 6);
+    let mut metrics = std::collections::BTreeMap::new();
+    run(&model, &lora, &config, &samples).totals.describe(true, &mut metrics);
+    for name in ["clip_low", "clip_high"] {
+        assert!(metrics[name] > 0.0 && metrics[name] < 0.6, "{name} is {}", metrics[name]);
+    }
+    assert!(metrics["kl"] > 0.01);
+}
+
+/// The largest relative change of the gradient over several ways to cut the step.
+fn cut_difference(dtype: DType, loss: LossKind) -> f64 {
+    let config = TrainConfig { loss, ..tiny_config() };
+    let (model, lora) = setup(dtype, &config);
+    let samples = near_samples(&model, &lora, 24);
+    let whole = run(&model, &lora, &config, &samples);
+    [1, 3, 7, 16].into_iter().fold(0.0, |max: f64, micro_batch| {
+        let config = TrainConfig { micro_batch, ..config.clone() };
+        let parts = run(&model, &lora, &config, &samples);
+        assert!((whole.totals.loss - parts.totals.loss).abs() < 1e-6);
+        max.max(relative_difference(&whole.gradients, &parts.gradients))
+    })
+}
+
+#[test]
+fn micro_batches_do_not_change_the_gradient() {
+    for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
+        let exact = cut_difference(DType::F64, loss);
+        assert!(exact < 1e-12, "{loss:?}: {exact:e}");
+        // What is left in single precision is rounding.
+        let rounded = cut_difference(DType::F32, loss);
+        assert!(rounded < 5e-6, "{loss:?}: {rounded:e}");
+    }
+}
+
+#[test]
+fn order_and_padding_do_not_change_the_gradient() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F32, &config);
+    let samples = near_samples(&model, &lora, 9);
+    let before = run(&model, &lora, &config, &samples);
+    let mut reversed = samples.clone();
+    reversed.reverse();
+    let after = run(&model, &lora, &config, &reversed);
+    assert!(relative_difference(&before.gradients, &after.gradients) < 5e-6);
+    // A long sample of weight 0 beside them pads all others.
+    let mut padded = samples.clone();
+    let mut long = samples[0].clone();
+    long.prompt_ids = vec![7; 60];
+    padded.push(long);
+    let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).chain([0]).collect();
+    let active: Vec<usize> = (0..padded.len()).collect();
+    let outcome = Pass {
+        model: &model,
+        lora: &lora,
+        config: &config,
+        samples: &padded,
+        active: &active,
+        weights: sequence_weights(config.loss, &lengths, 12),
+        current_version: None,
+        dropout_seed: 5,
+        references: &mut vec![None; padded.len()],
+    }
+    .run()
+    .unwrap();
+    assert!(relative_difference(&before.gradients, &outcome.gradients) < 5e-6);
+}
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F32, &config);
+    let samples = near_samples(&model, &lora, 24);
+    let with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| run(&model, &lora, &config, &samples))
+    };
+    let (one, three) = (with(1), with(3));
+    assert_eq!(one.totals.loss.to_bits(), three.totals.loss.to_bits());
+    for (name, gradient) in &one.gradients {
+        assert_eq!(values(gradient), values(&three.gradients[name]), "{name}");
+    }
+}

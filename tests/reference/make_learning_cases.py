@@ -1,0 +1,125 @@
+"""Loss, gradient and optimiser cases computed by PyTorch: tests/reference/learning_cases.json.
+
+The loss is written here on padded [batch, time] tensors with masks and left to autograd, where Hone
+works on flat tokens with slopes in closed form. Float64 throughout. Run from the repository root:
+    python tests/reference/make_learning_cases.py
+"""
+
+import json
+import pathlib
+
+import torch
+
+OUT = pathlib.Path(__file__).resolve().parent / "learning_cases.json"
+VOCAB = 7
+torch.set_default_dtype(torch.float64)
+
+
+def loss_case(seed: int, kind: str, beta: float, low: float, high: float) -> dict:
+    torch.manual_seed(seed)
+    lengths = [3, 1, 5, 4]
+    batch, time, max_tokens = len(lengths), max(lengths), 8
+    mask = torch.tensor([[1.0 if t < n else 0.0 for t in range(time)] for n in lengths])
+    logits = (torch.randn(batch, time, VOCAB) * 1.5).requires_grad_()
+    reference_logits = torch.randn(batch, time, VOCAB) * 1.5
+    targets = torch.randint(0, VOCAB, (batch, time))
+    temperatures = torch.tensor([1.0, 0.625, 1.375, 0.875])  # exact in float32
+    advantages = torch.tensor([1.2, -0.7, 0.4, -1.5])
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        x = torch.log_softmax(x / temperatures[:, None, None], dim=-1)
+        return x.gather(-1, targets[..., None])[..., 0]
+
+    logp = chosen(logits)
+    behaviour = (logp + torch.randn(batch, time) * 0.3).detach()
+    ratio = torch.exp(logp - behaviour)
+    bounded = torch.clamp(ratio, 1 - low, 1 + high)
+    advantage = advantages[:, None]
+    per_token = -torch.min(ratio * advantage, bounded * advantage)
+    d = chosen(reference_logits) - logp
+    k3 = torch.exp(d) - d - 1
+    per_token = per_token + beta * k3
+    if kind == "grpo":
+        loss = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
+    elif kind == "dr_grpo":
+        loss = (per_token * mask).sum() / (batch * max_tokens)
+    else:
+        loss = (per_token * mask).sum() / mask.sum()
+    loss.backward()
+    full = torch.log_softmax(logits.detach() / temperatures[:, None, None], dim=-1)
+    entropy = -(full.exp() * full).sum(-1)
+
+    def rows(x: torch.Tensor) -> list:
+        x = x.detach()
+        return [x[b, t].tolist() for b in range(batch) for t in range(lengths[b])]
+
+    return {
+        "kind": kind,
+        "beta": beta,
+        "clip_low": low,
+        "clip_high": high,
+        "max_tokens": max_tokens,
+        "lengths": lengths,
+        "temperatures": temperatures.tolist(),
+        "advantages": advantages.tolist(),
+        "logits": rows(logits),
+        "reference_logits": rows(reference_logits),
+        "targets": rows(targets),
+        "behaviour": rows(behaviour),
+        "loss": loss.item(),
+        "gradient": rows(logits.grad),
+        "entropy": rows(entropy),
+        "kl": rows(k3),
+        "cut": rows(((ratio < 1 - low) & (advantage < 0)) | ((ratio > 1 + high) & (advantage > 0))),
+    }
+
+
+def adamw_case() -> dict:
+    torch.manual_seed(9)
+    shapes = {"a": (2, 3), "b": (4,)}
+    settings = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+    limit = 1.5
+    params = {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
+    start = {name: p.detach().flatten().tolist() for name, p in params.items()}
+    optimizer = torch.optim.AdamW(params.values(), **settings)
+    steps = []
+    for _ in range(6):
+        gradients = {name: torch.randn(shape) for name, shape in shapes.items()}
+        for name, p in params.items():
+            p.grad = gradients[name].clone()
+        norm = torch.nn.utils.clip_grad_norm_(params.values(), limit)
+        optimizer.step()
+        steps.append(
+            {
+                "gradients": {n: g.flatten().tolist() for n, g in gradients.items()},
+                "norm": norm.item(),
+                "values": {n: p.detach().flatten().tolist() for n, p in params.items()},
+            }
+        )
+    return {
+        "settings": settings,
+        "limit": limit,
+        "shapes": {n: list(s) for n, s in shapes.items()},
+        "start": start,
+        "steps": steps,
+    }
+
+
+def main() -> None:
+    losses = [
+        loss_case(seed, kind, beta, low, high)
+        for seed, (kind, beta, low, high) in enumerate(
+            [
+                ("grpo", 0.0, 0.2, 0.2),
+                ("grpo", 0.3, 0.2, 0.28),
+                ("dr_grpo", 0.1, 0.1, 0.3),
+                ("dapo", 0.05, 0.2, 0.28),
+                ("dapo", 1.0, 0.05, 0.05),
+            ]
+        )
+    ]
+    OUT.write_text(json.dumps({"losses": losses, "adamw": adamw_case()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
