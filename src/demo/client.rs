@@ -288,7 +288,8 @@ impl StreamReader {
         if let Some(error) = value.get("error") {
             return Err(format!("the stream failed: {}", error_message(error)));
         }
-        let chunk: Chunk = serde_json::from_value(value).map_err(|e| format!("not a chunk: {e}"))?;
+        let chunk: Chunk =
+            serde_json::from_value(value).map_err(|e| format!("not a chunk: {e}"))?;
         self.chunk(chunk)
     }
 

@@ -32,7 +32,7 @@ pub mod users;
 
 pub use report::Report;
 
-use client::{Client, ClientError};
+use client::ClientError;
 use progress::Progress;
 use report::{Findings, Next};
 
@@ -116,10 +116,7 @@ impl Daemon {
         F: FnOnce() -> Fut + 'static,
         Fut: Future<Output = anyhow::Result<()>> + 'static,
     {
-        Self {
-            url: format!("http://{addr}"),
-            shutdown: Box::new(move || shutdown().boxed_local()),
-        }
+        Self { url: format!("http://{addr}"), shutdown: Box::new(move || shutdown().boxed_local()) }
     }
 }
 

@@ -269,7 +269,8 @@ mod tests {
             board.served(1.2, Duration::from_millis(8), false);
             board.thumb(index % 4 != 0);
         }
-        let mut view = View { steps: 60, reward_max: 1.5, trainer: "waiting".into(), ..View::default() };
+        let mut view =
+            View { steps: 60, reward_max: 1.5, trainer: "waiting".into(), ..View::default() };
         insta::assert_snapshot!(rows(&view).join("\n"), @"");
         view.history = vec![0.7, 0.8, 0.8, 1.0, 1.2];
         view.tally = board.read();

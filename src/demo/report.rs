@@ -12,6 +12,8 @@ use super::tally::{Latency, Tally};
 
 /// Sample answers that are shown: the first held-out questions, whatever became of them.
 const SAMPLES_SHOWN: usize = 3;
+/// Characters of the first column.
+const LABEL: usize = 24;
 /// Characters of an answer that are shown.
 const ANSWER_WIDTH: usize = 88;
 
@@ -105,13 +107,13 @@ impl Findings {
         let questions = self.before.answers.len();
         let mut text = String::new();
         let mut row = |label: &str, before: &str, after: &str, rest: &str| {
-            let line = format!("  {label:<22}{before:>8}{after:>10}  {rest}");
+            let line = format!("  {label:<LABEL$}{before:>10}{after:>10}  {rest}");
             let _ = writeln!(text, "{}", line.trim_end());
         };
         let max = format!("of {:.2}", self.report.reward_max);
         let (before, after) = (&self.before, &self.after);
         row(&format!("{questions} held-out questions"), "before", "after", "");
-        row(&"─".repeat(22), &"─".repeat(8), &format!("{:>10}", "─".repeat(8)), "");
+        row(&"─".repeat(LABEL), &"─".repeat(8), &"─".repeat(8), "");
         let two = |value: f64| format!("{value:.2}");
         row("mean reward", &two(before.reward()), &two(after.reward()), &max);
         row("right", &percent(before.right()), &percent(after.right()), "");
@@ -128,7 +130,8 @@ impl Findings {
             let after = self.after.answers.iter().find(|after| after.question == *question);
             for (label, judged) in [("before", Some(before)), ("after", after)] {
                 if let Some(judged) = judged {
-                    let _ = writeln!(text, "    {label:<7}{} {}", mark(judged), one_line(&judged.text));
+                    let _ =
+                        writeln!(text, "    {label:<7}{} {}", mark(judged), one_line(&judged.text));
                 }
             }
             text.push('\n');
@@ -140,7 +143,7 @@ impl Findings {
         let (report, tally) = (&self.report, &self.tally);
         let mut text = String::new();
         let mut fact = |label: &str, value: String| {
-            let _ = writeln!(text, "  {label:<22}{value}");
+            let _ = writeln!(text, "  {label:<LABEL$}{value}");
         };
         let kl = report.kl.map(|kl| format!(" · KL {kl:.3}")).unwrap_or_default();
         fact(
@@ -152,7 +155,8 @@ impl Findings {
                 count(report.swaps, "swap"),
             ),
         );
-        let mut traffic = format!("{} · {} failed", count(report.requests, "request"), tally.failed);
+        let mut traffic =
+            format!("{} · {} failed", count(report.requests, "request"), tally.failed);
         if tally.feedback > 0 {
             let _ = write!(traffic, " · {}", count(tally.feedback, "thumb"));
             let _ = write!(traffic, " · {} up", tally.thumbs_up);
@@ -272,8 +276,8 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::task;
     use super::super::tally::Board;
+    use super::super::task;
     use super::*;
 
     fn evaluation(text: &str, good: bool, version: u64) -> Evaluation {
@@ -331,7 +335,30 @@ mod tests {
     #[test]
     fn the_json_has_exactly_these_keys() {
         let json = serde_json::to_string_pretty(&findings().report).unwrap();
-        insta::assert_snapshot!(json, @"");
+        insta::assert_snapshot!(json, @r#"
+        {
+          "reward_max": 1.5,
+          "reward_before": 0.0,
+          "reward_after": 1.5,
+          "steps": 60,
+          "swaps": 60,
+          "requests": 1203,
+          "failed_requests": 0,
+          "feedback": 3,
+          "kl": 0.084,
+          "wall_seconds": 108.0,
+          "ttft_p50_ms": 8.0,
+          "ttft_p99_ms": 8.0,
+          "ttft_idle_p50_ms": 8.0,
+          "ttft_idle_p99_ms": 8.0,
+          "ttft_busy_p50_ms": 8.0,
+          "ttft_busy_p99_ms": 8.0,
+          "feedback_to_policy_p50_seconds": 2.25,
+          "peak_rss_mib": 412.4,
+          "seed": 1,
+          "rewards": "both"
+        }
+        "#);
     }
 
     #[test]

@@ -212,8 +212,7 @@ impl Session<'_> {
             ttft_idle_p99_ms: idle.p99,
             ttft_busy_p50_ms: busy.p50,
             ttft_busy_p99_ms: busy.p99,
-            feedback_to_policy_p50_seconds: scrape
-                .quantile("hone_feedback_to_policy_seconds", 0.5),
+            feedback_to_policy_p50_seconds: scrape.quantile("hone_feedback_to_policy_seconds", 0.5),
             peak_rss_mib: peak_rss_mib(),
             seed: self.options.seed,
             rewards: self.options.rewards,
