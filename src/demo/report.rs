@@ -93,14 +93,8 @@ impl Findings {
 
     /// The whole report for people, with a line end.
     pub fn render(&self, next: &Next) -> String {
-        let mut text = String::new();
-        text.push_str(&self.table());
-        text.push('\n');
-        text.push_str(&self.samples());
-        text.push_str(&self.facts());
-        text.push('\n');
-        text.push_str(&next.render());
-        text
+        let (table, samples, facts) = (self.table(), self.samples(), self.facts());
+        format!("{table}\n{samples}{facts}\n{}", next.render())
     }
 
     fn table(&self) -> String {
@@ -365,7 +359,24 @@ mod tests {
     fn the_report_for_people() {
         let findings = findings();
         let next = Next { kept: Some("/data/demo".into()), serving: None };
-        insta::assert_snapshot!(findings.table() + "\n" + &findings.facts() + &next.render(), @"");
+        insta::assert_snapshot!([findings.table(), findings.facts(), next.render()].join("\n"), @r"
+        4 held-out questions        before     after
+        ────────────────────────  ────────  ────────
+        mean reward                   0.00      1.50  of 1.50
+        right                          0 %     100 %
+        well formed                    0 %     100 %
+        policy version                   0        60
+
+        learning                60 steps in 1:48 · 60 swaps · KL 0.084
+        traffic                 1203 requests · 0 failed · 3 thumbs · 2 up
+        first token, idle       p50 8.0 ms    p99 8.0 ms
+        first token, training   p50 8.0 ms    p99 8.0 ms
+        thumb to new policy     p50 2.2 s
+        peak memory             412 MiB
+
+        hone db stats --data /data/demo                    what the ledger holds
+        hone serve --config /data/demo/hone.toml           serve on, and learn on
+        ");
         let samples = findings.samples();
         assert_eq!(samples.matches("✓ <reasoning>").count(), SAMPLES_SHOWN);
         assert_eq!(samples.matches("✗ about⏎40").count(), SAMPLES_SHOWN);
