@@ -32,7 +32,7 @@ pub mod users;
 
 pub use report::Report;
 
-use client::{Client, ClientError};
+use client::ClientError;
 use progress::Progress;
 use report::{Findings, Next};
 

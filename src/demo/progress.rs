@@ -173,9 +173,9 @@ fn rows(view: &View) -> Vec<String> {
     if let Some(kl) = view.kl {
         let _ = write!(policy, " · KL {kl:.3}");
     }
-    let _ = write!(policy, " · trainer {}", view.trainer);
+    let _ = write!(policy, " · trainer is {}", view.trainer);
     vec![
-        format!("reward     {spark:<SPARK_WIDTH$} {}", reward(view)),
+        format!("reward     {:<15}{spark}", reward(view)).trim_end().to_owned(),
         policy,
         format!("users      {}", traffic(&view.tally)),
     ]
@@ -271,13 +271,21 @@ mod tests {
         }
         let mut view =
             View { steps: 60, reward_max: 1.5, trainer: "waiting".into(), ..View::default() };
-        insta::assert_snapshot!(rows(&view).join("\n"), @"");
+        insta::assert_snapshot!(rows(&view).join("\n"), @r"
+        reward     –
+        policy     version 0 · trainer is waiting
+        users      0 requests, 0 failed
+        ");
         view.history = vec![0.7, 0.8, 0.8, 1.0, 1.2];
         view.tally = board.read();
         view.kl = Some(0.0421);
         view.elapsed = Duration::from_secs(83);
         (view.step, view.version, view.trainer) = (5, 5, "training".into());
-        insta::assert_snapshot!(rows(&view).join("\n"), @"");
-        insta::assert_snapshot!(plain(&view), @"");
+        insta::assert_snapshot!(rows(&view).join("\n"), @r"
+        reward     1.20 of 1.50   ▄▅▅▆▇
+        policy     version 5 · KL 0.042 · trainer is training
+        users      40 requests, 0 failed · 40 thumbs (75 % up) · first token 8.0 ms
+        ");
+        insta::assert_snapshot!(plain(&view), @"learning   step 5 of 60 · reward 1.20 of 1.50 · version 5 · KL 0.042 · 40 requests, 0 failed · 40 thumbs (75 % up) · first token 8.0 ms");
     }
 }

@@ -12,6 +12,8 @@ use super::tally::{Latency, Tally};
 
 /// Sample answers that are shown: the first held-out questions, whatever became of them.
 const SAMPLES_SHOWN: usize = 3;
+/// Characters of the first column.
+const LABEL: usize = 24;
 /// Characters of an answer that are shown.
 const ANSWER_WIDTH: usize = 88;
 
@@ -91,27 +93,21 @@ impl Findings {
 
     /// The whole report for people, with a line end.
     pub fn render(&self, next: &Next) -> String {
-        let mut text = String::new();
-        text.push_str(&self.table());
-        text.push('\n');
-        text.push_str(&self.samples());
-        text.push_str(&self.facts());
-        text.push('\n');
-        text.push_str(&next.render());
-        text
+        let (table, samples, facts) = (self.table(), self.samples(), self.facts());
+        format!("{table}\n{samples}{facts}\n{}", next.render())
     }
 
     fn table(&self) -> String {
         let questions = self.before.answers.len();
         let mut text = String::new();
         let mut row = |label: &str, before: &str, after: &str, rest: &str| {
-            let line = format!("  {label:<22}{before:>8}{after:>10}  {rest}");
+            let line = format!("  {label:<LABEL$}{before:>10}{after:>10}  {rest}");
             let _ = writeln!(text, "{}", line.trim_end());
         };
         let max = format!("of {:.2}", self.report.reward_max);
         let (before, after) = (&self.before, &self.after);
         row(&format!("{questions} held-out questions"), "before", "after", "");
-        row(&"─".repeat(22), &"─".repeat(8), &format!("{:>10}", "─".repeat(8)), "");
+        row(&"─".repeat(LABEL), &"─".repeat(8), &"─".repeat(8), "");
         let two = |value: f64| format!("{value:.2}");
         row("mean reward", &two(before.reward()), &two(after.reward()), &max);
         row("right", &percent(before.right()), &percent(after.right()), "");
@@ -141,7 +137,7 @@ impl Findings {
         let (report, tally) = (&self.report, &self.tally);
         let mut text = String::new();
         let mut fact = |label: &str, value: String| {
-            let _ = writeln!(text, "  {label:<22}{value}");
+            let _ = writeln!(text, "  {label:<LABEL$}{value}");
         };
         let kl = report.kl.map(|kl| format!(" · KL {kl:.3}")).unwrap_or_default();
         fact(
@@ -333,14 +329,54 @@ mod tests {
     #[test]
     fn the_json_has_exactly_these_keys() {
         let json = serde_json::to_string_pretty(&findings().report).unwrap();
-        insta::assert_snapshot!(json, @"");
+        insta::assert_snapshot!(json, @r#"
+        {
+          "reward_max": 1.5,
+          "reward_before": 0.0,
+          "reward_after": 1.5,
+          "steps": 60,
+          "swaps": 60,
+          "requests": 1203,
+          "failed_requests": 0,
+          "feedback": 3,
+          "kl": 0.084,
+          "wall_seconds": 108.0,
+          "ttft_p50_ms": 8.0,
+          "ttft_p99_ms": 8.0,
+          "ttft_idle_p50_ms": 8.0,
+          "ttft_idle_p99_ms": 8.0,
+          "ttft_busy_p50_ms": 8.0,
+          "ttft_busy_p99_ms": 8.0,
+          "feedback_to_policy_p50_seconds": 2.25,
+          "peak_rss_mib": 412.4,
+          "seed": 1,
+          "rewards": "both"
+        }
+        "#);
     }
 
     #[test]
     fn the_report_for_people() {
         let findings = findings();
         let next = Next { kept: Some("/data/demo".into()), serving: None };
-        insta::assert_snapshot!(findings.table() + "\n" + &findings.facts() + &next.render(), @"");
+        insta::assert_snapshot!([findings.table(), findings.facts(), next.render()].join("\n"), @r"
+        4 held-out questions        before     after
+        ────────────────────────  ────────  ────────
+        mean reward                   0.00      1.50  of 1.50
+        right                          0 %     100 %
+        well formed                    0 %     100 %
+        policy version                   0        60
+
+        learning                60 steps in 1:48 · 60 swaps · KL 0.084
+        traffic                 1203 requests · 0 failed · 3 thumbs · 2 up
+        first token, idle       p50 8.0 ms    p99 8.0 ms
+        first token, training   p50 8.0 ms    p99 8.0 ms
+        thumb to new policy     p50 2.2 s
+        peak memory             412 MiB
+
+        hone db stats --data /data/demo                    what the ledger holds
+        hone serve --config /data/demo/hone.toml           serve on, and learn on
+        ");
         let samples = findings.samples();
         assert_eq!(samples.matches("✓ <reasoning>").count(), SAMPLES_SHOWN);
         assert_eq!(samples.matches("✗ about⏎40").count(), SAMPLES_SHOWN);
