@@ -1,0 +1,211 @@
+//! Every key of the trainer and its adapter.
+
+use serde::{Deserialize, Serialize};
+
+/// How the learning rate moves after warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Stays.
+    #[default]
+    Constant,
+    /// Falls to 0 at `total_steps` in a line.
+    Linear,
+    /// Falls to 0 at `total_steps` along half a cosine.
+    Cosine,
+}
+
+/// What group advantages are divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdvantageScale {
+    /// The group's standard deviation (GRPO).
+    #[default]
+    Group,
+    /// The batch's standard deviation.
+    Batch,
+    /// Nothing (Dr. GRPO).
+    None,
+}
+
+/// How token losses are summed to the optimiser step's loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossKind {
+    /// Mean per sequence, then over sequences.
+    Grpo,
+    /// Sum over sequences x `max_completion_tokens`.
+    DrGrpo,
+    /// Mean over all tokens of the optimiser step.
+    #[default]
+    Dapo,
+}
+
+/// Linear layers of a decoder block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinearKind {
+    /// `self_attn.q_proj`
+    QProj,
+    /// `self_attn.k_proj`
+    KProj,
+    /// `self_attn.v_proj`
+    VProj,
+    /// `self_attn.o_proj`
+    OProj,
+    /// `mlp.gate_proj`
+    GateProj,
+    /// `mlp.up_proj`
+    UpProj,
+    /// `mlp.down_proj`
+    DownProj,
+}
+
+impl LinearKind {
+    /// All seven.
+    pub const ALL: [Self; 7] = [
+        Self::QProj,
+        Self::KProj,
+        Self::VProj,
+        Self::OProj,
+        Self::GateProj,
+        Self::UpProj,
+        Self::DownProj,
+    ];
+
+    /// `q_proj` and so on, as PEFT's `target_modules` has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::QProj => "q_proj",
+            Self::KProj => "k_proj",
+            Self::VProj => "v_proj",
+            Self::OProj => "o_proj",
+            Self::GateProj => "gate_proj",
+            Self::UpProj => "up_proj",
+            Self::DownProj => "down_proj",
+        }
+    }
+
+    /// `self_attn` or `mlp`.
+    pub fn parent(self) -> &'static str {
+        match self {
+            Self::QProj | Self::KProj | Self::VProj | Self::OProj => "self_attn",
+            Self::GateProj | Self::UpProj | Self::DownProj => "mlp",
+        }
+    }
+}
+
+/// The adapter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Rank.
+    pub r: usize,
+    /// The delta is scaled by `alpha / r`.
+    pub alpha: f64,
+    /// Dropout on the adapter's input while training.
+    pub dropout: f32,
+    /// Which linears carry an adapter.
+    pub target_modules: Vec<LinearKind>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { r: 16, alpha: 32.0, dropout: 0.0, target_modules: LinearKind::ALL.to_vec() }
+    }
+}
+
+/// The trainer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Whether to train at all.
+    pub enabled: bool,
+    /// Seed of initialisation, dropout and batch order.
+    pub seed: u64,
+    /// Stop after this many optimiser steps; 0 never stops.
+    pub max_steps: u64,
+    /// Trained samples that make an optimiser step.
+    pub samples_per_step: usize,
+    /// Samples computed at once; the rest of the step accumulates gradients.
+    pub micro_batch: usize,
+    /// Optimiser steps on the same samples.
+    pub num_iterations: usize,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// After warm-up.
+    pub schedule: ScheduleKind,
+    /// Steps over which the rate rises from 0.
+    pub warmup_steps: u64,
+    /// Where linear and cosine schedules reach 0.
+    pub total_steps: u64,
+    /// AdamW's first decay.
+    pub adam_beta1: f64,
+    /// AdamW's second decay.
+    pub adam_beta2: f64,
+    /// AdamW's epsilon.
+    pub adam_eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Gradient norm limit; 0 leaves gradients alone.
+    pub max_grad_norm: f64,
+    /// Coefficient of the k3 KL to the reference policy.
+    pub beta: f64,
+    /// The ratio's lower clip is 1 minus this.
+    pub clip_low: f64,
+    /// The ratio's upper clip is 1 plus this.
+    pub clip_high: f64,
+    /// How token losses are summed.
+    pub loss: LossKind,
+    /// What group advantages are divided by.
+    pub advantage_scale: AdvantageScale,
+    /// Samples that a running baseline remembers (an exponential window).
+    pub baseline_window: f64,
+    /// Members more versions behind than this are dropped; 0 allows the current version only.
+    pub max_staleness: u64,
+    /// Refuse to train on a sample whose recorded and recomputed log-probabilities of the same
+    /// version differ by more than this in the mean; 0 never refuses.
+    pub max_sampler_difference: f64,
+    /// Threads of the trainer's own pool; 0 takes every core.
+    pub threads: usize,
+    /// Scheduling priority of those threads, 0 to 19: higher yields more to live traffic.
+    pub nice: i32,
+    /// Checkpoints to keep.
+    pub keep_checkpoints: usize,
+    /// The adapter.
+    pub lora: LoraConfig,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            seed: 0,
+            max_steps: 0,
+            samples_per_step: 64,
+            micro_batch: 64,
+            num_iterations: 1,
+            learning_rate: 1e-4,
+            schedule: ScheduleKind::Constant,
+            warmup_steps: 0,
+            total_steps: 1000,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_eps: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            beta: 0.01,
+            clip_low: 0.2,
+            clip_high: 0.2,
+            loss: LossKind::default(),
+            advantage_scale: AdvantageScale::default(),
+            baseline_window: 256.0,
+            max_staleness: 8,
+            max_sampler_difference: 0.05,
+            threads: 0,
+            nice: 10,
+            keep_checkpoints: 2,
+            lora: LoraConfig::default(),
+        }
+    }
+}
