@@ -230,7 +230,8 @@ fn params(
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|k| k.max(0));
     Ok(SamplingParams {
         temperature: single(fields.number("temperature", 0.0..=2.0)?, default.temperature),
-        top_p: single(fields.number("top_p", 0.0..=1.0)?, default.top_p),
+        // 0 keeps the most probable token, as any mass below its own does.
+        top_p: single(fields.number("top_p", 0.0..=1.0)?, default.top_p).max(f32::MIN_POSITIVE),
         top_k: small(top_k).unwrap_or(default.top_k),
         min_p: single(fields.number("min_p", 0.0..=1.0)?, default.min_p),
         presence_penalty: single(fields.number("presence_penalty", -2.0..=2.0)?, 0.0),

@@ -1,0 +1,134 @@
+//! The operator's routes, probes, metrics, models and keys.
+
+use reqwest::header;
+use serde_json::{Value, json};
+
+use crate::server::{Server, ask, read};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_trainer() {
+    let server = Server::new().await;
+    let (status, answer) = server.get("/admin/train").await;
+    assert_eq!((status, &answer["state"], &answer["step"]), (200, &json!("waiting"), &json!(7)));
+    let none = json!({});
+    let (_, answer) = server.post("/admin/train/pause", &none).await;
+    assert_eq!(answer["state"], "paused");
+    let (_, answer) = server.post("/admin/train/resume", &none).await;
+    assert_eq!(answer["state"], "waiting");
+    let (status, answer) = server.post("/admin/train/step", &none).await;
+    assert_eq!((status, &answer["error"]["code"]), (409, &json!("conflict")));
+    assert_eq!(answer["error"]["message"], "no group is ready to train on");
+    server.trainer.training.store(true, std::sync::atomic::Ordering::SeqCst);
+    let (status, answer) = server.post("/admin/train/step", &none).await;
+    assert_eq!((status, &answer["step"]), (200, &json!(8)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policies() {
+    let server = Server::new().await;
+    let (status, list) = server.get("/admin/policies").await;
+    assert_eq!((status, &list["object"], &list["active"]), (200, &json!("list"), &json!(0)));
+    let versions: Vec<&Value> =
+        list["data"].as_array().unwrap().iter().map(|p| &p["version"]).collect();
+    assert_eq!(versions, [0, 1, 2]);
+    assert_eq!(list["data"][2]["state"], "rejected");
+    assert_eq!(list["data"][1]["metrics"]["reward_mean"], 0.5);
+    let activate = |version: &str| format!("/admin/policies/{version}/activate");
+    let none = json!({});
+    let (status, policy) = server.post(&activate("1"), &none).await;
+    assert_eq!((status, &policy["version"]), (200, &json!(1)));
+    assert_eq!(policy["reason"], "activated by hand");
+    assert_eq!(server.get("/admin/policies").await.1["active"], 1);
+    for (version, status, code) in
+        [("2", 409, "conflict"), ("9", 404, "not_found"), ("x", 400, "invalid_value")]
+    {
+        let (found, answer) = server.post(&activate(version), &none).await;
+        assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_and_their_names() {
+    let server = Server::new().await;
+    let (_, list) = server.get("/v1/models").await;
+    let model = |id: &str| {
+        json!({"id": id, "object": "model", "created": 1_700_000_000, "owned_by": "hone",
+               "policy_version": 0})
+    };
+    assert_eq!(list, json!({"object": "list", "data": [model("default"), model("fake")]}));
+    assert_eq!(server.get("/v1/models/fake").await, (200, model("fake")));
+    let named = Server::with(|s| s.fake.name = "org/name".to_owned()).await;
+    assert_eq!(named.get("/v1/models/org/name").await.1["id"], "org/name");
+    for (status, answer) in
+        [server.get("/v1/models/gpt-4").await, server.chat(&ask(json!({"model": "gpt-4"}))).await]
+    {
+        assert_eq!(status, 404);
+        let error = json!({"error": {
+            "message": "model is \"gpt-4\": it must be \"default\" or \"fake\"",
+            "type": "invalid_request_error", "param": "model", "code": "model_not_found",
+        }});
+        assert_eq!(answer, error);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_and_metrics() {
+    let mut server = Server::new().await;
+    assert_eq!(server.get("/livez").await, (200, json!({"status": "ok"})));
+    assert_eq!(server.get("/readyz").await, (200, json!({"status": "ready"})));
+    let response = server.client.get(server.url("/metrics")).send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert!(response.text().await.unwrap().contains("hone_build_info{version="));
+    // A request that runs on keeps the server up while it says that it is not ready any more.
+    let held = Server::with(|s| s.fake.delay = std::time::Duration::from_millis(200)).await;
+    drop(std::mem::replace(&mut server, held));
+    let stream = server.send_chat(&ask(json!({"stream": true}))).await;
+    let open = tokio::net::TcpStream::connect(server.addr).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    server.stop.take().unwrap().send(()).unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert!(stream.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+    drop(open);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys() {
+    let server = Server::with(|s| {
+        s.server.client_keys = vec!["alice-key".to_owned()];
+        s.server.admin_keys = vec!["root-key".to_owned()];
+    })
+    .await;
+    let with = |path: &str, key: &str| {
+        let request = server.client.get(server.url(path)).bearer_auth(key);
+        async move { read(request.send().await.unwrap()).await }
+    };
+    for path in ["/v1/models", "/admin/train", "/nowhere", "/"] {
+        let response = server.client.get(server.url(path)).send().await.unwrap();
+        assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer", "{path}");
+        let (status, answer) = read(response).await;
+        assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
+    }
+    assert_eq!(with("/v1/models", "alice-key").await.0, 200);
+    assert_eq!(with("/v1/models", "root-key").await.0, 401);
+    assert_eq!(with("/admin/train", "root-key").await.0, 200);
+    assert_eq!(with("/admin/train", "alice-key").await.0, 401);
+    assert_eq!(with("/nowhere", "alice-key").await.0, 404);
+    assert_eq!(server.get("/livez").await.0, 200);
+    assert!(server.metric("hone_policy_version").await.is_some());
+    // The ledger knows the key by the first digits of its hash only.
+    let chat = server.client.post(server.url("/v1/chat/completions")).bearer_auth("alice-key");
+    assert_eq!(read(chat.json(&ask(json!({}))).send().await.unwrap()).await.0, 200);
+    let (interaction, _) = server.offers.all().remove(0);
+    assert_eq!(interaction.key_id.as_deref(), Some("72ee9d4355cc"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_admin_key_only_local_programs_administer() {
+    let server = Server::new().await;
+    for (name, value) in [("x-forwarded-for", "192.0.2.7"), ("origin", "http://evil.example")] {
+        let request = server.client.post(server.url("/admin/train/pause")).header(name, value);
+        let (status, answer) = read(request.send().await.unwrap()).await;
+        assert_eq!((status, &answer["error"]["code"]), (403, &json!("forbidden")), "{name}");
+    }
+    assert_eq!(server.get("/admin/train").await.1["state"], "waiting");
+}

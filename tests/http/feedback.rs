@@ -1,0 +1,105 @@
+//! What clients say of completions.
+
+use hone::types::{InteractionId, RewardSource};
+use serde_json::{Value, json};
+
+use crate::server::{Server, ask};
+
+async fn completion(server: &Server) -> String {
+    let (status, answer) = server.chat(&ask(json!({}))).await;
+    assert_eq!(status, 200, "{answer}");
+    answer["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn right_after_the_completion() {
+    let server = Server::new().await;
+    for _ in 0..50 {
+        let id = completion(&server).await;
+        let body = json!({"completion_id": id, "name": "thumbs", "value": 0.5, "comment": "meh"});
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["status"], "recorded");
+    }
+    assert_eq!(server.store.stats().unwrap().feedback, 50);
+    let recorded = "hone_http_feedback_total{outcome=\"recorded\"}";
+    assert_eq!(server.metric(recorded).await, Some(50.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_answered_and_what_is_kept() {
+    let server = Server::new().await;
+    let id = completion(&server).await;
+    let body = json!({"completion_id": id, "choice": 0, "name": "thumbs", "value": true,
+                      "comment": "right", "idempotency_key": "a-1"});
+    let (_, answer) = server.post("/v1/feedback", &body).await;
+    let interaction = InteractionId::from_completion_id(&id).unwrap();
+    let [sample] = &server.store.samples_of(interaction).unwrap()[..] else { panic!() };
+    let expected = json!({
+        "object": "feedback", "id": format!("{}:thumbs", sample.id), "status": "recorded",
+        "completion_id": id, "choice": 0, "name": "thumbs", "policy_version": 0, "weight": 1.0,
+    });
+    assert_eq!(answer, expected);
+    let [reward] = &server.store.rewards_of(sample.id).unwrap()[..] else { panic!() };
+    assert_eq!(reward.value, Some(1.0));
+    assert_eq!(reward.source, RewardSource::Feedback);
+    assert_eq!(reward.comment.as_deref(), Some("right"));
+    // The same key again changes nothing, whatever the value.
+    let again =
+        json!({"completion_id": id, "name": "thumbs", "value": -1, "idempotency_key": "a-1"});
+    let (status, answer) = server.post("/v1/feedback", &again).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("duplicate")));
+    assert_eq!(server.store.rewards_of(sample.id).unwrap()[0].value, Some(1.0));
+    // A part that the route does not have is kept, and the answer says that it weighs nothing.
+    let other = json!({"completion_id": id, "name": "stars", "value": 4});
+    let (_, answer) = server.post("/v1/feedback", &other).await;
+    assert_eq!((&answer["status"], &answer["weight"]), (&json!("recorded"), &Value::Null));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_exist() {
+    let server = Server::new().await;
+    let unknown = InteractionId::new().completion_id();
+    let body = json!({"completion_id": unknown, "name": "thumbs", "value": 1});
+    let (status, answer) = server.post("/v1/feedback", &body).await;
+    assert_eq!(status, 404);
+    assert_eq!(answer["error"]["code"], "completion_not_found");
+    assert_eq!(answer["error"]["param"], "completion_id");
+    let id = completion(&server).await;
+    let body = json!({"completion_id": id, "choice": 1, "name": "thumbs", "value": 1});
+    let (status, answer) = server.post("/v1/feedback", &body).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("choice")));
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed() {
+    let server = Server::new().await;
+    let id = completion(&server).await;
+    let good = json!({"completion_id": id, "name": "thumbs", "value": 1});
+    let cases = [
+        ("completion_id", json!("chatcmpl-xyz"), "completion_id is \"chatcmpl-xyz\""),
+        ("completion_id", json!(7), "completion_id is 7: it must be a string"),
+        ("completion_id", Value::Null, "completion_id is missing"),
+        ("name", Value::Null, "name is missing"),
+        ("name", json!(""), "name is \"\""),
+        ("name", json!("x".repeat(65)), "it must be at most 64 characters long"),
+        ("value", json!("good"), "value is \"good\": it must be a finite number or a boolean"),
+        ("value", Value::Null, "value is missing: it must be a finite number or a boolean"),
+        ("value", json!([1]), "value is a list"),
+        ("choice", json!(-1), "choice is -1: it must be a whole number from 0 to"),
+        ("choice", json!(0.5), "choice is 0.5"),
+        ("comment", json!(5), "comment is 5: it must be a string"),
+        ("idempotency_key", json!("k".repeat(256)), "it must be at most 255 characters long"),
+        ("idempotencykey", json!("k"), "idempotencykey is not a field: the fields are"),
+    ];
+    for (field, value, message) in cases {
+        let mut body = good.clone();
+        body[field] = value;
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        let found = answer["error"]["message"].as_str().unwrap();
+        assert!(found.contains(message), "{found}");
+    }
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
+}

@@ -1,0 +1,117 @@
+//! Clients that go away, and servers that are full.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use hone::engine::Engine;
+use hone::types::{FinishReason, InteractionId};
+use serde_json::{Value, json};
+
+use crate::server::{Server, ask, eventually, read};
+
+async fn slow(queue: usize) -> Server {
+    Server::with(|s| {
+        s.fake.slots = 1;
+        s.fake.queue = queue;
+        s.fake.delay = Duration::from_millis(30);
+        s.fake.script = std::sync::Arc::new(|_, _| "and so on ".repeat(30));
+    })
+    .await
+}
+
+/// Starts a stream and returns its id with the connection.
+async fn begin(server: &Server) -> (InteractionId, reqwest::Response) {
+    let mut response = server.send_chat(&ask(json!({"stream": true}))).await;
+    assert_eq!(response.status(), 200);
+    let first = response.chunk().await.unwrap().unwrap();
+    let text = String::from_utf8(first.to_vec()).unwrap();
+    let data = text.split("\n\n").next().unwrap().strip_prefix("data: ").unwrap();
+    let chunk: Value = serde_json::from_str(data).unwrap();
+    (InteractionId::from_completion_id(chunk["id"].as_str().unwrap()).unwrap(), response)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn during_a_stream_frees_the_slot() {
+    let server = slow(0).await;
+    let (id, response) = begin(&server).await;
+    assert_eq!(server.engine.load().live_running, 1);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(response);
+    eventually("the slot is free", || server.engine.load().live_running == 0).await;
+    eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
+    eventually("nothing is in flight", || server.metrics.http_in_flight.get() == 0).await;
+    server.store.commit(Vec::new()).await.unwrap();
+    let [sample] = &server.store.samples_of(id).unwrap()[..] else { panic!("no sample") };
+    assert_eq!(sample.finish, FinishReason::Cancelled);
+    assert_eq!(sample.untrainable.as_deref(), Some("cancelled"));
+    assert!(!sample.ids.is_empty() && sample.ids.len() < 100, "{}", sample.ids.len());
+    assert_eq!(sample.ids.len(), sample.logprobs.len());
+    assert!(server.store.interaction(id).unwrap().is_some());
+    assert!(server.offers.all().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn before_an_unstreamed_answer_frees_the_slot() {
+    let server = slow(0).await;
+    let body = ask(json!({}));
+    let request = server.send_chat(&body);
+    let gone = tokio::time::timeout(Duration::from_millis(300), request).await;
+    assert!(gone.is_err(), "the answer was too fast");
+    eventually("the slot is free", || server.engine.load().live_running == 0).await;
+    eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
+    server.store.commit(Vec::new()).await.unwrap();
+    let stats = server.store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples), (1, 1));
+    let gone = "hone_http_requests_total{code=\"499\",route=\"/v1/chat/completions\"}";
+    assert_eq!(server.metric(gone).await, Some(1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_waiting_leaves_the_queue() {
+    let server = slow(1).await;
+    let (_, running) = begin(&server).await;
+    let body = ask(json!({}));
+    let waiting = server.send_chat(&body);
+    assert!(tokio::time::timeout(Duration::from_millis(300), waiting).await.is_err());
+    eventually("the queue is empty", || server.engine.load().live_waiting == 0).await;
+    eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
+    // Nothing was sampled for it, so nothing is recorded.
+    server.store.commit(Vec::new()).await.unwrap();
+    assert_eq!(server.store.stats().unwrap().interactions, 0);
+    drop(running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_the_end_is_no_hang_up() {
+    let server = Server::new().await;
+    let mut bytes = server.send_chat(&ask(json!({"stream": true}))).await.bytes_stream();
+    while let Some(piece) = bytes.next().await {
+        if piece.unwrap().ends_with(b"[DONE]\n\n") {
+            break;
+        }
+    }
+    drop(bytes);
+    eventually("nothing is in flight", || server.metrics.http_in_flight.get() == 0).await;
+    assert_eq!(server.metrics.http_disconnects.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_says_when_to_come_back() {
+    let server = slow(0).await;
+    let (_, running) = begin(&server).await;
+    for more in [json!({}), json!({"stream": true}), json!({"stream": true, "n": 2})] {
+        let response = server.send_chat(&ask(more)).await;
+        assert_eq!(response.headers()["retry-after"], "1");
+        let (status, answer) = read(response).await;
+        assert_eq!(status, 429);
+        assert_eq!(answer["error"]["type"], "rate_limit_error");
+        assert_eq!(answer["error"]["code"], "rate_limit_exceeded");
+    }
+    drop(running);
+    eventually("the slot is free", || server.engine.load().live_running == 0).await;
+    // Two choices need two places at once: one runs, the other has none to wait in.
+    let (status, _) = server.chat(&ask(json!({"stream": true, "n": 2}))).await;
+    assert_eq!(status, 429);
+    eventually("the slot is free", || server.engine.load().live_running == 0).await;
+    assert_eq!(server.metrics.http_disconnects.get(), 1);
+}

@@ -1,0 +1,11 @@
+//! The HTTP surface over a real socket, with an engine that answers from a script.
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+mod admin;
+mod chat;
+mod feedback;
+mod hang_up;
+mod refusals;
+mod server;
+mod shutdown;
+mod streaming;

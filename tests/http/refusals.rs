@@ -1,0 +1,241 @@
+//! What is refused, and how.
+
+use insta::assert_snapshot;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use reqwest::{Method, header};
+use serde_json::{Map, Value, json};
+
+use crate::server::{Server, ask, read};
+
+fn error(answer: &Value) -> String {
+    let error = answer["error"].as_object().unwrap_or_else(|| panic!("no error: {answer}"));
+    assert_eq!(error.len(), 4, "{answer}");
+    let text = |key: &str| error[key].as_str().unwrap_or("-").to_owned();
+    format!("{} | {} | {}", text("message"), text("param"), text("code"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_out_of_range() {
+    let server = Server::new().await;
+    let long_key: Map<String, Value> = [("k".repeat(65), json!("v"))].into_iter().collect();
+    let pairs: Map<String, Value> = (0..17).map(|i| (i.to_string(), json!("v"))).collect();
+    let cases = [
+        json!({"temperature": 2.5}),
+        json!({"temperature": -0.1}),
+        json!({"temperature": "hot"}),
+        json!({"top_p": 1.5}),
+        json!({"min_p": -1}),
+        json!({"top_k": -2}),
+        json!({"top_k": 1.5}),
+        json!({"presence_penalty": 3}),
+        json!({"frequency_penalty": -3}),
+        json!({"n": 0}),
+        json!({"n": 9}),
+        json!({"n": true}),
+        json!({"max_tokens": 0}),
+        json!({"max_completion_tokens": -5}),
+        json!({"max_tokens": 5, "max_completion_tokens": 6}),
+        json!({"seed": 1.5}),
+        json!({"stop": ""}),
+        json!({"stop": ["a", "b", "c", "d", "e"]}),
+        json!({"stop": ["a", 5]}),
+        json!({"stop": 5}),
+        json!({"logprobs": 5}),
+        json!({"logprobs": true, "top_logprobs": 21}),
+        json!({"top_logprobs": 2}),
+        json!({"logit_bias": {"x": 1}}),
+        json!({"logit_bias": {"99999": 1}}),
+        json!({"logit_bias": {"5": 101}}),
+        json!({"logit_bias": [1]}),
+        json!({"metadata": {"answer": 5}}),
+        json!({"metadata": {"answer": "v".repeat(513)}}),
+        json!({"metadata": long_key}),
+        json!({"metadata": pairs}),
+        json!({"metadata": "x"}),
+        json!({"stream": "yes"}),
+        json!({"stream_options": {"include_usage": true}}),
+        json!({"stream": true, "stream_options": {"include_usage": 1}}),
+        json!({"model": null}),
+        json!({"model": 5}),
+    ];
+    assert_snapshot!(refusals(&server, &cases).await, @"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_cannot_be_asked() {
+    let server = Server::new().await;
+    let messages = |value: Value| json!({"messages": value});
+    let content = |value: Value| json!({"messages": [{"role": "user", "content": value}]});
+    let image = json!([{"type": "image_url", "image_url": {"url": "http://x"}}]);
+    let cases = [
+        messages(Value::Null),
+        messages(json!([])),
+        messages(json!("hi")),
+        messages(json!(["hi"])),
+        messages(json!([{"content": "hi"}])),
+        messages(json!([{"role": "robot", "content": "hi"}])),
+        messages(json!([{"role": "user"}])),
+        content(json!(5)),
+        content(json!([])),
+        content(json!(["hi"])),
+        content(json!([{"type": "text"}])),
+        content(json!([{"text": "hi"}])),
+        content(image),
+        messages(json!([{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}])),
+    ];
+    assert_snapshot!(refusals(&server, &cases).await, @"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_would_change_the_answer_is_refused() {
+    let server = Server::new().await;
+    let cases = [
+        json!({"tools": [{"type": "function"}]}),
+        json!({"tool_choice": "required"}),
+        json!({"functions": [{"name": "f"}]}),
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"response_format": "json"}),
+        json!({"audio": {"voice": "alloy"}}),
+        json!({"modalities": ["text", "audio"]}),
+        json!({"best_of": 3}),
+        json!({"repetition_penalty": 1.2}),
+        json!({"guided_regex": "a+"}),
+        json!({"temprature": 1}),
+    ];
+    assert_snapshot!(refusals(&server, &cases).await, @"");
+}
+
+async fn refusals(server: &Server, cases: &[Value]) -> String {
+    let mut lines = Vec::new();
+    for case in cases {
+        let (status, answer) = server.chat(&ask(case.clone())).await;
+        assert_eq!(status, 400, "{case}: {answer}");
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+        lines.push(error(&answer));
+    }
+    assert!(server.engine.requests().is_empty());
+    lines.join("\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_web_server_s_own_refusals_have_the_shape() {
+    let server = Server::with(|s| s.server.max_body_bytes = 2048).await;
+    let chat = "/v1/chat/completions";
+    let post = |body: String, kind: Option<&'static str>| {
+        let mut request = server.client.post(server.url(chat)).body(body);
+        if let Some(kind) = kind {
+            request = request.header(header::CONTENT_TYPE, kind);
+        }
+        async move { read(request.send().await.unwrap()).await }
+    };
+    let json_type = Some("application/json; charset=utf-8");
+    let mut lines = Vec::new();
+    let mut add =
+        |(status, answer): (u16, Value)| lines.push(format!("{status} {}", error(&answer)));
+    add(post("{\"model\": ".to_owned(), json_type).await);
+    add(post(String::new(), json_type).await);
+    add(post("[1]".to_owned(), json_type).await);
+    add(post("{\"seed\": 1e999}".to_owned(), json_type).await);
+    add(post("[".repeat(1000), json_type).await);
+    add(post("{}".to_owned(), None).await);
+    add(post("{}".to_owned(), Some("text/plain")).await);
+    add(post(" ".repeat(3000), json_type).await);
+    add(server.get("/nowhere").await);
+    add(server.get("/v1/nowhere").await);
+    add(server.get(chat).await);
+    add(server.post("/v1/models", &json!({})).await);
+    add(server.post("/livez", &json!({})).await);
+    assert_snapshot!(lines.join("\n"), @"");
+    let response =
+        server.client.request(Method::DELETE, server.url("/v1/models")).send().await.unwrap();
+    assert_eq!(response.headers()[header::ALLOW], "GET,HEAD");
+}
+
+/// Any JSON, nested a little, with fields that mean something at every level.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        (-3..30i64).prop_map(Value::from),
+        "[a-z]{0,6}".prop_map(Value::from),
+        "\\PC{0,12}".prop_map(Value::from),
+        prop::sample::select(vec!["default", "user", "system", "text", "thumbs", "hi"])
+            .prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        let key = prop::sample::select(vec![
+            "role",
+            "content",
+            "type",
+            "text",
+            "include_usage",
+            "answer",
+            "7",
+        ]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((key.prop_map(str::to_owned), inner), 0..4)
+                .prop_map(|pairs| Value::Object(pairs.into_iter().collect())),
+        ]
+    })
+}
+
+const FIELDS: [&str; 28] = [
+    "model",
+    "messages",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "metadata",
+    "max_tokens",
+    "max_completion_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "tools",
+    "response_format",
+    "user",
+    "completion_id",
+    "choice",
+    "name",
+    "value",
+    "comment",
+    "idempotency_key",
+];
+
+#[test]
+fn no_json_makes_a_server_error() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let server = runtime.block_on(Server::new());
+    let fields = prop::collection::vec((prop::sample::select(FIELDS.to_vec()), any_json()), 0..4);
+    let mut runner =
+        TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
+    runner
+        .run(&(fields, any_json(), any::<bool>()), |(fields, whole, sensible)| {
+            // A good request with some fields replaced, or anything at all.
+            let mut body = if sensible { ask(json!({"max_tokens": 4})) } else { whole };
+            if let Some(map) = body.as_object_mut() {
+                map.extend(fields.into_iter().map(|(k, v)| (k.to_owned(), v)));
+            }
+            for path in ["/v1/chat/completions", "/v1/feedback"] {
+                let response = runtime.block_on(server.send(path, &body));
+                let status = response.status().as_u16();
+                let text = runtime.block_on(response.text()).unwrap();
+                prop_assert!(matches!(status, 200 | 400 | 404), "{} {}: {}", status, body, text);
+                prop_assert!(!text.contains("internal_error"), "{}: {}", body, text);
+            }
+            Ok(())
+        })
+        .unwrap();
+}

@@ -1,0 +1,261 @@
+//! A daemon's HTTP surface with a scripted engine, a real ledger, and fakes of trainer and
+//! policies that remember what they were told.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hone::config::{RouteList, ServerConfig, StoreConfig};
+use hone::engine::fake::FakeConfig;
+use hone::engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
+use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
+use hone::policy::PolicyError;
+use hone::reward::Routes;
+use hone::store::Store;
+use hone::telemetry::Metrics;
+use hone::train::{TrainError, TrainState, TrainStatus};
+use hone::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
+use reqwest::{Client, Response};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Everything that a test may change before the start.
+pub struct Setup {
+    pub fake: FakeConfig,
+    pub server: ServerConfig,
+    pub routes: RouteList,
+}
+
+#[derive(Default)]
+pub struct Offers(Mutex<Vec<(Arc<Interaction>, Vec<Sample>)>>);
+
+impl ServedSink for Offers {
+    fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
+        self.0.lock().unwrap().push((interaction, served));
+    }
+}
+
+impl Offers {
+    pub fn all(&self) -> Vec<(Arc<Interaction>, Vec<Sample>)> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// A trainer with nothing to train on, unless it is said to be training.
+#[derive(Default)]
+pub struct FakeTrainer {
+    pub training: AtomicBool,
+    paused: AtomicBool,
+}
+
+#[async_trait]
+impl TrainControl for FakeTrainer {
+    fn status(&self) -> TrainStatus {
+        let state = match (self.training.load(Ordering::SeqCst), self.paused.load(Ordering::SeqCst))
+        {
+            (true, _) => TrainState::Training,
+            (false, true) => TrainState::Paused,
+            (false, false) => TrainState::Waiting,
+        };
+        TrainStatus { state, step: 7, ..TrainStatus::default() }
+    }
+    fn pause(&self) -> Result<(), TrainError> {
+        self.paused.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+    fn resume(&self) -> Result<(), TrainError> {
+        self.paused.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+    async fn step(&self) -> Result<TrainStatus, TrainError> {
+        if self.training.load(Ordering::SeqCst) {
+            Ok(TrainStatus { step: 8, ..self.status() })
+        } else {
+            Err(TrainError::NothingReady)
+        }
+    }
+}
+
+/// Versions 0 and 1 can be served, 2 was rejected.
+pub struct FakePolicies {
+    engine: Arc<FakeEngine>,
+}
+
+fn record(version: u64, state: PolicyState) -> PolicyRecord {
+    PolicyRecord {
+        version: PolicyVersion(version),
+        parent: version.checked_sub(1).map(PolicyVersion),
+        step: version,
+        adapter: (version > 0).then(|| format!("adapters/{version}")),
+        sha256: None,
+        metrics: [("reward_mean".to_owned(), 0.5)].into(),
+        state,
+        reason: None,
+        created: 1_700_000_000_000,
+    }
+}
+
+#[async_trait]
+impl PolicyControl for FakePolicies {
+    fn list(&self) -> Result<Vec<PolicyRecord>, PolicyError> {
+        Ok(vec![
+            record(0, PolicyState::Active),
+            record(1, PolicyState::Retired),
+            record(2, PolicyState::Rejected),
+        ])
+    }
+    fn active(&self) -> PolicyVersion {
+        self.engine.active_version()
+    }
+    async fn activate(
+        &self,
+        version: PolicyVersion,
+        reason: &str,
+    ) -> Result<PolicyRecord, PolicyError> {
+        match version.0 {
+            0 | 1 => {
+                self.engine.stage(version, None).await?;
+                self.engine.activate().await?;
+                let reason = Some(reason.to_owned());
+                Ok(PolicyRecord { reason, ..record(version.0, PolicyState::Active) })
+            }
+            2 => Err(PolicyError::Unservable { version, reason: "it was rejected".to_owned() }),
+            _ => Err(PolicyError::Unknown(version)),
+        }
+    }
+}
+
+/// A running server; dropping it stops it.
+pub struct Server {
+    pub addr: SocketAddr,
+    pub client: Client,
+    pub engine: Arc<FakeEngine>,
+    pub store: Store,
+    pub metrics: Arc<Metrics>,
+    pub offers: Arc<Offers>,
+    pub trainer: Arc<FakeTrainer>,
+    pub stop: Option<oneshot::Sender<()>>,
+    pub task: JoinHandle<std::io::Result<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    pub async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut Setup)) -> Self {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
+        let codec = Codec::load(&ModelDir::open(Path::new(model)).unwrap()).unwrap();
+        let mut setup = Setup {
+            fake: FakeConfig::new(&codec),
+            server: ServerConfig::default(),
+            routes: RouteList::default(),
+        };
+        change(&mut setup);
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let ledger = dir.path().join("hone.redb");
+        let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
+        let engine = FakeEngine::new(Arc::new(codec), setup.fake, metrics.clone());
+        let (offers, trainer) = (Arc::new(Offers::default()), Arc::new(FakeTrainer::default()));
+        let state = AppState {
+            engine: engine.clone(),
+            store: store.clone(),
+            routes: Arc::new(Routes::new(&setup.routes).unwrap()),
+            rollout: Some(offers.clone()),
+            policies: Arc::new(FakePolicies { engine: engine.clone() }),
+            train: trainer.clone(),
+            metrics: metrics.clone(),
+            config: Arc::new(setup.server),
+            ready: Arc::new(AtomicBool::new(true)),
+            started: 1_700_000_000_000,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(serve(listener, state, async {
+            let _ = stopped.await;
+        }));
+        let client = Client::builder().timeout(Duration::from_secs(30)).no_proxy().build().unwrap();
+        Self {
+            addr,
+            client,
+            engine,
+            store,
+            metrics,
+            offers,
+            trainer,
+            stop: Some(stop),
+            task,
+            _dir: dir,
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, Value) {
+        read(self.client.get(self.url(path)).send().await.unwrap()).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        read(self.send(path, body).await).await
+    }
+
+    pub async fn send(&self, path: &str, body: &Value) -> Response {
+        self.client.post(self.url(path)).json(body).send().await.unwrap()
+    }
+
+    pub async fn chat(&self, body: &Value) -> (u16, Value) {
+        self.post("/v1/chat/completions", body).await
+    }
+
+    pub async fn send_chat(&self, body: &Value) -> Response {
+        self.send("/v1/chat/completions", body).await
+    }
+
+    /// A line of `/metrics` by its beginning.
+    pub async fn metric(&self, name: &str) -> Option<f64> {
+        let text =
+            self.client.get(self.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+}
+
+pub async fn read(response: Response) -> (u16, Value) {
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, serde_json::from_str(&text).unwrap_or_else(|_| panic!("not JSON: {text}")))
+}
+
+/// A question, with further fields.
+pub fn ask(more: Value) -> Value {
+    let mut body = json!({
+        "model": "default",
+        "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+        "seed": 5,
+    });
+    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    body
+}
+
+/// Waits until something holds.
+pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..200 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("never happened: {what}");
+}

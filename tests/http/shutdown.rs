@@ -1,0 +1,48 @@
+//! Shutting down under load.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::net::TcpStream;
+
+use crate::server::{Server, ask, eventually};
+
+async fn slow(grace: u64) -> Server {
+    Server::with(|s| {
+        s.fake.delay = Duration::from_millis(20);
+        s.fake.script = std::sync::Arc::new(|_, _| "and so on ".repeat(5));
+        s.server.shutdown_grace_seconds = grace;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_requests_finish_and_new_ones_are_refused() {
+    let mut server = slow(30).await;
+    // A client that never says anything does not hold the shutdown up.
+    let silent = TcpStream::connect(server.addr).await.unwrap();
+    let response = server.send_chat(&ask(json!({"stream": true}))).await;
+    let whole = server.client.post(server.url("/v1/chat/completions")).json(&ask(json!({}))).send();
+    let whole = tokio::spawn(whole);
+    eventually("both run", || server.metrics.http_in_flight.get() == 2).await;
+    server.stop.take().unwrap().send(()).unwrap();
+    let text = response.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(whole.await.unwrap().unwrap().status(), 200);
+    let begun = Instant::now();
+    (&mut server.task).await.unwrap().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(TcpStream::connect(server.addr).await.is_err());
+    drop(silent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_grace_ends() {
+    let mut server = slow(0).await;
+    let response = server.send_chat(&ask(json!({"stream": true}))).await;
+    server.stop.take().unwrap().send(()).unwrap();
+    let begun = Instant::now();
+    (&mut server.task).await.unwrap().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    drop(response);
+}

@@ -1,0 +1,122 @@
+//! Completions as server-sent events, byte for byte.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use hone::engine::EngineError;
+use hone::types::InteractionId;
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::server::{Server, ask};
+
+/// The whole stream, id and time replaced.
+async fn stream(server: &Server, more: Value) -> String {
+    let mut body = ask(more);
+    body["stream"] = json!(true);
+    let response = server.send_chat(&body).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!(response.headers()["x-hone-policy-version"], "0");
+    masked(&response.text().await.unwrap())
+}
+
+fn masked(text: &str) -> String {
+    let id = regex::Regex::new("chatcmpl-[0-9a-f]{32}").unwrap();
+    let created = regex::Regex::new(r#""created":\d+"#).unwrap();
+    created.replace_all(&id.replace_all(text, "ID"), r#""created":0"#).into_owned()
+}
+
+fn chunks(text: &str) -> Vec<Value> {
+    text.split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "))
+        .filter(|data| *data != "[DONE]")
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plain() {
+    let server = Server::new().await;
+    assert_snapshot!(stream(&server, json!({"max_tokens": 2})).await, @"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_usage() {
+    let server = Server::new().await;
+    let more = json!({"max_tokens": 1, "stream_options": {"include_usage": true}});
+    assert_snapshot!(stream(&server, more).await, @"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_log_probabilities() {
+    let server = Server::with(|s| {
+        s.fake.script = std::sync::Arc::new(|_, _| "é".to_owned());
+    })
+    .await;
+    // The two tokens of one character are reported with the text that the second completes.
+    let more = json!({"logprobs": true, "top_logprobs": 1});
+    assert_snapshot!(stream(&server, more).await, @"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_after_the_first_byte_is_an_event() {
+    let server = Server::new().await;
+    server.engine.fail_next_generation(EngineError::Internal("secret detail".to_owned()));
+    assert_snapshot!(stream(&server, json!({})).await, @"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_as_unstreamed() {
+    let server = Server::with(|s| s.fake.slots = 1).await;
+    for more in [json!({}), json!({"n": 3}), json!({"stop": "5"}), json!({"n": 2, "max_tokens": 3})]
+    {
+        let (_, whole) = server.chat(&ask(more.clone())).await;
+        let text = stream(&server, more.clone()).await;
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        let chunks = chunks(&text);
+        for choice in whole["choices"].as_array().unwrap() {
+            let mine: Vec<&Value> = chunks
+                .iter()
+                .map(|chunk| &chunk["choices"][0])
+                .filter(|c| c["index"] == choice["index"])
+                .collect();
+            assert_eq!(mine[0]["delta"], json!({"role": "assistant", "content": ""}));
+            let content: String =
+                mine.iter().filter_map(|c| c["delta"]["content"].as_str()).collect();
+            assert_eq!(content, choice["message"]["content"], "{more}");
+            let reasons: Vec<&Value> =
+                mine.iter().map(|c| &c["finish_reason"]).filter(|r| !r.is_null()).collect();
+            assert_eq!(reasons, [&choice["finish_reason"]], "{more}");
+            assert_eq!(mine.last().unwrap()["delta"], json!({}));
+        }
+    }
+}
+
+/// Whoever acts on the finish reason, before `[DONE]`, finds the completion recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn feedback_at_the_finish_reason_finds_the_completion() {
+    let server = Server::with(|s| s.fake.delay = Duration::from_millis(5)).await;
+    for choices in [1, 2] {
+        let body = ask(json!({"stream": true, "n": choices}));
+        let mut bytes = server.send_chat(&body).await.bytes_stream();
+        let mut finished = 0;
+        while let Some(piece) = bytes.next().await {
+            let text = String::from_utf8(piece.unwrap().to_vec()).unwrap();
+            for chunk in chunks(&text) {
+                let choice = &chunk["choices"][0];
+                if choice["finish_reason"].is_null() {
+                    continue;
+                }
+                finished += 1;
+                let id = chunk["id"].as_str().unwrap();
+                assert!(InteractionId::from_completion_id(id).is_some());
+                let feedback = json!({"completion_id": id, "choice": choice["index"],
+                                      "name": "thumbs", "value": true});
+                let (status, answer) = server.post("/v1/feedback", &feedback).await;
+                assert_eq!((status, &answer["status"]), (200, &json!("recorded")), "{answer}");
+            }
+        }
+        assert_eq!(finished, choices);
+    }
+}
