@@ -11,7 +11,7 @@ use crate::types::{PromptSource, SampleOrigin, SamplingParams};
 
 #[tokio::test]
 async fn what_gets_no_group_is_counted_with_the_reason() {
-    let mut world = World::with(|fake| fake.delay = Duration::from_secs(60));
+    let mut world = World::with(|fake| fake.delay = Duration::from_secs(1));
     world.config.queue = 2;
     world.config.max_concurrent = 1;
     let rollout = world.start();
@@ -33,7 +33,8 @@ async fn what_gets_no_group_is_counted_with_the_reason() {
     let (late, samples) = world.serve("graded", 1).await;
     rollout.offer(late, samples);
     assert_eq!(world.skipped("stopping"), 3);
-    assert_eq!(world.engine.load().shadow_running, 0, "its slots are free again");
+    world.until(|| world.engine.load().shadow_running == 0).await;
+    assert_eq!(*world.store.watch_ready().borrow(), 0, "no group of only the short samples");
 }
 
 #[tokio::test]
