@@ -124,7 +124,10 @@ async fn chat(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
         inner.steps_at_evaluation.push(step);
     } else {
         inner.asked += 1;
-        if !inner.paused && inner.step < inner.max_steps && inner.asked % QUESTIONS_A_STEP == 0 {
+        if !inner.paused
+            && inner.step < inner.max_steps
+            && inner.asked.is_multiple_of(QUESTIONS_A_STEP)
+        {
             inner.step += 1;
         }
     }
@@ -133,8 +136,9 @@ async fn chat(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
     inner.questions.push((text.clone(), body["metadata"].clone()));
     // Every other answer is right at first, all of them from step 1 on.
     let learned = inner.step > 0 && fake.trouble != Trouble::NoLearning;
-    let answer = if learned || inner.streams % 2 == 0 { perfect(&text) } else { "dunno".into() };
-    let broken = fake.trouble == Trouble::BrokenStreams && inner.streams % 10 == 0;
+    let answer =
+        if learned || inner.streams.is_multiple_of(2) { perfect(&text) } else { "dunno".into() };
+    let broken = fake.trouble == Trouble::BrokenStreams && inner.streams.is_multiple_of(10);
     stream(&id, inner.step, &answer, broken)
 }
 

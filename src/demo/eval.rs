@@ -68,7 +68,6 @@ impl Evaluation {
         self.mean(|judged| f64::from(u8::from(judged.well_formed)))
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a count of answers")]
     fn mean(&self, value: impl Fn(&Judged) -> f64) -> f64 {
         self.answers.iter().map(value).sum::<f64>() / (self.answers.len().max(1) as f64)
     }

@@ -36,9 +36,6 @@ use client::ClientError;
 use progress::Progress;
 use report::{Findings, Next};
 
-/// `--steps` where none are given.
-pub const DEFAULT_STEPS: u64 = 60;
-
 /// Whose judgement the policy learns from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -63,12 +60,11 @@ impl RewardsMode {
         self != Self::Graded
     }
 
-    /// The word on the command line.
-    pub fn as_str(self) -> &'static str {
+    /// `--steps` where none are given: enough to see it learn. Thumbs alone say less a step.
+    pub fn default_steps(self) -> u64 {
         match self {
-            Self::Both => "both",
-            Self::Graded => "graded",
-            Self::Feedback => "feedback",
+            Self::Both | Self::Graded => 60,
+            Self::Feedback => 80,
         }
     }
 }
@@ -93,7 +89,7 @@ pub struct DemoOptions {
 impl Default for DemoOptions {
     fn default() -> Self {
         Self {
-            steps: DEFAULT_STEPS,
+            steps: RewardsMode::default().default_steps(),
             seed: 1,
             data: None,
             keep_serving: false,

@@ -214,7 +214,6 @@ fn traffic(tally: &Tally) -> String {
     text
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of a short run")]
 fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
@@ -227,13 +226,7 @@ pub fn sparkline(values: &[f64], max: f64, width: usize) -> String {
     (0..cells)
         .map(|cell| {
             let share = &values[cell * values.len() / cells..(cell + 1) * values.len() / cells];
-            #[expect(clippy::cast_precision_loss, reason = "a handful of values")]
             let mean = share.iter().sum::<f64>() / share.len() as f64;
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "clamped to the blocks, and NaN becomes 0"
-            )]
             let level = ((mean / max).clamp(0.0, 1.0) * 7.0).round() as usize;
             BLOCKS[level]
         })

@@ -250,13 +250,7 @@ fn refresh(
     view.elapsed = elapsed;
 }
 
-/// A count that Prometheus hands out as a float.
+/// A count that Prometheus hands out as a float; the conversion saturates.
 fn whole(value: Option<f64>) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "counts are whole, and a float's conversion saturates"
-    )]
-    let whole = value.unwrap_or(0.0) as u64;
-    whole
+    value.unwrap_or(0.0) as u64
 }

@@ -67,7 +67,6 @@ impl Board {
     pub fn served(&self, reward: f64, first_token: Duration, trainer_busy: bool) {
         let mut tally = self.lock();
         tally.answers += 1;
-        #[expect(clippy::cast_precision_loss, reason = "a count of answers")]
         let share = 1.0 / (tally.answers as f64).min(MEAN_WINDOW);
         let mean = tally.reward.unwrap_or(reward);
         tally.reward = Some(mean + share * (reward - mean));
@@ -114,12 +113,6 @@ impl Latency {
 /// The nearest-rank percentile of sorted values: the least value that at least the share `q` of
 /// them does not exceed; `None` of nothing.
 pub fn percentile(sorted: &[f64], q: f64) -> Option<f64> {
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rank between 0 and the length"
-    )]
     let rank = (q * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
 }
