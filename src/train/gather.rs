@@ -6,7 +6,9 @@ use super::TrainSample;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::reward::Routes;
 use crate::store::{Op, Store, StoreError};
-use crate::types::{Group, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis};
+use crate::types::{
+    Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis,
+};
 
 /// One trainable completion with the reward parts it is trained on.
 #[derive(Debug)]
@@ -74,6 +76,22 @@ impl Batch {
                     version: member.sample.version.0,
                 })
             })
+            .collect()
+    }
+
+    /// The groups' ids, in order.
+    pub(super) fn group_ids(&self) -> Vec<GroupId> {
+        self.groups.iter().map(|g| g.group.id).collect()
+    }
+
+    /// The group of the training sample at `index` of [`Self::train_samples`].
+    pub(super) fn group_of(&self, advantages: &Advantages, index: usize) -> Vec<GroupId> {
+        self.members()
+            .zip(advantages.values.iter().flatten())
+            .filter(|(_, advantage)| advantage.is_some())
+            .nth(index)
+            .map(|((group, _), _)| group.group.id)
+            .into_iter()
             .collect()
     }
 

@@ -13,10 +13,10 @@ use super::gather::{self, Batch};
 use super::handle::{Board, Command, TrainError, TrainState, TrainStatus};
 use super::progress::Progress;
 use super::worker::Parts;
-use super::{Learner, checkpoint, observe};
+use super::{LearnError, Learner, checkpoint, observe};
 use crate::policy::{Candidate, Verdict};
 use crate::store::Op;
-use crate::types::{GroupState, PolicyState, StepRecord, TokenId, now_ms};
+use crate::types::{GroupId, GroupState, PolicyState, StepRecord, TokenId, now_ms};
 
 /// How often an idle worker looks around by itself.
 const TICK: Duration = Duration::from_secs(1);
@@ -198,26 +198,31 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, batch: &Batch) -> Outcome<()> {
         self.board.state(TrainState::Training);
         let started = Instant::now();
-        let advantages =
-            self.progress.baselines.advantages(&batch.rewards(), self.parts.config.advantage_scale);
+        let mut baselines = self.progress.baselines.clone();
+        let advantages = baselines.advantages(&batch.rewards(), self.parts.config.advantage_scale);
         let samples = batch.train_samples(&advantages);
         // No sample has this version: after a step that was not published the weights are nobody's.
         let current = self.progress.current_version().map_or(u64::MAX, |v| v.0);
         let limit = self.parts.max_completion_tokens;
         let (learner, pool) = (&mut self.learner, self.pool);
-        let stats = pool.install(|| learner.step(&samples, current, limit)).map_err(failed)?;
-        let store = &self.parts.store;
+        let stats = match pool.install(|| learner.step(&samples, current, limit)) {
+            Ok(stats) => stats,
+            // Dropped, or the same step would fail again after every restart.
+            Err(LearnError::Sample { index, reason }) => {
+                return self.skip(batch.group_of(&advantages, index), "invalid", &reason);
+            }
+            Err(error) => return Err(failed(error)),
+        };
         if let Some(reason) = &stats.skipped {
-            tracing::warn!(reason, groups = batch.groups.len(), "optimiser step skipped");
-            self.parts.metrics.train_skipped_steps.with_label_values(&["non_finite"]).inc();
-            self.board.update(|s| s.last_error = Some(reason.clone()));
-            let drops = batch
-                .groups
-                .iter()
-                .map(|g| Op::GroupState(g.group.id, GroupState::Dropped("non_finite".to_owned())))
-                .collect();
-            store.commit_blocking(drops).map_err(failed)?;
-            return Ok(());
+            return self.skip(batch.group_ids(), "non_finite", reason);
+        }
+        self.progress.baselines = baselines;
+        if !stats.refused.is_empty() {
+            let samples = stats.refused.len();
+            tracing::warn!(
+                samples,
+                "sampler and trainer disagree beyond train.max_sampler_difference"
+            );
         }
         let mut metrics = stats.metrics;
         for (name, value) in [
@@ -232,19 +237,33 @@ impl<'a> Trainer<'a> {
         metrics.insert("step_seconds".to_owned(), started.elapsed().as_secs_f64());
         let record = StepRecord {
             step: self.learner.step_count(),
-            groups: batch.groups.iter().map(|g| g.group.id).collect(),
+            groups: batch.group_ids(),
             metrics,
             created: now_ms(),
         };
         self.progress.stepped(record.clone());
         self.checkpoint()?;
-        store.commit_blocking(vec![Op::Step(Box::new(record.clone()))]).map_err(failed)?;
+        self.parts
+            .store
+            .commit_blocking(vec![Op::Step(Box::new(record.clone()))])
+            .map_err(failed)?;
         observe::step(&self.parts.metrics, &record, &advantages, started.elapsed());
         self.feedback.extend(batch.feedback_times());
         self.report();
         if self.progress.pending >= self.parts.publish_every {
             self.publish()?;
         }
+        Ok(())
+    }
+
+    /// Drops groups that cannot be stepped on; the weights have not changed.
+    fn skip(&self, groups: Vec<GroupId>, state: &str, reason: &str) -> Outcome<()> {
+        tracing::warn!(state, reason, groups = groups.len(), "optimiser step skipped");
+        self.parts.metrics.train_skipped_steps.with_label_values(&[state]).inc();
+        self.board.update(|s| s.last_error = Some(reason.to_owned()));
+        let dropped = |id| Op::GroupState(id, GroupState::Dropped(state.to_owned()));
+        let drops = groups.into_iter().map(dropped).collect();
+        self.parts.store.commit_blocking(drops).map_err(failed)?;
         Ok(())
     }
 

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use rand::Rng as _;
 
 use super::*;
 

@@ -76,6 +76,7 @@ fn codec(dir: &Path) -> Arc<Codec> {
     std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let model = ModelDir {
         path: dir.to_owned(),
+        name: "test".to_owned(),
         config: json!({}),
         stop_ids: vec![256],
         chat_template: "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}".into(),
