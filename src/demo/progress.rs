@@ -150,7 +150,7 @@ fn learning_bars(multi: &MultiProgress, steps: u64, rows: usize) -> Vec<Progress
     let mut bars = vec![first];
     for _ in 0..rows {
         let bar = multi.add(ProgressBar::new_spinner());
-        bar.set_style(style("    {msg}"));
+        bar.set_style(style("    {wide_msg}"));
         bars.push(bar);
     }
     bars
