@@ -25,7 +25,7 @@ async fn teach(daemon: &Daemon, from: u64) -> u64 {
     for seed in 0..8 {
         let answer = daemon.ask("What is 3 + 4?", seed).await;
         let feedback = json!({
-            "completion_id": answer["id"], "name": "thumbs", "value": text(&answer).len() % 2 == 0,
+            "completion_id": answer["id"], "name": "thumbs", "value": text(&answer).len().is_multiple_of(2),
             "idempotency_key": format!("{from}-{seed}"),
         });
         let (status, reply) = daemon.post("/v1/feedback", &feedback).await;

@@ -63,7 +63,7 @@ pub fn load_from(
 
 /// Every key and the environment variable that sets it.
 pub fn environment_names() -> Vec<(String, String)> {
-    keys().into_iter().map(|(key, _)| (variable(&key), key)).collect()
+    keys().into_keys().map(|key| (variable(&key), key)).collect()
 }
 
 fn variable(key: &str) -> String {

@@ -197,8 +197,7 @@ pub fn behaviour(
 }
 
 fn check_logits(logits: &[f32]) -> Result<(), SampleError> {
-    // NaN fails the comparison as well.
-    match logits.iter().position(|value| !(*value < f32::INFINITY)) {
+    match logits.iter().position(|value| value.is_nan() || *value == f32::INFINITY) {
         Some(at) => Err(SampleError::NotFinite {
             id: at as TokenId,
             value: logits.get(at).copied().unwrap_or(f32::NAN),

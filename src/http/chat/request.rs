@@ -153,8 +153,11 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// A field and whether its value changes nothing.
+type AcceptedIf = (&'static str, fn(&Value) -> bool);
+
 /// Fields of which only the default can be honoured.
-const ACCEPTED_IF: [(&str, fn(&Value) -> bool); 4] = [
+const ACCEPTED_IF: [AcceptedIf; 4] = [
     ("response_format", |v| v.get("type").is_some_and(|kind| kind == "text")),
     ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
     ("tool_choice", |v| v == "none" || v == "auto"),
