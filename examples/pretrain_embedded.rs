@@ -19,10 +19,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
+use candle_core::{D, DType, Device, Tensor, Var, backprop::GradStore};
+use candle_nn::ops::log_softmax;
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
 use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
-use hone::train::model::{Model, ModelSpec, ops};
+use hone::train::model::{Model, ModelSpec};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -320,7 +321,7 @@ fn pretrain(
         let clean = (step as f64) < CLEAN * STEPS as f64;
         let batch = batch(tokenizer, clean, rng, device)?;
         let hidden = model.hidden(&batch.ids, None, None)?.index_select(&batch.rows, 0)?;
-        let logprobs = ops::log_softmax(&model.logits(&hidden)?)?;
+        let logprobs = log_softmax(&model.logits(&hidden)?, D::Minus1)?;
         let loss = logprobs.gather(&batch.targets, 1)?.mean_all()?.neg()?;
         let mut gradients = loss.backward()?;
         clip(&mut gradients, &vars)?;

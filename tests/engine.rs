@@ -1,5 +1,9 @@
 //! The real engine: right tokens, right versions, nothing lost while weights change.
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests may fail loudly and print what they measure"
+)]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
