@@ -84,7 +84,7 @@ fn wrong_configuration_ends_with_code_2_and_one_sentence() {
     let path = file.to_str().unwrap();
     for (config, names) in [
         ("[train]\nlearning_rate = -1.0\n", ["train.learning_rate", "-1"]),
-        ("[train]\nlearning_rte = 1.0\n", ["train.learning_rte", "unknown"]),
+        ("[train]\nlearning_rte = 1.0\n", ["train.learning_rte", "not a key"]),
         ("[engine]\nreplicas = \"two\"\n", ["engine.replicas", "two"]),
     ] {
         std::fs::write(&file, config).unwrap();
