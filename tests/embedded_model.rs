@@ -155,9 +155,8 @@ fn sampled_answers_earn_about_half_of_the_reward() {
         questions.chunks(128).flat_map(|chunk| embedded.sample(chunk, &mut rng)).collect();
     let scores: Vec<_> =
         questions.iter().zip(&texts).map(|(q, text)| score(text, q.answer())).collect();
-    let mean = |of: &dyn Fn(usize) -> f64| {
-        (0..scores.len()).map(of).sum::<f64>() / scores.len() as f64
-    };
+    let mean =
+        |of: &dyn Fn(usize) -> f64| (0..scores.len()).map(of).sum::<f64>() / scores.len() as f64;
     let reward = mean(&|i| scores[i].reward()) / REWARD_MAX;
     println!(
         "sampled: {reward:.3} of the reward; numeric {:.3}, format {:.3}, thumbs up {:.3}",
@@ -173,8 +172,7 @@ fn it_is_small_and_encodes_any_text() {
     let embedded = Embedded::load();
     let weights = std::fs::read(directory().join("model.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&weights).unwrap();
-    let parameters: usize =
-        tensors.iter().map(|(_, t)| t.shape().iter().product::<usize>()).sum();
+    let parameters: usize = tensors.iter().map(|(_, t)| t.shape().iter().product::<usize>()).sum();
     assert!(parameters < 2_000_000, "{parameters} parameters");
     assert_eq!(
         json("config.json")["vocab_size"],
@@ -182,7 +180,8 @@ fn it_is_small_and_encodes_any_text() {
         "one logit a token"
     );
 
-    for text in ["What is 12 + 7?", "héllo 漢字 🎉\r\n\t x  ", "\u{1}\u{7f} <answer>5</answer>"] {
+    for text in ["What is 12 + 7?", "héllo 漢字 🎉\r\n\t x  ", "\u{1}\u{7f} <answer>5</answer>"]
+    {
         let ids = embedded.encode(text);
         assert_eq!(embedded.tokenizer.decode(&ids, true).unwrap(), text);
     }
