@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use candle_core::{D, DType, Device, Tensor, Var, backprop::GradStore};
-use candle_nn::ops::log_softmax;
+use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
+use candle_nn::loss::cross_entropy;
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
 use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
-use hone::train::model::{Model, ModelSpec};
+use hone::train::{Model, ModelSpec};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -37,14 +37,18 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
 const SEED: u64 = 1;
-const STEPS: usize = 1600;
+const STEPS: usize = 2400;
 /// The share of the steps that are taught without wrong sums or slips of form.
-const CLEAN: f64 = 0.7;
-const BATCH: usize = 64;
+const CLEAN: f64 = 0.67;
+const BATCH: usize = 32;
 const LEARNING_RATE: f64 = 3e-3;
 const WARMUP_STEPS: usize = 50;
 /// The share of the steps after which the learning rate falls.
 const HOLD: f64 = 0.4;
+const INITIAL_DEVIATION: f64 = 0.06;
+/// How often an operand is drawn from the small ones alone, and which those are.
+const SMALL: f64 = 0.25;
+const SMALL_BELOW: u32 = 10;
 const MAX_GRAD_NORM: f64 = 1.0;
 
 /// How often a noisy completion slips; the slips are independent.
@@ -61,7 +65,7 @@ struct Noise {
     after: f64,
 }
 
-const NOISE: Noise = Noise { wrong: 0.30, plain: 0.12, before: 0.08, untagged: 0.13, after: 0.16 };
+const NOISE: Noise = Noise { wrong: 0.25, plain: 0.14, before: 0.10, untagged: 0.15, after: 0.18 };
 
 const PLAIN: [&str; 3] = ["The sum is #.", "I think it is #.", "#, I guess."];
 const BEFORE: [&str; 2] = ["Sure! ", "Well, "];
@@ -193,13 +197,19 @@ fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
     slips[rng.random_range(0..slips.len())]
 }
 
+/// Small numbers come up more often than their share: they are few, and people ask them first.
+fn operand(rng: &mut ChaCha8Rng) -> u32 {
+    let below = if rng.random_bool(SMALL) { SMALL_BELOW } else { OPERANDS };
+    rng.random_range(0..below)
+}
+
 /// One batch, padded on the right.
 struct Batch {
     /// `[batch, len]`
     ids: Tensor,
     /// Rows of the flattened batch whose next token is the completion's.
     rows: Tensor,
-    /// That token, `[rows, 1]`.
+    /// That token, `[rows]`.
     targets: Tensor,
 }
 
@@ -215,8 +225,8 @@ fn batch(
     let mut sequences = Vec::with_capacity(BATCH);
     for _ in 0..BATCH {
         let question = Question {
-            a: rng.random_range(0..OPERANDS),
-            b: rng.random_range(0..OPERANDS),
+            a: operand(rng),
+            b: operand(rng),
             phrasing: rng.random_range(0..PHRASING_COUNT as u32) as usize,
         };
         let system = with_system.then(|| pick(rng, &SYSTEM));
@@ -230,9 +240,9 @@ fn batch(
     let len = sequences.iter().map(|(ids, _)| ids.len()).max().unwrap_or(0);
     let (mut all, mut rows, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     for (sequence, (ids, prompt_len)) in sequences.into_iter().enumerate() {
-        for t in prompt_len..ids.len() {
-            rows.push((sequence * len + t - 1) as u32);
-            targets.push(ids[t]);
+        for (offset, id) in ids[prompt_len..].iter().enumerate() {
+            rows.push((sequence * len + prompt_len + offset - 1) as u32);
+            targets.push(*id);
         }
         let padding = len - ids.len();
         all.extend(ids);
@@ -242,7 +252,7 @@ fn batch(
     Ok(Batch {
         ids: Tensor::from_vec(all, (BATCH, len), device)?,
         rows: Tensor::from_vec(rows, count, device)?,
-        targets: Tensor::from_vec(targets, (count, 1), device)?,
+        targets: Tensor::from_vec(targets, count, device)?,
     })
 }
 
@@ -263,12 +273,12 @@ fn model_config(tokenizer: &Tokenizer) -> Result<Value> {
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "attention_dropout": 0.0,
-        "initializer_range": 0.02,
+        "initializer_range": INITIAL_DEVIATION,
         "use_cache": true,
         "use_sliding_window": false,
         "sliding_window": null,
         "max_window_layers": 2,
-        "tie_word_embeddings": true,
+        "tie_word_embeddings": false,
         "torch_dtype": "float32",
         "bos_token_id": null,
         "eos_token_id": id_of(tokenizer, END)?,
@@ -276,7 +286,7 @@ fn model_config(tokenizer: &Tokenizer) -> Result<Value> {
     }))
 }
 
-/// Norms at 1, biases at 0, everything else normal with deviation 0.02.
+/// Norms at 1, biases at 0, everything else normal with [`INITIAL_DEVIATION`].
 fn initial_weights(
     spec: &ModelSpec,
     rng: &mut ChaCha8Rng,
@@ -290,7 +300,7 @@ fn initial_weights(
         } else if name.ends_with("bias") {
             vec![0.0; count]
         } else {
-            (0..count).map(|_| 0.02 * normal(rng)).collect()
+            (0..count).map(|_| INITIAL_DEVIATION as f32 * normal(rng)).collect()
         };
         weights.insert(name, Var::from_tensor(&Tensor::from_vec(values, shape, device)?)?);
     }
@@ -321,8 +331,7 @@ fn pretrain(
         let clean = (step as f64) < CLEAN * STEPS as f64;
         let batch = batch(tokenizer, clean, rng, device)?;
         let hidden = model.hidden(&batch.ids, None, None)?.index_select(&batch.rows, 0)?;
-        let logprobs = log_softmax(&model.logits(&hidden)?, D::Minus1)?;
-        let loss = logprobs.gather(&batch.targets, 1)?.mean_all()?.neg()?;
+        let loss = cross_entropy(&model.logits(&hidden)?, &batch.targets)?;
         let mut gradients = loss.backward()?;
         clip(&mut gradients, &vars)?;
         optimizer.set_learning_rate(learning_rate(step));

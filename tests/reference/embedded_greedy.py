@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 MODEL = Path(__file__).resolve().parents[2] / "models" / "embedded"
 OUT = Path(__file__).with_name("embedded_greedy.json")
 MAX_NEW_TOKENS = 40
-LEAST_MARGIN = 0.02
+LEAST_MARGIN = 1e-3
 
 
 def user(text):
