@@ -285,3 +285,103 @@ impl Publisher for FakeEngine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Event, ModelDir};
+    use crate::types::FinishReason;
+
+    fn fake(change: impl FnOnce(&mut FakeConfig)) -> Arc<FakeEngine> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2-tiny");
+        let codec = Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap());
+        let mut config = FakeConfig::new(&codec);
+        change(&mut config);
+        FakeEngine::new(codec, config, Arc::new(Metrics::new().unwrap()))
+    }
+
+    fn request(seed: u64, priority: Priority) -> GenerateRequest {
+        let params = SamplingParams { seed, ..Default::default() };
+        GenerateRequest { params, priority, ..probe(&[1]) }
+    }
+
+    fn probe(prompt_ids: &[TokenId]) -> GenerateRequest {
+        GenerateRequest {
+            prompt_ids: prompt_ids.to_vec(),
+            params: SamplingParams::default(),
+            stop: Vec::new(),
+            top_logprobs: 2,
+            priority: Priority::Live,
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_from_the_script() {
+        let fake = fake(|config| {
+            config.script =
+                Arc::new(|request, version| format!("v{version} {}", request.params.seed));
+        });
+        let generation = fake.generate(request(7, Priority::Live)).await.unwrap();
+        let completion = generation.collect().await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.finish), ("v0 7", FinishReason::Stop));
+        let last = completion.tokens.last().unwrap();
+        assert!(fake.codec.stop_ids().contains(&last.id) && last.text.is_empty());
+        assert_eq!((last.logprob, last.top.len()), (FakeEngine::logprob(last.id), 2));
+        assert_eq!(fake.requests().len(), 1);
+
+        let adapter = Path::new("some/adapter");
+        assert!(fake.activate().await.is_err());
+        fake.stage(PolicyVersion(3), Some(adapter)).await.unwrap();
+        assert_eq!(fake.active_version(), PolicyVersion(0));
+        assert!(!fake.probe(&[1], &SamplingParams::default()).await.unwrap().is_empty());
+        fake.activate().await.unwrap();
+        let generation = fake.generate(request(7, Priority::Shadow)).await.unwrap();
+        let completion = generation.collect().await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.version), ("v3 7", PolicyVersion(3)));
+        let staged = Staged { version: PolicyVersion(3), adapter: Some(adapter.to_path_buf()) };
+        assert_eq!(fake.staged(), [staged]);
+        fake.fail_next_stage(EngineError::Model("no".to_owned()));
+        assert!(fake.stage(PolicyVersion(4), None).await.is_err());
+        assert!(fake.activate().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn limits_stops_and_failures_are_the_real_ones() {
+        let fake = fake(|config| config.script = Arc::new(|_, _| "one two three".to_owned()));
+        let run = async |request: GenerateRequest| fake.generate(request).await?.collect().await;
+        let mut stopped = probe(&[1]);
+        stopped.stop = vec!["two".to_owned()];
+        let completion = run(stopped).await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.finish), ("one ", FinishReason::Stop));
+        let mut short = probe(&[1]);
+        short.params.max_tokens = 2;
+        let completion = run(short).await.unwrap();
+        assert_eq!((completion.tokens.len(), completion.finish), (2, FinishReason::Length));
+        assert!("one two three".starts_with(&completion.text));
+        fake.fail_next_generation(EngineError::Internal("boom".to_owned()));
+        assert!(matches!(run(probe(&[1])).await, Err(EngineError::Internal(_))));
+        assert_eq!(fake.metrics.engine_failures.get(), 1);
+        assert!(matches!(run(probe(&[])).await, Err(EngineError::Invalid(_))));
+        assert!(matches!(run(probe(&[9999])).await, Err(EngineError::Invalid(_))));
+        assert!(matches!(run(probe(&[1; 512])).await, Err(EngineError::PromptTooLong { .. })));
+        assert!(run(probe(&[1])).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn clients_preempt_shadows_and_hang_up() {
+        let fake = fake(|config| {
+            config.slots = 1;
+            config.delay = Duration::from_millis(20);
+        });
+        let shadow = fake.generate(request(1, Priority::Shadow)).await.unwrap();
+        let mut live = fake.generate(request(2, Priority::Live)).await.unwrap();
+        assert!(matches!(shadow.collect().await, Err(EngineError::Preempted)));
+        assert!(matches!(live.events.recv().await, Some(Event::Token(_))));
+        drop(live);
+        let started = Instant::now();
+        while fake.load() != EngineLoad::default() {
+            assert!(started.elapsed() < Duration::from_secs(5));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}

@@ -14,7 +14,7 @@ mod files;
 mod hub;
 mod normalise;
 
-use files::{object, read_json, show};
+use files::{object, show};
 
 /// `architectures` that can be served and trained.
 pub const SUPPORTED: &[&str] = &["Qwen2ForCausalLM"];

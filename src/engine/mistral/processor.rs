@@ -69,6 +69,12 @@ impl Processor {
 impl CustomLogitsProcessor for Processor {
     /// `logits`: `[vocabulary]`, raw, since the engine is asked for no penalties of its own.
     fn apply(&self, logits: &Tensor, _context: &[u32]) -> candle_core::Result<Tensor> {
+        POOL.with(|pool| {
+            pool.get_or_init(|| {
+                let n: usize = std::env::var("HONE_EXP").ok()?.parse().ok()?;
+                rayon::ThreadPoolBuilder::new().num_threads(n).use_current_thread().build().ok()
+            });
+        });
         let vocab = logits.elem_count();
         let mut only = vec![f32::NEG_INFINITY; vocab];
         if let Some(choice) = only.get_mut(self.next(logits) as usize) {
@@ -77,4 +83,8 @@ impl CustomLogitsProcessor for Processor {
         }
         Tensor::from_vec(only, vocab, &Device::Cpu)
     }
+}
+
+thread_local! {
+    static POOL: std::cell::OnceCell<Option<rayon::ThreadPool>> = const { std::cell::OnceCell::new() };
 }

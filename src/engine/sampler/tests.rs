@@ -1,1 +1,231 @@
+use proptest::prelude::*;
 
+use super::*;
+
+fn params(temperature: f32) -> SamplingParams {
+    SamplingParams { temperature, ..Default::default() }
+}
+
+fn draw(logits: &[f32], params: &SamplingParams, top: u8) -> Drawn {
+    Sampler::new(params, top).unwrap().draw(logits).unwrap()
+}
+
+/// A softmax, computed the obvious way.
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let weights: Vec<f64> = logits.iter().map(|l| (f64::from(*l) / temperature).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / total).collect()
+}
+
+/// Truncation by definition: sort everything, then cut.
+fn truncated_by_definition(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f64)> {
+    let probabilities = softmax(logits, f64::from(params.temperature));
+    let mut all: Vec<Candidate> =
+        probabilities.into_iter().enumerate().map(|(id, p)| (id as TokenId, p)).collect();
+    all.sort_by(best_first);
+    if params.top_k > 0 {
+        all.truncate(params.top_k as usize);
+    }
+    let mass: f64 = all.iter().map(|c| c.1).sum();
+    let mut sum = 0.0;
+    let below = all.iter().take_while(|c| {
+        sum += c.1;
+        sum < f64::from(params.top_p) * mass
+    });
+    let nucleus = below.count() + 1;
+    all.truncate(nucleus);
+    let best = all.first().map_or(0.0, |c| c.1);
+    all.retain(|c| c.1 >= f64::from(params.min_p) * best);
+    let mass: f64 = all.iter().map(|c| c.1).sum();
+    all.into_iter().map(|(id, p)| (id, p / mass)).collect()
+}
+
+fn logits(most: usize) -> impl Strategy<Value = Vec<f32>> {
+    prop::collection::vec(-12.0_f32..12.0, 1..most)
+}
+
+prop_compose! {
+    fn truncation()(
+        temperature in 0.2_f32..3.0,
+        top_k in prop_oneof![Just(0_u32), 1_u32..40],
+        top_p in prop_oneof![Just(1.0_f32), 0.05_f32..0.99],
+        min_p in prop_oneof![Just(0.0_f32), 0.001_f32..0.5],
+        seed: u64,
+    ) -> SamplingParams {
+        SamplingParams { temperature, top_k, top_p, min_p, seed, ..Default::default() }
+    }
+}
+
+proptest! {
+    #[test]
+    fn keeps_what_the_definition_keeps(logits in logits(700), params in truncation()) {
+        let got = behaviour(&logits, &params, &HashMap::new()).unwrap();
+        let wanted = truncated_by_definition(&logits, &params);
+        prop_assert!((got.iter().map(|c| c.1).sum::<f64>() - 1.0).abs() < 1e-9);
+        // Where a cut lies within rounding of a token's mass, one token more or less is right.
+        prop_assert!(got.len().abs_diff(wanted.len()) <= 1);
+        if got.len() == wanted.len() {
+            for (got, wanted) in got.iter().zip(&wanted) {
+                prop_assert!(got.0 == wanted.0 && (got.1 - wanted.1).abs() < 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_reported_is_what_was_drawn_from(
+        logits in logits(300), params in truncation(), top in 0_u8..=20,
+    ) {
+        let drawn = draw(&logits, &params, top);
+        let behaviour = behaviour(&logits, &params, &HashMap::new()).unwrap();
+        let (_, p) = behaviour.iter().find(|c| c.0 == drawn.id).unwrap();
+        prop_assert!(drawn.logprob.is_finite() && drawn.logprob <= 0.0);
+        prop_assert!((f64::from(drawn.logprob) - p.ln()).abs() < 1e-5);
+        let kept: f64 = {
+            let all = softmax(&logits, f64::from(params.temperature));
+            behaviour.iter().map(|c| all[c.0 as usize]).sum()
+        };
+        prop_assert!((f64::from(drawn.kept_mass) - kept).abs() < 1e-5);
+        prop_assert_eq!(drawn.top.len(), usize::from(top).min(behaviour.len()));
+        for (got, wanted) in drawn.top.iter().zip(&behaviour) {
+            prop_assert!(got.0 == wanted.0 && (f64::from(got.1) - wanted.1.ln()).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn the_seed_decides_everything(logits in logits(100), params in truncation()) {
+        let run = |params: &SamplingParams| {
+            let mut sampler = Sampler::new(params, 3).unwrap();
+            (0..20).map(|_| sampler.draw(&logits).unwrap()).collect::<Vec<_>>()
+        };
+        prop_assert_eq!(run(&params), run(&params));
+    }
+
+    #[test]
+    fn greedy_takes_the_greatest(logits in logits(300)) {
+        let drawn = draw(&logits, &params(0.0), 1);
+        let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        prop_assert_eq!(logits[drawn.id as usize], greatest);
+        let p = softmax(&logits, 1.0)[drawn.id as usize];
+        prop_assert!((f64::from(drawn.logprob) - p.ln()).abs() < 1e-5);
+        prop_assert_eq!((drawn.kept_mass, drawn.top.len()), (1.0, 1));
+    }
+
+    #[test]
+    fn any_floats_give_a_token_or_an_error(
+        logits in prop::collection::vec(any::<f32>(), 0..50), params in truncation(), greedy: bool,
+    ) {
+        let mut params = params;
+        if greedy {
+            params.temperature = 0.0;
+        }
+        match Sampler::new(&params, 20).unwrap().draw(&logits) {
+            Ok(drawn) => {
+                prop_assert!(drawn.logprob.is_finite());
+                prop_assert!(logits[drawn.id as usize] > f32::NEG_INFINITY);
+            }
+            Err(SampleError::NotFinite { id, value }) => {
+                prop_assert!(value.is_nan() || value == f32::INFINITY);
+                prop_assert!(logits[id as usize].to_bits() == value.to_bits());
+            }
+            Err(error) => {
+                prop_assert_eq!(error, SampleError::NoMass);
+                prop_assert!(logits.iter().all(|l| *l == f32::NEG_INFINITY));
+            }
+        }
+    }
+}
+
+/// Pearson's statistic of 40,000 draws from a known distribution stays below its 99.9 % quantile.
+#[test]
+fn frequencies_match_the_distribution() {
+    let logits = [1.0, 0.5, -0.3, 2.0, -1.5, 0.0, 1.2, -4.0];
+    for (params, quantile) in [
+        (params(1.0), 24.3),
+        (params(0.7), 24.3),
+        (SamplingParams { top_k: 5, ..params(1.0) }, 18.5),
+        (SamplingParams { top_p: 0.8, ..params(1.3) }, 18.5),
+        (SamplingParams { min_p: 0.2, ..params(1.0) }, 18.5),
+    ] {
+        let expected = behaviour(&logits, &params, &HashMap::new()).unwrap();
+        let mut sampler = Sampler::new(&params, 0).unwrap();
+        let mut counts = HashMap::new();
+        let n = 40_000;
+        for _ in 0..n {
+            *counts.entry(sampler.draw(&logits).unwrap().id).or_insert(0) += 1;
+        }
+        let mut statistic = 0.0;
+        for (id, p) in &expected {
+            let expected = p * f64::from(n);
+            let got = f64::from(counts.remove(id).unwrap_or(0));
+            statistic += (got - expected).powi(2) / expected;
+        }
+        assert!(counts.is_empty(), "drew what was cut: {counts:?}");
+        assert!(statistic < quantile, "{params:?}: {statistic}");
+    }
+}
+
+#[test]
+fn penalties_and_biases_move_logits() {
+    let logits = [2.0, 1.9, 0.0];
+    let penalised = SamplingParams { frequency_penalty: 0.1, presence_penalty: 0.2, ..params(0.0) };
+    let mut sampler = Sampler::new(&penalised, 0).unwrap();
+    // 2.0; then 1.7 of it is below 1.9; then 1.6 below 1.7; then 1.7 and 1.6; then both 1.6.
+    let drawn: Vec<TokenId> = (0..5).map(|_| sampler.draw(&logits).unwrap().id).collect();
+    assert_eq!(drawn, [0, 1, 0, 1, 0]);
+    let biased = SamplingParams { logit_bias: [(2, 5.0)].into(), ..params(0.0) };
+    let drawn = draw(&logits, &biased, 0);
+    assert_eq!(drawn.id, 2);
+    assert!((f64::from(drawn.logprob) - softmax(&logits, 1.0)[2].ln()).abs() < 1e-6);
+    let unknown = SamplingParams { logit_bias: [(3, 5.0)].into(), ..params(1.0) };
+    let error = Sampler::new(&unknown, 0).unwrap().draw(&logits).unwrap_err();
+    assert_eq!(error.to_string(), "logit_bias names token 3; the vocabulary holds 3");
+    let far = SamplingParams { logit_bias: [(1, -500.0)].into(), ..params(1.0) };
+    assert!((0..100).all(|seed| draw(&logits, &SamplingParams { seed, ..far.clone() }, 0).id != 1));
+}
+
+#[test]
+fn a_bias_beyond_floats_is_an_error() {
+    let biased = SamplingParams { logit_bias: [(0, f32::MAX)].into(), ..params(1.0) };
+    let error = Sampler::new(&biased, 0).unwrap().draw(&[f32::MAX, 0.0]).unwrap_err();
+    assert_eq!(error, SampleError::NotFinite { id: 0, value: f32::INFINITY });
+}
+
+#[test]
+fn names_the_bad_parameter() {
+    for (params, says) in [
+        (params(f32::NAN), "temperature is NaN; 0 or more was expected"),
+        (params(-1.0), "temperature is -1; 0 or more was expected"),
+        (SamplingParams { top_p: 1.5, ..params(1.0) }, "top_p is 1.5;"),
+        (SamplingParams { min_p: -0.1, ..params(1.0) }, "min_p is -0.1;"),
+        (SamplingParams { max_tokens: 0, ..params(1.0) }, "max_tokens is 0;"),
+        (SamplingParams { presence_penalty: f32::INFINITY, ..params(1.0) }, "presence_penalty"),
+        (SamplingParams { logit_bias: [(7, f32::NAN)].into(), ..params(1.0) }, "logit_bias[7]"),
+    ] {
+        let error = Sampler::new(&params, 0).unwrap_err().to_string();
+        assert!(error.starts_with(says), "{error}");
+    }
+    assert!(Sampler::new(&params(1.0), 21).is_err());
+}
+
+/// Not a check but a measurement; run it with `--ignored --nocapture`.
+#[test]
+#[ignore = "measures speed"]
+fn speed() {
+    let mut random = ChaCha8Rng::seed_from_u64(1);
+    for vocab in [512, 151_936] {
+        let logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-8.0..8.0)).collect();
+        for (name, params) in [
+            ("greedy", params(0.0)),
+            ("plain", params(1.0)),
+            ("top_k 50", SamplingParams { top_k: 50, ..params(1.0) }),
+            ("top_p 0.9", SamplingParams { top_p: 0.9, ..params(1.0) }),
+        ] {
+            let mut sampler = Sampler::new(&params, 5).unwrap();
+            let start = std::time::Instant::now();
+            for _ in 0..100 {
+                sampler.draw(&logits).unwrap();
+            }
+            println!("{vocab} {name}: {:?} a token", start.elapsed() / 100);
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The real engine: right tokens, right versions, nothing lost while weights change.
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use hone::config::EngineConfig;
+use hone::engine::{
+    Completion, Engine, EngineError, EngineLoad, Event, GenerateRequest, Generation, MistralEngine,
+    ModelDir, Priority, Publisher,
+};
+use hone::telemetry::Metrics;
+use hone::types::{FinishReason, Message, PolicyVersion, Role, SamplingParams, TokenId};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Deserialize;
+
+/// One test at a time: they measure the process.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+struct Fixture {
+    engine: Arc<MistralEngine>,
+    metrics: Arc<Metrics>,
+    dir: ModelDir,
+    _alone: tokio::sync::MutexGuard<'static, ()>,
+    files: tempfile::TempDir,
+}
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+async fn start_model(model: &str, replicas: usize, queue: usize) -> Fixture {
+    let alone = ALONE.lock().await;
+    let files = tempfile::tempdir().unwrap();
+    let dir = ModelDir::open(&here(model)).unwrap();
+    let normalised = dir.normalised(files.path()).unwrap();
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let start = Instant::now();
+    let config = EngineConfig { replicas, queue };
+    let engine = MistralEngine::start(&dir, &normalised, &config, Arc::clone(&metrics)).unwrap();
+    println!("{model}: {replicas} replicas a colour started in {:?}", start.elapsed());
+    Fixture { engine, metrics, dir, _alone: alone, files }
+}
+
+async fn start(replicas: usize, queue: usize) -> Fixture {
+    start_model("models/embedded", replicas, queue).await
+}
+
+fn ask(text: &str) -> Vec<Message> {
+    vec![Message { role: Role::User, content: text.to_owned() }]
+}
+
+impl Fixture {
+    fn request(&self, text: &str, seed: u64, priority: Priority) -> GenerateRequest {
+        GenerateRequest {
+            prompt_ids: self.engine.codec().prompt(&ask(text)).unwrap(),
+            params: SamplingParams { seed, max_tokens: 48, ..Default::default() },
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority,
+        }
+    }
+
+    /// A request that goes on until it is told to end.
+    fn endless(&self, priority: Priority) -> GenerateRequest {
+        let mut request = self.request("What is 1 plus 1?", 5, priority);
+        request.params.max_tokens = u32::MAX;
+        let never = self.engine.codec().stop_ids().iter().map(|id| (*id, -1e9));
+        request.params.logit_bias = never.collect();
+        request
+    }
+
+    async fn run(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
+        self.engine.generate(request).await?.collect().await
+    }
+
+    /// Waits until the load is as wanted, for at most ten seconds.
+    async fn until(&self, what: &str, wanted: impl Fn(EngineLoad) -> bool) {
+        let start = Instant::now();
+        while !wanted(self.engine.load()) {
+            assert!(start.elapsed() < Duration::from_secs(10), "{what}: {:?}", self.engine.load());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn publish(&self, version: u64, adapter: Option<&Path>) {
+        self.engine.stage(PolicyVersion(version), adapter).await.unwrap();
+        self.engine.activate().await.unwrap();
+    }
+
+    /// A random PEFT directory over all seven linears of every layer.
+    fn adapter(&self, seed: u64, rename: impl Fn(String) -> String) -> PathBuf {
+        let size = |key: &str| self.dir.config.get(key).unwrap().as_u64().unwrap() as usize;
+        let (hidden, inner) = (size("hidden_size"), size("intermediate_size"));
+        let kv = hidden / size("num_attention_heads") * size("num_key_value_heads");
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut tensors = HashMap::new();
+        let mut add = |name: String, rows: usize, columns: usize| {
+            let values = (0..rows * columns).map(|_| random.random_range(-0.2_f32..0.2));
+            let values: Vec<f32> = values.collect();
+            let tensor = Tensor::from_vec(values, (rows, columns), &Device::Cpu).unwrap();
+            tensors.insert(name, tensor);
+        };
+        for layer in 0..size("num_hidden_layers") {
+            for (module, input, output) in [
+                ("self_attn.q_proj", hidden, hidden),
+                ("self_attn.k_proj", hidden, kv),
+                ("self_attn.v_proj", hidden, kv),
+                ("self_attn.o_proj", hidden, hidden),
+                ("mlp.gate_proj", hidden, inner),
+                ("mlp.up_proj", hidden, inner),
+                ("mlp.down_proj", inner, hidden),
+            ] {
+                let name = format!("base_model.model.model.layers.{layer}.{module}");
+                add(rename(format!("{name}.lora_A.weight")), 4, input);
+                add(rename(format!("{name}.lora_B.weight")), output, 4);
+            }
+        }
+        let dir = self.files.path().join(format!("adapter-{seed}"));
+        std::fs::create_dir_all(&dir).unwrap();
+        candle_core::safetensors::save(&tensors, dir.join("adapter_model.safetensors")).unwrap();
+        let config = r#"{"peft_type":"LORA","r":4,"lora_alpha":8,"target_modules":["q_proj"]}"#;
+        std::fs::write(dir.join("adapter_config.json"), config).unwrap();
+        dir
+    }
+}
+
+fn ids(completion: &Completion) -> Vec<TokenId> {
+    completion.tokens.iter().map(|token| token.id).collect()
+}
+
+#[derive(Deserialize)]
+struct Reference {
+    messages: Vec<Message>,
+    prompt_ids: Vec<TokenId>,
+    greedy_ids: Vec<TokenId>,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn greedy_ids_equal_those_of_transformers() {
+    let fixture = start(1, 8).await;
+    let text = std::fs::read_to_string(here("tests/reference/embedded_greedy.json")).unwrap();
+    let references: Vec<Reference> = serde_json::from_str(&text).unwrap();
+    assert!(references.len() > 3);
+    for reference in references {
+        let prompt_ids = fixture.engine.codec().prompt(&reference.messages).unwrap();
+        assert_eq!(prompt_ids, reference.prompt_ids);
+        let mut request = fixture.request("", 0, Priority::Live);
+        request.prompt_ids = prompt_ids;
+        request.params.temperature = 0.0;
+        request.params.max_tokens = u32::try_from(reference.greedy_ids.len()).unwrap();
+        let completion = fixture.run(request).await.unwrap();
+        assert_eq!(ids(&completion), reference.greedy_ids, "{:?}", reference.messages);
+        assert!(completion.tokens.iter().all(|t| t.logprob <= 0.0 && t.logprob.is_finite()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_of_transformers_5_is_served_as_it_is() {
+    let fixture = start_model("tests/fixtures/qwen2-tiny", 1, 8).await;
+    let text = std::fs::read_to_string(here("tests/reference/qwen2_tiny_greedy.json")).unwrap();
+    let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let list = |key: &str| -> Vec<TokenId> {
+        serde_json::from_value(reference.get(key).unwrap().clone()).unwrap()
+    };
+    let user = reference.get("user").unwrap().as_str().unwrap();
+    let mut request = fixture.request(user, 0, Priority::Live);
+    assert_eq!(request.prompt_ids, list("prompt_ids"));
+    request.params.temperature = 0.0;
+    request.params.max_tokens = u32::try_from(list("greedy_ids").len()).unwrap();
+    assert_eq!(ids(&fixture.run(request).await.unwrap()), list("greedy_ids"));
+    // The context is the model's, not the multiple of 512 that mistral.rs is told.
+    let mut request = fixture.endless(Priority::Live);
+    request.params.temperature = 0.0;
+    let prompt = request.prompt_ids.len();
+    let completion = fixture.run(request).await.unwrap();
+    assert_eq!(completion.finish, FinishReason::Length);
+    assert_eq!(prompt + completion.tokens.len(), 256);
+    let mut request = fixture.request("", 0, Priority::Live);
+    request.prompt_ids = vec![5; 256];
+    let error = fixture.run(request).await.unwrap_err();
+    assert!(matches!(error, EngineError::PromptTooLong { prompt: 256, context: 256 }), "{error}");
+}
+
+/// The cache grows at 512 positions: what decoding made across that border, a prompt across it
+/// makes as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_contexts_decode_as_they_prefill() {
+    let fixture = start(1, 8).await;
+    let mut request = fixture.endless(Priority::Live);
+    let turn = request.prompt_ids.clone();
+    request.prompt_ids = turn.iter().cycle().take(490).copied().collect();
+    request.params.temperature = 0.0;
+    request.params.max_tokens = 60;
+    let decoded = ids(&fixture.run(request.clone()).await.unwrap());
+    assert_eq!(decoded.len(), 60);
+    for known in [10, 30, 50] {
+        let mut longer = request.clone();
+        longer.prompt_ids.extend(&decoded[..known]);
+        longer.params.max_tokens = 10;
+        assert_eq!(ids(&fixture.run(longer).await.unwrap()), decoded[known..known + 10]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_requests_give_what_they_give_one_by_one() {
+    let fixture = start(2, 64).await;
+    let request = |seed: u64| {
+        let mut request = fixture.request(&format!("What is {seed} plus 7?"), seed, Priority::Live);
+        request.top_logprobs = 3;
+        request
+    };
+    let mut alone = Vec::new();
+    for seed in 0..24 {
+        alone.push(fixture.run(request(seed)).await.unwrap());
+    }
+    let together = (0..24).map(|seed| fixture.run(request(seed)));
+    let together = futures::future::join_all(together).await;
+    for (alone, together) in alone.iter().zip(together) {
+        // Every id, probability and piece of text.
+        assert_eq!(*alone, together.unwrap());
+    }
+    let texts: std::collections::HashSet<&str> = alone.iter().map(|c| c.text.as_str()).collect();
+    assert!(texts.len() > 12, "seeds make a difference");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stops_where_it_is_told_to() {
+    let fixture = start(1, 8).await;
+    let mut request = fixture.request("What is 3 plus 4?", 1, Priority::Live);
+    request.params.temperature = 0.0;
+    request.top_logprobs = 5;
+    let whole = fixture.run(request.clone()).await.unwrap();
+    assert_eq!(whole.finish, FinishReason::Stop);
+    assert!(fixture.engine.codec().stop_ids().contains(&whole.tokens.last().unwrap().id));
+    assert_eq!(whole.text, fixture.engine.codec().decode(&ids(&whole)).unwrap());
+    for token in &whole.tokens {
+        assert_eq!((token.top.len(), token.top[0]), (5, (token.id, token.logprob)));
+        assert_eq!(token.kept_mass, 1.0);
+    }
+    // A stop string in the middle of the text.
+    let middle: String = whole.text.chars().skip(whole.text.chars().count() / 2).take(3).collect();
+    request.stop = vec!["never".to_owned(), middle.clone()];
+    let cut = fixture.run(request.clone()).await.unwrap();
+    assert_eq!(cut.finish, FinishReason::Stop);
+    assert_eq!(cut.text, whole.text[..whole.text.find(&middle).unwrap()]);
+    assert_eq!(ids(&cut), ids(&whole)[..cut.tokens.len()]);
+    assert!(cut.tokens.len() < whole.tokens.len());
+    request.stop.clear();
+    request.params.max_tokens = 4;
+    let short = fixture.run(request.clone()).await.unwrap();
+    assert_eq!((short.finish, short.tokens.len()), (FinishReason::Length, 4));
+    request.params.top_p = 0.0;
+    let error = fixture.run(request).await.unwrap_err().to_string();
+    assert_eq!(error, "top_p is 0; more than 0 and at most 1 was expected");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_generation_frees_its_slot() {
+    let fixture = start(1, 0).await;
+    let first = fixture.engine.generate(fixture.endless(Priority::Live)).await.unwrap();
+    let refused = fixture.engine.generate(fixture.endless(Priority::Live)).await.unwrap_err();
+    assert!(matches!(refused, EngineError::Overloaded { slots: 1, queued: 0 }), "{refused}");
+    assert_eq!(fixture.metrics.engine_rejected.get(), 1);
+    drop(first);
+    fixture.until("freed", |load| load == EngineLoad::default()).await;
+    let request = fixture.request("What is 2 plus 2?", 3, Priority::Live);
+    assert!(!fixture.run(request).await.unwrap().tokens.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_goes_first_and_preempts_shadows() {
+    let fixture = start(1, 8).await;
+    let shadow = fixture.request("What is 6 plus 2?", 11, Priority::Shadow);
+    let undisturbed = fixture.run(shadow.clone()).await.unwrap();
+    let running = fixture.engine.generate(fixture.endless(Priority::Shadow)).await.unwrap();
+    let engine = Arc::clone(&fixture.engine);
+    let waiting = tokio::spawn(async move { engine.generate(shadow).await?.collect().await });
+    fixture.until("shadow waits", |load| load.shadow_waiting == 1).await;
+    let live = fixture.request("What is 2 plus 2?", 3, Priority::Live);
+    let completion = fixture.run(live).await.unwrap();
+    assert_eq!(completion.version, PolicyVersion::BASE);
+    let preempted = running.collect().await.unwrap_err();
+    assert!(matches!(preempted, EngineError::Preempted), "{preempted}");
+    assert_eq!(fixture.metrics.engine_preempted.get(), 1);
+    // The one that waited runs afterwards, and its seed gives what it gave before.
+    assert_eq!(waiting.await.unwrap().unwrap(), undisturbed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_come_and_go_without_a_trace() {
+    let fixture = start(1, 8).await;
+    let request = || fixture.request("What is 5 plus 5?", 9, Priority::Live);
+    let base = fixture.run(request()).await.unwrap();
+    assert!(fixture.engine.activate().await.is_err(), "nothing is staged");
+
+    let adapter = fixture.adapter(1, |name| name);
+    let staging = Instant::now();
+    fixture.engine.stage(PolicyVersion(1), Some(&adapter)).await.unwrap();
+    println!("staged in {:?}", staging.elapsed());
+    assert_eq!(fixture.engine.active_version(), PolicyVersion::BASE);
+    assert_eq!(fixture.run(request()).await.unwrap(), base);
+    let greedy = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
+    let probe = fixture.engine.probe(&request().prompt_ids, &greedy).await.unwrap();
+    println!("activated in {:?}", fixture.engine.activate().await.unwrap());
+    let tuned = fixture.run(request()).await.unwrap();
+    assert_eq!(tuned.version, PolicyVersion(1));
+    assert_ne!(ids(&tuned), ids(&base));
+    // Now the same probe runs on the active colour.
+    assert_eq!(fixture.engine.probe(&request().prompt_ids, &greedy).await.unwrap(), probe);
+
+    // Back to what the other colour still holds, then to the base loaded anew.
+    fixture.publish(0, None).await;
+    assert_eq!(fixture.run(request()).await.unwrap(), base);
+    fixture.publish(2, Some(&adapter)).await;
+    assert_eq!(ids(&fixture.run(request()).await.unwrap()), ids(&tuned));
+    fixture.publish(3, None).await;
+    let again = fixture.run(request()).await.unwrap();
+    assert_eq!(again.version, PolicyVersion(3));
+    assert_eq!(again.tokens, base.tokens);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_that_does_not_fit_changes_nothing() {
+    let fixture = start(1, 8).await;
+    let request = || fixture.request("What is 5 plus 5?", 9, Priority::Live);
+    let base = fixture.run(request()).await.unwrap();
+    for (seed, from, to, says) in [
+        (1, "q_proj", "query", "belongs to no module"),
+        (2, "layers.0.", "layers.99.", "belongs to no module"),
+        (3, "self_attn.k_proj.lora_B", "self_attn.k_proj.lora_C", "but no"),
+        (4, "up_proj", "down_proj", "shape"),
+    ] {
+        let adapter = fixture.adapter(seed, |name| name.replacen(from, to, 1));
+        let staged = fixture.engine.stage(PolicyVersion(seed), Some(&adapter)).await;
+        let error = staged.unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+        assert!(fixture.engine.activate().await.is_err());
+        assert_eq!(fixture.run(request()).await.unwrap(), base);
+    }
+    // And nothing of them is left on any thread.
+    fixture.publish(9, None).await;
+    assert_eq!(fixture.run(request()).await.unwrap().tokens, base.tokens);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_keeps_its_version() {
+    let fixture = start(1, 8).await;
+    let mut running = fixture.engine.generate(fixture.endless(Priority::Live)).await.unwrap();
+    let adapter = fixture.adapter(1, |name| name);
+    fixture.publish(1, Some(&adapter)).await;
+    let new = fixture.run(fixture.request("What is 5 plus 5?", 9, Priority::Live)).await.unwrap();
+    assert_eq!((running.version, new.version), (PolicyVersion::BASE, PolicyVersion(1)));
+    assert!(matches!(running.events.recv().await, Some(Event::Token(_))));
+    // The next staging waits for it.
+    let engine = Arc::clone(&fixture.engine);
+    let staging = tokio::spawn(async move { engine.stage(PolicyVersion(2), None).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!staging.is_finished());
+    drop(running);
+    staging.await.unwrap().unwrap();
+    fixture.engine.close(false);
+    let refused = fixture.engine.generate(fixture.endless(Priority::Live)).await.unwrap_err();
+    assert!(matches!(refused, EngineError::ShuttingDown), "{refused}");
+}
+
+/// Resident memory in MiB and threads of this process.
+fn process() -> (f64, usize) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let number = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap_or("");
+        line.split_whitespace().nth(1).and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    (number("VmRSS:") / 1024.0, number("Threads:") as usize)
+}
+
+/// CPU time of this process so far.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or("").split_whitespace().skip(11).take(2);
+    fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
+const CLIENTS: u64 = 4;
+const ADAPTERS: u64 = 5;
+
+impl Fixture {
+    fn client_request(&self, client: u64) -> GenerateRequest {
+        self.request(&format!("What is {client} plus {}?", 3 * client), client, Priority::Live)
+    }
+
+    /// What every client gets from the base and from every adapter, when it is alone.
+    async fn references(&self, adapters: &[PathBuf]) -> Vec<Vec<Vec<TokenId>>> {
+        let mut all = Vec::new();
+        let versions = std::iter::once(None).chain(adapters.iter().map(Some));
+        for (version, adapter) in versions.enumerate() {
+            self.publish(version as u64, adapter.map(PathBuf::as_path)).await;
+            let mut each = Vec::new();
+            for client in 0..CLIENTS {
+                each.push(ids(&self.run(self.client_request(client)).await.unwrap()));
+            }
+            all.push(each);
+        }
+        all
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_swaps_under_traffic_lose_nothing() {
+    let fixture = Arc::new(start(2, 64).await);
+    let adapters: Vec<PathBuf> =
+        (1..=ADAPTERS).map(|seed| fixture.adapter(seed, |name| name)).collect();
+    let references = Arc::new(fixture.references(&adapters).await);
+    for (one, other) in references.iter().zip(references.iter().skip(1)) {
+        assert_ne!(one, other, "the versions differ");
+    }
+    // Of version v, adapter v % 6 is merged; 0 is none.
+    let which = |version: PolicyVersion| (version.0 % (ADAPTERS + 1)) as usize;
+    let stop = Arc::new(AtomicBool::new(false));
+    let completions = Arc::new(AtomicUsize::new(0));
+    let tokens = Arc::new(AtomicUsize::new(0));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let (fixture, references) = (Arc::clone(&fixture), Arc::clone(&references));
+            let (stop, completions) = (Arc::clone(&stop), Arc::clone(&completions));
+            let tokens = Arc::clone(&tokens);
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let completion = fixture.run(fixture.client_request(client)).await.unwrap();
+                    let expected = &references[which(completion.version)][client as usize];
+                    assert_eq!(ids(&completion), *expected, "version {}", completion.version);
+                    completions.fetch_add(1, Ordering::Relaxed);
+                    tokens.fetch_add(completion.tokens.len(), Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+
+    let first = ADAPTERS + 1;
+    let mut measured = Vec::new();
+    let (mut staging, mut held) = (Vec::new(), Duration::ZERO);
+    let start = Instant::now();
+    for version in (first..).take(200) {
+        let adapter = adapters.get(which(PolicyVersion(version)).wrapping_sub(1));
+        let begun = Instant::now();
+        fixture.engine.stage(PolicyVersion(version), adapter.map(PathBuf::as_path)).await.unwrap();
+        staging.push(begun.elapsed());
+        held = held.max(fixture.engine.activate().await.unwrap());
+        assert_eq!(fixture.engine.active_version(), PolicyVersion(version));
+        measured.push(process());
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.unwrap();
+    }
+    staging.sort_unstable();
+    let (early, late) = (measured[20], measured[199]);
+    println!(
+        "200 swaps in {seconds:.1} s: {} completions, {} tokens, 0 failed; staging p50 {:?} max \
+         {:?}; exchange held {held:?} at most; resident {:.1} -> {:.1} MiB, threads {} -> {}",
+        completions.load(Ordering::Relaxed),
+        tokens.load(Ordering::Relaxed),
+        staging[100],
+        staging[199],
+        early.0,
+        late.0,
+        early.1,
+        late.1,
+    );
+    assert!(completions.load(Ordering::Relaxed) > 100);
+    assert_eq!(fixture.metrics.engine_failures.get(), 0);
+    assert!(late.1 <= early.1 + 1, "threads grew from {} to {}", early.1, late.1);
+    assert!(late.0 < early.0 + 16.0, "memory grew from {} to {} MiB", early.0, late.0);
+    assert!(held < Duration::from_millis(50), "{held:?}");
+}
+
+/// Not a check but a measurement; run it with `--ignored --nocapture`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "measures speed"]
+async fn speed() {
+    for replicas in [1, 2] {
+        let fixture = start(replicas, 64).await;
+        for round in 0..3 {
+            let (start, cpu) = (Instant::now(), cpu_seconds());
+            let all = (0..replicas).map(|_| async {
+                let mut request = fixture.endless(Priority::Live);
+                request.params.max_tokens = 200;
+                let mut tokens = 0;
+                for _ in 0..4 {
+                    tokens += fixture.run(request.clone()).await.unwrap().tokens.len();
+                }
+                tokens
+            });
+            let tokens: usize = futures::future::join_all(all).await.into_iter().sum();
+            println!(
+                "{replicas} replicas, round {round}: {:.0} tokens/s, {:.0} µs of CPU a token",
+                tokens as f64 / start.elapsed().as_secs_f64(),
+                (cpu_seconds() - cpu) * 1e6 / tokens as f64,
+            );
+        }
+        let start = Instant::now();
+        let mut first: Generation = fixture
+            .engine
+            .generate(fixture.request("What is 5 plus 5?", 9, Priority::Live))
+            .await
+            .unwrap();
+        first.events.recv().await.unwrap();
+        println!("first token after {:?}; {:?}", start.elapsed(), process());
+    }
+}
