@@ -3,6 +3,8 @@
 //! redb refuses everything after an I/O error until the file is opened again. The handle does that,
 //! so a full disk or a failed write does not end the ledger.
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -117,12 +119,37 @@ pub(super) fn write<T>(
 
 /// Opens or creates the file at `path`.
 pub(super) fn create(path: &Path) -> Result<Database, StoreError> {
-    let fresh = !path.exists();
-    let database = builder().create(path).map_err(|e| open_error(path, e))?;
-    if fresh {
-        sync_directory(path)?;
+    if !path.exists() {
+        create_whole(path)?;
     }
-    Ok(database)
+    open_existing(path)
+}
+
+/// Makes an empty database appear under `path` at once: redb refuses a file whose creation was
+/// interrupted, so that a kill in the first milliseconds would leave a ledger that never opens.
+fn create_whole(path: &Path) -> Result<(), StoreError> {
+    let failed = |e: io::Error| StoreError::Database(format!("{}: {e}", path.display()));
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = PathBuf::from(name);
+    remove_if_there(&new).map_err(failed)?;
+    drop(builder().create(&new).map_err(|e| open_error(&new, e))?);
+    // A link replaces nothing that another process made meanwhile; a rename would.
+    match fs::hard_link(&new, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            // A file system without links.
+            fs::rename(&new, path).map_err(failed)?;
+        }
+        _ => fs::remove_file(&new).map_err(failed)?,
+    }
+    sync_directory(path).map_err(failed)
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Opens the file at `path`, which must exist.
@@ -150,17 +177,10 @@ fn open_error(path: &Path, error: DatabaseError) -> StoreError {
 }
 
 /// Makes a new file's name durable; its contents are redb's business.
-#[cfg(unix)]
-fn sync_directory(path: &Path) -> Result<(), StoreError> {
+fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(parent)
-        .and_then(|directory| directory.sync_all())
-        .map_err(|e| StoreError::Database(format!("{}: {e}", parent.display())))
-}
-
-#[cfg(not(unix))]
-fn sync_directory(_path: &Path) -> Result<(), StoreError> {
-    Ok(())
+    // Only Unix can open a directory for this.
+    if cfg!(unix) { fs::File::open(parent)?.sync_all() } else { Ok(()) }
 }
 
 macro_rules! from_redb {

@@ -155,6 +155,21 @@ pub struct StoreStats {
     pub steps: u64,
 }
 
+impl StoreStats {
+    /// `(table, rows)`, for people.
+    pub fn rows(&self) -> [(&'static str, u64); 7] {
+        [
+            ("interactions", self.interactions),
+            ("samples", self.samples),
+            ("feedback", self.feedback),
+            ("rewards", self.rewards),
+            ("groups", self.groups),
+            ("policy_versions", self.policy_versions),
+            ("steps", self.steps),
+        ]
+    }
+}
+
 /// The ledger. Cheap to clone; [`Store::close`] ends the writer, and so does dropping the last
 /// clone.
 #[derive(Clone)]

@@ -18,6 +18,10 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How the writer ended.
 pub(super) type Ended = Option<Result<(), StoreError>>;
 
+/// What a test does inside a transaction.
+#[cfg(test)]
+pub(super) type Breakpoint = Box<dyn Fn(&[super::Op]) + Send>;
+
 /// The writer's world.
 pub(super) struct Writer {
     /// The file.
@@ -38,7 +42,7 @@ pub(super) struct Writer {
     pub(super) ended: watch::Sender<Ended>,
     /// Called with each batch inside its transaction, so that tests can fail there.
     #[cfg(test)]
-    pub(super) breakpoint: Box<dyn Fn(&[super::Op]) + Send>,
+    pub(super) breakpoint: Breakpoint,
 }
 
 /// Why an attempt failed.

@@ -1,0 +1,227 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::super::{FeedbackOutcome, StoreError, handle};
+use super::*;
+
+/// Holds the writer inside its transactions while closed.
+#[derive(Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let closed = self.closed.lock().unwrap();
+        drop(self.changed.wait_while(closed, |closed| *closed).unwrap());
+    }
+}
+
+fn gated(path: &Path, queue: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
+    let gate = Arc::new(Gate::default());
+    let metrics = metrics();
+    let config = StoreConfig { group_commit_ms: 0, queue };
+    let inside = gate.clone();
+    let store = Store::start(handle::opener(path), &config, metrics.clone(), |writer| {
+        writer.breakpoint = Box::new(move |_| inside.pass());
+    })
+    .unwrap();
+    (store, gate, metrics)
+}
+
+/// Waits until the writer has taken what was queued.
+fn until_taken(metrics: &Metrics) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while metrics.store_queue.get() > 0 {
+        assert!(Instant::now() < deadline, "the writer takes nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_commit_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..32 {
+        let store = store.clone();
+        tasks.spawn(async move {
+            for i in 0..8 {
+                let n = task * 8 + i;
+                store.enqueue(asked(n, 2)).unwrap();
+                let entry = FeedbackEntry {
+                    idempotency_key: Some(format!("key {n}")),
+                    ..thumbs(n, n as f64, n)
+                };
+                let outcome = store.commit(vec![feedback(entry)]).await.unwrap().feedback;
+                assert_eq!(outcome, vec![FeedbackOutcome::Recorded(sample_id(10 * n))]);
+                // Acknowledged means visible.
+                let thumbs = store.rewards_of(sample_id(10 * n)).unwrap();
+                assert_eq!(thumbs.last().unwrap().value, Some(n as f64));
+            }
+        });
+    }
+    while let Some(result) = tasks.join_next().await {
+        result.unwrap();
+    }
+    let stats = store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples, stats.feedback), (256, 768, 256));
+    assert_eq!(stats.rewards, 768 + 256);
+    assert_eq!(ungrouped(&store).len(), 256);
+    store.close().await.unwrap();
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_sheds_shadows_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, gate, metrics) = gated(&dir.path().join("ledger.redb"), 4);
+    gate.set(true);
+    store.enqueue(asked(1, 0)).unwrap();
+    until_taken(&metrics);
+
+    // The writer is held: 3 of 4 places, then a batch of 8 that does not fit.
+    store.enqueue(asked(2, 0)).unwrap();
+    let mut ops = asked(3, 2);
+    ops.push(Op::Group(Box::new(group(3, 3, &[30, 31, 32], &["exact"]))));
+    assert!(matches!(store.enqueue(ops), Err(StoreError::Overloaded)));
+    let dropped = |table| metrics.store_dropped.with_label_values(&[table]).get();
+    assert_eq!((dropped("samples"), dropped("rewards"), dropped("groups")), (2, 2, 1));
+    let only_shadows = vec![Op::Sample(Box::new(shadow(99, 2)))];
+    assert!(matches!(store.enqueue(only_shadows), Err(StoreError::Overloaded)));
+    assert_eq!(dropped("samples"), 3);
+
+    // What was served goes in however full it is, and so does feedback on it.
+    for n in 4..20 {
+        store.enqueue(asked(n, 0)).unwrap();
+    }
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { store.commit((1..20).map(|n| feedback(thumbs(n, 1.0, n))).collect()).await }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!waiting.is_finished(), "answered before it was durable");
+    gate.set(false);
+    let outcomes = waiting.await.unwrap().unwrap().feedback;
+    let expected: Vec<_> = (1..20).map(|n| FeedbackOutcome::Recorded(sample_id(10 * n))).collect();
+    assert_eq!(outcomes, expected);
+    let stats = store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples, stats.groups), (19, 19, 0));
+    assert_eq!((dropped("interactions"), dropped("feedback"), dropped("samples")), (0, 0, 3));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_saves_what_is_queued_and_so_does_dropping() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let config = StoreConfig { group_commit_ms: 60_000, queue: 1000 };
+    let store = Store::open(&path, &config, metrics()).unwrap();
+    store.enqueue(asked(1, 1)).unwrap();
+    store.close().await.unwrap();
+    store.close().await.unwrap();
+    drop(store);
+    let store = Store::open(&path, &config, metrics()).unwrap();
+    assert_eq!(store.stats().unwrap().samples, 2);
+    store.enqueue(asked(2, 1)).unwrap();
+    drop(store);
+    assert_eq!(open(&path).stats().unwrap().samples, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_in_the_writer_fails_its_batch_and_hangs_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let armed = Arc::new(AtomicBool::new(true));
+    let fuse = armed.clone();
+    let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+    let store = Store::start(handle::opener(&path), &config, metrics(), |writer| {
+        writer.breakpoint = Box::new(move |ops| {
+            let bad = ops.iter().any(|op| matches!(op, Op::Policy(_)));
+            assert!(!(bad && fuse.load(Ordering::SeqCst)), "planned");
+        });
+    })
+    .unwrap();
+    store.enqueue(asked(1, 1)).unwrap();
+    let bad = store.commit(vec![Op::Policy(Box::new(policy(0, PolicyState::Active)))]).await;
+    assert!(matches!(bad, Err(StoreError::Database(_))));
+    let good = store.commit(vec![feedback(thumbs(1, 1.0, 1))]).await.unwrap().feedback;
+    assert_eq!(good, vec![FeedbackOutcome::Recorded(sample_id(10))]);
+    armed.store(false, Ordering::SeqCst);
+    store.commit(vec![Op::Policy(Box::new(policy(0, PolicyState::Active)))]).await.unwrap();
+    store.close().await.unwrap();
+    let report = super::super::maintain::check(&path).unwrap();
+    assert!(report.is_healthy(), "{report:?}");
+    assert_eq!((report.rows.samples, report.rows.policy_versions), (2, 1));
+}
+
+#[test]
+fn commit_blocking_works_without_a_runtime() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("ledger.redb"));
+    store.commit_blocking(asked(1, 0)).unwrap();
+    assert_eq!(store.stats().unwrap().interactions, 1);
+}
+
+/// Figures, not a test: `cargo test --release --lib store::tests::concurrency::throughput -- --ignored --nocapture`.
+#[test]
+#[ignore = "prints figures of this machine's disk"]
+fn throughput() {
+    for gather in [0, 1, 2, 5] {
+        for clients in [1, 8, 64, 256] {
+            measure(gather, clients);
+        }
+    }
+}
+
+fn measure(gather: u64, clients: u64) {
+    // In the working directory: the temporary one may be memory.
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let metrics = metrics();
+    let config = StoreConfig { group_commit_ms: gather, queue: 8192 };
+    let path = dir.path().join("ledger.redb");
+    let store = Store::open(&path, &config, metrics.clone()).unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let started = Instant::now();
+    let length = Duration::from_secs(2);
+    let mut latencies = runtime.block_on(async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for client in 0..clients {
+            let store = store.clone();
+            tasks.spawn(async move {
+                let mut latencies = Vec::new();
+                let mut n = client * 1_000_000;
+                while started.elapsed() < length {
+                    store.enqueue(asked(n, 0)).unwrap();
+                    let asked = Instant::now();
+                    store.commit(vec![feedback(thumbs(n, 1.0, n))]).await.unwrap();
+                    latencies.push(asked.elapsed());
+                    n += 1;
+                }
+                latencies
+            });
+        }
+        tasks.join_all().await.concat()
+    });
+    let took = started.elapsed().as_secs_f64();
+    latencies.sort();
+    let ms = |share: f64| {
+        latencies[((latencies.len() - 1) as f64 * share) as usize].as_secs_f64() * 1000.0
+    };
+    println!(
+        "gather {gather} ms, {clients:3} clients: {:6.0} feedback/s, {:5.0} commits/s, \
+         latency p50 {:5.2} ms, p99 {:5.2} ms",
+        latencies.len() as f64 / took,
+        metrics.store_commit_duration.get_sample_count() as f64 / took,
+        ms(0.5),
+        ms(0.99),
+    );
+}

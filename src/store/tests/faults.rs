@@ -1,0 +1,267 @@
+//! A disk that fails and loses power: whatever was acknowledged must be there afterwards.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Mutex;
+
+use redb::{Builder, StorageBackend};
+
+use super::super::handle::Opener;
+use super::super::{FeedbackOutcome, StoreError, check, migrate};
+use super::*;
+
+/// Small repeatable random numbers (splitmix64).
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What is lost separately when the power fails in the middle of a write.
+const SECTOR: usize = 512;
+
+#[derive(Debug)]
+struct State {
+    /// What reads see.
+    current: Vec<u8>,
+    /// What certainly survives.
+    durable: Vec<u8>,
+    /// Written since the last successful sync.
+    pending: Vec<(usize, Vec<u8>)>,
+    random: Random,
+    /// Writes, syncs and resizes so far.
+    calls: u64,
+    /// Which of them fail.
+    outage: std::ops::Range<u64>,
+    /// Power failures, as file contents, not yet looked at.
+    images: Vec<Vec<u8>>,
+    /// One power failure in this many calls.
+    image_every: u64,
+}
+
+impl State {
+    /// Whether this call works; takes a picture of what a power failure would leave.
+    fn call(&mut self) -> io::Result<()> {
+        self.calls += 1;
+        if self.random.below(self.image_every) == 0 {
+            let image = self.survivors();
+            self.images.push(image);
+        }
+        if self.outage.contains(&self.calls) {
+            return Err(io::Error::other("planned"));
+        }
+        Ok(())
+    }
+
+    /// The durable bytes and some of the pending sectors.
+    fn survivors(&mut self) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        for (offset, data) in &self.pending {
+            for (i, sector) in data.chunks(SECTOR).enumerate() {
+                if self.random.below(2) == 0 {
+                    let at = offset + i * SECTOR;
+                    image.resize(image.len().max(at + sector.len()), 0);
+                    image[at..at + sector.len()].copy_from_slice(sector);
+                }
+            }
+        }
+        image
+    }
+}
+
+/// Works unless told otherwise.
+#[derive(Clone, Debug)]
+pub(super) struct Disk(Arc<Mutex<State>>);
+
+impl Disk {
+    pub(super) fn new(image: Vec<u8>, seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            current: image.clone(),
+            durable: image,
+            pending: Vec::new(),
+            random: Random(seed),
+            calls: 0,
+            outage: 0..0,
+            images: Vec::new(),
+            image_every: u64::MAX,
+        })))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    fn opener(&self) -> Opener {
+        let disk = self.clone();
+        Box::new(move || {
+            Builder::new()
+                .set_cache_size(1 << 20)
+                .create_with_backend(disk.clone())
+                .map_err(|e| StoreError::Database(e.to_string()))
+        })
+    }
+
+    pub(super) fn store(&self) -> Result<Store, StoreError> {
+        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        Store::start(self.opener(), &config, metrics(), |_| {})
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.state().current.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let state = self.state();
+        let at = offset as usize;
+        let bytes = state.current.get(at..at + out.len());
+        out.copy_from_slice(bytes.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.state();
+        state.call()?;
+        state.current.resize(len as usize, 0);
+        state.durable.resize(len as usize, 0);
+        state.pending.retain(|(offset, data)| offset + data.len() <= len as usize);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.state();
+        let result = state.call();
+        // As on Linux: a failed sync forgets what it did not write, and the next one succeeds.
+        state.durable = if result.is_ok() { state.current.clone() } else { state.survivors() };
+        state.pending.clear();
+        result
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut state = self.state();
+        let result = state.call();
+        let at = offset as usize;
+        // A failed write may have written a part.
+        let kept = match result {
+            Ok(()) => data.len(),
+            Err(_) => state.random.below(data.len() as u64 + 1) as usize,
+        };
+        if at + data.len() > state.current.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        state.current[at..at + kept].copy_from_slice(&data[..kept]);
+        state.pending.push((at, data[..kept].to_vec()));
+        result
+    }
+}
+
+fn keyed(n: u64) -> FeedbackEntry {
+    FeedbackEntry {
+        idempotency_key: n.is_multiple_of(2).then(|| format!("key {n}")),
+        ..thumbs(n, n as f64, n)
+    }
+}
+
+/// Everything acknowledged is in the file, and the file is consistent.
+fn holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
+    let disk = Disk::new(image, 0);
+    let store = disk.store().unwrap_or_else(|error| panic!("{context}: {error}"));
+    for n in acknowledged {
+        let rewards = store.rewards_of(sample_id(10 * n)).unwrap();
+        let thumbs = rewards.iter().find(|r| r.name == "thumbs");
+        assert_eq!(thumbs.and_then(|r| r.value), Some(*n as f64), "{context}: {n}");
+    }
+    let problems = store.inner.handle.read(check::references).unwrap();
+    assert_eq!(problems.count, 0, "{context}: {:?}", problems.first);
+}
+
+/// Feeds a ledger while the disk fails for `length` calls; returns how many commits failed.
+fn run(seed: u64, length: u64) -> usize {
+    let mut random = Random(seed);
+    let disk = Disk::new(Vec::new(), seed);
+    let store = disk.store().unwrap();
+    let start = disk.state().calls + 1 + random.below(600);
+    disk.state().outage = start..start + length;
+    disk.state().image_every = 60;
+    let mut acknowledged = BTreeSet::new();
+    let mut failed = 0;
+    let mut n = 0;
+    // On until the outage is over, and a little further.
+    while n < 40 || disk.state().calls < start + length + 50 {
+        n += 1;
+        let before = acknowledged.clone();
+        store.enqueue(asked(n, 1)).unwrap();
+        match store.commit_blocking(vec![feedback(keyed(n))]) {
+            Ok(done) => {
+                let expected = vec![FeedbackOutcome::Recorded(sample_id(10 * n))];
+                assert_eq!(done.feedback, expected, "seed {seed}");
+                acknowledged.insert(n);
+            }
+            Err(_) => failed += 1,
+        }
+        for image in std::mem::take(&mut disk.state().images) {
+            holds(image, &before, &format!("seed {seed}, power lost over {n}"));
+        }
+    }
+    // The disk works again, and so does the ledger; nothing that was served is missing.
+    let last = n + 1;
+    store.enqueue(asked(last, 0)).unwrap();
+    store.commit_blocking(vec![feedback(keyed(last))]).unwrap();
+    acknowledged.insert(last);
+    let stats = store.stats().unwrap();
+    assert_eq!(stats.interactions, last, "seed {seed}");
+    // A refused commit may or may not be in the file; none is there twice.
+    let feedback = stats.feedback as usize;
+    assert!((acknowledged.len()..=acknowledged.len() + failed).contains(&feedback), "seed {seed}");
+    let problems = store.inner.handle.read(check::references).unwrap();
+    assert_eq!(problems.count, 0, "seed {seed}: {:?}", problems.first);
+    drop(store);
+    let image = disk.state().durable.clone();
+    holds(image, &acknowledged, &format!("seed {seed}, at the end"));
+    failed
+}
+
+#[test]
+fn a_single_failure_of_the_disk_is_not_even_noticed() {
+    for seed in 0..40 {
+        assert_eq!(run(seed, 1), 0, "seed {seed}: the retry should have succeeded");
+    }
+}
+
+#[test]
+fn an_outage_loses_nothing_that_was_acknowledged() {
+    let mut failed = 0;
+    for seed in 100..140 {
+        failed += run(seed, 2 + seed % 30);
+    }
+    assert!(failed > 0, "no commit met the outage");
+}
+
+#[test]
+fn a_migration_on_a_failing_disk_can_be_run_again() {
+    for seed in 0..60 {
+        let disk = Disk::new(Vec::new(), seed);
+        drop(disk.opener()().unwrap());
+        let start = disk.state().calls + 1 + seed;
+        disk.state().outage = start..start + 1 + seed % 3;
+        let opened = (0..10).find_map(|_| disk.store().ok());
+        let store = opened.unwrap_or_else(|| panic!("seed {seed}: never opened"));
+        disk.state().outage = 0..0;
+        store.commit_blocking(asked(1, 0)).unwrap();
+        drop(store);
+        let database = disk.opener()().unwrap();
+        assert_eq!(migrate::version(&database).unwrap(), 1);
+    }
+}

@@ -1,0 +1,113 @@
+use super::super::maintain::{check, compact, export, stats};
+use super::super::{StoreError, codec, handle, schema};
+use super::*;
+
+fn filled(path: &Path) {
+    let store = open(path);
+    for n in 1..=20 {
+        let mut ops = asked(n, 2);
+        ops.push(Op::Group(Box::new(group(n, n, &[10 * n, 10 * n + 1], &["exact"]))));
+        ops.push(feedback(thumbs(n, 1.0, n)));
+        store.commit_blocking(ops).unwrap();
+    }
+    store.commit_blocking(vec![Op::Step(Box::new(step(1, &[1, 2])))]).unwrap();
+    store.commit_blocking(vec![Op::Policy(Box::new(policy(0, PolicyState::Active)))]).unwrap();
+}
+
+#[test]
+fn stats_check_compact_and_export_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    filled(&path);
+    let rows = stats(&path).unwrap();
+    assert_eq!((rows.interactions, rows.samples, rows.rewards), (20, 60, 80));
+    assert_eq!((rows.feedback, rows.groups, rows.steps, rows.policy_versions), (20, 20, 1, 1));
+
+    let report = check(&path).unwrap();
+    assert!(report.is_healthy(), "{report:?}");
+    assert_eq!(report.rows, rows);
+
+    let compacted = compact(&path).unwrap();
+    assert!(compacted.bytes_after <= compacted.bytes_before);
+    assert_eq!(compacted.bytes_after, std::fs::metadata(&path).unwrap().len());
+    assert!(check(&path).unwrap().is_healthy());
+
+    let mut text = Vec::new();
+    let lines = export(&path, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert_eq!(lines, 20 + 60 + 80 + 20 + 20 + 1 + 1);
+    let parsed: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(parsed.len() as u64, lines);
+    let first: Interaction = serde_json::from_value(parsed[0]["row"].clone()).unwrap();
+    assert_eq!((parsed[0]["table"].as_str(), first), (Some("interactions"), interaction(1)));
+    let thumbs = parsed.iter().filter(|line| line["table"] == "feedback").count();
+    assert_eq!(thumbs, 20);
+}
+
+#[test]
+fn offline_work_refuses_a_file_in_use_and_a_missing_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    assert!(matches!(stats(&path), Err(StoreError::Database(_))));
+    assert!(!path.exists(), "looking must not create it");
+    let store = open(&path);
+    assert!(matches!(check(&path), Err(StoreError::InUse(_))));
+    drop(store);
+    assert!(check(&path).unwrap().is_healthy());
+}
+
+#[test]
+fn check_finds_what_is_missing_unreadable_or_wrongly_indexed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    filled(&path);
+    let database = handle::create(&path).unwrap();
+    handle::write(&database, |tx| {
+        let mut samples = tx.open_table(schema::SAMPLES)?;
+        samples.remove(sample_id(10).0.as_bytes())?;
+        samples.insert(sample_id(20).0.as_bytes(), [9_u8, 9].as_slice())?;
+        tx.open_table(schema::READY)?.insert((1, group_id(77).0.as_bytes()), ())?;
+        let trained = Group { state: GroupState::Ready, ..group(1, 1, &[10, 11], &["exact"]) };
+        let bytes = codec::encode(&trained)?;
+        tx.open_table(schema::GROUPS)?.insert(trained.id.0.as_bytes(), bytes.as_slice())?;
+        Ok(())
+    })
+    .unwrap();
+    drop(database);
+    let report = check(&path).unwrap();
+    assert!(report.intact && !report.is_healthy());
+    for expected in [
+        format!("samples {}: ledger: samples holds a value that cannot be read", sample_id(20)),
+        format!("rewards {} exact: its sample is missing", sample_id(10)),
+        format!("groups {}: a member is missing", group_id(1)),
+        format!("groups {}: the index of ready groups disagrees", group_id(1)),
+        format!("samples_by_interaction {}: no such sample", sample_id(10)),
+        format!("ready_groups {}: no such group", group_id(77)),
+    ] {
+        assert!(report.problems.iter().any(|p| p.starts_with(&expected)), "{expected}: {report:?}");
+    }
+}
+
+#[test]
+fn every_row_refuses_bytes_that_are_not_its_own() {
+    fn refuses<R: codec::Row + std::fmt::Debug>(row: &R) {
+        let bytes = codec::encode(row).unwrap();
+        assert_eq!(bytes[0], 1);
+        codec::decode::<R>(&bytes).unwrap();
+        let cut = codec::decode::<R>(&bytes[..bytes.len() - 1]);
+        assert!(matches!(cut, Err(StoreError::Corrupt { .. })));
+        let extra = codec::decode::<R>(&[&bytes[..], &[0]].concat());
+        assert!(matches!(extra, Err(StoreError::Corrupt { .. })));
+        let later = codec::decode::<R>(&[&[2], &bytes[1..]].concat());
+        let message = later.unwrap_err().to_string();
+        assert!(message.contains(R::TABLE) && message.contains("version 2"), "{message}");
+        assert!(codec::decode::<R>(&[]).is_err());
+    }
+    refuses(&interaction(1));
+    refuses(&served(1, 1));
+    refuses(&graded(1, 1, "exact", None));
+    refuses(&group(1, 1, &[1, 2], &["exact"]));
+    refuses(&policy(1, PolicyState::Rejected));
+    refuses(&step(1, &[1]));
+}

@@ -1,0 +1,148 @@
+use redb::{ReadableDatabase, TableDefinition, WriteTransaction};
+
+use super::super::migrate::{MIGRATIONS, Migration, run, to_current, version};
+use super::super::{StoreError, StoreStats, handle, reader, schema};
+use super::*;
+
+const TAGS: TableDefinition<&str, u64> = TableDefinition::new("tags");
+
+fn add_tags(tx: &WriteTransaction) -> Result<(), StoreError> {
+    tx.open_table(TAGS)?.insert("made", 1)?;
+    Ok(())
+}
+
+fn add_tags_and_fail(tx: &WriteTransaction) -> Result<(), StoreError> {
+    add_tags(tx)?;
+    tx.open_table(schema::INTERACTIONS)?.retain(|_, _| false)?;
+    Err(StoreError::Database("planned".to_owned()))
+}
+
+fn with_second(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migration> {
+    let first = Migration { ..MIGRATIONS[0] };
+    vec![first, Migration { to: 2, description: "tags, for this test only", run }]
+}
+
+fn fine(_: &redb::Database) -> Result<(), StoreError> {
+    Ok(())
+}
+
+fn planned(_: &redb::Database) -> Result<(), StoreError> {
+    Err(StoreError::Database("planned".to_owned()))
+}
+
+fn filled(path: &Path) -> redb::Database {
+    let store = open(path);
+    store.commit_blocking(asked(1, 1)).unwrap();
+    drop(store);
+    handle::create(path).unwrap()
+}
+
+fn rows(database: &redb::Database) -> StoreStats {
+    reader::stats(&database.begin_read().unwrap()).unwrap()
+}
+
+fn has_tags(database: &redb::Database) -> bool {
+    database.begin_read().unwrap().open_table(TAGS).is_ok()
+}
+
+fn savepoints(database: &redb::Database) -> usize {
+    let tx = database.begin_write().unwrap();
+    let count = tx.list_persistent_savepoints().unwrap().count();
+    tx.abort().unwrap();
+    count
+}
+
+#[test]
+fn the_list_is_in_order_and_ends_at_the_current_version() {
+    let versions: Vec<u32> = MIGRATIONS.iter().map(|m| m.to).collect();
+    assert_eq!(versions, (1..=schema::VERSION).collect::<Vec<_>>());
+    assert!(MIGRATIONS.iter().all(|m| !m.description.is_empty()));
+}
+
+#[test]
+fn a_fresh_file_and_an_old_one_come_to_the_current_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let database = handle::create(&path).unwrap();
+    assert_eq!(version(&database).unwrap(), 0);
+    to_current(&database).unwrap();
+    assert_eq!(version(&database).unwrap(), 1);
+    assert_eq!(run(&database, MIGRATIONS, planned).unwrap(), 1, "nothing to do, nothing to verify");
+    drop(database);
+
+    let database = filled(&path);
+    assert_eq!(run(&database, &with_second(add_tags), fine).unwrap(), 1);
+    assert_eq!(version(&database).unwrap(), 2);
+    assert!(has_tags(&database));
+    assert_eq!(rows(&database).samples, 2);
+    assert_eq!(savepoints(&database), 0);
+}
+
+#[test]
+fn a_failing_migration_leaves_everything_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let database = filled(&path);
+    let before = rows(&database);
+    for (migration, verify) in
+        [(add_tags_and_fail as fn(&_) -> _, fine as fn(&_) -> _), (add_tags, planned)]
+    {
+        let failed = run(&database, &with_second(migration), verify);
+        assert!(matches!(failed, Err(StoreError::Database(ref e)) if e == "planned"), "{failed:?}");
+        assert_eq!(version(&database).unwrap(), 1);
+        assert!(!has_tags(&database));
+        assert_eq!(rows(&database), before);
+        assert_eq!(savepoints(&database), 0);
+    }
+    drop(database);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+    assert_eq!(open(&path).interaction(interaction_id(1)).unwrap(), Some(interaction(1)));
+}
+
+#[test]
+fn a_newer_file_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let database = filled(&path);
+    run(&database, &with_second(add_tags), fine).unwrap();
+    drop(database);
+    let refused = Store::open(&path, &StoreConfig::default(), metrics()).err().unwrap();
+    assert!(matches!(refused, StoreError::NewerSchema { found: 2, known: 1 }));
+    let text = refused.to_string();
+    assert!(text.contains("schema version 2") && text.contains("use a newer hone"), "{text}");
+    let refused = super::super::maintain::stats(&path);
+    assert!(matches!(refused, Err(StoreError::NewerSchema { found: 2, known: 1 })));
+    let database = handle::create(&path).unwrap();
+    assert!(has_tags(&database) && rows(&database).samples == 2);
+}
+
+#[test]
+fn a_run_killed_midway_is_undone_and_done_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let database = filled(&path);
+    // Killed after the savepoint.
+    handle::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
+    drop(database);
+    let database = handle::create(&path).unwrap();
+    assert_eq!(savepoints(&database), 1);
+    to_current(&database).unwrap();
+    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, 1));
+
+    // Killed after the migration's commit, before anybody checked it.
+    handle::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
+    handle::write(&database, |tx| {
+        tx.open_table(TAGS)?.insert("half", 1)?;
+        tx.open_table(schema::META)?.insert(schema::META_SCHEMA, 2)?;
+        Ok(())
+    })
+    .unwrap();
+    drop(database);
+    let database = handle::create(&path).unwrap();
+    assert_eq!(run(&database, &with_second(add_tags), fine).unwrap(), 1);
+    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, 2));
+    let tx = database.begin_read().unwrap();
+    let tags = tx.open_table(TAGS).unwrap();
+    assert!(tags.get("half").unwrap().is_none() && tags.get("made").unwrap().is_some());
+    assert_eq!(rows(&database).samples, 2);
+}

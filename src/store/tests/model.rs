@@ -1,0 +1,267 @@
+//! Random operations against a model that is obviously right.
+
+use proptest::prelude::*;
+
+use super::super::{FeedbackOutcome, check};
+use super::faults::Disk;
+use super::*;
+
+/// One step of the outside world; numbers are small, so that they meet.
+#[derive(Clone, Debug)]
+enum Act {
+    Ask { n: u64, shadows: u64 },
+    Grade { sample: u64, name: u8, value: Option<i8> },
+    Thumb { of: u64, choice: u32, name: u8, value: i8, key: Option<(u8, bool)> },
+    Group { n: u64, of: u64, size: u64, part: u8 },
+    Drop { group: u64 },
+    Step { groups: Vec<u64> },
+    Policy { n: u64 },
+    Reopen,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let key = proptest::option::of((0..3_u8, any::<bool>()));
+    prop_oneof![
+        4 => (0..4_u64, 0..3_u64).prop_map(|(n, shadows)| Act::Ask { n, shadows }),
+        2 => (0..40_u64, 0..3_u8, proptest::option::of(-2..3_i8))
+            .prop_map(|(sample, name, value)| Act::Grade { sample, name, value }),
+        6 => (0..5_u64, 0..2_u32, 0..3_u8, 0..2_i8, key)
+            .prop_map(|(of, choice, name, value, key)| Act::Thumb { of, choice, name, value, key }),
+        3 => (0..6_u64, 0..4_u64, 1..4_u64, 0..3_u8)
+            .prop_map(|(n, of, size, part)| Act::Group { n, of, size, part }),
+        1 => (0..6_u64).prop_map(|group| Act::Drop { group }),
+        2 => proptest::collection::vec(0..6_u64, 0..3).prop_map(|groups| Act::Step { groups }),
+        1 => (0..3_u64).prop_map(|n| Act::Policy { n }),
+        1 => Just(Act::Reopen),
+    ]
+}
+
+fn part(name: u8) -> String {
+    format!("part {name}")
+}
+
+/// What the ledger should hold, in plain maps.
+#[derive(Default)]
+struct Model {
+    interactions: BTreeMap<u64, Interaction>,
+    samples: BTreeMap<u64, Sample>,
+    rewards: BTreeMap<(u64, String), Reward>,
+    feedback: u64,
+    keys: BTreeMap<(Option<String>, String), u64>,
+    groups: BTreeMap<u64, Group>,
+    steps: BTreeMap<u64, StepRecord>,
+    policies: BTreeMap<u64, PolicyRecord>,
+    /// `(sample, part)` that waits for a group -> since when.
+    waiting: BTreeMap<(u64, String), u64>,
+    clock: u64,
+}
+
+impl Model {
+    fn put_reward(&mut self, sample: u64, row: Reward) -> Option<Reward> {
+        let key = (sample, row.name.clone());
+        self.waiting.remove(&key);
+        self.rewards.insert(key, row)
+    }
+
+    fn feedback(&mut self, entry: &FeedbackEntry, of: u64) -> FeedbackOutcome {
+        let key = entry.idempotency_key.clone().map(|k| (entry.key_id.clone(), k));
+        if let Some(sample) = key.as_ref().and_then(|k| self.keys.get(k)) {
+            return FeedbackOutcome::Duplicate(sample_id(*sample));
+        }
+        if !self.interactions.contains_key(&of) {
+            return FeedbackOutcome::UnknownCompletion;
+        }
+        // Only choice 0 is ever served here, as sample 10 n.
+        if entry.choice != 0 {
+            return FeedbackOutcome::UnknownChoice;
+        }
+        let sample = 10 * of;
+        let row = Reward {
+            id: reward_id(0),
+            source: RewardSource::Feedback,
+            created: entry.created,
+            idempotency_key: entry.idempotency_key.clone(),
+            comment: entry.comment.clone(),
+            key_id: entry.key_id.clone(),
+            ..graded(0, sample, &entry.name, Some(entry.value))
+        };
+        self.feedback += 1;
+        if let Some(key) = key {
+            self.keys.insert(key, sample);
+        }
+        let previous = self.put_reward(sample, row);
+        let naming: Vec<_> = self
+            .groups
+            .values()
+            .filter(|g| g.members.contains(&sample_id(sample)) && g.parts.contains(&entry.name))
+            .collect();
+        let ready = naming.iter().any(|g| g.state == GroupState::Ready);
+        let changed = previous.is_none_or(|p| p.value != Some(entry.value));
+        if naming.is_empty() || (changed && !ready) {
+            self.waiting.insert((sample, entry.name.clone()), entry.created);
+        }
+        FeedbackOutcome::Recorded(sample_id(sample))
+    }
+
+    /// Turns an act into operations, and does to itself what they should do.
+    fn play(&mut self, act: &Act) -> (Vec<Op>, Vec<FeedbackOutcome>) {
+        self.clock += 1;
+        match act {
+            Act::Ask { n, shadows } => {
+                let ops = asked(*n, *shadows);
+                for op in &ops {
+                    match op {
+                        Op::Interaction(row) => drop(self.interactions.insert(*n, (**row).clone())),
+                        Op::Sample(row) => {
+                            let number = (0..50).find(|i| sample_id(*i) == row.id).unwrap();
+                            self.samples.insert(number, (**row).clone());
+                        }
+                        Op::Reward(row) => {
+                            let number = (0..50).find(|i| sample_id(*i) == row.sample).unwrap();
+                            self.put_reward(number, (**row).clone());
+                        }
+                        _ => unreachable!(),
+                    }
+                }
+                (ops, vec![])
+            }
+            Act::Grade { sample, name, value } => {
+                let row = graded(self.clock, *sample, &part(*name), value.map(f64::from));
+                if self.samples.contains_key(sample) {
+                    self.put_reward(*sample, row.clone());
+                }
+                (vec![Op::Reward(Box::new(row))], vec![])
+            }
+            Act::Thumb { of, choice, name, value, key } => {
+                let entry = FeedbackEntry {
+                    choice: *choice,
+                    name: part(*name),
+                    idempotency_key: key.map(|(k, _)| format!("key {k}")),
+                    key_id: key.and_then(|(_, own)| own.then(|| "key-1".to_owned())),
+                    ..thumbs(*of, f64::from(*value), self.clock)
+                };
+                let outcome = self.feedback(&entry, *of);
+                (vec![feedback(entry)], vec![outcome])
+            }
+            Act::Group { n, of, size, part: name } => {
+                // A group's prompt and time never change.
+                let (of, created) = match self.groups.get(n) {
+                    Some(g) => {
+                        ((0..50).find(|i| interaction_id(*i) == g.interaction).unwrap(), g.created)
+                    }
+                    None => (*of, 4000 + self.clock),
+                };
+                // A served sample and its shadows, where there were that many.
+                let members: Vec<u64> = (0..*size).map(|i| 10 * of + i).collect();
+                let row = Group { created, ..group(*n, of, &members, &[&part(*name)]) };
+                if members.iter().all(|m| self.samples.contains_key(m)) {
+                    for member in &members {
+                        self.waiting.remove(&(*member, part(*name)));
+                    }
+                    self.groups.insert(*n, row.clone());
+                }
+                (vec![Op::Group(Box::new(row))], vec![])
+            }
+            Act::Drop { group } => {
+                let state = GroupState::Dropped("stale".to_owned());
+                if let Some(row) = self.groups.get_mut(group) {
+                    row.state = state.clone();
+                }
+                (vec![Op::GroupState(group_id(*group), state)], vec![])
+            }
+            Act::Step { groups } => {
+                let number = self.steps.len() as u64 + 1;
+                let mut known = groups.clone();
+                known.retain(|group| self.groups.contains_key(group));
+                for group in &known {
+                    self.groups.get_mut(group).unwrap().state = GroupState::Trained(number);
+                }
+                let row = step(number, &known);
+                self.steps.insert(number, row.clone());
+                (vec![Op::Step(Box::new(row))], vec![])
+            }
+            Act::Policy { n } => {
+                // A version comes after its parent.
+                let n = (*n).min(self.policies.len() as u64);
+                let row = policy(n, PolicyState::Active);
+                self.policies.insert(n, row.clone());
+                (vec![Op::Policy(Box::new(row))], vec![])
+            }
+            Act::Reopen => (vec![], vec![]),
+        }
+    }
+
+    fn compare(&self, store: &Store) {
+        let stats = store.stats().unwrap();
+        assert_eq!(stats.interactions, self.interactions.len() as u64);
+        assert_eq!(stats.samples, self.samples.len() as u64);
+        assert_eq!(stats.rewards, self.rewards.len() as u64);
+        assert_eq!(stats.feedback, self.feedback);
+        assert_eq!(stats.groups, self.groups.len() as u64);
+        for (n, row) in &self.samples {
+            assert_eq!(store.sample(sample_id(*n)).unwrap().as_ref(), Some(row));
+            let expected: Vec<_> = self
+                .rewards
+                .range((*n, String::new())..(*n + 1, String::new()))
+                .map(|(_, row)| row.clone())
+                .collect();
+            let mut found = store.rewards_of(sample_id(*n)).unwrap();
+            for row in &mut found {
+                if row.source == RewardSource::Feedback {
+                    // Made by the ledger.
+                    row.id = reward_id(0);
+                }
+            }
+            assert_eq!(found, expected);
+        }
+        for (n, row) in &self.interactions {
+            assert_eq!(store.interaction(interaction_id(*n)).unwrap().as_ref(), Some(row));
+            let expected: Vec<_> =
+                self.samples.values().filter(|s| s.interaction == row.id).cloned().collect();
+            assert_eq!(store.samples_of(row.id).unwrap(), expected);
+        }
+        let groups: Vec<_> =
+            self.groups.keys().map(|n| store.group(group_id(*n)).unwrap()).collect();
+        assert_eq!(groups, self.groups.values().cloned().map(Some).collect::<Vec<_>>());
+        let mut ready: Vec<_> =
+            self.groups.values().filter(|g| g.state == GroupState::Ready).cloned().collect();
+        ready.sort_by_key(|g| (g.created, g.id));
+        assert_eq!(store.ready_groups(100).unwrap(), ready);
+        assert_eq!(*store.watch_ready().borrow(), ready.len());
+        let mut waiting: Vec<_> = self.waiting.iter().map(|(key, since)| (*since, key)).collect();
+        waiting.sort();
+        let waiting: Vec<_> =
+            waiting.into_iter().map(|(_, (n, name))| (sample_id(*n), name.clone())).collect();
+        assert_eq!(ungrouped(store), waiting);
+        assert_eq!(store.steps(0, 100).unwrap(), self.steps.values().cloned().collect::<Vec<_>>());
+        assert_eq!(store.policies().unwrap(), self.policies.values().cloned().collect::<Vec<_>>());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_ledger_does_what_the_model_does(acts in proptest::collection::vec(act(), 1..40)) {
+        let disk = Disk::new(Vec::new(), 0);
+        let mut store = Some(disk.store().unwrap());
+        let mut model = Model::default();
+        for act in &acts {
+            if matches!(act, Act::Reopen) {
+                drop(store.take());
+                store = Some(disk.store().unwrap());
+            }
+            let (ops, expected) = model.play(act);
+            let done = store.as_ref().unwrap().commit_blocking(ops).unwrap();
+            prop_assert_eq!(done.feedback, expected);
+        }
+        let store = store.unwrap();
+        model.compare(&store);
+        let problems = store.inner.handle.read(check::references).unwrap();
+        prop_assert_eq!(problems.first, Vec::<String>::new());
+    }
+}

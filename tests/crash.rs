@@ -1,0 +1,342 @@
+//! The real binary under load, killed with SIGKILL at random moments: no acknowledged feedback is
+//! lost, the ledger reopens, and serving and training go on from where they were.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests may fail loudly and say what they saw"
+)]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use hone::store::maintain;
+use serde_json::{Value, json};
+
+const KILLS: u64 = 30;
+const CLIENTS: u64 = 3;
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// Small steps, so that training moves within the second or so between two kills.
+const CONFIG: &str = r#"
+[rollout]
+group_size = 4
+max_tokens = 24
+feedback_wait_ms = 50
+
+[train]
+samples_per_step = 8
+micro_batch = 8
+learning_rate = 1e-5
+
+[[route]]
+name = "default"
+reward = [
+    { name = "correct", kind = "numeric_match" },
+    { name = "format", kind = "format_strict" },
+    { name = "thumbs", kind = "feedback" },
+]
+"#;
+
+/// A running `hone serve`; dropping it is the crash.
+struct Daemon {
+    child: Child,
+    url: String,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn start(dir: &Path) -> Self {
+        let log = dir.join("daemon.log");
+        let stderr = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
+            .args(["serve", "--bind", "127.0.0.1:0", "--config"])
+            .arg(dir.join("hone.toml"))
+            .arg("--data")
+            .arg(dir.join("data"))
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, first_line) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _gone = sender.send(stdout.read_line(&mut line).map(|_| line));
+            // Keeps the pipe open until the daemon ends.
+            let _rest = std::io::copy(&mut stdout, &mut std::io::sink());
+        });
+        let mut daemon = Self { child, url: String::new(), log };
+        let line = first_line.recv_timeout(START_LIMIT).map(Result::unwrap).unwrap_or_default();
+        let url = line.trim().strip_prefix("listening on ");
+        let url = url.unwrap_or_else(|| panic!("the first line was {line:?}"));
+        daemon.url = url.to_owned();
+        daemon
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail where it was killed already.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            println!("{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+        }
+    }
+}
+
+/// What clients were promised and have seen, over all lives of the daemon.
+#[derive(Default)]
+struct Seen {
+    /// Acknowledged feedback: idempotency key -> (completion, value).
+    acknowledged: Mutex<BTreeMap<String, (String, f64)>>,
+    version: AtomicU64,
+    step: AtomicU64,
+    completions: AtomicU64,
+}
+
+async fn post(client: &reqwest::Client, url: String, body: Value) -> Result<Value, String> {
+    let response = client.post(url).json(&body).send().await.map_err(|e| format!("{e:?}"))?;
+    let status = response.status();
+    let text = response.text().await.map_err(|e| format!("{e:?}"))?;
+    if status != 200 {
+        return Err(format!("{status}: {text}"));
+    }
+    serde_json::from_str(&text).map_err(|e| format!("{e}: {text}"))
+}
+
+fn thumbs(completion: &str, key: &str, value: f64) -> Value {
+    json!({"completion_id": completion, "name": "thumbs", "value": value, "idempotency_key": key})
+}
+
+/// Asks and rewards one addition; the version that answered.
+async fn ask_and_reward(
+    client: &reqwest::Client,
+    url: &str,
+    key: &str,
+    n: u64,
+    seen: &Seen,
+) -> Result<u64, String> {
+    let (a, b) = (n % 10, n / 10 % 10);
+    let chat = json!({
+        "model": "default", "max_tokens": 32, "seed": n,
+        "messages": [{"role": "user", "content": format!("What is {a} + {b}?")}],
+        "metadata": {"answer": (a + b).to_string()},
+    });
+    let answer = post(client, format!("{url}/v1/chat/completions"), chat).await?;
+    let version = version(&answer)?;
+    seen.completions.fetch_add(1, Ordering::SeqCst);
+    let id = answer["id"].as_str().ok_or("a completion without an id")?.to_owned();
+    // Unlike any other, so that a value in the wrong place shows.
+    let value = n as f64 / 1024.0;
+    post(client, format!("{url}/v1/feedback"), thumbs(&id, key, value)).await?;
+    seen.acknowledged.lock().unwrap().insert(key.to_owned(), (id, value));
+    Ok(version)
+}
+
+fn version(answer: &Value) -> Result<u64, String> {
+    let fingerprint = answer["system_fingerprint"].as_str().unwrap_or_default();
+    let number = fingerprint.strip_prefix("hone-v").and_then(|n| n.parse().ok());
+    number.ok_or_else(|| format!("no version in {answer}"))
+}
+
+/// One client's life: everything must succeed until the kill.
+async fn client(url: String, life: u64, number: u64, seen: Arc<Seen>, killed: Arc<AtomicBool>) {
+    let client = reqwest::Client::new();
+    for i in 0.. {
+        let key = format!("life {life}, client {number}, {i}");
+        let n = 1 + seen.completions.load(Ordering::SeqCst);
+        let result = ask_and_reward(&client, &url, &key, n, &seen).await;
+        match result {
+            Ok(version) => drop(seen.version.fetch_max(version, Ordering::SeqCst)),
+            Err(_) if killed.load(Ordering::SeqCst) => return,
+            Err(error) => panic!("{key} failed before the kill: {error}"),
+        }
+    }
+}
+
+async fn train_status(client: &reqwest::Client, url: &str) -> Result<Value, reqwest::Error> {
+    client.get(format!("{url}/admin/train")).send().await?.json().await
+}
+
+/// Remembers the highest step that the daemon reports.
+async fn watch_training(url: String, seen: Arc<Seen>) {
+    let client = reqwest::Client::new();
+    while let Ok(status) = train_status(&client, &url).await {
+        seen.step.fetch_max(status["step"].as_u64().unwrap_or(0), Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The daemon goes on from where it was: same version or a later one, same step or a later one,
+/// and it still knows what it acknowledged.
+async fn goes_on(daemon: &Daemon, seen: &Seen, life: u64) {
+    let client = reqwest::Client::new();
+    let (version_before, step_before) =
+        (seen.version.load(Ordering::SeqCst), seen.step.load(Ordering::SeqCst));
+    let chat = json!({
+        "model": "default", "max_tokens": 8,
+        "messages": [{"role": "user", "content": "What is 1 + 1?"}],
+    });
+    let answer = post(&client, format!("{}/v1/chat/completions", daemon.url), chat).await.unwrap();
+    let version = version(&answer).unwrap();
+    assert!(version >= version_before, "life {life} serves {version} after {version_before}");
+    // The trainer reads its checkpoint beside the first requests.
+    let deadline = Instant::now() + START_LIMIT;
+    loop {
+        let status = train_status(&client, &daemon.url).await.unwrap();
+        if status["step"].as_u64().unwrap() >= step_before {
+            break;
+        }
+        assert!(Instant::now() < deadline, "life {life} is behind step {step_before}: {status}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let last =
+        seen.acknowledged.lock().unwrap().iter().next_back().map(|(k, v)| (k.clone(), v.clone()));
+    if let Some((key, (completion, value))) = last {
+        let body = thumbs(&completion, &key, value);
+        let again = post(&client, format!("{}/v1/feedback", daemon.url), body).await.unwrap();
+        assert_eq!(again["status"], "duplicate", "life {life}");
+    }
+}
+
+/// What a stopped daemon's ledger says.
+struct Ledger {
+    feedback: BTreeMap<String, (String, f64)>,
+    steps: u64,
+    active: u64,
+}
+
+fn read_ledger(path: &Path) -> Ledger {
+    let report = maintain::check(path).unwrap();
+    assert!(report.is_healthy(), "{report:?}");
+    let mut lines = Vec::new();
+    maintain::export(path, &mut lines).unwrap();
+    let mut completions = BTreeMap::new();
+    let mut ledger = Ledger { feedback: BTreeMap::new(), steps: 0, active: 0 };
+    for line in String::from_utf8(lines).unwrap().lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let row = &line["row"];
+        let text = |field: &str| row[field].as_str().unwrap().to_owned();
+        match line["table"].as_str().unwrap() {
+            "samples" => drop(completions.insert(text("id"), text("interaction"))),
+            "feedback" => {
+                let completion = completions[&text("sample")].replace('-', "");
+                let value = row["value"].as_f64().unwrap();
+                let key = text("idempotency_key");
+                let twice = ledger.feedback.insert(key, (format!("chatcmpl-{completion}"), value));
+                assert_eq!(twice, None, "one key, two rows");
+            }
+            "steps" => ledger.steps = ledger.steps.max(row["step"].as_u64().unwrap()),
+            "policy_versions" if row["state"] == "active" => {
+                ledger.active = row["version"].as_u64().unwrap();
+            }
+            _ => {}
+        }
+    }
+    ledger
+}
+
+/// What was acknowledged is in the file, and nothing in it went back.
+fn check_ledger(path: &Path, seen: &Seen, before: &Ledger, life: u64) -> Ledger {
+    let ledger = read_ledger(path);
+    for (key, promised) in seen.acknowledged.lock().unwrap().iter() {
+        let kept = ledger.feedback.get(key);
+        assert_eq!(kept, Some(promised), "life {life}: {key} was acknowledged");
+    }
+    assert!(ledger.steps >= before.steps, "life {life}: {} < {}", ledger.steps, before.steps);
+    let (step, version) = (seen.step.load(Ordering::SeqCst), seen.version.load(Ordering::SeqCst));
+    assert!(ledger.steps >= step, "life {life}: step {step} was reported, {} kept", ledger.steps);
+    let active = ledger.active;
+    assert!(active >= before.active, "life {life}: version {active} after {}", before.active);
+    assert!(active >= version, "life {life}: version {version} answered, {active} is kept");
+    ledger
+}
+
+fn stats(dir: &Path) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(["db", "stats", "--json", "--data"])
+        .arg(dir.join("data"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Numbers that jump about but are the same in every run.
+fn scattered(n: u64) -> u64 {
+    let z = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thirty_kills_lose_nothing_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("hone.toml"), CONFIG).unwrap();
+    let path: PathBuf = dir.path().join("data").join("ledger.redb");
+    let seen = Arc::new(Seen::default());
+    let mut ledger = Ledger { feedback: BTreeMap::new(), steps: 0, active: 0 };
+    let mut steps_by_life = Vec::new();
+    for life in 0..KILLS {
+        let load = Duration::from_millis(200 + scattered(life) % 1300);
+        live(dir.path(), &seen, life, |_, since| since > load).await;
+        ledger = check_ledger(&path, &seen, &ledger, life);
+        steps_by_life.push(ledger.steps);
+    }
+    let promised = seen.acknowledged.lock().unwrap().len() as u64;
+    println!("{promised} acknowledged over {KILLS} kills; steps after each: {steps_by_life:?}");
+    assert!(promised > 2 * KILLS, "hardly any load");
+
+    // One more life, long enough to see training go on.
+    let goal = ledger.steps + 2;
+    live(dir.path(), &seen, KILLS, |seen, since| {
+        assert!(
+            since < START_LIMIT,
+            "training stands still at {}",
+            seen.step.load(Ordering::SeqCst)
+        );
+        seen.step.load(Ordering::SeqCst) >= goal
+    })
+    .await;
+    let ledger = check_ledger(&path, &seen, &ledger, KILLS);
+    assert!(ledger.steps >= goal);
+    let counts = stats(dir.path());
+    assert_eq!(counts["feedback"].as_u64(), Some(ledger.feedback.len() as u64));
+    assert!(counts["interactions"].as_u64().unwrap() >= promised);
+}
+
+/// Starts the daemon, puts it under load until `enough`, and kills it.
+async fn live(dir: &Path, seen: &Arc<Seen>, life: u64, enough: impl Fn(&Seen, Duration) -> bool) {
+    let mut daemon = Daemon::start(dir);
+    goes_on(&daemon, seen, life).await;
+    let killed = Arc::new(AtomicBool::new(false));
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        clients.spawn(client(daemon.url.clone(), life, number, seen.clone(), killed.clone()));
+    }
+    let watcher = tokio::spawn(watch_training(daemon.url.clone(), seen.clone()));
+    let started = Instant::now();
+    while !enough(seen, started.elapsed()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    killed.store(true, Ordering::SeqCst);
+    daemon.kill();
+    while let Some(ended) = clients.join_next().await {
+        ended.unwrap();
+    }
+    watcher.await.unwrap();
+}
