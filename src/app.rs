@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -130,11 +131,43 @@ async fn load_engine(
         } else if !Path::new(&wanted).exists() {
             dir.name = wanted;
         }
+        claim(&data, &dir)?;
         let normalised = dir.normalised(&data.join("models"))?;
         let engine = MistralEngine::start(&dir, &normalised, &engine, metrics)?;
         anyhow::Ok((dir, engine))
     })
     .await?
+}
+
+/// Writes down which model the data directory belongs to, and refuses another one: its adapters,
+/// checkpoints and recorded ids would mean nothing.
+fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    let mut hasher = Sha256::new();
+    for file in ["config.json", "tokenizer.json"] {
+        hasher.update(std::fs::read(model.path.join(file))?);
+    }
+    for file in &model.weights {
+        hasher.update(std::fs::metadata(file)?.len().to_le_bytes());
+    }
+    let digest: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let path = data.join("model.json");
+    if !path.exists() {
+        let claimed = serde_json::json!({ "name": model.name, "sha256": digest });
+        let whole = data.join("model.json.tmp");
+        std::fs::write(&whole, format!("{claimed:#}\n"))?;
+        return Ok(std::fs::rename(whole, path)?);
+    }
+    let held: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)
+        .with_context(|| format!("{} is damaged", path.display()))?;
+    anyhow::ensure!(
+        held.get("sha256").and_then(|v| v.as_str()) == Some(digest.as_str()),
+        "data.dir {} holds the training of the model {}, not of {}: give each model a data \
+         directory of its own",
+        data.display(),
+        held.get("name").unwrap_or(&serde_json::Value::Null),
+        model.path.display(),
+    );
+    Ok(())
 }
 
 async fn wait_for(mut stopped: watch::Receiver<bool>) {

@@ -69,6 +69,14 @@ async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed
     assert_eq!(text(&resumed), text(&before));
     assert_eq!(daemon.get("/admin/train").await["step"], 3);
     teach(&daemon, third).await;
+    assert_eq!(daemon.terminate(), Some(0));
+
+    // The same data with another model is refused.
+    let data = dir.path().join("data");
+    let (code, _, stderr) =
+        hone(&["serve", "--bind", "127.0.0.1:0", "--data", data.to_str().unwrap()]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("qwen2-tiny") && stderr.contains("data.dir"), "{stderr}");
 }
 
 fn hone(args: &[&str]) -> (Option<i32>, String, String) {
