@@ -63,7 +63,7 @@ impl Drop for Running {
         self.metrics.http_in_flight.dec();
         self.metrics.http_requests.with_label_values(&[route, &status.to_string()]).inc();
         self.metrics.http_request_duration.with_label_values(&[route]).observe(seconds);
-        let (method, ms) = (&self.method, seconds * 1e3);
+        let (method, ms) = (&self.method, (seconds * 1e5).round() / 100.0);
         if route.starts_with("/v1/") || route.starts_with("/admin/") {
             tracing::info!(%method, route, status, ms, "request");
         } else {

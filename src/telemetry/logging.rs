@@ -1,6 +1,6 @@
 //! Log lines on standard error, as text or JSON.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -29,7 +29,10 @@ const NOISY: [&str; 12] = [
 pub fn init(config: &LogConfig) {
     let filter = EnvFilter::try_new(quietened(&config.level))
         .unwrap_or_else(|_| EnvFilter::new(quietened("info")));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
     // `try_init` fails when a subscriber is set already: the first one stays.
     let _already_set = match config.format {
         LogFormat::Text => builder.try_init().is_err(),
