@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::finish::is_feedback;
 use crate::reward::record;
 use crate::store::{Op, StoreError};
 use crate::types::{Group, GroupId, GroupState, Sample, SampleId, now_ms};
@@ -60,16 +59,17 @@ async fn sweep(shared: &Shared) -> Result<(), StoreError> {
         if open.is_empty() {
             return Ok(());
         }
-        let mut ops = Vec::new();
+        let mut groups = Vec::new();
         for (id, names) in open {
             seen.extend(names.iter().map(|name| (id, name.clone())));
             match shared.store.sample(id)? {
-                Some(sample) => ops.extend(groups_of_one(shared, &sample, names)?),
+                Some(sample) => groups.extend(groups_of_one(shared, &sample, names)?),
                 None => tracing::warn!(sample = %id, "feedback on a sample that is not recorded"),
             }
         }
-        let ops = ops.into_iter().map(|group| Op::Group(Box::new(group))).collect();
+        let ops = groups.iter().map(|group| Op::Group(Box::new(group.clone()))).collect();
         shared.store.commit(ops).await?;
+        groups.iter().try_for_each(|group| count(shared, group))?;
     }
     Ok(())
 }
@@ -82,10 +82,8 @@ fn groups_of_one(
 ) -> Result<Vec<Group>, StoreError> {
     let interaction = shared.store.interaction(sample.interaction)?;
     let route_name = interaction.map(|interaction| interaction.route).unwrap_or_default();
-    let dropped = |parts: Vec<String>, reason: &str| {
-        shared.skip(reason);
-        group(sample, &route_name, parts, GroupState::Dropped(reason.to_owned()))
-    };
+    let of = |parts, state| group(sample, &route_name, parts, state);
+    let dropped = |parts, reason: &str| of(parts, GroupState::Dropped(reason.to_owned()));
     let Some(route) = shared.routes.get(&route_name) else {
         return Ok(vec![dropped(names, "unknown_route")]);
     };
@@ -96,18 +94,29 @@ fn groups_of_one(
         names.into_iter().partition(|name| route.takes_feedback(name));
     let mut groups = Vec::new();
     if !known.is_empty() {
-        for reward in shared.store.rewards_of(sample.id)? {
-            if is_feedback(route, &reward) && known.contains(&reward.name) {
-                record(&shared.metrics, &route.name, &reward.name, [reward.value]);
-            }
-        }
-        shared.metrics.rollout_groups.with_label_values(&["feedback"]).inc();
-        groups.push(group(sample, &route_name, known, GroupState::Ready));
+        groups.push(of(known, GroupState::Ready));
     }
     if !unknown.is_empty() {
         groups.push(dropped(unknown, "unknown_part"));
     }
     Ok(groups)
+}
+
+/// Counts a group that is committed.
+fn count(shared: &Shared, group: &Group) -> Result<(), StoreError> {
+    if let GroupState::Dropped(reason) = &group.state {
+        shared.skip(reason);
+        return Ok(());
+    }
+    shared.metrics.rollout_groups.with_label_values(&["feedback"]).inc();
+    for member in &group.members {
+        for reward in shared.store.rewards_of(*member)? {
+            if group.parts.contains(&reward.name) {
+                record(&shared.metrics, &group.route, &reward.name, [reward.value]);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn group(sample: &Sample, route: &str, parts: Vec<String>, state: GroupState) -> Group {

@@ -1,6 +1,6 @@
 //! From sampled completions to a committed group: score, wait for feedback, commit once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ fn has_all_feedback(shared: &Shared, job: &Job) -> bool {
 }
 
 /// Whether a reward is a client's, under a name that the route learns from.
-pub(super) fn is_feedback(route: &Route, reward: &Reward) -> bool {
+fn is_feedback(route: &Route, reward: &Reward) -> bool {
     reward.source == RewardSource::Feedback && route.takes_feedback(&reward.name)
 }
 
@@ -137,20 +137,25 @@ async fn commit(
     Ok(())
 }
 
-/// The served members' feedback, less what another group trains on already.
+/// The served members' feedback that may join their group.
+///
+/// A part that another group trains on already for one of them is left to the sweep for all of
+/// them: this group would otherwise name it for that one again.
 fn open_feedback(shared: &Shared, job: &Job) -> Result<Feedback, StoreError> {
     let mut open = Feedback::new();
     if job.served.is_empty() || !job.route.has_feedback() {
         return Ok(open);
     }
     let groups = shared.store.groups_of(job.interaction.id)?;
+    let is_member = |group: &Group| job.served.iter().any(|s| group.members.contains(&s.id));
+    let taken: BTreeSet<String> =
+        groups.into_iter().filter(is_member).flat_map(|group| group.parts).collect();
     for sample in &job.served {
-        let grouped = |reward: &Reward| {
-            groups.iter().any(|g| g.members.contains(&sample.id) && g.parts.contains(&reward.name))
-        };
         let mut rewards = shared.store.rewards_of(sample.id)?;
         rewards.retain(|reward| {
-            reward.value.is_some() && is_feedback(&job.route, reward) && !grouped(reward)
+            reward.value.is_some()
+                && is_feedback(&job.route, reward)
+                && !taken.contains(&reward.name)
         });
         if !rewards.is_empty() {
             open.insert(sample.id, rewards);
