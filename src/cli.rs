@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::demo::{DemoOptions, RewardsMode};
+use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 /// Serves a language model and keeps improving it from its own traffic.
 ///
@@ -66,9 +66,10 @@ pub struct ServeArgs {
 /// `hone demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Optimiser steps [default: enough for the chosen rewards]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub steps: Option<u64>,
+    /// Optimiser steps
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS,
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub steps: u64,
     /// Seed of users, samples and trainer
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -89,7 +90,6 @@ pub struct DemoArgs {
 impl From<DemoArgs> for DemoOptions {
     fn from(args: DemoArgs) -> Self {
         let DemoArgs { steps, seed, rewards, data, keep_serving, report } = args;
-        let steps = steps.unwrap_or_else(|| rewards.default_steps());
         Self { steps, seed, data, keep_serving, report, rewards }
     }
 }

@@ -36,6 +36,9 @@ use client::ClientError;
 use progress::Progress;
 use report::{Findings, Next};
 
+/// `--steps` where none are given: enough to learn nearly all that there is to learn.
+pub const DEFAULT_STEPS: u64 = 80;
+
 /// Whose judgement the policy learns from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -59,14 +62,6 @@ impl RewardsMode {
     pub fn has_thumbs(self) -> bool {
         self != Self::Graded
     }
-
-    /// `--steps` where none are given: enough to see it learn. Thumbs alone say less a step.
-    pub fn default_steps(self) -> u64 {
-        match self {
-            Self::Both | Self::Graded => 60,
-            Self::Feedback => 80,
-        }
-    }
 }
 
 /// What the command line asks for.
@@ -89,7 +84,7 @@ pub struct DemoOptions {
 impl Default for DemoOptions {
     fn default() -> Self {
         Self {
-            steps: RewardsMode::default().default_steps(),
+            steps: DEFAULT_STEPS,
             seed: 1,
             data: None,
             keep_serving: false,
