@@ -10,7 +10,7 @@
 //!
 //! The model is meant to leave something to learn. It is first taught to add, and then shown its
 //! task with controlled noise: wrong sums, remarks before or after the answer, missing tags. Cross
-//! entropy makes it as unsure and untidy when sampled as [`NOISE`] says, while the right and
+//! entropy makes it as unsure and untidy when sampled as `lessons::NOISE` says, while the right and
 //! well-formed completion stays the most probable one.
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,6 @@ use anyhow::{Context, Result, anyhow};
 use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
 use candle_nn::loss::cross_entropy;
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
-use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
 use hone::train::{Model, ModelSpec};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -36,42 +35,20 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
+#[path = "pretrain_embedded/lessons.rs"]
+mod lessons;
+
+use lessons::{Lesson, Opening, conversation, corpus};
+
 const SEED: u64 = 1;
-const STEPS: usize = 2400;
-/// The share of the steps that are taught without wrong sums or slips of form.
-const CLEAN: f64 = 0.67;
+const STEPS: usize = 2800;
 const BATCH: usize = 32;
 const LEARNING_RATE: f64 = 3e-3;
 const WARMUP_STEPS: usize = 50;
 /// The share of the steps after which the learning rate falls.
 const HOLD: f64 = 0.4;
 const INITIAL_DEVIATION: f64 = 0.06;
-/// How often an operand is drawn from the small ones alone, and which those are.
-const SMALL: f64 = 0.25;
-const SMALL_BELOW: u32 = 10;
 const MAX_GRAD_NORM: f64 = 1.0;
-
-/// How often a noisy completion slips; the slips are independent.
-struct Noise {
-    /// The sum is wrong.
-    wrong: f64,
-    /// No tags at all.
-    plain: f64,
-    /// A remark before the reasoning.
-    before: f64,
-    /// A sentence where the answer's tags should be.
-    untagged: f64,
-    /// A remark after the answer.
-    after: f64,
-}
-
-const NOISE: Noise = Noise { wrong: 0.25, plain: 0.14, before: 0.10, untagged: 0.15, after: 0.18 };
-
-const PLAIN: [&str; 3] = ["The sum is #.", "I think it is #.", "#, I guess."];
-const BEFORE: [&str; 2] = ["Sure! ", "Well, "];
-const UNTAGGED: [&str; 2] = ["So it is #.", "Result: #."];
-const AFTER: [&str; 2] = [" Hope that helps!", " Is that right?"];
-const SYSTEM: [&str; 3] = ["You are a helpful assistant.", "You add small numbers.", "Be brief."];
 
 const END_OF_TEXT: &str = "<|endoftext|>";
 const START: &str = "<|im_start|>";
@@ -137,17 +114,6 @@ fn build_tokenizer() -> tokenizers::Result<Tokenizer> {
     tokenizer.add_tokens(&TAGS.map(|t| token(&t, false)));
     Ok(tokenizer)
 }
-
-/// Every sentence of the task once.
-fn corpus() -> Vec<String> {
-    let questions = (0..PHRASING_COUNT).map(|phrasing| Question { a: 1, b: 2, phrasing }.text());
-    let slips = [&PLAIN[..], &BEFORE, &UNTAGGED, &AFTER, &SYSTEM].concat();
-    questions
-        .chain(slips.into_iter().map(str::to_owned))
-        .chain(["system", "user", "assistant", "1 + 2 = 3"].map(str::to_owned))
-        .collect()
-}
-
 fn id_of(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     tokenizer.token_to_id(token).with_context(|| format!("the tokenizer has no {token}"))
 }
@@ -157,51 +123,7 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
     Ok(encoding.get_ids().to_vec())
 }
 
-// --- What it is taught -------------------------------------------------------------------------
-
-fn pick<'a>(rng: &mut ChaCha8Rng, texts: &[&'a str]) -> &'a str {
-    texts[rng.random_range(0..texts.len())]
-}
-
-fn prompt(question: &Question, system: Option<&str>) -> String {
-    let system = system.map_or_else(String::new, |text| format!("{START}system\n{text}{END}\n"));
-    format!("{system}{START}user\n{}{END}\n{START}assistant\n", question.text())
-}
-
-/// The ideal completion with the slips of [`NOISE`].
-fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
-    let Question { a, b, .. } = *question;
-    let sum = if rng.random_bool(NOISE.wrong) { wrong_sum(a + b, rng) } else { a + b };
-    let filled = |text: &str| text.replace('#', &sum.to_string());
-    let opening: f64 = rng.random();
-    if opening < NOISE.plain {
-        return filled(pick(rng, &PLAIN));
-    }
-    let before = if opening < NOISE.plain + NOISE.before { pick(rng, &BEFORE) } else { "" };
-    let ideal = reasoned(a, b, sum);
-    if rng.random_bool(NOISE.untagged) {
-        let reasoning = ideal.split("<answer>").next().unwrap_or_default();
-        return format!("{before}{reasoning}{}", filled(pick(rng, &UNTAGGED)));
-    }
-    let after = if rng.random_bool(NOISE.after) { pick(rng, &AFTER) } else { "" };
-    format!("{before}{ideal}{after}")
-}
-
-/// A sum as people get it wrong: off by one or two, or by a forgotten carry.
-fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
-    let slips: Vec<u32> = [-10, -2, -1, 1, 2, 10]
-        .iter()
-        .filter_map(|slip| sum.checked_add_signed(*slip))
-        .filter(|wrong| *wrong < 100)
-        .collect();
-    slips[rng.random_range(0..slips.len())]
-}
-
-/// Small numbers come up more often than their share: they are few, and people ask them first.
-fn operand(rng: &mut ChaCha8Rng) -> u32 {
-    let below = if rng.random_bool(SMALL) { SMALL_BELOW } else { OPERANDS };
-    rng.random_range(0..below)
-}
+// --- Batches -----------------------------------------------------------------------------------
 
 /// One batch, padded on the right.
 struct Batch {
@@ -215,25 +137,23 @@ struct Batch {
 
 fn batch(
     tokenizer: &Tokenizer,
-    clean: bool,
+    lesson: Lesson,
     rng: &mut ChaCha8Rng,
     device: &Device,
 ) -> Result<Batch> {
     let end = id_of(tokenizer, END)?;
-    // A batch has a system message or has none, so that little of it is padding.
-    let with_system = rng.random_bool(0.1);
+    // The same opening for all, so that little of the batch is padding.
+    let opening = match rng.random::<f64>() {
+        x if x < 0.8 || lesson == Lesson::Sums => Opening::Nothing,
+        x if x < 0.9 => Opening::System,
+        _ => Opening::Exchange,
+    };
     let mut sequences = Vec::with_capacity(BATCH);
     for _ in 0..BATCH {
-        let question = Question {
-            a: operand(rng),
-            b: operand(rng),
-            phrasing: rng.random_range(0..PHRASING_COUNT as u32) as usize,
-        };
-        let system = with_system.then(|| pick(rng, &SYSTEM));
-        let mut ids = encode(tokenizer, &prompt(&question, system))?;
+        let (prompt, completion) = conversation(lesson, opening, rng);
+        let mut ids = encode(tokenizer, &prompt)?;
         let prompt_len = ids.len();
-        let text = if clean { question.ideal() } else { noisy_completion(&question, rng) };
-        ids.extend(encode(tokenizer, &text)?);
+        ids.extend(encode(tokenizer, &completion)?);
         ids.push(end);
         sequences.push((ids, prompt_len));
     }
@@ -328,8 +248,7 @@ fn pretrain(
     let mut optimizer = AdamW::new(vars.clone(), settings)?;
     let (start, mut smoothed) = (Instant::now(), None);
     for step in 0..STEPS {
-        let clean = (step as f64) < CLEAN * STEPS as f64;
-        let batch = batch(tokenizer, clean, rng, device)?;
+        let batch = batch(tokenizer, Lesson::at(step as f64 / STEPS as f64), rng, device)?;
         let hidden = model.hidden(&batch.ids, None, None)?.index_select(&batch.rows, 0)?;
         let loss = cross_entropy(&model.logits(&hidden)?, &batch.targets)?;
         let mut gradients = loss.backward()?;

@@ -1,0 +1,159 @@
+//! What the embedded model is taught: conversations drawn from a seeded stream.
+
+use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use super::{END, START};
+
+/// The shares of the steps at which the second and the third [`Lesson`] begin.
+const LESSONS: [f64; 2] = [0.4, 0.65];
+
+/// How often an operand is drawn from the small ones alone, and which those are.
+const SMALL: f64 = 0.25;
+const SMALL_BELOW: u32 = 10;
+
+/// How often a noisy completion slips; the slips are independent.
+struct Noise {
+    /// The sum is wrong.
+    wrong: f64,
+    /// No tags at all.
+    plain: f64,
+    /// A remark before the reasoning.
+    before: f64,
+    /// A sentence where the answer's tags should be.
+    untagged: f64,
+    /// A remark after the answer.
+    after: f64,
+}
+
+const NOISE: Noise = Noise { wrong: 0.22, plain: 0.14, before: 0.10, untagged: 0.16, after: 0.20 };
+
+const PLAIN: [&str; 3] = ["The sum is #.", "I think it is #.", "#, I guess."];
+const BEFORE: [&str; 2] = ["Sure! ", "Well, "];
+const UNTAGGED: [&str; 2] = ["So it is #.", "Result: #."];
+const AFTER: [&str; 2] = [" Hope that helps!", " Is that right?"];
+const SYSTEM: [&str; 3] = ["You are a helpful assistant.", "You add small numbers.", "Be brief."];
+
+/// How often small talk takes the place of a question, and what is said to it.
+const TALK: f64 = 0.03;
+const SMALL_TALK: [&str; 4] = ["Hello!", "Hi", "Who are you?", "What can you do?"];
+const INTRODUCTION: &str = "I add small numbers: try 12 + 7.";
+
+/// Every sentence of the task once.
+pub fn corpus() -> Vec<String> {
+    let questions = (0..PHRASING_COUNT).map(|phrasing| Question { a: 1, b: 2, phrasing }.text());
+    let slips = [&PLAIN[..], &BEFORE, &UNTAGGED, &AFTER, &SYSTEM, &SMALL_TALK].concat();
+    questions
+        .chain(slips.into_iter().map(str::to_owned))
+        .chain(["system", "user", "assistant", INTRODUCTION, "1 + 2 = 3"].map(str::to_owned))
+        .collect()
+}
+
+fn pick<'a>(rng: &mut ChaCha8Rng, texts: &[&'a str]) -> &'a str {
+    texts[rng.random_range(0..texts.len())]
+}
+
+/// A message as the chat template writes it.
+fn message(role: &str, content: &str) -> String {
+    format!("{START}{role}\n{content}{END}\n")
+}
+
+/// What the model is taught, one after the other.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Lesson {
+    /// Questions alone, rightly answered.
+    Sums,
+    /// Conversations, rightly answered.
+    Conversations,
+    /// Conversations with the slips of [`NOISE`].
+    Slips,
+}
+
+impl Lesson {
+    /// The lesson at a share of the whole course.
+    pub fn at(done: f64) -> Self {
+        match done {
+            done if done < LESSONS[0] => Self::Sums,
+            done if done < LESSONS[1] => Self::Conversations,
+            _ => Self::Slips,
+        }
+    }
+}
+
+/// What may stand before the last question.
+#[derive(Clone, Copy)]
+pub enum Opening {
+    /// Nothing.
+    Nothing,
+    /// A system message.
+    System,
+    /// A question and its answer.
+    Exchange,
+}
+
+/// A conversation up to the assistant's turn, and what the assistant says.
+pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (String, String) {
+    let before = match opening {
+        Opening::Nothing => String::new(),
+        Opening::System => message("system", pick(rng, &SYSTEM)),
+        Opening::Exchange => {
+            let earlier = question(rng);
+            message("user", &earlier.text()) + &message("assistant", &earlier.ideal())
+        }
+    };
+    let (asked, answered) = if lesson != Lesson::Sums && rng.random_bool(TALK) {
+        (pick(rng, &SMALL_TALK).to_owned(), INTRODUCTION.to_owned())
+    } else {
+        let question = question(rng);
+        let answer = match lesson {
+            Lesson::Slips => noisy_completion(&question, rng),
+            Lesson::Sums | Lesson::Conversations => question.ideal(),
+        };
+        (question.text(), answer)
+    };
+    (format!("{before}{}{START}assistant\n", message("user", &asked)), answered)
+}
+
+fn question(rng: &mut ChaCha8Rng) -> Question {
+    Question {
+        a: operand(rng),
+        b: operand(rng),
+        phrasing: rng.random_range(0..PHRASING_COUNT as u32) as usize,
+    }
+}
+
+/// The ideal completion with the slips of [`NOISE`].
+fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
+    let Question { a, b, .. } = *question;
+    let sum = if rng.random_bool(NOISE.wrong) { wrong_sum(a + b, rng) } else { a + b };
+    let filled = |text: &str| text.replace('#', &sum.to_string());
+    let opening: f64 = rng.random();
+    if opening < NOISE.plain {
+        return filled(pick(rng, &PLAIN));
+    }
+    let before = if opening < NOISE.plain + NOISE.before { pick(rng, &BEFORE) } else { "" };
+    let ideal = reasoned(a, b, sum);
+    if rng.random_bool(NOISE.untagged) {
+        let reasoning = ideal.split("<answer>").next().unwrap_or_default();
+        return format!("{before}{reasoning}{}", filled(pick(rng, &UNTAGGED)));
+    }
+    let after = if rng.random_bool(NOISE.after) { pick(rng, &AFTER) } else { "" };
+    format!("{before}{ideal}{after}")
+}
+
+/// A sum as people get it wrong: off by one or two, or by a forgotten carry.
+fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
+    let slips: Vec<u32> = [-10, -2, -1, 1, 2, 10]
+        .iter()
+        .filter_map(|slip| sum.checked_add_signed(*slip))
+        .filter(|wrong| *wrong < 100)
+        .collect();
+    slips[rng.random_range(0..slips.len())]
+}
+
+/// Small numbers come up more often than their share: they are few, and people ask them first.
+fn operand(rng: &mut ChaCha8Rng) -> u32 {
+    let below = if rng.random_bool(SMALL) { SMALL_BELOW } else { OPERANDS };
+    rng.random_range(0..below)
+}
