@@ -34,6 +34,8 @@ mod step_bench;
 mod testing;
 mod trainer;
 mod worker;
+#[cfg(test)]
+mod worker_tests;
 
 pub use batch::TrainSample;
 pub use error::LearnError;

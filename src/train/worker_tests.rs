@@ -1,0 +1,296 @@
+//! The worker over a real ledger and a scripted publisher: steps, commands, drops, crashes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+
+use super::{Parts, TrainError, TrainState, Worker};
+use crate::config::{
+    LoraConfig, PolicyConfig, RewardConfig, RewardKind, RouteConfig, RouteList, StoreConfig,
+    TrainConfig,
+};
+use crate::engine::{EngineError, ModelDir, Publisher};
+use crate::policy::Policies;
+use crate::reward::Routes;
+use crate::store::{Op, Store};
+use crate::telemetry::Metrics;
+use crate::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
+    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    TokenId, now_ms,
+};
+
+/// Serves nothing, agrees to everything.
+struct Agreeable;
+
+#[async_trait]
+impl Publisher for Agreeable {
+    async fn stage(&self, _: PolicyVersion, _: Option<&Path>) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    async fn probe(
+        &self,
+        _: &[TokenId],
+        _: &SamplingParams,
+    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
+        Ok(vec![(1, -1.0)])
+    }
+
+    async fn activate(&self) -> Result<Duration, EngineError> {
+        Ok(Duration::ZERO)
+    }
+}
+
+struct World {
+    store: Store,
+    policies: Arc<Policies>,
+    worker: Worker,
+    metrics: Arc<Metrics>,
+}
+
+impl World {
+    /// A daemon's parts around the data in `dir`, with groups of two making a step of four.
+    async fn start(dir: &Path) -> Self {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let ledger = dir.join("ledger.redb");
+        let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
+        let routes = RouteList(vec![RouteConfig {
+            name: "route".to_owned(),
+            model: None,
+            metadata: std::collections::BTreeMap::new(),
+            rewards: vec![RewardConfig {
+                name: "thumbs".to_owned(),
+                weight: 1.0,
+                kind: RewardKind::Feedback {},
+            }],
+        }]);
+        let config = PolicyConfig { parity_tolerance: 1e9, ..PolicyConfig::default() };
+        let publisher = Arc::new(Agreeable);
+        let policies =
+            Policies::restore(publisher, store.clone(), config, metrics.clone(), dir, vec![1, 2]);
+        let policies = Arc::new(policies.await.unwrap());
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
+        let worker = Worker::start(Parts {
+            config: TrainConfig {
+                samples_per_step: 4,
+                micro_batch: 4,
+                max_staleness: 2,
+                max_sampler_difference: 0.0,
+                learning_rate: 0.01,
+                threads: 1,
+                nice: 0,
+                lora: LoraConfig { r: 2, ..LoraConfig::default() },
+                ..TrainConfig::default()
+            },
+            publish_every: 1,
+            max_completion_tokens: 8,
+            model: ModelDir::open(Path::new(fixture)).unwrap(),
+            model_name: "tiny".to_owned(),
+            checkpoints: dir.join("checkpoints"),
+            store: store.clone(),
+            routes: Arc::new(Routes::new(&routes).unwrap()),
+            policies: policies.clone(),
+            metrics: metrics.clone(),
+        })
+        .unwrap();
+        Self { store, policies, worker, metrics }
+    }
+
+    /// Records a ready group of two samples of `version`, one liked and one not.
+    async fn group(&self, token: TokenId, version: u64) -> GroupId {
+        let interaction = InteractionId::new();
+        let mut ops = vec![Op::Interaction(Box::new(Interaction {
+            id: interaction,
+            created: now_ms(),
+            source: PromptSource::Live,
+            route: "route".to_owned(),
+            model: "default".to_owned(),
+            key_id: None,
+            messages: Vec::new(),
+            metadata: std::collections::BTreeMap::new(),
+            params: SamplingParams::default(),
+            prompt_ids: vec![1, 2, 3],
+            template_hash: String::new(),
+        }))];
+        let mut members = Vec::new();
+        for value in [0.0, 1.0] {
+            let id = SampleId::new();
+            members.push(id);
+            ops.push(Op::Sample(Box::new(Sample {
+                id,
+                interaction,
+                choice: 0,
+                origin: SampleOrigin::Shadow,
+                created: now_ms(),
+                ids: vec![token, 5],
+                logprobs: vec![-2.0, -2.0],
+                kept_mass: 1.0,
+                text: String::new(),
+                finish: FinishReason::Stop,
+                version: PolicyVersion(version),
+                params: SamplingParams::default(),
+                untrainable: None,
+            })));
+            ops.push(Op::Reward(Box::new(Reward {
+                id: RewardId::new(),
+                sample: id,
+                name: "thumbs".to_owned(),
+                value: Some(value),
+                source: RewardSource::Feedback,
+                created: now_ms(),
+                idempotency_key: None,
+                comment: None,
+                key_id: None,
+            })));
+        }
+        let id = GroupId::new();
+        ops.push(Op::Group(Box::new(Group {
+            id,
+            interaction,
+            route: "route".to_owned(),
+            members,
+            parts: vec!["thumbs".to_owned()],
+            oldest_version: PolicyVersion(version),
+            created: now_ms(),
+            state: GroupState::Ready,
+        })));
+        self.store.commit(ops).await.unwrap();
+        id
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let started = Instant::now();
+        while !holds(self) {
+            let status = self.worker.handle().status();
+            assert!(started.elapsed() < Duration::from_secs(20), "{what}: {status:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn version(&self, wanted: u64) {
+        let what = format!("version {wanted}");
+        self.until(&what, |w| w.worker.handle().status().policy_version == wanted).await;
+    }
+
+    fn state(&self, group: GroupId) -> GroupState {
+        self.store.group(group).unwrap().unwrap().state
+    }
+
+    async fn stop(self) {
+        self.worker.stop(Duration::from_secs(20)).await;
+        self.store.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn enough_groups_make_a_step_and_a_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let first = world.group(4, 0).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.worker.handle().status().step, 0, "two samples of four are not enough");
+    let second = world.group(6, 0).await;
+    world.version(1).await;
+    for group in [first, second] {
+        assert_eq!(world.state(group), GroupState::Trained(1));
+    }
+    let step = world.store.last_step().unwrap().unwrap();
+    assert_eq!((step.step, step.groups), (1, vec![first, second]));
+    assert!((step.metrics["reward_mean"] - 0.5).abs() < 1e-9);
+    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 4);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_trainer_steps_only_when_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let handle = world.worker.handle();
+    handle.pause().unwrap();
+    world.until("paused", |w| w.worker.handle().status().state == TrainState::Paused).await;
+    assert!(matches!(handle.step().await, Err(TrainError::NothingReady)));
+    let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.state(first), GroupState::Ready);
+    assert_eq!(handle.step().await.unwrap().step, 1);
+    assert_eq!(world.state(second), GroupState::Trained(1));
+    world.group(4, 1).await;
+    world.group(6, 1).await;
+    handle.resume().unwrap();
+    world.version(2).await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stale_and_impossible_groups_are_dropped_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    for version in 0..3 {
+        world.group(4, version).await;
+        world.group(6, version).await;
+        world.version(version + 1).await;
+    }
+    let stale = world.group(4, 0).await;
+    let impossible = world.group(1_000_000, 3).await;
+    let (good, better) = (world.group(4, 3).await, world.group(6, 3).await);
+    world.version(4).await;
+    assert_eq!(world.state(stale), GroupState::Dropped("stale".to_owned()));
+    assert_eq!(world.state(impossible), GroupState::Dropped("invalid".to_owned()));
+    for group in [good, better] {
+        assert_eq!(world.state(group), GroupState::Trained(4));
+    }
+    assert_eq!(world.worker.handle().status().restarts, 0);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_is_followed_and_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    for version in 0..2 {
+        world.group(4, version).await;
+        world.group(6, version).await;
+        world.version(version + 1).await;
+    }
+    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
+    world.version(1).await;
+    world.stop().await;
+    let world = World::start(dir.path()).await;
+    assert_eq!(world.policies.active(), PolicyVersion(1));
+    world.version(1).await;
+    world.group(4, 1).await;
+    world.group(6, 1).await;
+    world.version(3).await;
+    let made = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_after_the_checkpoint_repeats_the_record_and_the_publication() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ledger, kept) = (dir.path().join("ledger.redb"), dir.path().join("kept.redb"));
+    let world = World::start(dir.path()).await;
+    let handle = world.worker.handle();
+    handle.pause().unwrap();
+    let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
+    world.stop().await;
+    std::fs::copy(&ledger, &kept).unwrap();
+
+    let world = World::start(dir.path()).await;
+    world.version(1).await;
+    world.stop().await;
+    // The ledger as it was before the step, beside the checkpoint of after it.
+    std::fs::copy(&kept, &ledger).unwrap();
+    let world = World::start(dir.path()).await;
+    world.version(1).await;
+    for group in [first, second] {
+        assert_eq!(world.state(group), GroupState::Trained(1));
+    }
+    assert_eq!(world.store.last_step().unwrap().unwrap().step, 1);
+    assert_eq!(world.policies.active(), PolicyVersion(1));
+    world.stop().await;
+}
