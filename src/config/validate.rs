@@ -34,11 +34,26 @@ pub(super) fn check(config: &Config) -> Checked {
     rollout(&config.rollout)?;
     train(&config.train)?;
     policy(&config.policy)?;
+    backlog(config)?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
         return Err(Problem::value("log.level", quoted(&config.log.level), allowed));
     }
     routes(config)
+}
+
+/// What may wait for the trainer must be enough for a step, or both wait for each other.
+fn backlog(c: &Config) -> Checked {
+    let (groups, size) = (c.rollout.max_ready_groups, c.rollout.group_size);
+    let wanted = c.train.samples_per_step;
+    if !c.rollout.enabled || !c.train.enabled || groups.saturating_mul(size) >= wanted {
+        return Ok(());
+    }
+    let allowed = format!(
+        "{} or more, so that groups of rollout.group_size {size} hold train.samples_per_step {wanted}",
+        wanted.div_ceil(size)
+    );
+    Err(Problem::value("rollout.max_ready_groups", groups, &allowed))
 }
 
 /// `low <= value <= high`; false for NaN.

@@ -14,6 +14,7 @@ use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::JsonObject;
 use super::fields::Fields;
+use crate::reward::Route;
 use crate::store::{FeedbackEntry, FeedbackOutcome, Op};
 use crate::types::{InteractionId, SampleId, now_ms};
 
@@ -52,7 +53,9 @@ pub(super) async fn create(
     JsonObject(body): JsonObject,
 ) -> Result<Json<Feedback>, ApiError> {
     let count = |outcome: &str| state.metrics.feedback.with_label_values(&[outcome]).inc();
-    let entry = read(&body, caller).inspect_err(|_| count("invalid"))?;
+    let entry = read(&body, caller)
+        .and_then(|entry| not_a_graders(&state, entry))
+        .inspect_err(|_| count("invalid"))?;
     let completion_id = entry.interaction.completion_id();
     let committed = state.store.commit(vec![Op::Feedback(Box::new(entry.clone()))]).await;
     let outcome = committed.inspect_err(|_| count("failed"))?.feedback.into_iter().next();
@@ -125,6 +128,22 @@ fn read(body: &Map<String, Value>, caller: Caller) -> Result<FeedbackEntry, ApiE
         key_id: caller.key_id,
         created: now_ms(),
     })
+}
+
+/// Refuses a part that graders give: the client's value would stand in the place of theirs.
+fn not_a_graders(state: &AppState, entry: FeedbackEntry) -> Result<FeedbackEntry, ApiError> {
+    let name = &entry.name;
+    let graded = |route: &Route| route.weight(name).is_some() && !route.takes_feedback(name);
+    let graders = state.routes.iter().find(|route| graded(route));
+    match graders {
+        Some(route) if !state.routes.iter().any(|route| route.takes_feedback(name)) => {
+            let route = &route.name;
+            let message =
+                format!("name is {name:?}: a grader of the route {route:?} gives that part");
+            Err(ApiError::field("name", message))
+        }
+        _ => Ok(entry),
+    }
 }
 
 /// A finite number, or a boolean as 1 or 0.
