@@ -68,8 +68,10 @@ impl MistralEngine {
         let slots = config.replicas.max(1);
         let end = codec.stop_ids().first().copied().unwrap_or_default();
         let make = Arc::clone(&loader);
+        let threads = threads(dir, slots);
         let replicas = on_thread("hone-load", move || {
-            let colour = || (0..slots).map(|_| replica(&make, end)).collect::<Result<Vec<_>, _>>();
+            let colour =
+                || (0..slots).map(|_| replica(&make, end, threads)).collect::<Result<Vec<_>, _>>();
             Ok([colour()?, colour()?])
         })?;
         let engine = Arc::new(Self {
@@ -143,8 +145,21 @@ fn probe_request(prompt_ids: &[TokenId], params: &SamplingParams) -> GenerateReq
     }
 }
 
+/// Threads that compute for one engine: an equal share of the processors, but one where no product
+/// of a single token is large enough for `gemm` to split it.
+fn threads(dir: &ModelDir, slots: usize) -> usize {
+    /// Multiplications from which `gemm` 0.19 splits a product between threads.
+    const SPLIT: u64 = 48 * 48 * 256;
+    let size = |key: &str| dir.config.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0);
+    if size("hidden_size") * size("vocab_size").max(size("intermediate_size")) < SPLIT {
+        return 1;
+    }
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    (processors / slots).max(1)
+}
+
 /// Loads the base model and builds an engine around it.
-fn replica(loader: &Loader, end: TokenId) -> Result<Replica, EngineError> {
+fn replica(loader: &Loader, end: TokenId, threads: usize) -> Result<Replica, EngineError> {
     let loaded = loader.load(None)?;
     // A runtime with one thread, because mistral.rs runs a prompt of its own in any other.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -152,7 +167,7 @@ fn replica(loader: &Loader, end: TokenId) -> Result<Replica, EngineError> {
         .build()
         .map_err(|e| EngineError::Internal(format!("no runtime: {e}")))?;
     let engine = runtime.block_on(loaded.engine.build());
-    Ok(Replica { pipeline: loaded.pipeline, worker: Worker::spawn(engine, end)? })
+    Ok(Replica { pipeline: loaded.pipeline, worker: Worker::spawn(engine, end, threads)? })
 }
 
 /// Runs something on a fresh thread, which has no adapter applied and may block, and waits for it.

@@ -237,7 +237,7 @@ mod tests {
         // An attribute of something undefined is an error in jinja2 as well.
         assert!(render(template, &messages).is_err());
         let template = template.replace("missing.none_is_fine", "missing");
-        assert_eq!(render(&template, &messages).unwrap(), "one4bfalse");
+        assert_eq!(render(&template, &messages).unwrap(), "one4bFalse");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Holds the rules that `src/lib.rs` and `CONTRIBUTING.md` state, so that they stay true.
 
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
 mod readme;
 mod source;
 
@@ -169,8 +171,8 @@ fn crates(edges: &str) -> BTreeSet<String> {
         .args(["tree", "--offline", "--prefix", "none", "--no-dedupe"])
         .args(["--edges", edges, "--format", "{p} [{f}]"])
         .current_dir(root())
-        .output();
-    let output = output.unwrap_or_else(|e| panic!("cargo tree: {e}"));
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines().map(|l| l.replace(" (*)", "").replace(" (proc-macro)", "")).collect()

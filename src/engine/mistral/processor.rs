@@ -1,5 +1,6 @@
 //! Our sampler inside mistral.rs.
 
+use std::cell::OnceCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Device, Tensor};
@@ -18,6 +19,7 @@ use crate::types::TokenId;
 pub(super) struct Processor {
     turn: Mutex<Option<Turn>>,
     end: TokenId,
+    threads: usize,
 }
 
 /// What belongs to the running request; taken out when it has ended.
@@ -27,8 +29,9 @@ pub(super) struct Turn {
 }
 
 impl Processor {
-    pub(super) fn new(run: Run, sampler: Sampler, end: TokenId) -> Self {
-        Self { turn: Mutex::new(Some(Turn { run, sampler })), end }
+    /// `threads` is the size of the engine's own pool, the engine's thread included.
+    pub(super) fn new(run: Run, sampler: Sampler, end: TokenId, threads: usize) -> Self {
+        Self { turn: Mutex::new(Some(Turn { run, sampler })), end, threads }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Turn>> {
@@ -69,12 +72,7 @@ impl Processor {
 impl CustomLogitsProcessor for Processor {
     /// `logits`: `[vocabulary]`, raw, since the engine is asked for no penalties of its own.
     fn apply(&self, logits: &Tensor, _context: &[u32]) -> candle_core::Result<Tensor> {
-        POOL.with(|pool| {
-            pool.get_or_init(|| {
-                let n: usize = std::env::var("HONE_EXP").ok()?.parse().ok()?;
-                rayon::ThreadPoolBuilder::new().num_threads(n).use_current_thread().build().ok()
-            });
-        });
+        join_pool(self.threads);
         let vocab = logits.elem_count();
         let mut only = vec![f32::NEG_INFINITY; vocab];
         if let Some(choice) = only.get_mut(self.next(logits) as usize) {
@@ -86,5 +84,25 @@ impl CustomLogitsProcessor for Processor {
 }
 
 thread_local! {
-    static POOL: std::cell::OnceCell<Option<rayon::ThreadPool>> = const { std::cell::OnceCell::new() };
+    static POOL: OnceCell<Option<rayon::ThreadPool>> = const { OnceCell::new() };
+}
+
+/// Makes the calling thread, which is an engine's own, a member of a rayon pool of its own.
+///
+/// From outside of any pool every parallel loop of candle, even one over a single row, is handed
+/// to another thread and waited for, many times a token. A member runs it itself; measured with the
+/// embedded model that saves a quarter of the CPU time of a token. And engines no longer share the
+/// global pool with each other or with the trainer, so `RAYON_NUM_THREADS` need not be set.
+fn join_pool(threads: usize) {
+    POOL.with(|pool| {
+        pool.get_or_init(|| {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|index| format!("hone-engine-{index}"))
+                .use_current_thread()
+                .build();
+            pool.inspect_err(|error| tracing::debug!(%error, "the engine has no pool of its own"))
+                .ok()
+        });
+    });
 }

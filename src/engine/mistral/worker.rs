@@ -31,14 +31,19 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread; it ends when the worker is dropped, and the engine with it.
-    pub(super) fn spawn(engine: Arc<MistralRs>, end: TokenId) -> Result<Self, EngineError> {
+    /// Starts the thread; it ends when the worker is dropped, and the engine with it. `end` is a
+    /// stop token, `threads` the number of threads that compute.
+    pub(super) fn spawn(
+        engine: Arc<MistralRs>,
+        end: TokenId,
+        threads: usize,
+    ) -> Result<Self, EngineError> {
         let (jobs, queue) = mpsc::channel::<Job>();
         thread::Builder::new()
             .name("hone-engine".to_owned())
             .spawn(move || {
                 for job in queue {
-                    execute(&engine, end, job);
+                    execute(&engine, end, threads, job);
                 }
             })
             .map_err(|e| EngineError::Internal(format!("no thread: {e}")))?;
@@ -53,8 +58,8 @@ impl Worker {
 }
 
 /// Runs one job until the engine has let go of its sequence, then frees its slot.
-fn execute(engine: &MistralRs, end: TokenId, job: Job) {
-    let processor = Arc::new(Processor::new(job.run, job.sampler, end));
+fn execute(engine: &MistralRs, end: TokenId, threads: usize, job: Job) {
+    let processor = Arc::new(Processor::new(job.run, job.sampler, end, threads));
     let failure = generate(engine, job.prompt, job.limit, Arc::clone(&processor)).err();
     if let Some(mut run) = processor.take() {
         if let Some(reason) = failure {
