@@ -114,8 +114,12 @@ fn read(body: &Map<String, Value>, caller: Caller) -> Result<FeedbackEntry, ApiE
     let id = fields.text("completion_id")?.ok_or_else(|| fields.missing("completion_id", form))?;
     let interaction =
         InteractionId::from_completion_id(id).ok_or_else(|| fields.wrong("completion_id", form))?;
-    let name = fields.short_text("name", NAME_CHARS)?.filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| fields.missing("name", "the name of a reward part"))?;
+    let part = "the name of a reward part";
+    let name = fields.short_text("name", NAME_CHARS)?;
+    let name = name.ok_or_else(|| fields.missing("name", part))?;
+    if name.is_empty() {
+        return Err(fields.wrong("name", part));
+    }
     let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?.unwrap_or(0);
     let owned = |text: Option<&str>| text.map(str::to_owned);
     Ok(FeedbackEntry {

@@ -20,6 +20,7 @@ async fn an_answer_has_openai_s_shape() {
     assert!(answer["created"].as_u64().unwrap() > 1_700_000_000);
     answer["id"] = json!("ID");
     answer["created"] = json!(0);
+    let prompt = server.engine.requests()[0].prompt_ids.len();
     assert_eq!(
         answer,
         json!({
@@ -34,7 +35,7 @@ async fn an_answer_has_openai_s_shape() {
                 "logprobs": null,
                 "finish_reason": "stop",
             }],
-            "usage": {"prompt_tokens": 22, "completion_tokens": 8, "total_tokens": 30},
+            "usage": {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8},
         })
     );
 }
@@ -96,7 +97,7 @@ async fn each_choice_has_a_seed_and_a_sample_of_its_own() {
     seeds.sort_unstable();
     seeds.dedup();
     assert_eq!(seeds.len(), 3);
-    assert_eq!(answer["usage"]["prompt_tokens"], 22);
+    assert_eq!(answer["usage"]["prompt_tokens"], server.engine.requests()[0].prompt_ids.len());
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     assert_eq!(server.offers.all()[0].1.len(), 3);
 }
@@ -262,7 +263,8 @@ async fn time_to_first_token_says_what_the_trainer_did() {
     let count = "hone_http_time_to_first_token_seconds_count";
     assert_eq!(server.metric(&format!("{count}{{trainer=\"idle\"}}")).await, Some(1.0));
     assert_eq!(server.metric(&format!("{count}{{trainer=\"training\"}}")).await, Some(2.0));
-    assert_eq!(server.metric("hone_http_prompt_tokens_total").await, Some(66.0));
+    let prompt = server.engine.requests()[0].prompt_ids.len() as f64;
+    assert_eq!(server.metric("hone_http_prompt_tokens_total").await, Some(3.0 * prompt));
     assert_eq!(server.metric("hone_http_completion_tokens_total").await, Some(32.0));
     let requests = "hone_http_requests_total{code=\"200\",route=\"/v1/chat/completions\"}";
     assert_eq!(server.metric(requests).await, Some(3.0));

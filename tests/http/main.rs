@@ -1,5 +1,5 @@
 //! The HTTP surface over a real socket, with an engine that answers from a script.
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
 mod admin;
 mod chat;

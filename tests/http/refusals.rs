@@ -59,7 +59,45 @@ async fn fields_out_of_range() {
         json!({"model": null}),
         json!({"model": 5}),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @"");
+    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    temperature is 2.5: it must be a number from 0 to 2 | temperature | invalid_value
+    temperature is -0.1: it must be a number from 0 to 2 | temperature | invalid_value
+    temperature is "hot": it must be a number from 0 to 2 | temperature | invalid_value
+    top_p is 1.5: it must be a number from 0 to 1 | top_p | invalid_value
+    min_p is -1: it must be a number from 0 to 1 | min_p | invalid_value
+    top_k is -2: it must be a whole number from -1 to 4294967295 | top_k | invalid_value
+    top_k is 1.5: it must be a whole number from -1 to 4294967295 | top_k | invalid_value
+    presence_penalty is 3: it must be a number from -2 to 2 | presence_penalty | invalid_value
+    frequency_penalty is -3: it must be a number from -2 to 2 | frequency_penalty | invalid_value
+    n is 0: it must be a whole number from 1 to 8 | n | invalid_value
+    n is 9: it must be a whole number from 1 to 8 | n | invalid_value
+    n is true: it must be a whole number from 1 to 8 | n | invalid_value
+    max_tokens is 0: it must be a whole number from 1 to 4294967295 | max_tokens | invalid_value
+    max_completion_tokens is -5: it must be a whole number from 1 to 4294967295 | max_completion_tokens | invalid_value
+    max_tokens is 5: it must be absent, or equal to max_completion_tokens (6) | max_tokens | invalid_value
+    seed is 1.5: it must be a whole number of 64 bits | seed | invalid_value
+    stop is "": it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
+    stop is a list: it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
+    stop is a list: it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
+    stop is 5: it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
+    logprobs is 5: it must be true or false | logprobs | invalid_value
+    top_logprobs is 21: it must be a whole number from 0 to 20 | top_logprobs | invalid_value
+    top_logprobs is 2: it must be absent unless logprobs is true | top_logprobs | invalid_value
+    logit_bias has the key "x": it must be an id below 280 | logit_bias | invalid_value
+    logit_bias has the key "99999": it must be an id below 280 | logit_bias | invalid_value
+    logit_bias.5 is 101: it must be a number from -100 to 100 | logit_bias.5 | invalid_value
+    logit_bias is a list: it must be an object | logit_bias | invalid_value
+    metadata.answer is 5: it must be a string of at most 512 characters | metadata.answer | invalid_value
+    metadata.answer is "vvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvv…: it must be a string of at most 512 characters | metadata.answer | invalid_value
+    metadata has the key "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk": it may have 64 characters | metadata | invalid_value
+    metadata has 17 pairs: it may have 16 | metadata | invalid_value
+    metadata is "x": it must be an object | metadata | invalid_value
+    stream is "yes": it must be true or false | stream | invalid_value
+    stream_options is an object: it must be absent unless stream is true | stream_options | invalid_value
+    stream_options.include_usage is 1: it must be true or false | stream_options.include_usage | invalid_value
+    model is missing: it must be a model's name | model | invalid_value
+    model is 5: it must be a string | model | invalid_value
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +122,22 @@ async fn messages_that_cannot_be_asked() {
         content(image),
         messages(json!([{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}])),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @"");
+    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    messages is missing: it must be a list of at least one message | messages | invalid_value
+    messages is a list: it must be a list of at least one message | messages | invalid_value
+    messages is "hi": it must be a list | messages | invalid_value
+    messages[0] is "hi": it must be an object | messages[0] | invalid_value
+    messages[0].role is missing: it must be "system", "developer", "user", "assistant" or "tool" | messages[0].role | invalid_value
+    messages[0].role is "robot": it must be "system", "developer", "user", "assistant" or "tool" | messages[0].role | invalid_value
+    messages[0].content is missing: it must be a string or a list of text parts | messages[0].content | invalid_value
+    messages[0].content is 5: it must be a string or a list of text parts | messages[0].content | invalid_value
+    messages[0].content is a list: it must be a string or a list of text parts | messages[0].content | invalid_value
+    messages[0].content[0] is "hi": it must be an object | messages[0].content[0] | invalid_value
+    messages[0].content[0].text is missing: it must be a string | messages[0].content[0].text | invalid_value
+    messages[0].content[0].type is missing: it must be "text" | messages[0].content[0].type | invalid_value
+    messages[0].content[0].type is "image_url": it must be "text": nothing else is supported | messages[0].content[0].type | invalid_value
+    messages[0].tool_calls is not supported | messages[0].tool_calls | unsupported_parameter
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,7 +156,19 @@ async fn what_would_change_the_answer_is_refused() {
         json!({"guided_regex": "a+"}),
         json!({"temprature": 1}),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @"");
+    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    tools is not supported: leave it out | tools | unsupported_parameter
+    tool_choice is "required": only the default is supported | tool_choice | unsupported_parameter
+    functions is not supported: leave it out | functions | unsupported_parameter
+    response_format is {"type":"json_object"}: only the default is supported | response_format | unsupported_parameter
+    response_format is "json": only the default is supported | response_format | unsupported_parameter
+    audio is not supported: leave it out | audio | unsupported_parameter
+    modalities is ["text","audio"]: only the default is supported | modalities | unsupported_parameter
+    best_of is not supported: leave it out | best_of | unsupported_parameter
+    repetition_penalty is 1.2: only the default is supported | repetition_penalty | unsupported_parameter
+    guided_regex is not supported: leave it out | guided_regex | unsupported_parameter
+    temprature is not a known field | temprature | unsupported_parameter
+    "#);
 }
 
 async fn refusals(server: &Server, cases: &[Value]) -> String {
@@ -146,7 +211,21 @@ async fn the_web_server_s_own_refusals_have_the_shape() {
     add(server.get(chat).await);
     add(server.post("/v1/models", &json!({})).await);
     add(server.post("/livez", &json!({})).await);
-    assert_snapshot!(lines.join("\n"), @"");
+    assert_snapshot!(lines.join("\n"), @r#"
+    400 the body is not valid JSON: EOF while parsing a value at line 1 column 10 | - | invalid_body
+    400 the body is not valid JSON: EOF while parsing a value at line 1 column 0 | - | invalid_body
+    400 the body must be a JSON object | - | invalid_body
+    400 the body is not valid JSON: number out of range at line 1 column 14 | - | invalid_body
+    400 the body is not valid JSON: recursion limit exceeded at line 1 column 128 | - | invalid_body
+    415 content-type is "": it must be application/json | - | unsupported_media_type
+    415 content-type is "text/plain": it must be application/json | - | unsupported_media_type
+    413 the body is larger than server.max_body_bytes allows | - | body_too_large
+    404 there is no GET /nowhere | - | not_found
+    404 there is no GET /v1/nowhere | - | not_found
+    405 GET is not allowed on /v1/chat/completions | - | method_not_allowed
+    405 POST is not allowed on /v1/models | - | method_not_allowed
+    405 POST is not allowed on /livez | - | method_not_allowed
+    "#);
     let response =
         server.client.request(Method::DELETE, server.url("/v1/models")).send().await.unwrap();
     assert_eq!(response.headers()[header::ALLOW], "GET,HEAD");

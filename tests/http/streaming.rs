@@ -38,14 +38,34 @@ fn chunks(text: &str) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn plain() {
     let server = Server::new().await;
-    assert_snapshot!(stream(&server, json!({"max_tokens": 2})).await, @"");
+    assert_snapshot!(stream(&server, json!({"max_tokens": 2})).await, @r#"
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"content":"Th"},"logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"content":"e"},"logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}]}
+
+    data: [DONE]
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_usage() {
     let server = Server::new().await;
     let more = json!({"max_tokens": 1, "stream_options": {"include_usage": true}});
-    assert_snapshot!(stream(&server, more).await, @"");
+    assert_snapshot!(stream(&server, more).await, @r#"
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"content":"Th"},"logprobs":null,"finish_reason":null}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}],"usage":null}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[],"usage":{"prompt_tokens":23,"completion_tokens":1,"total_tokens":24}}
+
+    data: [DONE]
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,14 +76,26 @@ async fn with_log_probabilities() {
     .await;
     // The two tokens of one character are reported with the text that the second completes.
     let more = json!({"logprobs": true, "top_logprobs": 1});
-    assert_snapshot!(stream(&server, more).await, @"");
+    assert_snapshot!(stream(&server, more).await, @r#"
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"content":"é"},"logprobs":{"content":[{"token":"�","logprob":-0.1,"bytes":[195],"top_logprobs":[{"token":"�","logprob":-0.1,"bytes":[195]}]},{"token":"�","logprob":-0.6,"bytes":[169],"top_logprobs":[{"token":"�","logprob":-0.6,"bytes":[169]}]}],"refusal":null},"finish_reason":null}]}
+
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}
+
+    data: [DONE]
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_after_the_first_byte_is_an_event() {
     let server = Server::new().await;
     server.engine.fail_next_generation(EngineError::Internal("secret detail".to_owned()));
-    assert_snapshot!(stream(&server, json!({})).await, @"");
+    assert_snapshot!(stream(&server, json!({})).await, @r#"
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
+
+    data: {"error":{"message":"something failed inside the server; its log says what","type":"server_error","param":null,"code":"internal_error"}}
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
