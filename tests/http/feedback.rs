@@ -103,3 +103,20 @@ async fn malformed() {
     }
     assert_eq!(server.store.stats().unwrap().feedback, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graders_part_is_not_a_clients() {
+    let route = "[[route]]\nname = \"sums\"\n\
+        [[route.reward]]\nname = \"answer\"\nkind = \"numeric_match\"\n\
+        [[route.reward]]\nname = \"thumbs\"\nkind = \"feedback\"\n";
+    let routes = hone::config::parse(route).unwrap().routes;
+    let server = Server::with(|s| s.routes = routes).await;
+    let id = completion(&server).await;
+    let body = |name: &str| json!({"completion_id": id, "name": name, "value": 1});
+    let (status, answer) = server.post("/v1/feedback", &body("answer")).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("name")), "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("\"answer\"") && message.contains("\"sums\""), "{message}");
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
+    assert_eq!(server.post("/v1/feedback", &body("thumbs")).await.0, 200);
+}
