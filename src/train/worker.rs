@@ -62,6 +62,15 @@ impl Worker {
             return Ok(Self { handle: TrainHandle::disabled(metrics), thread: None });
         }
         let board = Board::new(TrainState::Waiting, metrics);
+        // What is true already while the worker's thread still loads the model.
+        let last = parts.store.last_step().map_err(|e| TrainError::Failed(e.to_string()))?;
+        board.update(|status| {
+            status.policy_version = parts.policies.active().0;
+            if let Some(last) = last {
+                status.step = last.step;
+                status.metrics = last.metrics;
+            }
+        });
         let (sender, commands) = channel();
         let handle = TrainHandle::new(board.clone(), Some(sender.clone()));
         let mut ready = parts.store.watch_ready();

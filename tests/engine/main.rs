@@ -25,6 +25,11 @@ fn ids(completion: &Completion) -> Vec<TokenId> {
 }
 
 #[derive(Deserialize)]
+struct References {
+    cases: Vec<Reference>,
+}
+
+#[derive(Deserialize)]
 struct Reference {
     messages: Vec<Message>,
     prompt_ids: Vec<TokenId>,
@@ -35,9 +40,9 @@ struct Reference {
 async fn greedy_ids_equal_those_of_transformers() {
     let fixture = start(1, 8).await;
     let text = std::fs::read_to_string(here("tests/reference/embedded_greedy.json")).unwrap();
-    let references: Vec<Reference> = serde_json::from_str(&text).unwrap();
-    assert!(references.len() > 3);
-    for reference in references {
+    let references: References = serde_json::from_str(&text).unwrap();
+    assert!(references.cases.len() > 3);
+    for reference in references.cases {
         let prompt_ids = fixture.engine.codec().prompt(&reference.messages).unwrap();
         assert_eq!(prompt_ids, reference.prompt_ids);
         let mut request = fixture.request("", 0, Priority::Live);
@@ -200,7 +205,7 @@ async fn versions_come_and_go_without_a_trace() {
     println!("activated in {:?}", fixture.engine.activate().await.unwrap());
     let tuned = fixture.run(request()).await.unwrap();
     assert_eq!(tuned.version, PolicyVersion(1));
-    assert_ne!(ids(&tuned), ids(&base));
+    assert_ne!(tuned.tokens, base.tokens);
     // Now the same probe runs on the active colour.
     assert_eq!(fixture.engine.probe(&request().prompt_ids, &greedy).await.unwrap(), probe);
 
@@ -208,7 +213,7 @@ async fn versions_come_and_go_without_a_trace() {
     fixture.publish(0, None).await;
     assert_eq!(fixture.run(request()).await.unwrap(), base);
     fixture.publish(2, Some(&adapter)).await;
-    assert_eq!(ids(&fixture.run(request()).await.unwrap()), ids(&tuned));
+    assert_eq!(fixture.run(request()).await.unwrap().tokens, tuned.tokens);
     fixture.publish(3, None).await;
     let again = fixture.run(request()).await.unwrap();
     assert_eq!(again.version, PolicyVersion(3));
@@ -223,7 +228,7 @@ async fn an_adapter_that_does_not_fit_changes_nothing() {
     for (seed, from, to, says) in [
         (1, "q_proj", "query", "belongs to no module"),
         (2, "layers.0.", "layers.99.", "belongs to no module"),
-        (3, "self_attn.k_proj.lora_B", "self_attn.k_proj.lora_C", "but no"),
+        (3, "self_attn.k_proj.lora_B", "self_attn.k_proj.lora_C", "is not the name"),
         (4, "down_proj", "up_proj", "shape"),
     ] {
         let adapter = fixture.adapter(seed, |name| name.replacen(from, to, 1));
