@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use hone::cli::{Cli, Command, DbCommand, DemoArgs, RewardsCommand, ServeArgs};
 use hone::config::{self, Config};
-use hone::demo::{self, Daemon};
+use hone::demo::{self, Daemon, DemoError};
 use hone::{app, store, telemetry};
 
 /// Wrong usage or configuration.
@@ -65,6 +65,10 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     if let Some(bind) = args.bind {
         config.server.bind = bind;
     }
+    if let Err(error) = config::validate(&config) {
+        complain(&format!("error: {error}"));
+        return Ok(ExitCode::from(USAGE));
+    }
     telemetry::init(&config.log);
     runtime()?.block_on(async {
         let running = app::start(config).await?;
@@ -82,7 +86,13 @@ fn run_demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
         Ok(Daemon::new(running.addr, || running.shutdown()))
     };
     let mut out = std::io::stdout();
-    let outcome = runtime()?.block_on(demo::run(args.into(), start, &mut out))?;
+    let outcome = match runtime()?.block_on(demo::run(args.into(), start, &mut out)) {
+        Err(error @ (DemoError::Options(_) | DemoError::Data { .. })) => {
+            complain(&format!("error: {error}"));
+            return Ok(ExitCode::from(USAGE));
+        }
+        outcome => outcome?,
+    };
     Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

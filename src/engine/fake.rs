@@ -1,7 +1,7 @@
 //! An engine without a model, for tests of everything that uses one.
 //!
 //! Slots, queue, preemption, versions, stop strings, limits and cancellation are the real ones
-//! ([`Admission`], [`Run`]); only the tokens come from a script instead of a model. Compiled always
+//! (`Admission`, `Run`); only the tokens come from a script instead of a model. Compiled always
 //! so that integration tests can use it; the daemon never does.
 
 use std::path::{Path, PathBuf};

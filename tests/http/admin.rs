@@ -79,6 +79,10 @@ async fn probes_and_metrics() {
     let response = server.client.get(server.url("/metrics")).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     assert!(response.text().await.unwrap().contains("hone_build_info{version="));
+    server.ready.store(false, std::sync::atomic::Ordering::SeqCst);
+    let (status, answer) = server.get("/readyz").await;
+    assert_eq!((status, &answer["error"]["type"]), (503, &json!("server_error")), "{answer}");
+    assert_eq!(server.get("/livez").await.0, 200);
     // A request that runs on keeps the server up while it says that it is not ready any more.
     let held = Server::with(|s| s.fake.delay = std::time::Duration::from_millis(200)).await;
     drop(std::mem::replace(&mut server, held));

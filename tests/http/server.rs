@@ -139,6 +139,7 @@ pub struct Server {
     pub metrics: Arc<Metrics>,
     pub offers: Arc<Offers>,
     pub trainer: Arc<FakeTrainer>,
+    pub ready: Arc<AtomicBool>,
     pub stop: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<std::io::Result<()>>,
     _dir: tempfile::TempDir,
@@ -164,6 +165,7 @@ impl Server {
         let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
         let engine = FakeEngine::new(Arc::new(codec), setup.fake, metrics.clone());
         let (offers, trainer) = (Arc::new(Offers::default()), Arc::new(FakeTrainer::default()));
+        let ready = Arc::new(AtomicBool::new(true));
         let state = AppState {
             engine: engine.clone(),
             store: store.clone(),
@@ -173,7 +175,7 @@ impl Server {
             train: trainer.clone(),
             metrics: metrics.clone(),
             config: Arc::new(setup.server),
-            ready: Arc::new(AtomicBool::new(true)),
+            ready: ready.clone(),
             started: 1_700_000_000_000,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -191,6 +193,7 @@ impl Server {
             metrics,
             offers,
             trainer,
+            ready,
             stop: Some(stop),
             task,
             _dir: dir,
