@@ -25,88 +25,129 @@ use crate::types::{Message, Role};
 /// The ledger's file in the data directory.
 pub const LEDGER: &str = "ledger.redb";
 
+/// The loop without its HTTP surface: everything that serves, samples, scores and trains.
+pub struct Core {
+    /// Generates tokens.
+    pub engine: Arc<dyn Engine>,
+    /// The ledger.
+    pub store: Store,
+    /// Rewards.
+    pub routes: Arc<Routes>,
+    /// Versions.
+    pub policies: Arc<Policies>,
+    /// Groups.
+    pub rollout: Rollout,
+    /// Figures.
+    pub metrics: Arc<Metrics>,
+    trainer: train::Worker,
+}
+
+impl Core {
+    /// Builds and joins the parts that the configuration asks for.
+    ///
+    /// # Errors
+    /// If the data directory is in use or the model cannot be served: the message says which and
+    /// why.
+    pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        let metrics = Arc::new(Metrics::new()?);
+        let data = config.data.dir.clone();
+        std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
+        let data = data.canonicalize()?;
+        let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
+        let routes = Arc::new(Routes::new(&config.routes)?);
+
+        let (dir, engine) = load_engine(config, &data, metrics.clone()).await?;
+        let probe = engine
+            .codec()
+            .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
+        let policies = Arc::new(
+            Policies::restore(
+                engine.clone(),
+                store.clone(),
+                config.policy.clone(),
+                metrics.clone(),
+                &data,
+                probe,
+            )
+            .await?,
+        );
+        let engine: Arc<dyn Engine> = engine;
+        let rollout = Rollout::start_seeded(
+            &config.rollout,
+            config.train.seed,
+            engine.clone(),
+            store.clone(),
+            routes.clone(),
+            metrics.clone(),
+        )?;
+        let trainer = train::Worker::start(train::Parts {
+            config: config.train.clone(),
+            publish_every: config.policy.publish_every,
+            max_completion_tokens: config.rollout.max_tokens as usize,
+            model: dir,
+            model_name: engine.info().name.clone(),
+            checkpoints: data.join("checkpoints"),
+            store: store.clone(),
+            routes: routes.clone(),
+            policies: policies.clone(),
+            metrics: metrics.clone(),
+        })?;
+        Ok(Self { engine, store, routes, policies, rollout, metrics, trainer })
+    }
+
+    /// The trainer's status and commands.
+    pub fn trainer(&self) -> TrainHandle {
+        self.trainer.handle()
+    }
+
+    /// Takes the parts apart, in an order in which nothing that was acknowledged is lost.
+    ///
+    /// # Errors
+    /// If the ledger cannot be closed.
+    pub async fn shutdown(self) -> anyhow::Result<()> {
+        tracing::info!("shutdown 2/4: rollout stops");
+        self.rollout.stop().await;
+        tracing::info!("shutdown 3/4: trainer finishes its step");
+        self.trainer.stop(Duration::from_secs(30)).await;
+        tracing::info!("shutdown 4/4: ledger commits and closes");
+        Ok(self.store.close().await?)
+    }
+}
+
 /// A daemon that is up.
 pub struct Running {
     /// Where it listens.
     pub addr: SocketAddr,
-    /// Its metrics.
-    pub metrics: Arc<Metrics>,
     stop: watch::Sender<bool>,
     server: JoinHandle<std::io::Result<()>>,
-    rollout: Rollout,
-    trainer: train::Worker,
-    store: Store,
+    core: Core,
 }
 
 /// Starts everything that the configuration asks for and returns once requests are answered.
 ///
 /// # Errors
-/// If the address is taken, the data directory is in use, or the model cannot be served: the
-/// message says which and why.
+/// If the address is taken, and as for [`Core::start`].
 pub async fn start(config: Config) -> anyhow::Result<Running> {
-    let metrics = Arc::new(Metrics::new()?);
     let listener = TcpListener::bind(config.server.bind)
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
     let addr = listener.local_addr()?;
-
-    let data = config.data.dir.clone();
-    std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
-    let data = data.canonicalize()?;
-    let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
-    let routes = Arc::new(Routes::new(&config.routes)?);
-
-    let (dir, engine) = load_engine(&config, &data, metrics.clone()).await?;
-    let probe = engine
-        .codec()
-        .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
-    let policies = Arc::new(
-        Policies::restore(
-            engine.clone(),
-            store.clone(),
-            config.policy.clone(),
-            metrics.clone(),
-            &data,
-            probe,
-        )
-        .await?,
-    );
-    let engine: Arc<dyn Engine> = engine;
-    let rollout = Rollout::start_seeded(
-        &config.rollout,
-        config.train.seed,
-        engine.clone(),
-        store.clone(),
-        routes.clone(),
-        metrics.clone(),
-    )?;
-    let trainer = train::Worker::start(train::Parts {
-        config: config.train.clone(),
-        publish_every: config.policy.publish_every,
-        max_completion_tokens: config.rollout.max_tokens as usize,
-        model: dir,
-        model_name: engine.info().name.clone(),
-        checkpoints: data.join("checkpoints"),
-        store: store.clone(),
-        routes: routes.clone(),
-        policies: policies.clone(),
-        metrics: metrics.clone(),
-    })?;
-
+    let core = Core::start(&config).await?;
     let (stop, stopped) = watch::channel(false);
     let state = AppState::new(
-        engine,
-        store.clone(),
-        routes,
-        rollout.clone(),
-        policies,
-        trainer.handle(),
-        metrics.clone(),
+        core.engine.clone(),
+        core.store.clone(),
+        core.routes.clone(),
+        core.rollout.clone(),
+        core.policies.clone(),
+        core.trainer(),
+        core.metrics.clone(),
         config.server.clone(),
     );
     let server = tokio::spawn(http::serve(listener, state, wait_for(stopped)));
-    tracing::info!(%addr, model = %config.model.path, data = %data.display(), "ready");
-    Ok(Running { addr, metrics, stop, server, rollout, trainer, store })
+    let data = config.data.dir.display();
+    tracing::info!(%addr, model = %config.model.path, %data, "ready");
+    Ok(Running { addr, stop, server, core })
 }
 
 /// Finds or unpacks the model and loads it into the engine, off the async threads.
@@ -176,13 +217,8 @@ async fn wait_for(mut stopped: watch::Receiver<bool>) {
 }
 
 impl Running {
-    /// The trainer's status and commands.
-    pub fn trainer(&self) -> TrainHandle {
-        self.trainer.handle()
-    }
-
     /// Takes the daemon apart: nothing that was acknowledged is lost, running requests finish
-    /// within `grace`.
+    /// within `server.shutdown_grace_seconds`.
     ///
     /// # Errors
     /// If the ledger cannot be closed or the server failed; the later phases run all the same.
@@ -190,15 +226,9 @@ impl Running {
         tracing::info!("shutdown 1/4: no new requests, running ones finish");
         self.stop.send_replace(true);
         let served = self.server.await;
-        tracing::info!("shutdown 2/4: rollout stops");
-        self.rollout.stop().await;
-        tracing::info!("shutdown 3/4: trainer finishes its step");
-        self.trainer.stop(Duration::from_secs(30)).await;
-        tracing::info!("shutdown 4/4: ledger commits and closes");
-        let closed = self.store.close().await;
+        let closed = self.core.shutdown().await;
         served??;
-        closed?;
-        Ok(())
+        closed
     }
 }
 
