@@ -119,21 +119,25 @@ fn check(config: &PeftConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// The modules that the tensors' names mean, each with both its tensors.
+/// The modules that the tensors' names mean, each with both its tensors. Strange names are told
+/// before missing ones, and both in the order of names.
 fn modules(tensors: &HashMap<String, Tensor>) -> Result<BTreeSet<String>, String> {
+    let names: BTreeSet<&String> = tensors.keys().collect();
     let mut modules = BTreeSet::new();
-    for name in tensors.keys() {
+    for name in &names {
         let module = name.strip_prefix(PREFIX).and_then(|rest| {
             rest.strip_suffix(".lora_A.weight").or_else(|| rest.strip_suffix(".lora_B.weight"))
         });
         let module = module.ok_or_else(|| format!("{name:?} is not the name of a LoRA tensor"))?;
-        for half in ["lora_A", "lora_B"] {
-            let other = format!("{PREFIX}{module}.{half}.weight");
-            if !tensors.contains_key(&other) {
-                return Err(format!("there is {name:?} but no {other:?}"));
+        modules.insert(module.to_owned());
+    }
+    for module in &modules {
+        let [a, b] = ["lora_A", "lora_B"].map(|half| format!("{PREFIX}{module}.{half}.weight"));
+        for (one, other) in [(&a, &b), (&b, &a)] {
+            if !names.contains(other) {
+                return Err(format!("there is {one:?} but no {other:?}"));
             }
         }
-        modules.insert(module.to_owned());
     }
     if modules.is_empty() { Err("there is no tensor in it".to_owned()) } else { Ok(modules) }
 }
