@@ -8,6 +8,9 @@
 //! Qwen2 decoder that adds small numbers and a byte-level BPE tokenizer for it, trained here with
 //! hone's own differentiable decoder.
 //!
+//! Processors round differently, so another machine's weights differ from the committed ones in
+//! their digits; what both must be like is in `tests/embedded_model.rs`.
+//!
 //! The model is meant to leave something to learn. It is first taught to add, and then shown its
 //! task with controlled noise: wrong sums, remarks before or after the answer, missing tags. Cross
 //! entropy makes it as unsure and untidy when sampled as `lessons::NOISE` says, while the right and
