@@ -47,13 +47,12 @@ pub(super) async fn validate(
 
 fn known<'a>(body: &'a Map<String, Value>, names: &[&str]) -> Result<Fields<'a>, ApiError> {
     let fields = Fields::new(body);
-    match fields.names().find(|name| !names.contains(name)) {
-        Some(name) => {
-            let message = format!("{name} is not a field: the fields are {}", names.join(", "));
-            Err(ApiError::unsupported(name, message))
-        }
-        None => Ok(fields),
+    let strange = fields.names().find(|name| !names.contains(name));
+    if let Some(name) = strange {
+        let message = format!("{name} is not a field: the fields are {}", names.join(", "));
+        return Err(ApiError::unsupported(name, message));
     }
+    Ok(fields)
 }
 
 fn read(state: &AppState, fields: &Fields<'_>) -> Result<Grader, ApiError> {
