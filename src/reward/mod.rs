@@ -15,6 +15,8 @@ use crate::telemetry::Metrics;
 use crate::types::{Message, TokenId};
 
 pub mod builtin;
+pub mod grader;
+pub mod text;
 mod registry;
 
 pub use builtin::{BuiltinKind, builtin_kinds};
