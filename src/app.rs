@@ -49,6 +49,14 @@ impl Core {
     /// If the data directory is in use or the model cannot be served: the message says which and
     /// why.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        Self::start_until(config, None).await
+    }
+
+    /// [`Self::start`] with a trainer that takes no step beyond `until` before it is told so.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub async fn start_until(config: &Config, until: Option<u64>) -> anyhow::Result<Self> {
         let metrics = Arc::new(Metrics::new()?);
         let data = config.data.dir.clone();
         std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
@@ -83,6 +91,8 @@ impl Core {
         let trainer = train::Worker::start(train::Parts {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
+            until,
+            peak_rates: Vec::new(),
             max_completion_tokens: config.rollout.max_tokens as usize,
             model: dir,
             model_name: engine.info().name.clone(),

@@ -7,7 +7,7 @@ use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::reward::Routes;
 use crate::store::{Op, Store, StoreError};
 use crate::types::{
-    Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis,
+    FinishReason, Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis,
 };
 
 /// One trainable completion with the reward parts it is trained on.
@@ -101,6 +101,13 @@ impl Batch {
         let behind: Vec<u64> =
             self.members().map(|(_, m)| active.0.saturating_sub(m.sample.version.0)).collect();
         behind.iter().sum::<u64>() as f64 / behind.len().max(1) as f64
+    }
+
+    /// Share of the completions that ended at their token limit.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub(super) fn truncated_ratio(&self) -> f64 {
+        let cut = self.members().filter(|(_, m)| m.sample.finish == FinishReason::Length).count();
+        cut as f64 / self.members().count().max(1) as f64
     }
 
     /// When the feedback that this batch trains on arrived.

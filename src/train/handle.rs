@@ -102,12 +102,41 @@ pub(super) enum Command {
     Pause,
     /// Go on.
     Resume,
+    /// Take no step beyond this one by yourself; `None` lifts the bound.
+    Until(Option<u64>),
     /// Take one step now.
     Step(oneshot::Sender<Result<TrainStatus, TrainError>>),
     /// Something that may matter has changed.
     Wake,
     /// End after the step in hand.
     Stop,
+}
+
+/// What keeps the worker from stepping by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hold {
+    /// Paused by hand.
+    pub(super) paused: bool,
+    /// Takes no step beyond this one.
+    pub(super) until: Option<u64>,
+}
+
+impl Hold {
+    /// Follows a command that is about holding; gives any other one back.
+    pub(super) fn follow(&mut self, command: Command) -> Option<Command> {
+        match command {
+            Command::Pause => self.paused = true,
+            Command::Resume => self.paused = false,
+            Command::Until(step) => self.until = step,
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Whether `step` steps are enough for now.
+    pub(super) fn holds(&self, step: u64) -> bool {
+        self.paused || self.until.is_some_and(|until| step >= until)
+    }
 }
 
 /// The status, shared between the worker and its handles.
@@ -186,6 +215,15 @@ impl TrainHandle {
     /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn resume(&self) -> Result<(), TrainError> {
         self.send(Command::Resume)
+    }
+
+    /// Pauses once this many steps are taken in all, counted from the first run's beginning; `None`
+    /// lifts the bound.
+    ///
+    /// # Errors
+    /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
+    pub fn until(&self, step: Option<u64>) -> Result<(), TrainError> {
+        self.send(Command::Until(step))
     }
 
     /// Takes one step now on whatever is ready, even when paused; the status after it.

@@ -99,6 +99,11 @@ impl Learner {
         self.steps
     }
 
+    /// Sets what the schedule rises to and falls from: a curriculum's stages differ in it.
+    pub fn set_peak_rate(&mut self, rate: f64) {
+        self.config.learning_rate = rate;
+    }
+
     /// One optimiser step (`train.num_iterations` updates) on `samples`. `current_version` is the
     /// version whose weights are the learner's own now; give a version that no sample has where the
     /// learner has moved on since the last published one. `max_completion_tokens` is the divisor of

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::gather::{self, Batch};
-use super::handle::{Board, Command, TrainError, TrainState, TrainStatus};
+use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
 use super::progress::Progress;
 use super::worker::Parts;
 use super::{LearnError, Learner, checkpoint, observe};
@@ -123,23 +123,20 @@ impl<'a> Trainer<'a> {
     }
 
     /// The loop: commands first, then rollbacks, then steps.
-    pub(super) fn run(&mut self, commands: &Receiver<Command>, paused: &mut bool) -> Outcome<()> {
+    pub(super) fn run(&mut self, commands: &Receiver<Command>, hold: &mut Hold) -> Outcome<()> {
         let mut idle = false;
         loop {
             let wait = if idle { TICK } else { Duration::ZERO };
-            match commands.recv_timeout(wait) {
-                Ok(Command::Pause) => *paused = true,
-                Ok(Command::Resume) => *paused = false,
-                Ok(Command::Step(reply)) => self.step_now(reply)?,
-                Ok(Command::Wake) => {}
-                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => {}
+            match commands.recv_timeout(wait).map(|command| hold.follow(command)) {
+                Ok(Some(Command::Step(reply))) => self.step_now(reply)?,
+                Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
             }
             self.follow_rollback()?;
             let max_steps = self.parts.config.max_steps;
             let state = if max_steps > 0 && self.learner.step_count() >= max_steps {
                 TrainState::Finished
-            } else if *paused {
+            } else if hold.holds(self.learner.step_count()) {
                 TrainState::Paused
             } else {
                 TrainState::Waiting
@@ -204,6 +201,9 @@ impl<'a> Trainer<'a> {
         // No sample has this version: after a step that was not published the weights are nobody's.
         let current = self.progress.current_version().map_or(u64::MAX, |v| v.0);
         let limit = self.parts.max_completion_tokens;
+        let next = self.learner.step_count() + 1;
+        let rate = self.parts.peak_rates.iter().rev().find(|(first, _)| *first <= next);
+        self.learner.set_peak_rate(rate.map_or(self.parts.config.learning_rate, |(_, r)| *r));
         let (learner, pool) = (&mut self.learner, self.pool);
         let stats = match pool.install(|| learner.step(&samples, current, limit)) {
             Ok(stats) => stats,
@@ -234,6 +234,8 @@ impl<'a> Trainer<'a> {
         }
         metrics
             .insert("staleness_versions".to_owned(), batch.staleness(self.parts.policies.active()));
+        metrics.insert("truncated_ratio".to_owned(), batch.truncated_ratio());
+        metrics.extend(advantages.part_figures());
         metrics.insert("step_seconds".to_owned(), started.elapsed().as_secs_f64());
         let record = StepRecord {
             step: self.learner.step_count(),

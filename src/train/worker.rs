@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use super::handle::{Board, Command, TrainError, TrainHandle, TrainState};
+use super::handle::{Board, Command, Hold, TrainError, TrainHandle, TrainState};
 use super::trainer::Trainer;
 use crate::config::TrainConfig;
 use crate::engine::ModelDir;
@@ -27,6 +27,11 @@ pub struct Parts {
     pub config: TrainConfig,
     /// Optimiser steps between versions.
     pub publish_every: u64,
+    /// Takes no step beyond this one until [`TrainHandle::until`] says otherwise.
+    pub until: Option<u64>,
+    /// Peak learning rates of a curriculum: `(first step from 1, rate)`, in order. Before the first
+    /// of them, and without any, the configuration's holds.
+    pub peak_rates: Vec<(u64, f64)>,
     /// Token limit of completions, for the `dr_grpo` normaliser.
     pub max_completion_tokens: usize,
     /// The base model.
@@ -147,12 +152,12 @@ fn supervise(
     pool: &rayon::ThreadPool,
 ) {
     let mut backoff = Duration::from_secs(1);
-    let mut paused = false;
+    let mut hold = Hold { until: parts.until, ..Hold::default() };
     loop {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             Trainer::restore(parts, board, runtime, pool)
-                .and_then(|mut trainer| trainer.run(commands, &mut paused))
+                .and_then(|mut trainer| trainer.run(commands, &mut hold))
         }));
         let error = match outcome {
             Ok(Ok(())) => return,
@@ -173,7 +178,7 @@ fn supervise(
         });
         board.state(TrainState::Failed);
         parts.metrics.train_restarts.inc();
-        if !wait_out(commands, backoff, &mut paused, &error) {
+        if !wait_out(commands, backoff, &mut hold, &error) {
             return;
         }
         backoff = (backoff * 2).min(MAX_BACKOFF);
@@ -184,20 +189,19 @@ fn supervise(
 fn wait_out(
     commands: &Receiver<Command>,
     backoff: Duration,
-    paused: &mut bool,
+    hold: &mut Hold,
     error: &str,
 ) -> bool {
     let until = Instant::now() + backoff;
     loop {
-        match commands.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Command::Pause) => *paused = true,
-            Ok(Command::Resume) => *paused = false,
-            Ok(Command::Step(reply)) => {
+        let command = commands.recv_timeout(until.saturating_duration_since(Instant::now()));
+        match command.map(|command| hold.follow(command)) {
+            Ok(Some(Command::Step(reply))) => {
                 // A caller that has gone away needs no answer.
                 let _gone = reply.send(Err(TrainError::Failed(error.to_owned())));
             }
-            Ok(Command::Wake) => {}
-            Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => return true,
         }
     }

@@ -86,6 +86,8 @@ impl World {
                 ..TrainConfig::default()
             },
             publish_every: 1,
+            until: None,
+            peak_rates: Vec::new(),
             max_completion_tokens: 8,
             model: ModelDir::open(Path::new(fixture)).unwrap(),
             model_name: "tiny".to_owned(),
@@ -221,6 +223,13 @@ async fn a_paused_trainer_steps_only_when_told() {
     world.group(6, 1).await;
     handle.resume().unwrap();
     world.version(2).await;
+    // A bound holds it back in the same way.
+    handle.until(Some(2)).unwrap();
+    let waiting = [world.group(4, 2).await, world.group(6, 2).await];
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(waiting.map(|id| world.state(id)), [GroupState::Ready, GroupState::Ready]);
+    handle.until(None).unwrap();
+    world.version(3).await;
     world.stop().await;
 }
 

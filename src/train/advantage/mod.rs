@@ -102,6 +102,18 @@ pub struct Advantages {
     pub part_means: BTreeMap<(String, String), f64>,
 }
 
+impl Advantages {
+    /// [`Self::part_means`] under `part/NAME`, or `part/ROUTE/NAME` where several routes of the step
+    /// have a part of that name.
+    pub fn part_figures(&self) -> impl Iterator<Item = (String, f64)> {
+        self.part_means.iter().map(|((route, part), mean)| {
+            let alone = self.part_means.keys().filter(|(_, other)| other == part).count() == 1;
+            let name = if alone { format!("part/{part}") } else { format!("part/{route}/{part}") };
+            (name, *mean)
+        })
+    }
+}
+
 /// The running baselines of every part of every route.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Baselines {
