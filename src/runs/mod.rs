@@ -7,7 +7,7 @@ pub mod early_stop;
 pub mod jsonl;
 pub mod names;
 pub mod progress;
-// pub mod report;
+pub mod report;
 pub mod stats;
 pub mod table;
 pub mod tensorboard;

@@ -36,26 +36,86 @@ fn samples() -> Vec<ScoredSample> {
 
 #[test]
 fn a_wide_table() {
-    insta::assert_snapshot!(render(&samples(), 88), @"");
+    insta::assert_snapshot!(render(&samples(), 88), @"
+    prompt               completion                              correct   format    total
+    ───────────────────  ──────────────────────────────────────  ───────  ───────  ───────
+    What is 17 + 25?     <reasoning>17 + 25 is 42, because 10 +     1.00     0.50     2.50
+                         20 is 30 and 7 + 5 is
+                         12</reasoning>⏎<answer>42</answer>
+    何ですか、この長い   ␛[31mred␇                                     –     0.00     0.00
+    質問は？
+    Empty?                                                          0.00        –        –
+    ");
 }
 
 #[test]
 fn narrow_terminals_get_blocks() {
-    insta::assert_snapshot!(render(&samples(), 50), @"");
+    insta::assert_snapshot!(render(&samples(), 50), @"
+    What is 17 + 25?
+      <reasoning>17 + 25 is 42, because 10 + 20 is
+      30 and 7 + 5 is 12</reasoning>⏎<answer>42</ans
+      wer>
+      correct 1.00 · format 0.50 · total 2.50
+
+    何ですか、この長い質問は？
+      ␛[31mred␇
+      correct – · format 0.00 · total 0.00
+
+    Empty?
+      correct 0.00 · format – · total –
+    ");
 }
 
 #[test]
 fn scores_end_with_statistics() {
     let text = scores_text(&samples(), 60, 1);
     let at = text.find("  part").unwrap();
-    insta::assert_snapshot!(&text[at..], @"");
+    insta::assert_snapshot!(&text[at..], @"
+    part       mean    95 %             std     min     max  missing
+    correct    0.50    0.09    0.91    0.71    0.00    1.00        1
+    format     0.25    0.00    0.50    0.35    0.00    0.50        1
+    total      1.25    0.00    2.50    1.77    0.00    2.50        1
+    ");
     assert_eq!(scores_text(&[], 80, 1), "  no samples\n");
     assert_eq!(render(&[], 80), "");
 }
 
 #[test]
 fn scores_for_machines() {
-    insta::assert_snapshot!(scores_json(&samples()[2..], 1).unwrap(), @"");
+    insta::assert_snapshot!(scores_json(&samples()[2..], 1).unwrap(), @r#"
+    {
+      "samples": [
+        {
+          "prompt": "Empty?",
+          "completion": "",
+          "parts": {
+            "correct": 0.0
+          },
+          "total": null
+        }
+      ],
+      "parts": {
+        "correct": {
+          "estimate": {
+            "mean": 0.0,
+            "interval": null,
+            "n": 1
+          },
+          "std": null,
+          "min": 0.0,
+          "max": 0.0,
+          "missing": 0
+        }
+      },
+      "total": {
+        "estimate": null,
+        "std": null,
+        "min": null,
+        "max": null,
+        "missing": 1
+      }
+    }
+    "#);
 }
 
 #[test]
