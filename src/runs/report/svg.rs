@@ -1,10 +1,10 @@
 //! Line plots as SVG, small enough to write by hand.
 //!
 //! No font is measured: text is anchored at its start, middle or end and every place has room for
-//! the longest label. The colours are those of Okabe and Ito (2008), which people with any colour
-//! vision tell apart, in a light and a dark form; the viewer's `prefers-color-scheme` chooses, and
-//! the picture brings its own background, so that it can be read on any page. Lines differ in
-//! their dashes too.
+//! the longest label. The first three colours are those of Okabe and Ito (2008), which people with
+//! any colour vision tell apart; lines differ in their dashes too. Each colour has a light and a dark
+//! form; the viewer's `prefers-color-scheme` chooses, and the picture brings its own background, so
+//! that it can be read on any page.
 
 use std::fmt::Write as _;
 
@@ -41,7 +41,7 @@ const LEFT: f64 = 76.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 40.0;
 const PLOT: f64 = 220.0;
-const UNDER: f64 = 48.0;
+const UNDER: f64 = 56.0;
 /// Height of a row of the legend.
 const ROW: f64 = 18.0;
 /// Columns of the legend.

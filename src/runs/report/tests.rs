@@ -265,10 +265,7 @@ proptest! {
             ys.iter().enumerate().map(|(i, y)| (i as f64, *y / 1e10)).collect();
         let mut chart = chart(points, &name);
         chart.limit = limit.map(|l| (l / 1e10, name.clone()));
-        if let Some(svg) = render(&chart) {
-            if let Err(error) = well_formed(&svg) {
-                prop_assert!(false, "{error}: {svg}");
-            }
-        }
+        let checked = render(&chart).map_or(Ok(()), |svg| well_formed(&svg));
+        prop_assert_eq!(checked, Ok(()));
     }
 }

@@ -133,7 +133,7 @@ fn figures_that_are_missing_raise_nothing() {
 
 #[test]
 fn a_figure_around_its_limit_is_told_once() {
-    let wobble = |s: u64| but(s, &[("kl", if s % 2 == 0 { 0.52 } else { 0.48 })]);
+    let wobble = |s: u64| but(s, &[("kl", if s.is_multiple_of(2) { 0.52 } else { 0.48 })]);
     assert_eq!(run(&mut watch(), 1..100, wobble).len(), 1);
 }
 
