@@ -13,9 +13,10 @@
 //!
 //! Who may import whom (`tests/architecture.rs` holds this; there are no cycles): everyone may use
 //! [`types`], [`telemetry`] and [`config`]'s structs. [`engine`] and [`store`] import nothing
-//! further. [`reward`] imports store. [`rollout`] imports engine, store, reward. [`policy`] imports
-//! engine (for publishing) and store. [`train`] imports engine's model directory, store, reward's
-//! routes (for weights) and policy. [`http`] imports all of those; [`app`] and [`demo`] everything.
+//! further, nor does [`runs`]. [`reward`] imports store. [`rollout`] imports engine, store, reward.
+//! [`policy`] imports engine (for publishing) and store. [`train`] imports engine's model directory,
+//! store, reward's routes (for weights) and policy. [`http`] imports all of those but runs; [`app`]
+//! and [`demo`] everything.
 
 pub mod app;
 pub mod cli;
@@ -26,6 +27,7 @@ pub mod http;
 pub mod policy;
 pub mod reward;
 pub mod rollout;
+pub mod runs;
 pub mod store;
 pub mod telemetry;
 pub mod train;

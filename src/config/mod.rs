@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 mod describe;
 mod load;
 mod reward;
+#[cfg(test)]
+mod shipped_tests;
 mod train;
 mod validate;
 

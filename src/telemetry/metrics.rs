@@ -67,6 +67,8 @@ pub struct Metrics {
     pub train_ready_groups: IntGauge,
     pub train_skipped_steps: IntCounterVec,
     pub train_restarts: IntCounter,
+    pub train_warnings: IntCounterVec,
+    pub train_warning_active: IntGaugeVec,
 
     pub policy_version: IntGauge,
     pub policy_published: IntCounter,
@@ -291,6 +293,16 @@ impl Metrics {
             train_restarts: m.counter(
                 "hone_train_restarts_total",
                 "Times the trainer was restarted from its checkpoint.",
+            )?,
+            train_warnings: m.counters(
+                "hone_train_warnings_total",
+                "Warnings about the run raised, by kind.",
+                &["kind"],
+            )?,
+            train_warning_active: m.int_gauges(
+                "hone_train_warning_active",
+                "1 while a warning's condition lasts, else 0, by kind.",
+                &["kind"],
             )?,
             policy_version: m.int_gauge("hone_policy_version", "The version being served.")?,
             policy_published: m.counter("hone_policy_published_total", "Versions published.")?,

@@ -15,6 +15,7 @@ const RULE: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("config", &["types"]),
     ("telemetry", &["types", "config"]),
+    ("runs", &["types", "config", "telemetry"]),
     ("engine", &["types", "config", "telemetry"]),
     ("store", &["types", "config", "telemetry"]),
     ("reward", &["types", "config", "telemetry", "store"]),

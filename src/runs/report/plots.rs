@@ -1,0 +1,75 @@
+//! Which plots a report has.
+
+use std::collections::BTreeSet;
+
+use super::super::names;
+use super::RunReport;
+use super::svg::{Chart, Series, render};
+use crate::types::StepRecord;
+
+/// A plot beside the report's text.
+pub(super) struct Plot {
+    pub file: String,
+    /// What it shows, for people who cannot see it.
+    pub alt: &'static str,
+    pub svg: String,
+}
+
+/// Above this a KL is called too large (the default of `WarningConfig::max_kl`).
+const KL_LIMIT: f64 = 0.5;
+
+/// Every plot that has a point, in the order they are shown.
+pub(super) fn all(report: &RunReport) -> Vec<Plot> {
+    let steps = &report.steps;
+    let figure = |name: &'static str, label: &str| line(label, steps, |s| names::finite(s, name));
+    let plot = |file: &str, alt: &'static str, y_label: &str, series: Vec<Series>| {
+        let series: Vec<Series> = series.into_iter().filter(|s| !s.points.is_empty()).collect();
+        let tallest = series.iter().flat_map(|s| s.points.iter().map(|p| p.1)).fold(0.0, f64::max);
+        // The limit is drawn only where it does not flatten the curve.
+        let near = file == "kl" && tallest > KL_LIMIT / 2.0;
+        let limit = near.then(|| (KL_LIMIT, "too far".to_owned()));
+        let chart = Chart {
+            title: alt.to_owned(),
+            x_label: "optimiser step".to_owned(),
+            y_label: y_label.to_owned(),
+            limit,
+            series,
+        };
+        render(&chart).map(|svg| Plot { file: format!("{file}.svg"), alt, svg })
+    };
+    let mut reward = figure(names::REWARD_MEAN, "reward");
+    reward.band = steps.iter().filter_map(band).collect();
+    let held_out = Series {
+        name: "held-out reward".to_owned(),
+        points: report.held_out.iter().map(|(step, value)| (*step as f64, *value)).collect(),
+        band: Vec::new(),
+        dots: true,
+    };
+    let parts: BTreeSet<&str> = steps.iter().flat_map(names::parts).collect();
+    let parts = parts.into_iter().map(|part| line(part, steps, |s| names::part(s, part))).collect();
+    let lengths = vec![figure(names::LENGTH, "length")];
+    let clips = vec![figure(names::CLIP_LOW, "below"), figure(names::CLIP_HIGH, "above")];
+    [
+        plot("reward", "Reward, with one standard deviation within groups", "reward", vec![reward]),
+        plot("held_out", "Reward on held-out prompts", "reward", vec![held_out]),
+        plot("parts", "Parts of the reward", "mean", parts),
+        plot("kl", "KL to the reference policy", "nats a token", vec![figure(names::KL, "KL")]),
+        plot("entropy", "Entropy of the policy", "nats a token", vec![figure(names::ENTROPY, "")]),
+        plot("length", "Length of completions", "tokens", lengths),
+        plot("clipping", "Tokens whose ratio was clipped", "share", clips),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn line(name: &str, steps: &[StepRecord], value: impl Fn(&StepRecord) -> Option<f64>) -> Series {
+    let points = steps.iter().filter_map(|s| Some((s.step as f64, value(s)?))).collect();
+    Series { name: name.to_owned(), points, band: Vec::new(), dots: false }
+}
+
+fn band(step: &StepRecord) -> Option<(f64, f64, f64)> {
+    let mean = names::finite(step, names::REWARD_MEAN)?;
+    let std = names::finite(step, names::REWARD_STD)?;
+    Some((step.step as f64, mean - std, mean + std))
+}

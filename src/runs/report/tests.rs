@@ -1,0 +1,271 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::svg::{Chart, Series, render};
+use super::*;
+use crate::runs::stats::{estimate, paired_difference};
+use crate::runs::warnings::WarningKind;
+
+fn step(step: u64) -> StepRecord {
+    let x = step as f64 / 60.0;
+    let wave = (step as f64 * 1.7).sin();
+    let metrics: BTreeMap<String, f64> = [
+        ("reward_mean", 0.4 + 0.9 * x + 0.05 * wave),
+        ("reward_std", 0.4 - 0.2 * x),
+        ("kl", 0.4 * x * x),
+        ("entropy", 1.2 - 0.7 * x),
+        ("completion_length", 30.0 + 8.0 * x + wave),
+        ("clip_low", 0.01),
+        ("clip_high", 0.02 + 0.01 * x),
+        ("tokens", 2000.0),
+        ("part/correct", 0.3 + 0.5 * x),
+        ("part/format", 0.1 + 0.85 * x),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect();
+    StepRecord { step, groups: Vec::new(), metrics, created: 1_700_000_000_000 + step * 2000 }
+}
+
+fn report() -> RunReport {
+    let before: Vec<f64> = (0..40).map(|i| f64::from(i % 5 == 0)).collect();
+    let after: Vec<f64> = (0..40).map(|i| f64::from(i % 5 != 1)).collect();
+    let pairs: Vec<(f64, f64)> = before.iter().copied().zip(after.iter().copied()).collect();
+    RunReport {
+        name: "additions".to_owned(),
+        model: "hone-tiny".to_owned(),
+        started: 1_700_000_000_000,
+        ended: 1_700_000_123_000,
+        ending: Ending::Finished,
+        configuration: vec![
+            ("train.learning_rate".to_owned(), "1e-4".to_owned()),
+            ("rollout.group_size".to_owned(), "8".to_owned()),
+        ],
+        steps: (1..=60).map(step).collect(),
+        held_out: (0..=6).map(|i| (i * 10, 0.4 + 0.13 * i as f64)).collect(),
+        comparisons: vec![
+            Comparison {
+                name: "correct".to_owned(),
+                before: estimate(&before, 1),
+                after: estimate(&after, 1),
+                difference: paired_difference(&pairs, 1),
+            },
+            Comparison { name: "judge|x".to_owned(), before: None, after: None, difference: None },
+        ],
+        samples: vec![SamplePair {
+            prompt: "What is 2 + 2?".to_owned(),
+            before: Some(("five ```maybe```".to_owned(), None)),
+            after: Some(("<answer>4</answer>\n".to_owned(), Some(1.5))),
+        }],
+        warnings: vec![Warning {
+            kind: WarningKind::KlExplosion,
+            step: 12,
+            message: "KL to the reference reached 0.734 nats a token, above 0.5".to_owned(),
+            advice: WarningKind::KlExplosion.advice().to_owned(),
+        }],
+        best: Some(Best { step: 60, reward: 1.18 }),
+        best_checkpoint: Some("runs/additions/best".to_owned()),
+    }
+}
+
+#[test]
+fn the_text() {
+    insta::assert_snapshot!(report().markdown(), @r"
+    # additions
+
+    - **Model**: hone-tiny
+    - **Began**: 2023-11-14 22:13:20 UTC
+    - **Took**: 2:03 (60 steps, 120000 completion tokens)
+    - **Ending**: all steps were taken
+    - **Held-out reward**: 0.400 at first, 1.180 at the end
+    - **Best**: 1.180 at step 60, kept in runs/additions/best
+    - **Warnings**: 1, see below
+
+    ## Held-out prompts before and after
+
+    Means with 95 % confidence intervals; the difference is over the same prompts. ▲ and ▼: its interval excludes 0.
+
+    | | before | after | difference | |
+    | --- | --- | --- | --- | --- |
+    | correct | 0.200 (0.105 to 0.348) | 0.800 (0.652 to 0.895) | +0.600 (+0.450 to +0.750) | ▲ |
+    | judge\|x | – | – | – |  |
+
+    ## Warnings
+
+    | step | what | seen | advice |
+    | --- | --- | --- | --- |
+    | 12 | kl explosion | KL to the reference reached 0.734 nats a token, above 0.5 | Lower `train.learning_rate`, raise `train.beta`, or lower `train.max_grad_norm`, and go on from a checkpoint of before the rise. |
+
+    ## How it went
+
+    ![Reward, with one standard deviation within groups](reward.svg)
+
+    ![Reward on held-out prompts](held_out.svg)
+
+    ![Parts of the reward](parts.svg)
+
+    ![KL to the reference policy](kl.svg)
+
+    ![Entropy of the policy](entropy.svg)
+
+    ![Length of completions](length.svg)
+
+    ![Tokens whose ratio was clipped](clipping.svg)
+
+    ## Samples
+
+    ### 1
+
+    Prompt:
+
+    ```text
+    What is 2 + 2?
+    ```
+
+    Before, reward –:
+
+    ````text
+    five ```maybe```
+    ````
+
+    After, reward 1.50:
+
+    ```text
+    <answer>4</answer>
+
+    ```
+
+    ## Configuration
+
+    | key | value |
+    | --- | --- |
+    | train.learning\_rate | 1e-4 |
+    | rollout.group\_size | 8 |
+    ");
+}
+
+#[test]
+fn a_run_without_steps_has_a_report() {
+    let empty = RunReport {
+        steps: Vec::new(),
+        held_out: Vec::new(),
+        comparisons: Vec::new(),
+        samples: Vec::new(),
+        warnings: Vec::new(),
+        configuration: Vec::new(),
+        best: None,
+        best_checkpoint: None,
+        ending: Ending::Failed("no *disk*".to_owned()),
+        ..report()
+    };
+    assert!(empty.plots().is_empty());
+    let text = empty.markdown();
+    assert!(
+        text.contains("failed: no \\*disk\\*") && text.contains("No step was taken."),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_written_is_what_is_named() {
+    let (dir, report) = (tempfile::tempdir().unwrap(), report());
+    let folder = dir.path().join("a/b");
+    let path = report.write(&folder).unwrap();
+    let text = std::fs::read_to_string(path).unwrap();
+    let named: Vec<&str> =
+        text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert_eq!(
+        named,
+        [
+            "reward.svg",
+            "held_out.svg",
+            "parts.svg",
+            "kl.svg",
+            "entropy.svg",
+            "length.svg",
+            "clipping.svg"
+        ]
+    );
+    for name in named {
+        let svg = std::fs::read_to_string(folder.join(name)).unwrap();
+        well_formed(&svg).unwrap();
+        assert!(svg.contains("optimiser step"), "{name} has no label on its x axis");
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 8);
+    // The same report, the same bytes.
+    let again: RunReport = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+    assert_eq!(again.plots(), report.plots());
+    assert_eq!(again.markdown(), text);
+}
+
+#[test]
+#[ignore = "writes target/report for a look at it"]
+fn write_a_report_to_look_at() {
+    report().write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("target/report")).unwrap();
+}
+
+/// Tags are balanced, attributes quoted, and no number is NaN or infinite.
+fn well_formed(svg: &str) -> Result<(), String> {
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, _) = tag.split_once('>').ok_or("a tag does not end")?;
+        if tag.matches('"').count() % 2 != 0 {
+            return Err(format!("<{tag}>: an attribute is not closed"));
+        }
+        if let Some(name) = tag.strip_prefix('/') {
+            if open.pop().as_deref() != Some(name) {
+                return Err(format!("</{name}> closes nothing"));
+            }
+        } else if !tag.ends_with('/') {
+            open.push(tag.split(' ').next().unwrap_or_default().to_owned());
+        }
+    }
+    let attributes = svg.split_once("</style>").map_or(svg, |(_, rest)| rest);
+    if ["NaN", "=\"inf", ",inf", "\"-inf"].iter().any(|bad| attributes.contains(bad)) {
+        return Err("a number is not finite".to_owned());
+    }
+    if open.is_empty() { Ok(()) } else { Err(format!("not closed: {open:?}")) }
+}
+
+fn chart(points: Vec<(f64, f64)>, name: &str) -> Chart {
+    let series = Series { name: name.to_owned(), points, band: Vec::new(), dots: false };
+    Chart {
+        title: name.to_owned(),
+        x_label: "step".to_owned(),
+        y_label: "value".to_owned(),
+        limit: None,
+        series: vec![series.clone(), series],
+    }
+}
+
+#[test]
+fn ticks_are_round() {
+    let svg = render(&chart(vec![(1.0, 0.0213), (60.0, 0.1187)], "a & <b>")).unwrap();
+    for label in [">0.02<", ">0.04<", ">0.12<", ">20<", ">60<", "a &amp; &lt;b&gt;"] {
+        assert!(svg.contains(label), "{label}: {svg}");
+    }
+    assert_eq!(render(&chart(vec![(1.0, f64::NAN)], "x")), None);
+}
+
+#[test]
+fn long_lines_are_averaged() {
+    let points = (0..100_000).map(|i| (f64::from(i), f64::from(i % 7))).collect();
+    assert!(render(&chart(points, "long")).unwrap().len() < 20_000);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn any_chart_is_well_formed(
+        ys in prop::collection::vec(any::<f64>(), 0..20), name: String, limit: Option<f64>,
+    ) {
+        let points: Vec<(f64, f64)> =
+            ys.iter().enumerate().map(|(i, y)| (i as f64, *y / 1e10)).collect();
+        let mut chart = chart(points, &name);
+        chart.limit = limit.map(|l| (l / 1e10, name.clone()));
+        let checked = render(&chart).map_or(Ok(()), |svg| well_formed(&svg));
+        prop_assert_eq!(checked, Ok(()));
+    }
+}

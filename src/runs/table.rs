@@ -1,0 +1,273 @@
+//! Completions beside each part of their reward: on a terminal while a run goes on, and what `hone
+//! rewards test` prints.
+//!
+//! Completions are written by a model: control characters, which could command a terminal, are shown
+//! as pictures of themselves, and marks that reorder text are left out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::stats::{PartStats, part_stats};
+
+/// Lines of a completion that are shown.
+const LINES: usize = 6;
+/// Columns of a number.
+const NUMBER: usize = 7;
+/// The most columns of a part's name.
+const NAME: usize = 14;
+/// Below this many columns for prompt and completion each sample is a block of lines instead.
+const NARROW: usize = 40;
+/// What stands for a value that is missing.
+const MISSING: &str = "–";
+
+/// One completion and what it earned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoredSample {
+    /// What was asked, usually the last message.
+    pub prompt: String,
+    /// What the model wrote.
+    pub completion: String,
+    /// Every part by name; `None` where it could not be scored.
+    pub parts: BTreeMap<String, Option<f64>>,
+    /// The weighted sum; `None` where no part has a value.
+    pub total: Option<f64>,
+}
+
+/// A table of samples, at most `width` columns wide (as far as its numbers allow), line ends
+/// included; empty without samples.
+pub fn render(samples: &[ScoredSample], width: usize) -> String {
+    let parts = part_names(samples);
+    let columns: Vec<(&str, usize)> = parts
+        .iter()
+        .map(|name| (*name, name.width().clamp(NUMBER, NAME)))
+        .chain([("total", NUMBER)])
+        .collect();
+    let numbers: usize = columns.iter().map(|(_, w)| w + 2).sum();
+    match width.saturating_sub(numbers + 4) {
+        _ if samples.is_empty() => String::new(),
+        text if text >= NARROW => wide(samples, &columns, text),
+        _ => blocks(samples, &parts, width),
+    }
+}
+
+/// [`render`], then each part's mean, interval, deviation, range and missing values: what `hone
+/// rewards test` prints. `seed` is of the intervals' bootstrap.
+pub fn scores_text(samples: &[ScoredSample], width: usize, seed: u64) -> String {
+    let mut text = render(samples, width);
+    let stats = statistics(samples, seed);
+    let label = stats.iter().map(|(name, _)| name.width()).max().unwrap_or(0).clamp(5, 32);
+    let mut row = |name: &str, cells: [&str; 7]| {
+        let [mean, low, high, std, min, max, missing] = cells;
+        let line = format!(
+            "  {}{mean:>8}{low:>8}{high:>8}{std:>8}{min:>8}{max:>8}{missing:>9}",
+            padded(&one_line(name), label)
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    };
+    if samples.is_empty() {
+        return "  no samples\n".to_owned();
+    }
+    row("part", ["mean", "95 %", "", "std", "min", "max", "missing"]);
+    for (name, stats) in &stats {
+        let mean = stats.estimate.map(|e| e.mean);
+        let interval = stats.estimate.and_then(|e| e.interval);
+        let figures = [
+            mean,
+            interval.map(|i| i.low),
+            interval.map(|i| i.high),
+            stats.std,
+            stats.min,
+            stats.max,
+        ]
+        .map(number);
+        let [mean, low, high, std, min, max] = figures.each_ref().map(String::as_str);
+        row(name, [mean, low, high, std, min, max, &stats.missing.to_string()]);
+    }
+    text
+}
+
+/// The same for machines: `{"samples": […], "parts": {NAME: statistics}, "total": statistics}`.
+///
+/// # Errors
+/// If a value cannot be written as JSON, which does not happen with these types.
+pub fn scores_json(samples: &[ScoredSample], seed: u64) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Scores<'a> {
+        samples: &'a [ScoredSample],
+        parts: BTreeMap<&'a str, PartStats>,
+        total: PartStats,
+    }
+    let parts =
+        part_names(samples).into_iter().map(|name| (name, of_part(samples, name, seed))).collect();
+    let scores = Scores { samples, parts, total: of_total(samples, seed) };
+    serde_json::to_string_pretty(&scores).map(|text| text + "\n")
+}
+
+fn statistics(samples: &[ScoredSample], seed: u64) -> Vec<(&str, PartStats)> {
+    let parts = part_names(samples).into_iter().map(|name| (name, of_part(samples, name, seed)));
+    parts.chain([("total", of_total(samples, seed))]).collect()
+}
+
+fn of_part(samples: &[ScoredSample], name: &str, seed: u64) -> PartStats {
+    let values: Vec<Option<f64>> =
+        samples.iter().map(|s| s.parts.get(name).copied().flatten()).collect();
+    part_stats(&values, seed)
+}
+
+fn of_total(samples: &[ScoredSample], seed: u64) -> PartStats {
+    part_stats(&samples.iter().map(|s| s.total).collect::<Vec<_>>(), seed)
+}
+
+/// Every part that any sample has, in alphabetical order.
+fn part_names(samples: &[ScoredSample]) -> Vec<&str> {
+    let names = samples.iter().flat_map(|s| s.parts.keys().map(String::as_str));
+    let distinct: std::collections::BTreeSet<&str> = names.collect();
+    distinct.into_iter().collect()
+}
+
+fn wide(samples: &[ScoredSample], columns: &[(&str, usize)], text: usize) -> String {
+    let prompt = text / 3;
+    let completion = text - prompt;
+    let mut out = String::new();
+    let mut row = |first: &str, second: &str, values: &[String]| {
+        let mut line = format!("  {}  {}", padded(first, prompt), padded(second, completion));
+        for ((_, width), value) in columns.iter().zip(values) {
+            let gap = (width + 2).saturating_sub(value.width());
+            let _ = write!(line, "{}{value}", " ".repeat(gap));
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    };
+    let names: Vec<String> = columns.iter().map(|(name, w)| cut(&one_line(name), *w)).collect();
+    row("prompt", "completion", &names);
+    let rules: Vec<String> = columns.iter().map(|(_, width)| "─".repeat(*width)).collect();
+    row(&"─".repeat(prompt), &"─".repeat(completion), &rules);
+    for sample in samples {
+        let asked = wrapped(&sample.prompt, prompt, LINES);
+        let answered = wrapped(&sample.completion, completion, LINES);
+        let mut values = values(sample, columns);
+        for line in 0..asked.len().max(answered.len()).max(1) {
+            let of = |lines: &[String]| lines.get(line).cloned().unwrap_or_default();
+            row(&of(&asked), &of(&answered), &std::mem::take(&mut values));
+        }
+    }
+    out
+}
+
+fn values(sample: &ScoredSample, columns: &[(&str, usize)]) -> Vec<String> {
+    let parts = columns.len().saturating_sub(1);
+    let of_parts = columns[..parts].iter().map(|(name, _)| sample.parts.get(*name).copied());
+    of_parts.map(Option::flatten).chain([sample.total]).map(number).collect()
+}
+
+fn blocks(samples: &[ScoredSample], parts: &[&str], width: usize) -> String {
+    let mut out = String::new();
+    let inner = width.saturating_sub(4).max(16);
+    for sample in samples {
+        for line in wrapped(&sample.prompt, inner, LINES) {
+            let _ = writeln!(out, "  {line}");
+        }
+        for line in wrapped(&sample.completion, inner, LINES) {
+            let _ = writeln!(out, "    {line}");
+        }
+        let mut figures: Vec<String> = parts
+            .iter()
+            .map(|name| {
+                let value = sample.parts.get(*name).copied().flatten();
+                format!("{} {}", one_line(name), number(value))
+            })
+            .collect();
+        figures.push(format!("total {}", number(sample.total)));
+        for line in wrapped(&figures.join(" · "), inner, usize::MAX) {
+            let _ = writeln!(out, "    {line}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Two decimals, `–` where there is no value.
+pub(super) fn number(value: Option<f64>) -> String {
+    match value {
+        // No "-0.00".
+        Some(value) if value.abs() < 0.005 => "0.00".to_owned(),
+        Some(value) => format!("{value:.2}"),
+        None => MISSING.to_owned(),
+    }
+}
+
+/// One line of visible characters: line ends as `⏎`, control characters as their pictures, without
+/// marks of direction.
+pub fn one_line(text: &str) -> String {
+    text.trim().chars().filter_map(visible).collect()
+}
+
+fn visible(c: char) -> Option<char> {
+    match c {
+        '\n' => Some('⏎'),
+        '\r' => None,
+        '\t' => Some(' '),
+        '\u{0}'..='\u{1f}' => char::from_u32(0x2400 + u32::from(c)),
+        '\u{7f}' => Some('␡'),
+        '\u{80}'..='\u{9f}' => Some('\u{fffd}'),
+        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => None,
+        '\u{2028}' | '\u{2029}' => Some('⏎'),
+        _ => Some(c),
+    }
+}
+
+/// At most `width` columns, with `…` where something was cut off.
+pub fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let (head, _) = split_at_width(text, width.saturating_sub(1));
+    if width == 0 { String::new() } else { format!("{head}…") }
+}
+
+/// Lines of at most `width` columns, broken at spaces where there is one in the second half, at most
+/// `lines` of them, the last ending in `…` if there would be more.
+pub fn wrapped(text: &str, width: usize, lines: usize) -> Vec<String> {
+    let flat = one_line(text);
+    let (mut rest, mut out) = (flat.as_str(), Vec::new());
+    while !rest.is_empty() {
+        if rest.width() <= width || out.len() + 1 == lines {
+            out.push(cut(rest, width));
+            break;
+        }
+        let (head, _) = split_at_width(rest, width);
+        let next_is_space = rest[head.len()..].starts_with(' ');
+        let at = match head.rfind(' ') {
+            Some(space) if !next_is_space && head[..space].width() * 2 >= width => space,
+            _ => head.len(),
+        };
+        // A character wider than the line would otherwise never be passed.
+        let at = if at == 0 { rest.chars().next().map_or(rest.len(), char::len_utf8) } else { at };
+        out.push(rest[..at].trim_end().to_owned());
+        rest = rest[at..].trim_start();
+    }
+    out
+}
+
+/// The longest beginning of at most `width` columns, and the rest.
+fn split_at_width(text: &str, width: usize) -> (&str, &str) {
+    let mut used = 0;
+    for (at, c) in text.char_indices() {
+        used += c.width().unwrap_or(0);
+        if used > width {
+            return text.split_at(at);
+        }
+    }
+    (text, "")
+}
+
+fn padded(text: &str, width: usize) -> String {
+    let text = cut(text, width);
+    let gap = width.saturating_sub(text.width());
+    text + &" ".repeat(gap)
+}
+
+#[cfg(test)]
+mod tests;

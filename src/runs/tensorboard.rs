@@ -1,0 +1,241 @@
+//! TensorBoard event files, written by hand: scalars only.
+//!
+//! A file is a series of TFRecords: the length as a little-endian `u64`, the masked CRC-32C of those
+//! eight bytes, the bytes, and their masked CRC-32C, where `mask(c) = rotate_right(c, 15) +
+//! 0xa282ead8` modulo 2^32 (TensorFlow, `lib/io/record_writer`, `lib/hash/crc32c`). Each holds one
+//! protobuf message `Event` (TensorFlow, `event.proto`, `summary.proto`), of which these fields are
+//! written:
+//!
+//! ```text
+//! Event       1 wall_time: double (seconds)   2 step: int64   3 file_version: string
+//!             5 summary: Summary              7 session_log: SessionLog
+//! Summary     1 value: repeated Value
+//! Value       1 tag: string                   2 simple_value: float
+//! SessionLog  1 status: enum (START = 1)
+//! ```
+//!
+//! TensorBoard reads every file of a directory in the order of their names. A resumed run begins a
+//! new file with a `START` at its first step, at which TensorBoard forgets what earlier files say of
+//! that step and later ones.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::types::{StepRecord, UnixMillis};
+
+/// The file cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct TensorboardError {
+    /// The event file.
+    pub path: PathBuf,
+    /// What the file system said.
+    pub source: io::Error,
+}
+
+/// One event file.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventWriter {
+    /// Makes `events.out.tfevents.<unix seconds>.<host>` in a directory, which is made as well. The
+    /// characters of `host` that are not letters, digits, `-` or `.` become `_`. `resumed` is the
+    /// last step that a resumed run keeps.
+    ///
+    /// # Errors
+    /// If the file cannot be made or written, or exists already.
+    pub fn create(
+        dir: &Path,
+        host: &str,
+        now: UnixMillis,
+        resumed: Option<u64>,
+    ) -> Result<Self, TensorboardError> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' };
+        let host: String = host.chars().map(plain).collect();
+        let path = dir.join(format!("events.out.tfevents.{}.{host}", now / 1000));
+        let made = std::fs::create_dir_all(dir).and_then(|()| File::create_new(&path));
+        let file = made.map_err(|source| TensorboardError { path: path.clone(), source })?;
+        let mut writer = Self { path, file };
+        writer.write(&event(now, 0, |e| bytes(e, 3, b"brain.Event:2")))?;
+        if let Some(kept) = resumed {
+            let start = |e: &mut Vec<u8>| message(e, 7, |log| varint_field(log, 1, 1));
+            writer.write(&event(now, kept + 1, start))?;
+        }
+        Ok(writer)
+    }
+
+    /// Writes a step's figures as one event. A figure named `a/b` keeps its name as its tag, so that
+    /// TensorBoard groups it under `a`; any other goes under `train/`. Values become `f32`.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn scalars(&mut self, record: &StepRecord) -> Result<(), TensorboardError> {
+        let summary = |summary: &mut Vec<u8>| {
+            for (name, value) in &record.metrics {
+                let tag = if name.contains('/') { name.clone() } else { format!("train/{name}") };
+                #[expect(clippy::cast_possible_truncation, reason = "the format holds f32")]
+                let value = *value as f32;
+                message(summary, 1, |v| {
+                    bytes(v, 1, tag.as_bytes());
+                    key(v, 2, FIXED32);
+                    v.extend(value.to_le_bytes());
+                });
+            }
+        };
+        self.write(&event(record.created, record.step, |e| message(e, 5, summary)))
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn write(&mut self, data: &[u8]) -> Result<(), TensorboardError> {
+        let length = (data.len() as u64).to_le_bytes();
+        let mut record = Vec::with_capacity(data.len() + 16);
+        record.extend(length);
+        record.extend(masked_crc(&length).to_le_bytes());
+        record.extend(data);
+        record.extend(masked_crc(data).to_le_bytes());
+        let written = self.file.write_all(&record);
+        written.map_err(|source| TensorboardError { path: self.path.clone(), source })
+    }
+}
+
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+// The protobuf wire format: a key is `field << 3 | wire type`.
+const VARINT: u64 = 0;
+const FIXED64: u64 = 1;
+const LENGTH: u64 = 2;
+const FIXED32: u64 = 5;
+
+fn event(time: UnixMillis, step: u64, what: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut event = Vec::new();
+    key(&mut event, 1, FIXED64);
+    event.extend((time as f64 / 1000.0).to_le_bytes());
+    varint_field(&mut event, 2, step);
+    what(&mut event);
+    event
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
+    varint(out, field << 3 | wire);
+}
+
+fn varint_field(out: &mut Vec<u8>, field: u64, value: u64) {
+    key(out, field, VARINT);
+    varint(out, value);
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, data: &[u8]) {
+    key(out, field, LENGTH);
+    varint(out, data.len() as u64);
+    out.extend(data);
+}
+
+fn message(out: &mut Vec<u8>, field: u64, fill: impl FnOnce(&mut Vec<u8>)) {
+    let mut inner = Vec::new();
+    fill(&mut inner);
+    bytes(out, field, &inner);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
+        let metrics = figures.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+        StepRecord { step, groups: Vec::new(), metrics, created: 1_700_000_000_000 + step * 250 }
+    }
+
+    /// What the reference script reads: a run that was killed after step 300 and resumed from 200,
+    /// so that its second file takes step 300 back.
+    fn write(dir: &Path) -> [PathBuf; 2] {
+        let start = 1_700_000_000_000;
+        let mut first = EventWriter::create(dir, "a host!", start, None).unwrap();
+        first.scalars(&record(1, &[("reward_mean", 0.25), ("part/form", -1.5)])).unwrap();
+        first.scalars(&record(200, &[("reward_mean", 1e-3), ("kl", f64::INFINITY)])).unwrap();
+        first.scalars(&record(300, &[("reward_mean", 9.0)])).unwrap();
+        let mut second = EventWriter::create(dir, "a host!", start + 60_000, Some(200)).unwrap();
+        second.scalars(&record(201, &[("reward_mean", 0.75)])).unwrap();
+        [first.path, second.path]
+    }
+
+    /// TensorBoard's own reader understood exactly these bytes (`tests/reference/tensorboard_read.py`).
+    #[test]
+    fn tensorboard_reads_the_bytes() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/tensorboard_read.json");
+        let text = std::fs::read_to_string(path).unwrap();
+        let reference: Value = serde_json::from_str(&text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let files = reference["files"].as_object().unwrap();
+        for path in write(dir.path()) {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let hex: String =
+                std::fs::read(&path).unwrap().iter().map(|b| format!("{b:02x}")).collect();
+            assert_eq!(files[name], hex.as_str(), "{name}: run the script again");
+        }
+        assert_eq!(files.len(), 2);
+        let read = &reference["scalars"];
+        assert_eq!(
+            read["train/reward_mean"],
+            serde_json::json!([
+                [1, 1_700_000_000.25, 0.25],
+                [200, 1_700_000_050.0, 0.0010000000474974513],
+                [201, 1_700_000_050.25, 0.75],
+            ])
+        );
+        assert_eq!(read["part/form"], serde_json::json!([[1, 1_700_000_000.25, -1.5]]));
+        assert_eq!(read["train/kl"], serde_json::json!([[200, 1_700_000_050.0, "inf"]]));
+    }
+
+    #[test]
+    #[ignore = "writes the files that tests/reference/tensorboard_read.py reads"]
+    fn write_the_files_for_the_reference() {
+        write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tensorboard"));
+    }
+
+    #[test]
+    fn crc_of_rfc_3720_and_its_mask() {
+        assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(masked_crc(b""), 0xa282_ead8);
+    }
+
+    #[test]
+    fn a_file_is_never_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = EventWriter::create(dir.path(), "h", 5_000, None).unwrap();
+        assert_eq!(writer.path(), dir.path().join("events.out.tfevents.5.h"));
+        let error = EventWriter::create(dir.path(), "h", 5_999, None).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn varints_are_base_128() {
+        let encoded = |value| {
+            let mut out = Vec::new();
+            varint(&mut out, value);
+            out
+        };
+        assert_eq!(encoded(0), [0]);
+        assert_eq!(encoded(300), [0xac, 0x02]);
+        assert_eq!(encoded(u64::MAX).len(), 10);
+    }
+}
