@@ -57,7 +57,11 @@ pub(super) fn ordered(keys: [&str; 2], low: f64, high: f64) -> Checked {
 /// A list of `1..=most` texts, none of them blank.
 pub(super) fn texts(key: &str, list: &[String], most: usize) -> Checked {
     if let Some(i) = list.iter().position(|text| text.trim().is_empty()) {
-        return Err(Problem::value(&format!("{key}[{i}]"), format!("{:?}", list[i]), "not blank"));
+        return Err(Problem::value(
+            &format!("{key}[{i}]"),
+            format!("{:?}", list[i]),
+            "a text that is not blank",
+        ));
     }
     if (1..=most).contains(&list.len()) {
         return Ok(());

@@ -50,15 +50,20 @@ impl Ensemble {
         }
         for (i, member) in self.of.iter().enumerate() {
             let key = format!("of[{i}].");
-            if matches!(member.kind, RewardKind::Feedback(_) | RewardKind::Ensemble(_)) {
+            let refused = match member.kind {
+                RewardKind::Feedback(_) => Some("\"feedback\""),
+                RewardKind::Ensemble(_) => Some("\"ensemble\""),
+                _ => None,
+            };
+            if let Some(kind) = refused {
                 let allowed = "a kind that computes its value, and no ensemble";
-                return Err(Problem::value(&format!("{key}kind"), "of another sort", allowed));
+                return Err(Problem::value(&format!("{key}kind"), kind, allowed));
             }
             member.shape.check(&key)?;
             member
                 .kind
                 .check()
-                .map_err(|inner| Problem::new(key.clone() + &inner.key, inner.says))?;
+                .map_err(|inner| Problem::new(format!("{key}{}", inner.key), inner.says))?;
         }
         Ok(())
     }

@@ -99,7 +99,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         range: "0 to 1",
         parameters: "ideal, spread",
         typical_weight: "0.1 to 0.5",
-        example: "ideal = 100\nspread = 50",
+        example: "ideal = 20\nspread = 20",
         bounds: [0.0, 1.0],
     },
     Entry {

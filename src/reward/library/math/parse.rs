@@ -215,7 +215,8 @@ impl Parser<'_> {
         if self.word("\\frac") {
             return number.add(self.fraction()?);
         }
-        if self.chars.get(self.at).is_some_and(|c| *c == ' ')
+        // `word` has gone over the white space, without which the digits would be one number.
+        if self.at > before
             && self.peek().is_some_and(|c| c.is_ascii_digit())
             && let Some((above, true)) = self.number()
             && self.take('/')

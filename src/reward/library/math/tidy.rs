@@ -101,7 +101,7 @@ fn command<'t>(rest: &'t str, out: &mut String) -> &'t str {
     if let Some(words) = WORDS.contains(&name).then(|| group(after)).flatten() {
         let (words, after) = words;
         // Beside a value words are its unit; alone they are the answer.
-        if out.trim().is_empty() {
+        if out.chars().all(char::is_whitespace) {
             out.push_str(words);
         }
         return after;
