@@ -140,10 +140,10 @@ fn db(command: DbCommand) -> anyhow::Result<ExitCode> {
 }
 
 fn list_rewards() -> anyhow::Result<ExitCode> {
-    for kind in hone::reward::builtin_kinds() {
+    for entry in hone::reward::catalogue() {
         say(&format!(
-            "{}\n  formula     {}\n  range       {}\n  parameters  {}",
-            kind.kind, kind.formula, kind.range, kind.parameters
+            "{}\n  formula     {}\n  range       {}\n  parameters  {}\n  weight      {}",
+            entry.kind, entry.formula, entry.range, entry.parameters, entry.typical_weight
         ))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use hone::config::reward::NumericMatch;
 use hone::config::{
     Config, RewardConfig, RewardKind, environment_names, load_from, parse, validate,
 };
@@ -220,9 +221,9 @@ fn routes_are_flat_tables() {
     .unwrap();
     let [route] = &config.routes.0[..] else { panic!("{config:?}") };
     assert_eq!(route.metadata["answer"], "*");
-    let RewardConfig { name, weight, kind } = &route.rewards[0];
+    let RewardConfig { name, weight, kind, .. } = &route.rewards[0];
     assert_eq!((name.as_str(), *weight), ("right", 1.0));
-    let RewardKind::NumericMatch { reference, tolerance, extract } = kind else {
+    let RewardKind::NumericMatch(NumericMatch { reference, tolerance, extract, .. }) = kind else {
         panic!("{kind:?}")
     };
     assert_eq!((reference.as_str(), *tolerance), ("answer", 0.5));
@@ -239,8 +240,8 @@ fn reward_mistakes() {
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @r#"route[0].reward[0].tolerance is "a": it must be a number"#);
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = -1"), @"route[0].reward[0].tolerance is -1: it must be a finite number, 0 or more");
     assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: nothing is allowed there");
-    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "numeric_match", "regex", "format_strict", "format_incremental" or "length""#);
-    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "numeric_match", "regex", "format_strict", "format_incremental" or "length""#);
+    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "citations", "repetition_penalty", "forbidden_phrases", "language", "keywords" or "ensemble""#);
+    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "citations", "repetition_penalty", "forbidden_phrases", "language", "keywords" or "ensemble""#);
     assert_snapshot!(error("kind = 'feedback'"), @"route[0].reward[0].name is missing");
     assert_snapshot!(error("name = 'x'\nkind = 'regex'"), @"route[0].reward[0].pattern is missing");
     assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = 'a'"), @r#"route[0].reward[0].weight is "a": it must be a number"#);

@@ -4,26 +4,27 @@ use serde_path_to_error::{Path, Segment};
 use toml::Value;
 
 /// What is wrong with one key.
-#[derive(Debug, PartialEq)]
-pub(super) struct Problem {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
     /// Dotted, as in `train.learning_rate` or `route[0].reward[1]`.
-    pub(super) key: String,
+    pub key: String,
     /// The rest of the sentence, beginning after the key.
-    pub(super) says: String,
+    pub says: String,
 }
 
 impl Problem {
-    pub(super) fn new(key: impl Into<String>, says: impl Into<String>) -> Self {
+    /// A sentence that begins with the key; `says` brings its own space.
+    pub fn new(key: impl Into<String>, says: impl Into<String>) -> Self {
         Self { key: key.into(), says: says.into() }
     }
 
     /// `key is value: it must be allowed`.
-    pub(super) fn value(key: &str, value: impl std::fmt::Display, allowed: &str) -> Self {
+    pub fn value(key: &str, value: impl std::fmt::Display, allowed: &str) -> Self {
         Self::new(key, format!(" is {value}: it must be {allowed}"))
     }
 
     /// The sentence.
-    pub(super) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         format!("{}{}", self.key, self.says)
     }
 }

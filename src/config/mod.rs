@@ -3,7 +3,6 @@
 //! Invariant: only [`load`] reads the environment; the other modules get their own struct.
 //! `configs/default.toml` states each key, its default and a comment; a test holds them equal.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -11,13 +10,16 @@ use serde::{Deserialize, Serialize};
 
 mod describe;
 mod load;
-mod reward;
+mod range;
+pub mod reward;
 #[cfg(test)]
 mod shipped_tests;
 mod train;
 mod validate;
 
+pub use describe::Problem;
 pub use load::{environment_names, load, load_from, parse};
+pub use reward::{KINDS, Preset, RewardConfig, RewardKind, RouteConfig, RouteList};
 pub use train::{AdvantageScale, LinearKind, LoraConfig, LossKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
@@ -224,119 +226,5 @@ pub struct LogConfig {
 impl Default for LogConfig {
     fn default() -> Self {
         Self { level: "info".to_owned(), format: LogFormat::Text }
-    }
-}
-
-/// Which rewards apply to which requests.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RouteConfig {
-    /// The name in metrics and the ledger.
-    pub name: String,
-    /// The model name a request must have; any where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
-    /// `metadata` entries a request must have; `"*"` matches any value.
-    #[serde(default)]
-    pub metadata: BTreeMap<String, String>,
-    /// The parts of the reward.
-    #[serde(default, rename = "reward")]
-    pub rewards: Vec<RewardConfig>,
-}
-
-/// One named, weighted part of a route's reward; in TOML one flat table
-/// `name, kind, weight, <the kind's parameters>`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "toml::Table")]
-pub struct RewardConfig {
-    /// The part's name, unique within the route; for `feedback` the name that clients post.
-    pub name: String,
-    /// What it adds to the advantage per unit.
-    pub weight: f64,
-    /// Which function, and its parameters.
-    pub kind: RewardKind,
-}
-
-/// Every reward function with its parameters.
-///
-/// Unless said otherwise the text is the whole completion, and a missing reference makes the part
-/// missing, not zero.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum RewardKind {
-    /// What clients post to `/v1/feedback` under this part's name.
-    Feedback {},
-    /// 1 when the answer equals `metadata[reference]` (white space trimmed), else 0.
-    ExactMatch {
-        /// Metadata key of the reference.
-        #[serde(default = "answer_key")]
-        reference: String,
-        /// Whether letter case is ignored.
-        #[serde(default)]
-        ignore_case: bool,
-        /// Regex whose first group is the answer within the completion; empty takes it all.
-        #[serde(default = "answer_pattern")]
-        extract: String,
-    },
-    /// 1 when the answer is a number within `tolerance` of `metadata[reference]`, else 0.
-    NumericMatch {
-        /// Metadata key of the reference.
-        #[serde(default = "answer_key")]
-        reference: String,
-        /// Largest absolute difference.
-        #[serde(default = "tolerance")]
-        tolerance: f64,
-        /// Regex whose first group is the answer within the completion; empty takes it all.
-        #[serde(default = "answer_pattern")]
-        extract: String,
-    },
-    /// 1 when the regex matches anywhere, else 0.
-    Regex {
-        /// The pattern.
-        pattern: String,
-    },
-    /// 1 for exactly `<reasoning>…</reasoning><answer>…</answer>`, white space between, else 0.
-    FormatStrict {},
-    /// A quarter for each of the four tags that stands exactly once, less 0.001 for each
-    /// character after the last tag; never below 0.
-    FormatIncremental {},
-    /// 1 at `ideal` tokens, falling to 0 in a line at `ideal ± spread`.
-    Length {
-        /// Tokens.
-        ideal: u32,
-        /// Tokens.
-        spread: u32,
-    },
-}
-
-fn answer_key() -> String {
-    "answer".to_owned()
-}
-
-fn answer_pattern() -> String {
-    r"(?s)<answer>(.*?)</answer>".to_owned()
-}
-
-fn tolerance() -> f64 {
-    1e-6
-}
-
-/// Routes in order; the default is one that matches everything and learns from `thumbs`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RouteList(pub Vec<RouteConfig>);
-
-impl Default for RouteList {
-    fn default() -> Self {
-        Self(vec![RouteConfig {
-            name: "default".to_owned(),
-            model: None,
-            metadata: BTreeMap::new(),
-            rewards: vec![RewardConfig {
-                name: "thumbs".to_owned(),
-                weight: 1.0,
-                kind: RewardKind::Feedback {},
-            }],
-        }])
     }
 }

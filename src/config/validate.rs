@@ -1,12 +1,12 @@
 //! Ranges: every number has one, and an error names the key, the value and what is allowed.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
 
 use super::describe::Problem;
+use super::range::{Checked, above, at_least, below, between};
 use super::{
-    Config, EngineConfig, PolicyConfig, RewardConfig, RewardKind, RolloutConfig, RouteConfig,
-    ScheduleKind, ServerConfig, StoreConfig, TrainConfig,
+    Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, ScheduleKind, ServerConfig,
+    StoreConfig, TrainConfig,
 };
 
 /// One sentence with the key, the value and what is allowed.
@@ -21,8 +21,6 @@ pub struct ConfigError(pub String);
 pub fn validate(config: &Config) -> Result<(), ConfigError> {
     check(config).map_err(|problem| ConfigError(problem.sentence()))
 }
-
-type Checked = Result<(), Problem>;
 
 pub(super) fn check(config: &Config) -> Checked {
     server(&config.server)?;
@@ -54,38 +52,6 @@ fn backlog(c: &Config) -> Checked {
         wanted.div_ceil(size)
     );
     Err(Problem::value("rollout.max_ready_groups", groups, &allowed))
-}
-
-/// `low <= value <= high`; false for NaN.
-fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
-    if value >= low && value <= high {
-        return Ok(());
-    }
-    Err(Problem::value(key, &value, &format!("from {low} to {high}")))
-}
-
-/// `value >= low` and finite.
-fn at_least(key: &str, value: f64, low: f64) -> Checked {
-    if value.is_finite() && value >= low {
-        return Ok(());
-    }
-    Err(Problem::value(key, value, &format!("a finite number, {low} or more")))
-}
-
-/// `value > low` and finite.
-fn above(key: &str, value: f64, low: f64) -> Checked {
-    if value.is_finite() && value > low {
-        return Ok(());
-    }
-    Err(Problem::value(key, value, &format!("greater than {low}")))
-}
-
-/// `low <= value < high`.
-fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
-    if value >= low && value < high {
-        return Ok(());
-    }
-    Err(Problem::value(key, &value, &format!("at least {low} and less than {high}")))
 }
 
 fn server(c: &ServerConfig) -> Checked {
@@ -200,25 +166,9 @@ fn parts(route_key: &str, route: &RouteConfig) -> Checked {
             let allowed = "a name that no other part of the route has";
             return Err(Problem::value(&format!("{key}.name"), quoted(&part.name), allowed));
         }
-        reward(&key, part)?;
+        part.check().map_err(|inner| Problem::new(format!("{key}.{}", inner.key), inner.says))?;
     }
     Ok(())
-}
-
-fn reward(key: &str, part: &RewardConfig) -> Checked {
-    if !part.weight.is_finite() {
-        return Err(Problem::value(&format!("{key}.weight"), part.weight, "a finite number"));
-    }
-    match &part.kind {
-        RewardKind::NumericMatch { tolerance, .. } => {
-            at_least(&format!("{key}.tolerance"), *tolerance, 0.0)
-        }
-        RewardKind::Length { ideal, spread } => {
-            between(&format!("{key}.ideal"), *ideal, 0, 1 << 20)?;
-            between(&format!("{key}.spread"), *spread, 1, 1 << 20)
-        }
-        _ => Ok(()),
-    }
 }
 
 fn quoted(text: &str) -> String {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+use crate::config::reward::{Feedback, FormatStrict, NumericMatch};
 use crate::config::{
     Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
     RouteConfig, RouteList, ServerConfig, TrainConfig,
@@ -82,34 +83,29 @@ fn routes(mode: RewardsMode) -> RouteList {
     RouteList(vec![
         RouteConfig {
             name: "eval".to_owned(),
-            model: None,
             metadata: tagged(TASK_HELD_OUT),
-            rewards: Vec::new(),
+            ..RouteConfig::default()
         },
         RouteConfig {
             name: "addition".to_owned(),
-            model: None,
-            metadata: BTreeMap::new(),
             rewards: rewards(mode),
+            ..RouteConfig::default()
         },
     ])
 }
 
 fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
-    let part = |name: &str, weight, kind| RewardConfig { name: name.to_owned(), weight, kind };
     let mut parts = Vec::new();
     if mode.has_graders() {
-        let answer = RewardKind::NumericMatch {
-            reference: "answer".to_owned(),
-            tolerance: 1e-6,
-            extract: r"(?s)<answer>(.*?)</answer>".to_owned(),
-        };
-        parts.push(part("answer", 1.0, answer));
-        parts.push(part("format", 0.5, RewardKind::FormatStrict {}));
+        let answer = RewardKind::NumericMatch(NumericMatch::default());
+        parts.push(RewardConfig::new("answer", 1.0, answer));
+        let format = RewardKind::FormatStrict(FormatStrict::default());
+        parts.push(RewardConfig::new("format", 0.5, format));
     }
     if mode.has_thumbs() {
         let weight = if mode.has_graders() { 0.5 } else { 1.0 };
-        parts.push(part(THUMBS, weight, RewardKind::Feedback {}));
+        let thumbs = RewardKind::Feedback(Feedback::default());
+        parts.push(RewardConfig::new(THUMBS, weight, thumbs));
     }
     parts
 }

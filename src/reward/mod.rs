@@ -14,13 +14,18 @@ use async_trait::async_trait;
 use crate::telemetry::Metrics;
 use crate::types::{Message, TokenId};
 
-pub mod builtin;
+mod adaptive;
+pub mod catalogue;
 pub mod grader;
-pub mod text;
+pub mod library;
 mod registry;
+mod stats;
+pub mod text;
 
-pub use builtin::{BuiltinKind, builtin_kinds};
+pub use adaptive::{AdaptiveState, AdaptiveWeight};
+pub use catalogue::{Entry, catalogue};
 pub use registry::{Part, RewardError, Route, Routes};
+pub use stats::{PartStats, PartSummary};
 
 /// What a reward function may look at.
 #[derive(Clone, Debug)]

@@ -1,15 +1,13 @@
 //! Routes: which requests, and which parts judge their completions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures::FutureExt;
-use regex::Regex;
+use super::library::compose::guarded;
+use super::{AdaptiveWeight, RewardFn, ScoreInput};
+use crate::config::{Problem, RewardConfig, RouteConfig, RouteList};
 
-use super::builtin::{self, Each};
-use super::{RewardFn, ScoreInput};
-use crate::config::{RewardConfig, RewardKind, RouteConfig, RouteList};
+mod build;
 
 /// What is wrong with a route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,16 +24,12 @@ pub enum RewardError {
         part: String,
     },
     /// A key of a route or of one of its rewards.
-    #[error("{place}: {key} = {value} {reason}")]
+    #[error("{place}: {}", .problem.sentence())]
     Value {
         /// The route, and the part where it is about one.
         place: String,
-        /// The key.
-        key: &'static str,
-        /// What it is set to.
-        value: String,
-        /// What is wrong with that.
-        reason: String,
+        /// The key, its value and what is allowed.
+        problem: Problem,
     },
     /// A key elsewhere names a route that does not exist.
     #[error("{key} = `{route}` is not a route; routes are: {known}")]
@@ -53,8 +47,10 @@ pub enum RewardError {
 pub struct Part {
     /// The name.
     pub name: String,
-    /// The weight.
+    /// The weight, or where an adaptive one begins.
     pub weight: f64,
+    /// How the weight follows the success rate, at its beginning; `None` for one that stays.
+    pub adaptive: Option<AdaptiveWeight>,
     /// The grader; `None` for client feedback.
     pub grader: Option<Arc<dyn RewardFn>>,
 }
@@ -95,24 +91,12 @@ impl Route {
     pub async fn grade(&self, samples: &[ScoreInput]) -> Vec<(String, Vec<Option<f64>>)> {
         let graded = self.parts.iter().filter_map(|part| {
             let grader = part.grader.as_ref()?;
-            Some(async move { (part.name.clone(), self.run(&part.name, grader, samples).await) })
+            Some(async move {
+                let values = guarded(grader.as_ref(), samples, &self.name, &part.name).await;
+                (part.name.clone(), values)
+            })
         });
         futures::future::join_all(graded).await
-    }
-
-    async fn run(
-        &self,
-        part: &str,
-        grader: &Arc<dyn RewardFn>,
-        samples: &[ScoreInput],
-    ) -> Vec<Option<f64>> {
-        let scored = AssertUnwindSafe(async { grader.score(samples).await }).catch_unwind().await;
-        let mut values = scored.unwrap_or_else(|_| {
-            tracing::error!(route = self.name, part, "a grader panicked; its values are missing");
-            Vec::new()
-        });
-        values.resize(samples.len(), None);
-        values.into_iter().map(|value| value.filter(|v| v.is_finite())).collect()
     }
 }
 
@@ -146,9 +130,8 @@ impl Routes {
         let mut list = Vec::with_capacity(config.0.len());
         for route in &config.0 {
             if route.name.is_empty() {
-                let reason = "is empty; every route needs a name".to_owned();
-                let place = "route".to_owned();
-                return Err(RewardError::Value { place, key: "name", value: "``".into(), reason });
+                let problem = Problem::value("name", "\"\"", "a name");
+                return Err(RewardError::Value { place: "route".to_owned(), problem });
             }
             if !names.insert(&route.name) {
                 return Err(RewardError::DuplicateRoute(route.name.clone()));
@@ -190,108 +173,32 @@ impl Routes {
 
 fn build_route(config: &RouteConfig) -> Result<Route, RewardError> {
     let mut names = BTreeSet::new();
-    let mut parts = Vec::with_capacity(config.rewards.len());
-    for reward in &config.rewards {
-        let place = Place { route: &config.name, part: &reward.name };
-        if reward.name.is_empty() {
-            return Err(place.error("name", "``", "is empty; every part needs a name"));
-        }
-        if !names.insert(&reward.name) {
-            let (route, part) = (config.name.clone(), reward.name.clone());
-            return Err(RewardError::DuplicatePart { route, part });
-        }
-        if !reward.weight.is_finite() {
-            return Err(place.error("weight", reward.weight, "is not a finite number"));
-        }
-        let grader = place.grader(reward)?;
-        parts.push(Part { name: reward.name.clone(), weight: reward.weight, grader });
+    // Seen before the preset's are replaced, which would hide a name that stands twice.
+    if let Some(twice) = config.rewards.iter().find(|part| !names.insert(&part.name)) {
+        let (route, part) = (config.name.clone(), twice.name.clone());
+        return Err(RewardError::DuplicatePart { route, part });
     }
-    Ok(Route { name: config.name.clone(), parts })
-}
-
-/// Where a key stands, for errors.
-struct Place<'a> {
-    route: &'a str,
-    part: &'a str,
-}
-
-impl Place<'_> {
-    fn error(
-        &self,
-        key: &'static str,
-        value: impl ToString,
-        reason: impl Into<String>,
-    ) -> RewardError {
-        let place = format!("route `{}`, reward `{}`", self.route, self.part);
-        RewardError::Value { place, key, value: value.to_string(), reason: reason.into() }
-    }
-
-    fn regex(&self, key: &'static str, pattern: &str) -> Result<Regex, RewardError> {
-        Regex::new(pattern).map_err(|error| {
-            // Syntax errors are drawn over several lines; the last one says what is wrong.
-            let text = error.to_string();
-            let last = text.lines().last().unwrap_or_default().trim();
-            let what = last.strip_prefix("error: ").unwrap_or(last);
-            self.error(key, format!("`{pattern}`"), format!("is not a regular expression: {what}"))
+    let parts = config.parts();
+    let parts = parts.iter().map(|part| {
+        build_part(part).map_err(|problem| {
+            let place = format!("route `{}`, reward `{}`", config.name, part.name);
+            RewardError::Value { place, problem }
         })
-    }
-
-    fn extract(&self, pattern: &str) -> Result<Option<Regex>, RewardError> {
-        if pattern.is_empty() {
-            return Ok(None);
-        }
-        let regex = self.regex("extract", pattern)?;
-        if regex.captures_len() < 2 {
-            let reason = "has no group; put the answer in parentheses";
-            return Err(self.error("extract", format!("`{pattern}`"), reason));
-        }
-        Ok(Some(regex))
-    }
-
-    fn grader(&self, reward: &RewardConfig) -> Result<Option<Arc<dyn RewardFn>>, RewardError> {
-        Ok(match &reward.kind {
-            RewardKind::Feedback {} => None,
-            RewardKind::ExactMatch { reference, ignore_case, extract } => {
-                let (reference, ignore_case) = (reference.clone(), *ignore_case);
-                let extract = self.extract(extract)?;
-                each(move |input| {
-                    builtin::exact_match(input, &reference, ignore_case, extract.as_ref())
-                })
-            }
-            RewardKind::NumericMatch { reference, tolerance, extract } => {
-                if !tolerance.is_finite() || *tolerance < 0.0 {
-                    let reason = "is not a finite number of at least 0";
-                    return Err(self.error("tolerance", tolerance, reason));
-                }
-                let (reference, tolerance) = (reference.clone(), *tolerance);
-                let extract = self.extract(extract)?;
-                each(move |input| {
-                    builtin::numeric_match(input, &reference, tolerance, extract.as_ref())
-                })
-            }
-            RewardKind::Regex { pattern } => {
-                let pattern = self.regex("pattern", pattern)?;
-                each(move |input| Some(builtin::regex_match(input, &pattern)))
-            }
-            RewardKind::FormatStrict {} => each(|input| Some(builtin::format_strict(&input.text))),
-            RewardKind::FormatIncremental {} => {
-                each(|input| Some(builtin::format_incremental(&input.text)))
-            }
-            RewardKind::Length { ideal, spread } => {
-                if *spread == 0 {
-                    return Err(self.error("spread", spread, "is not at least 1 token"));
-                }
-                let (ideal, spread) = (*ideal, *spread);
-                each(move |input| Some(builtin::length(input.ids.len(), ideal, spread)))
-            }
-        })
-    }
+    });
+    Ok(Route { name: config.name.clone(), parts: parts.collect::<Result<_, _>>()? })
 }
 
-fn each(
-    score: impl Fn(&ScoreInput) -> Option<f64> + Send + Sync + 'static,
-) -> Option<Arc<dyn RewardFn>> {
-    Some(Arc::new(Each(score)))
+fn build_part(config: &RewardConfig) -> Result<Part, Problem> {
+    if config.name.is_empty() {
+        return Err(Problem::value("name", "\"\"", "a name"));
+    }
+    config.check()?;
+    Ok(Part {
+        name: config.name.clone(),
+        weight: config.weight,
+        adaptive: config.adaptive.as_ref().map(|rule| AdaptiveWeight::new(config.weight, rule)),
+        grader: build::grader(&config.kind, config.shape)?,
+    })
 }
 
 #[cfg(test)]

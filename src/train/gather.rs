@@ -7,7 +7,8 @@ use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::reward::Routes;
 use crate::store::{Op, Store, StoreError};
 use crate::types::{
-    FinishReason, Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, TokenId, UnixMillis,
+    FinishReason, Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, TokenId,
+    UnixMillis,
 };
 
 /// One trainable completion with the reward parts it is trained on.

@@ -186,12 +186,7 @@ fn supervise(
 }
 
 /// Answers commands while backing off; false when told to stop.
-fn wait_out(
-    commands: &Receiver<Command>,
-    backoff: Duration,
-    hold: &mut Hold,
-    error: &str,
-) -> bool {
+fn wait_out(commands: &Receiver<Command>, backoff: Duration, hold: &mut Hold, error: &str) -> bool {
     let until = Instant::now() + backoff;
     loop {
         let command = commands.recv_timeout(until.saturating_duration_since(Instant::now()));

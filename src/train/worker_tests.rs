@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::{Parts, TrainError, TrainState, Worker};
+use crate::config::reward::Feedback;
 use crate::config::{
     LoraConfig, PolicyConfig, RewardConfig, RewardKind, RouteConfig, RouteList, StoreConfig,
     TrainConfig,
@@ -59,13 +60,12 @@ impl World {
         let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
         let routes = RouteList(vec![RouteConfig {
             name: "route".to_owned(),
-            model: None,
-            metadata: std::collections::BTreeMap::new(),
-            rewards: vec![RewardConfig {
-                name: "thumbs".to_owned(),
-                weight: 1.0,
-                kind: RewardKind::Feedback {},
-            }],
+            rewards: vec![RewardConfig::new(
+                "thumbs",
+                1.0,
+                RewardKind::Feedback(Feedback::default()),
+            )],
+            ..RouteConfig::default()
         }]);
         let config = PolicyConfig { parity_tolerance: 1e9, ..PolicyConfig::default() };
         let publisher = Arc::new(Agreeable);

@@ -182,11 +182,17 @@ impl GradeOutcome {
         }
     }
 
-    /// Sets the grade. A value that is not finite is a failure of its grader.
+    /// Sets the grade. A grade that could not be computed is missing, unless the completion is to
+    /// blame, lacking what the grader looks for (as with `output_json` of what is no JSON): then it
+    /// is 0, as a wrong answer is, or never writing JSON would pay.
     pub(super) fn settle(&mut self, grade: Result<f64, Fault>) {
         match grade {
             Ok(value) => self.reward = Some(value),
-            Err(fault) => self.metadata.errors.record(fault),
+            Err(fault) => {
+                let blamed = matches!(fault, Fault::Render(RenderFault::Sample(_)));
+                self.reward = blamed.then_some(0.0);
+                self.metadata.errors.record(fault);
+            }
         }
     }
 

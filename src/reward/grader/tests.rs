@@ -137,13 +137,13 @@ fn the_guides_multi_graders_run() {
     assert_eq!(outcome.sub_rewards["email"], Some(1.0));
 
     let outcome = run(grader, "not JSON", item);
-    assert_eq!(outcome.reward, None);
-    assert!(outcome.sub_rewards.values().all(Option::is_none));
+    assert_eq!(outcome.reward, Some(0.0));
+    assert!(outcome.sub_rewards.values().all(|value| *value == Some(0.0)));
     let errors = outcome.metadata.errors;
-    assert!(errors.sample_parse_error && errors.formula_parse_error);
+    assert!(errors.sample_parse_error && !errors.formula_parse_error);
     assert!(!errors.invalid_variable_error && !errors.other_error);
     let detail = errors.sample_parse_error_details.unwrap();
-    assert_eq!(detail, "sample.output_json.email is missing");
+    assert!(detail.ends_with("name is missing") || detail.ends_with("email is missing"));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 use async_trait::async_trait;
 
 use super::*;
-use crate::reward::{builtin_kinds, record};
+use crate::reward::library::Each;
+use crate::reward::record;
 use crate::telemetry::Metrics;
 
 fn routes(toml: &str) -> Result<Routes, RewardError> {
@@ -118,38 +119,70 @@ fn errors_name_the_route_the_part_and_the_key() {
     for (config, wanted) in [
         (
             part("kind = \"regex\"\npattern = \"(\""),
-            "route `math`, reward `p`: pattern = `(` is not a regular expression: unclosed group",
+            "route `math`, reward `p`: pattern is `(`: it must be a regular expression (unclosed group)",
         ),
         (
             part("kind = \"exact_match\"\nextract = \"[\""),
-            "route `math`, reward `p`: extract = `[` is not a regular expression",
+            "route `math`, reward `p`: extract is `[`: it must be a regular expression (unclosed character class)",
         ),
         (
             part("kind = \"numeric_match\"\nextract = \"a+\""),
-            "route `math`, reward `p`: extract = `a+` has no group",
+            "route `math`, reward `p`: extract is `a+`: it must be a pattern with a group",
         ),
         (
             part("kind = \"numeric_match\"\ntolerance = -1.0"),
-            "route `math`, reward `p`: tolerance = -1 is not a finite number of at least 0",
+            "route `math`, reward `p`: tolerance is -1: it must be a finite number, 0 or more",
         ),
         (
             part("kind = \"length\"\nideal = 5\nspread = 0"),
-            "route `math`, reward `p`: spread = 0 is not at least 1 token",
+            "route `math`, reward `p`: spread is 0: it must be from 1 to 1048576",
         ),
         (
             part("kind = \"feedback\"\nweight = nan"),
-            "route `math`, reward `p`: weight = NaN is not a finite number",
+            "route `math`, reward `p`: weight is NaN: it must be a finite number",
+        ),
+        (
+            part("kind = \"language\"\nlanguage = \"en\""),
+            "route `math`, reward `p`: language is \"en\": it must be an ISO 639-3 code",
+        ),
+        (
+            part("kind = \"json_schema\"\nschema = { type = 5 }"),
+            "route `math`, reward `p`: schema is not a JSON schema: ",
+        ),
+        (
+            part("kind = \"json_schema\"\nschema = \"{\""),
+            "route `math`, reward `p`: schema is not a JSON schema: EOF",
+        ),
+        (
+            part("kind = \"json_schema\"\nschema = { pattern = \"(?=a)\" }"),
+            "route `math`, reward `p`: schema is not a JSON schema: ",
+        ),
+        (
+            part("kind = \"ensemble\"\nof = [{ kind = \"regex\", pattern = \")\" }]"),
+            "route `math`, reward `p`: of[0].pattern is `)`: it must be a regular expression",
+        ),
+        (
+            part("kind = \"ensemble\"\nof = [{ kind = \"feedback\" }]"),
+            "route `math`, reward `p`: of[0].kind is \"feedback\": it must be a kind that",
+        ),
+        (
+            part("kind = \"feedback\"\nclip = [0, 1]"),
+            "route `math`, reward `p`: kind is \"feedback\": clip, scale and offset shape what a",
+        ),
+        (
+            part("kind = \"feedback\"\nadaptive = { max = 0.5 }"),
+            "route `math`, reward `p`: adaptive.max is 0.5: it must be from 1 to ",
         ),
         (
             "[[route.reward]]\nname = \"\"\nkind = \"feedback\"".to_owned(),
-            "route `math`, reward ``: name = `` is empty",
+            "route `math`, reward ``: name is \"\": it must be a name",
         ),
         (
-            part("kind = \"feedback\"") + &part("kind = \"format_strict\""),
+            format!("{}{}", part("kind = \"feedback\""), part("kind = \"format_strict\"")),
             "route `math`: reward.name = `p` stands twice",
         ),
         ("[[route]]\nname = \"math\"".to_owned(), "route: name = `math` stands twice"),
-        ("[[route]]\nname = \"\"".to_owned(), "route: name = `` is empty"),
+        ("[[route]]\nname = \"\"".to_owned(), "route: name is \"\": it must be a name"),
     ] {
         let error = error_of(&config);
         assert!(error.starts_with(wanted), "{config}\nsays: {error}");
@@ -180,6 +213,7 @@ async fn a_broken_grader_loses_its_own_values_only() {
     let part = |name: &str, grader: Arc<dyn RewardFn>| Part {
         name: name.to_owned(),
         weight: 1.0,
+        adaptive: None,
         grader: Some(grader),
     };
     let route = Route {
@@ -205,12 +239,67 @@ async fn a_broken_grader_loses_its_own_values_only() {
     assert_eq!(metrics.reward_value.with_label_values(&["r", "panics"]).get_sample_count(), 0);
 }
 
-#[test]
-fn every_kind_of_the_configuration_is_described() {
-    let described: Vec<&str> = builtin_kinds().iter().map(|k| k.kind).collect();
-    let configured = routes(ALL).unwrap();
-    assert_eq!(described.len(), configured.get("math").unwrap().parts.len());
-    for kind in described {
-        assert!(ALL.contains(&format!("kind = \"{kind}\"")), "{kind}");
-    }
+const COMPOSED: &str = r#"
+    [[route]]
+    name = "composed"
+    preset = "math_reasoning"
+    [[route.reward]]
+    name = "length"
+    kind = "length"
+    ideal = 4
+    spread = 4
+    weight = 3.0
+    scale = 2.0
+    offset = -0.5
+    clip = [-1.0, 1.0]
+    adaptive = { low = 0.1, every = 8, max = 4.0 }
+    [[route.reward]]
+    name = "either"
+    kind = "ensemble"
+    how = "max"
+    of = [
+        { kind = "exact_match", extract = "" },
+        { kind = "keywords" },
+        { kind = "regex", pattern = "z", offset = 0.25 },
+    ]
+    [[route.reward]]
+    name = "none"
+    kind = "ensemble"
+    of = [{ kind = "exact_match" }, { kind = "keywords" }]
+"#;
+
+#[tokio::test]
+async fn presets_shapes_and_ensembles() {
+    let routes = routes(COMPOSED).unwrap();
+    let route = routes.get("composed").unwrap();
+    let names: Vec<&str> = route.parts.iter().map(|p| p.name.as_str()).collect();
+    let wanted = ["correct", "format", "tags", "steps", "length", "repetition", "either", "none"];
+    assert_eq!(names, wanted, "the preset's first, replaced in their places");
+    let length = &route.parts[4];
+    assert_eq!(length.weight, 3.0);
+    let mut weight = length.adaptive.clone().unwrap();
+    weight.observe([Some(0.5); 8]);
+    assert!((weight.weight() - 3.6).abs() < 1e-12);
+    assert!(route.parts[0].adaptive.is_none());
+
+    let samples =
+        [input("7", &[("answer", "7")]), input("z", &[]), input("7", &[("keywords", "7, 8")])];
+    let grades: BTreeMap<String, Vec<Option<f64>>> =
+        route.grade(&samples).await.into_iter().collect();
+    assert_eq!(grades["length"], [Some(1.0); 3], "2 x 1 - 0.5, clipped");
+    assert_eq!(grades["either"], [Some(1.0), Some(1.25), Some(0.5)]);
+    assert_eq!(grades["none"], [Some(0.0), None, Some(0.5)]);
+}
+
+#[tokio::test]
+async fn a_broken_member_leaves_the_ensemble_to_the_others() {
+    use crate::config::reward::EnsembleHow;
+    use crate::reward::library::compose::Ensemble;
+    let members: Vec<Arc<dyn RewardFn>> = vec![
+        Arc::new(Broken { panics: true }),
+        Arc::new(Broken { panics: false }),
+        Arc::new(Each(|_: &ScoreInput| Some(0.5))),
+    ];
+    let ensemble = Ensemble { members, how: EnsembleHow::Min };
+    assert_eq!(ensemble.score(&[input("a", &[]), input("b", &[])]).await, [Some(0.5); 2]);
 }
