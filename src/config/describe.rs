@@ -5,7 +5,7 @@ use toml::Value;
 
 /// What is wrong with one key.
 #[derive(Debug, PartialEq)]
-pub(super) struct Problem {
+pub struct Problem {
     /// Dotted, as in `train.learning_rate` or `route[0].reward[1]`.
     pub(super) key: String,
     /// The rest of the sentence, beginning after the key.

@@ -10,14 +10,22 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 mod describe;
+mod judge;
 mod load;
+mod raters;
 mod reward;
+mod secret;
 mod train;
 mod validate;
+mod webhook;
 
+pub use judge::{JudgeMode, JudgeParams, Rubric, TokenLimitField};
 pub use load::{environment_names, load, load_from, parse};
+pub use raters::{Aggregate, FeedbackParams, FeedbackType, ShareRule};
+pub use secret::Secret;
 pub use train::{AdvantageScale, LinearKind, LoraConfig, LossKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
+pub use webhook::{CallLimits, WebhookParams};
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

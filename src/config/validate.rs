@@ -57,7 +57,7 @@ fn backlog(c: &Config) -> Checked {
 }
 
 /// `low <= value <= high`; false for NaN.
-fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
+pub(super) fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
     if value >= low && value <= high {
         return Ok(());
     }
@@ -65,7 +65,7 @@ fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Che
 }
 
 /// `value >= low` and finite.
-fn at_least(key: &str, value: f64, low: f64) -> Checked {
+pub(super) fn at_least(key: &str, value: f64, low: f64) -> Checked {
     if value.is_finite() && value >= low {
         return Ok(());
     }
@@ -73,7 +73,7 @@ fn at_least(key: &str, value: f64, low: f64) -> Checked {
 }
 
 /// `value > low` and finite.
-fn above(key: &str, value: f64, low: f64) -> Checked {
+pub(super) fn above(key: &str, value: f64, low: f64) -> Checked {
     if value.is_finite() && value > low {
         return Ok(());
     }
@@ -221,7 +221,7 @@ fn reward(key: &str, part: &RewardConfig) -> Checked {
     }
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("{text:?}")
 }
 

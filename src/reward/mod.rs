@@ -15,10 +15,15 @@ use crate::telemetry::Metrics;
 use crate::types::{Message, TokenId};
 
 pub mod builtin;
+pub mod judge;
+pub mod raters;
 mod registry;
+mod remote;
+pub mod webhook;
 
 pub use builtin::{BuiltinKind, builtin_kinds};
 pub use registry::{Part, RewardError, Route, Routes};
+pub use remote::CallError;
 
 /// What a reward function may look at.
 #[derive(Clone, Debug)]
