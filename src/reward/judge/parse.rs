@@ -77,10 +77,12 @@ impl Form {
         let read = match *self {
             Self::Score { min, max } => {
                 let scale = Scale { min, max };
-                let score = scale.explicit(text).or_else(|| {
-                    let refused = is_refusal(text);
-                    if refused { None } else { scale.last_number(text) }
-                });
+                let score = match scale.explicit(text) {
+                    // One off the scale is no reason to look for another number.
+                    Some(score) => score,
+                    None if is_refusal(text) => None,
+                    None => scale.last_number(text),
+                };
                 score.map(|s| Verdict::Score((s - min) / (max - min)))
             }
             Self::Winner => winner(text).map(Verdict::Score),
@@ -151,22 +153,19 @@ struct Scale {
 }
 
 impl Scale {
-    /// A score that is called one, or that stands alone.
-    fn explicit(&self, text: &str) -> Option<f64> {
-        let field = json_field(text, "score");
-        if let Some(value) = field {
-            return match value {
-                Value::Number(n) => self.place(n.as_f64()?, None),
-                Value::String(text) => self.only(&BARE, &text),
-                _ => None,
-            };
+    /// A score that is called one, or that stands alone; `Some(None)` if it is off the scale.
+    fn explicit(&self, text: &str) -> Option<Option<f64>> {
+        match json_field(text, "score") {
+            Some(Value::Number(n)) => Some(n.as_f64().and_then(|x| self.place(x, None))),
+            Some(Value::String(text)) => Some(self.only(&BARE, &text).flatten()),
+            Some(_) => Some(None),
+            None => self.only(&NAMED, text).or_else(|| self.only(&BARE, text)),
         }
-        self.only(&NAMED, text).or_else(|| self.only(&BARE, text))
     }
 
-    /// The last match, if it is on the scale.
-    fn only(&self, pattern: &Option<Regex>, text: &str) -> Option<f64> {
-        pattern.as_ref()?.captures_iter(text).last().and_then(|c| self.captured(&c))
+    /// The last match, if there is any; `Some(None)` if it is off the scale.
+    fn only(&self, pattern: &Option<Regex>, text: &str) -> Option<Option<f64>> {
+        pattern.as_ref()?.captures_iter(text).last().map(|c| self.captured(&c))
     }
 
     /// The last number of the text that is on the scale.

@@ -323,7 +323,7 @@ fn bad_templates_are_refused_at_once() {
         ),
         None
     );
-    insta::assert_snapshot!(refusal("{{ completion", JudgeMode::Score).unwrap(), @"");
+    insta::assert_snapshot!(refusal("{{ completion", JudgeMode::Score).unwrap(), @"template cannot be read: syntax error: unexpected end of input, expected end of variable block (in judge:1)");
     insta::assert_snapshot!(refusal("{{ completions }}", JudgeMode::Score).unwrap(), @"template names `completions`, which it is not given: the variables are prompt, messages, metadata, reference, min, max, fence, completion");
     insta::assert_snapshot!(refusal("{{ first }}", JudgeMode::Pairwise).unwrap(), @"template does not show what to judge: `second`");
     insta::assert_snapshot!(refusal("Be nice.", JudgeMode::Rank).unwrap(), @"template does not show what to judge: `candidates`");

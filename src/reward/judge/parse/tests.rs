@@ -50,6 +50,7 @@ fn what_says_nothing_is_told_apart() {
         "{\"score\": 0.7e99}",
         "11",
         "GPT4 and v1.2.3",
+        "Score: 15, for 3 reasons",
         "-3",
     ] {
         assert_eq!(score(TEN, text), Err(Unread::Unparsable), "{text}");
