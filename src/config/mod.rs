@@ -12,6 +12,7 @@ mod describe;
 mod load;
 mod range;
 pub mod reward;
+mod secret;
 #[cfg(test)]
 mod shipped_tests;
 mod train;
@@ -19,7 +20,12 @@ mod validate;
 
 pub use describe::Problem;
 pub use load::{environment_names, load, load_from, parse};
-pub use reward::{KINDS, Preset, RewardConfig, RewardKind, RouteConfig, RouteList};
+pub use reward::{
+    Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, Preset,
+    RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule, TokenLimitField,
+    WebhookParams,
+};
+pub use secret::Secret;
 pub use train::{AdvantageScale, LinearKind, LoraConfig, LossKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 

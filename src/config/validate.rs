@@ -171,7 +171,7 @@ fn parts(route_key: &str, route: &RouteConfig) -> Checked {
     Ok(())
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("{text:?}")
 }
 

@@ -17,14 +17,19 @@ use crate::types::{Message, TokenId};
 mod adaptive;
 pub mod catalogue;
 pub mod grader;
+pub mod judge;
 pub mod library;
+pub mod raters;
 mod registry;
+mod remote;
 mod stats;
 pub mod text;
+pub mod webhook;
 
 pub use adaptive::{AdaptiveState, AdaptiveWeight};
 pub use catalogue::{Entry, catalogue};
 pub use registry::{Part, RewardError, Route, Routes};
+pub use remote::CallError;
 pub use stats::{PartStats, PartSummary};
 
 /// What a reward function may look at.

@@ -266,7 +266,7 @@ fn split_at_width(text: &str, width: usize) -> (&str, &str) {
 fn padded(text: &str, width: usize) -> String {
     let text = cut(text, width);
     let gap = width.saturating_sub(text.width());
-    text + &" ".repeat(gap)
+    text + " ".repeat(gap).as_str()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Makes metrics, registers them and remembers what they are.
 
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry,
+    CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry,
 };
 
 /// What Prometheus calls a metric's type.
@@ -71,6 +71,15 @@ impl Maker {
         labels: &[&str],
     ) -> Option<IntCounterVec> {
         self.add(Kind::Counter, IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    pub(super) fn float_counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Option<CounterVec> {
+        self.add(Kind::Counter, CounterVec::new(Opts::new(name, help), labels))
     }
 
     pub(super) fn gauge(&mut self, name: &str, help: &str) -> Option<Gauge> {

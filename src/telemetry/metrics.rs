@@ -7,6 +7,10 @@ use prometheus::{
 
 use super::maker::{Description, Maker};
 
+mod remote;
+
+pub use remote::{CallMetrics, JudgeMetrics};
+
 /// The registry and every metric in it. Cheap to share behind an `Arc`.
 ///
 /// Labels are bounded: no ids, keys, users or raw paths.
@@ -39,6 +43,8 @@ pub struct Metrics {
     pub feedback: IntCounterVec,
     pub reward_value: HistogramVec,
     pub reward_missing: IntCounterVec,
+    pub reward_webhook: CallMetrics,
+    pub reward_judge: JudgeMetrics,
 
     pub rollout_groups: IntCounterVec,
     pub rollout_queue: IntGauge,
@@ -202,6 +208,8 @@ impl Metrics {
                 "Reward parts that could not be scored, by route and part.",
                 &["route", "part"],
             )?,
+            reward_webhook: remote::webhook(m)?,
+            reward_judge: remote::judge(m)?,
             rollout_groups: m.counters(
                 "hone_rollout_groups_total",
                 "Groups completed, by prompt source.",

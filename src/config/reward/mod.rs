@@ -10,22 +10,27 @@ use serde::{Deserialize, Serialize};
 
 mod correctness;
 mod ensemble;
+mod feedback;
 mod flat;
 mod format;
+mod judge;
 mod length;
 mod preset;
 mod shape;
 mod style;
+mod webhook;
 
 pub use correctness::{
     Contains, ContainsMode, ExactMatch, FuzzyMatch, MathEqual, MultipleChoice, NumericMatch,
     ReasoningAccuracy,
 };
 pub use ensemble::{Ensemble, EnsembleHow, Member};
+pub use feedback::{Aggregate, FeedbackParams, FeedbackType, ShareRule};
 pub use format::{
     FormatIncremental, FormatSoft, FormatStrict, IntegerAnswer, JsonSchema, JsonValid, Regex,
     ThinkAnswer, ThinkFormat,
 };
+pub use judge::{JudgeMode, JudgeParams, Rubric, TokenLimitField};
 pub use length::{CosineScaled, Length, LengthRange, SoftOverlong};
 pub use preset::Preset;
 pub use shape::{Adaptive, Shape};
@@ -33,6 +38,7 @@ pub use style::{
     Citations, ForbiddenPhrases, Keywords, Language, ReasoningSteps, RepetitionPenalty,
     RepetitionUnit,
 };
+pub use webhook::{CallLimits, WebhookParams};
 
 use super::describe::Problem;
 

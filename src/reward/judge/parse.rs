@@ -1,0 +1,245 @@
+//! Reads a judge's answer, however it is dressed.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+use serde_json::Value;
+
+/// What a judge decided.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Verdict {
+    /// From 0 to 1: a place on the scale, or what the first of two won.
+    Score(f64),
+    /// Positions from 0, best first: a permutation.
+    Ranking(Vec<usize>),
+}
+
+impl Verdict {
+    pub(super) fn score(&self) -> Option<f64> {
+        match self {
+            Self::Score(value) => Some(*value),
+            Self::Ranking(_) => None,
+        }
+    }
+}
+
+/// Why an answer says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// The judge will not judge.
+    Refused,
+    /// Nothing in it fits.
+    Unparsable,
+}
+
+impl Unread {
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Unparsable => "unparsable",
+        }
+    }
+}
+
+/// What an answer must hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Form {
+    /// A number on a scale.
+    Score {
+        /// The worst.
+        min: f64,
+        /// The best.
+        max: f64,
+    },
+    /// `A`, `B` or `tie`.
+    Winner,
+    /// The numbers from 1 to this, best first.
+    Ranking(usize),
+}
+
+impl Form {
+    /// What to say to a judge whose answer could not be read.
+    pub(super) fn reminder(&self) -> String {
+        match self {
+            Self::Score { min, max } => {
+                format!("Reply with the number only, from {min} to {max}.")
+            }
+            Self::Winner => "Reply with one word only: A, B or tie.".to_owned(),
+            Self::Ranking(n) => format!(
+                "Reply with the numbers from 1 to {n} only, the best first, separated by commas."
+            ),
+        }
+    }
+
+    /// Reads an answer; reasoning up to the last `</think>` is passed over.
+    pub(super) fn read(&self, text: &str) -> Result<Verdict, Unread> {
+        let text = text.rsplit("</think>").next().unwrap_or_default().trim();
+        let read = match *self {
+            Self::Score { min, max } => {
+                let scale = Scale { min, max };
+                let score = match scale.explicit(text) {
+                    // One off the scale is no reason to look for another number.
+                    Some(score) => score,
+                    None if is_refusal(text) => None,
+                    None => scale.last_number(text),
+                };
+                score.map(|s| Verdict::Score((s - min) / (max - min)))
+            }
+            Self::Winner => winner(text).map(Verdict::Score),
+            Self::Ranking(n) => ranking(text, n).map(Verdict::Ranking),
+        };
+        read.ok_or(if is_refusal(text) { Unread::Refused } else { Unread::Unparsable })
+    }
+}
+
+fn is_refusal(text: &str) -> bool {
+    const BEGINNINGS: [&str; 14] = [
+        "i can't",
+        "i cannot",
+        "i can not",
+        "i won't",
+        "i will not",
+        "i'm sorry",
+        "i am sorry",
+        "sorry",
+        "i'm unable",
+        "i am unable",
+        "i'm not able",
+        "i am not able",
+        "i must decline",
+        "as an ai",
+    ];
+    let start: String = text.chars().take(20).collect();
+    let start = start.replace('\u{2019}', "'").to_lowercase();
+    BEGINNINGS.iter().any(|beginning| start.starts_with(beginning))
+}
+
+/// Objects looked at, from the end of an answer.
+const MAX_OBJECTS: usize = 32;
+
+/// The value of `key` in the last JSON object of the text that has it.
+fn json_field(text: &str, key: &str) -> Option<Value> {
+    text.rmatch_indices('{').take(MAX_OBJECTS).find_map(|(start, _)| {
+        let mut objects = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
+        objects.next()?.ok()?.get_mut(key).map(Value::take)
+    })
+}
+
+/// A number, and what it is out of: `7`, `7/10`, `7 out of 10`, `70%`.
+macro_rules! number {
+    () => {
+        r"([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out\s+of)\s*(\d+(?:\.\d+)?)|\s*(%))?"
+    };
+}
+
+static NUMBER: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(concat!(r"(?i)(?:^|[^\w.+-])", number!())).ok());
+static BARE: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(concat!(r"(?i)^[\s*_`(\[]*", number!(), r"[\s*_`)\].]*$")).ok());
+static NAMED: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    let name = r#"(?i)\b(?:score|rating|grade)\b[\s*_:="'`]*(?:(?:is|of)\b)?[\s*_:"'`(\[]*"#;
+    Regex::new(&format!("{name}{}", number!())).ok()
+});
+static WINNER: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    let named = r#"(?i)\bwinner\b[\s*_:="'`]*(?:is\b)?[\s*_:"'`(\[]*(?:answer\s+)?(a|b|tie)\b"#;
+    Regex::new(named).ok()
+});
+static BRACKETED: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"(?i)\[\[\s*(a|b|c|tie)\s*\]\]").ok());
+
+struct Scale {
+    min: f64,
+    max: f64,
+}
+
+impl Scale {
+    /// A score that is called one, or that stands alone; `Some(None)` if it is off the scale.
+    fn explicit(&self, text: &str) -> Option<Option<f64>> {
+        match json_field(text, "score") {
+            Some(Value::Number(n)) => Some(n.as_f64().and_then(|x| self.place(x, None))),
+            Some(Value::String(text)) => Some(self.only(&BARE, &text).flatten()),
+            Some(_) => Some(None),
+            None => self.only(&NAMED, text).or_else(|| self.only(&BARE, text)),
+        }
+    }
+
+    /// The last match, if there is any; `Some(None)` if it is off the scale.
+    fn only(&self, pattern: &Option<Regex>, text: &str) -> Option<Option<f64>> {
+        pattern.as_ref()?.captures_iter(text).last().map(|c| self.captured(&c))
+    }
+
+    /// The last number of the text that is on the scale.
+    fn last_number(&self, text: &str) -> Option<f64> {
+        NUMBER.as_ref()?.captures_iter(text).filter_map(|c| self.captured(&c)).last()
+    }
+
+    fn captured(&self, captures: &regex::Captures<'_>) -> Option<f64> {
+        let number = |i| captures.get(i).and_then(|m| m.as_str().parse::<f64>().ok());
+        let of = number(2).or(captures.get(3).map(|_| 100.0));
+        self.place(number(1)?, of)
+    }
+
+    /// `x` on the scale; `x` of another whole is brought to it where the scale begins at 0.
+    fn place(&self, x: f64, of: Option<f64>) -> Option<f64> {
+        let x = match of {
+            Some(whole) if whole != self.max => {
+                if self.min != 0.0 || whole <= 0.0 {
+                    return None;
+                }
+                x / whole * self.max
+            }
+            _ => x,
+        };
+        (self.min..=self.max).contains(&x).then_some(x)
+    }
+}
+
+/// What the first of two won: 1, 0, or a half for a tie.
+fn winner(text: &str) -> Option<f64> {
+    if let Some(value) = json_field(text, "winner") {
+        return letter(value.as_str()?);
+    }
+    let last = |pattern: &Option<Regex>| {
+        let captures = pattern.as_ref()?.captures_iter(text).last()?;
+        letter(captures.get(1)?.as_str())
+    };
+    last(&BRACKETED).or_else(|| last(&WINNER)).or_else(|| letter(text))
+}
+
+fn letter(text: &str) -> Option<f64> {
+    let plain = |c: char| !c.is_alphanumeric();
+    let text = text.trim_matches(plain).to_lowercase();
+    match text.strip_prefix("answer").unwrap_or(&text).trim_matches(plain) {
+        "a" | "first" => Some(1.0),
+        "b" | "second" => Some(0.0),
+        "tie" | "c" | "draw" | "both" | "equal" => Some(0.5),
+        _ => None,
+    }
+}
+
+/// Numbers from 1 to `n`, each exactly once: of the JSON, else of the last line that has any.
+fn ranking(text: &str, n: usize) -> Option<Vec<usize>> {
+    let listed: Vec<usize> = match json_field(text, "ranking") {
+        Some(Value::Array(items)) => items.iter().map(place).collect::<Option<_>>()?,
+        Some(_) => return None,
+        None => {
+            let line = text.lines().rev().find(|l| l.contains(|c: char| c.is_ascii_digit()))?;
+            let words = line.split(|c: char| !c.is_ascii_digit()).filter(|w| !w.is_empty());
+            words.map(|w| w.parse().ok()).collect::<Option<_>>()?
+        }
+    };
+    let mut sorted = listed.clone();
+    sorted.sort_unstable();
+    sorted.into_iter().eq(1..=n).then(|| listed.into_iter().map(|i| i - 1).collect())
+}
+
+fn place(item: &Value) -> Option<usize> {
+    match item {
+        Value::Number(n) => n.as_u64().and_then(|n| usize::try_from(n).ok()),
+        Value::String(text) => text.trim_matches(['[', ']', ' ']).parse().ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

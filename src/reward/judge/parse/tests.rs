@@ -1,0 +1,142 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const TEN: Form = Form::Score { min: 0.0, max: 10.0 };
+const STARS: Form = Form::Score { min: 1.0, max: 5.0 };
+
+fn score(form: Form, text: &str) -> Result<f64, Unread> {
+    form.read(text).map(|v| v.score().unwrap())
+}
+
+#[test]
+fn scores_in_many_dresses() {
+    for text in [
+        "{\"score\": 7}",
+        "Well.\n```json\n{\"reason\": \"{ok}\", \"score\": 7.0}\n```",
+        "{\"score\": \"7/10\"}",
+        "{\"score\": 3}\nOn reflection: {\"score\": 7, \"notes\": {\"a\": 1}}",
+        "Score: 7/10",
+        "**Score:** 7",
+        "score = 7",
+        "The score is 7 out of 10, as 2 of 3 steps are right.",
+        "Rating: 70%",
+        "First I'd say Score: 3. No. Score: 7",
+        "7",
+        " **7/10**. ",
+        "7.0",
+        "3.5/5",
+        "I'd give it a 7 of sorts",
+        "On the scale from 0 to 10 this earns 7, and not 70 or -3",
+        "It is right, 14/20 at least",
+        "<think>Score: 2</think>Score: 7",
+    ] {
+        assert_eq!(score(TEN, text), Ok(0.7), "{text}");
+    }
+    assert_eq!(score(STARS, "4/5"), Ok(0.75));
+    assert_eq!(score(STARS, "Score: 1"), Ok(0.0));
+    let signed = Form::Score { min: -1.0, max: 1.0 };
+    assert_eq!(score(signed, "Score: -1"), Ok(0.0));
+    assert_eq!(score(signed, "-0.5"), Ok(0.25));
+}
+
+#[test]
+fn what_says_nothing_is_told_apart() {
+    for text in [
+        "",
+        "It is good.",
+        "{\"score\": 11}",
+        "{\"score\": null}",
+        "{\"score\": 0.7e99}",
+        "11",
+        "GPT4 and v1.2.3",
+        "Score: 15, for 3 reasons",
+        "-3",
+    ] {
+        assert_eq!(score(TEN, text), Err(Unread::Unparsable), "{text}");
+    }
+    // Of another whole, on a scale that does not begin at 0.
+    assert_eq!(score(STARS, "Score: 8/10"), Err(Unread::Unparsable));
+    for text in ["I cannot rate item 3.", "I\u{2019}m sorry, but no.", "As an AI, I rate 5 things"]
+    {
+        assert_eq!(score(TEN, text), Err(Unread::Refused), "{text}");
+    }
+    // A polite judge that does say it.
+    assert_eq!(score(TEN, "I'm sorry to say: Score: 2"), Ok(0.2));
+}
+
+#[test]
+fn winners() {
+    let winner = |text: &str| Form::Winner.read(text).ok().and_then(|v| v.score());
+    for (text, points) in [
+        ("{\"winner\": \"A\"}", Some(1.0)),
+        ("A is longer, but B is right. {\"winner\": \"B\"}", Some(0.0)),
+        ("{\"winner\": \"tie\"}", Some(0.5)),
+        ("Winner: **B**", Some(0.0)),
+        ("The winner is answer A.", Some(1.0)),
+        ("Both fine. [[C]]", Some(0.5)),
+        ("[[A]]", Some(1.0)),
+        ("b", Some(0.0)),
+        ("Answer A.", Some(1.0)),
+        ("Tie", Some(0.5)),
+        ("{\"winner\": \"D\"}", None),
+        ("A or B, who knows", None),
+        ("", None),
+    ] {
+        assert_eq!(winner(text), points, "{text}");
+    }
+    assert_eq!(Form::Winner.read("I can't choose"), Err(Unread::Refused));
+}
+
+#[test]
+fn rankings_are_permutations() {
+    let ranking = |text: &str| match Form::Ranking(3).read(text) {
+        Ok(Verdict::Ranking(r)) => Some(r),
+        _ => None,
+    };
+    for text in [
+        "{\"ranking\": [3, 1, 2]}",
+        "{\"ranking\": [\"[3]\", \"1\", \"2\"]}",
+        "[3] > [1] > [2]",
+        "There are 3 candidates.\n3, 1, 2\n",
+    ] {
+        assert_eq!(ranking(text), Some(vec![2, 0, 1]), "{text}");
+    }
+    for text in [
+        "",
+        "3, 1",
+        "3, 1, 1",
+        "3, 1, 4",
+        "0, 1, 2",
+        "3, 1, 2, 3",
+        "{\"ranking\": 3}",
+        "99999999999999999999999",
+    ] {
+        assert_eq!(ranking(text), None, "{text}");
+    }
+}
+
+#[test]
+fn patterns_compile() {
+    for pattern in [&NUMBER, &BARE, &NAMED, &WINNER, &BRACKETED] {
+        assert!(pattern.is_some());
+    }
+}
+
+proptest! {
+    #[test]
+    fn never_panics_and_stays_within_bounds(text in "[a-zA-Z0-9{}\":\\[\\] .,/%\n\u{e9}-]{0,120}") {
+        if let Ok(value) = score(STARS, &text) {
+            prop_assert!((0.0..=1.0).contains(&value));
+        }
+        let _ = Form::Winner.read(&text);
+        if let Ok(Verdict::Ranking(r)) = Form::Ranking(4).read(&text) {
+            prop_assert_eq!(r.len(), 4);
+        }
+    }
+
+    #[test]
+    fn a_reminder_is_answered(n in 0_u32..=10) {
+        prop_assert_eq!(score(TEN, &n.to_string()), Ok(f64::from(n) / 10.0));
+    }
+}
