@@ -103,10 +103,10 @@ fn labelled(text: &str, choices: u8) -> Option<char> {
 
 /// The last `(B)`.
 fn bracketed(text: &str, choices: u8) -> Option<char> {
-    let places = text.match_indices('(').filter_map(|(at, _)| {
+    let mut places = text.match_indices('(').filter_map(|(at, _)| {
         let mut chars = text[at + 1..].chars();
         let letter = chars.next().filter(char::is_ascii_uppercase)?;
         if chars.next() == Some(')') { among(letter, choices) } else { None }
     });
-    places.last()
+    places.next_back()
 }

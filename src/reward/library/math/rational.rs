@@ -68,7 +68,7 @@ fn gcd(mut a: u128, mut b: u128) -> u128 {
 
 /// The integer whose n-th power this is.
 fn integer_root(value: i128, n: u32) -> Option<i128> {
-    if value < 0 && n % 2 == 0 {
+    if value < 0 && n.is_multiple_of(2) {
         return None;
     }
     let near = (value.unsigned_abs() as f64).powf(1.0 / f64::from(n)).round() as i128;
