@@ -127,7 +127,8 @@ pub struct JsonSchema {
     /// The schema, as a table or as JSON in a text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<serde_json::Value>,
-    /// Metadata key whose value is the schema; instead of `schema`.
+    /// Metadata key whose value is the schema; instead of `schema`. For datasets and clients that
+    /// are trusted: a schema can be written so that checking it takes very long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_from: Option<String>,
     /// Whether the JSON may stand in a fenced block (the first one then counts).

@@ -15,9 +15,23 @@ fn every_kind() -> Arc<Route> {
     for Entry { kind, example, .. } in catalogue() {
         toml += &format!("[[reward]]\nname = \"{kind}\"\nkind = \"{kind}\"\n{example}\n");
     }
-    let route: RouteConfig = toml::from_str(&toml).unwrap();
+    build(&toml)
+}
+
+fn build(toml: &str) -> Arc<Route> {
+    let route: RouteConfig = toml::from_str(toml).unwrap();
     let routes = Routes::new(&RouteList(vec![route])).unwrap();
     Arc::clone(routes.get("all").unwrap())
+}
+
+/// As [`every_kind`], with whole completions for answers, so that each function reads all of it.
+fn whole_texts() -> Arc<Route> {
+    let mut toml = "name = \"all\"\n".to_owned();
+    for Entry { kind, example, parameters, .. } in catalogue() {
+        let whole = if parameters.contains("extract = ") { "extract = \"\"" } else { "" };
+        toml += &format!("[[reward]]\nname = \"{kind}\"\nkind = \"{kind}\"\n{example}\n{whole}\n");
+    }
+    build(&toml)
 }
 
 #[test]
@@ -126,10 +140,11 @@ fn scrap(rng: &mut ChaCha8Rng, most: usize) -> String {
 
 fn sample(rng: &mut ChaCha8Rng) -> ScoreInput {
     let inside = scrap(rng, 12);
-    let text = match rng.random_range(0..5) {
+    let text = match rng.random_range(0..6) {
         0 => format!("<reasoning>{inside}</reasoning><answer>{}</answer>", scrap(rng, 8)),
         1 => format!("<think>{inside}</think> \\boxed{{{}}}", scrap(rng, 8)),
-        2 => format!("<answer>{inside}</answer>"),
+        2 => format!("<think>{inside}</think><answer>{}</answer>", scrap(rng, 8)),
+        3 => format!("<answer>{inside}</answer>"),
         _ => inside,
     };
     let mut metadata = BTreeMap::new();
@@ -192,13 +207,15 @@ fn slow(size: usize) -> Vec<String> {
 
 /// The slowest of the best of three runs over the slow texts, for every kind.
 async fn worst(size: usize) -> Vec<(String, Duration)> {
-    let route = every_kind();
+    let route = whole_texts();
     let mut all = Vec::new();
     for part in &route.parts {
         let Some(grader) = &part.grader else { continue };
         let mut worst = Duration::ZERO;
         for text in slow(size) {
-            for answer in ["7", text.as_str()] {
+            // Another text of the same letters, which has the least in common by place.
+            let reversed: String = text.chars().rev().collect();
+            for answer in ["7", text.as_str(), reversed.as_str()] {
                 let metadata = ["answer", "keywords"].map(|k| (k.to_owned(), answer.to_owned()));
                 let input = [ScoreInput {
                     messages: Arc::new(Vec::new()),
