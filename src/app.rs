@@ -74,6 +74,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let engine: Arc<dyn Engine> = engine;
     let rollout = Rollout::start_seeded(
         &config.rollout,
+        config.dataset_in_use().as_ref(),
         config.train.seed,
         engine.clone(),
         store.clone(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
+use super::dataset;
 use super::describe::Problem;
 use super::{
     Config, EngineConfig, PolicyConfig, RewardConfig, RewardKind, RolloutConfig, RouteConfig,
@@ -22,7 +23,7 @@ pub fn validate(config: &Config) -> Result<(), ConfigError> {
     check(config).map_err(|problem| ConfigError(problem.sentence()))
 }
 
-type Checked = Result<(), Problem>;
+pub(super) type Checked = Result<(), Problem>;
 
 pub(super) fn check(config: &Config) -> Checked {
     server(&config.server)?;
@@ -32,6 +33,7 @@ pub(super) fn check(config: &Config) -> Checked {
     engine(&config.engine)?;
     store(&config.store)?;
     rollout(&config.rollout)?;
+    dataset::check(config)?;
     train(&config.train)?;
     policy(&config.policy)?;
     backlog(config)?;
@@ -57,7 +59,7 @@ fn backlog(c: &Config) -> Checked {
 }
 
 /// `low <= value <= high`; false for NaN.
-fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
+pub(super) fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
     if value >= low && value <= high {
         return Ok(());
     }
@@ -65,7 +67,7 @@ fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Che
 }
 
 /// `value >= low` and finite.
-fn at_least(key: &str, value: f64, low: f64) -> Checked {
+pub(super) fn at_least(key: &str, value: f64, low: f64) -> Checked {
     if value.is_finite() && value >= low {
         return Ok(());
     }
@@ -73,7 +75,7 @@ fn at_least(key: &str, value: f64, low: f64) -> Checked {
 }
 
 /// `value > low` and finite.
-fn above(key: &str, value: f64, low: f64) -> Checked {
+pub(super) fn above(key: &str, value: f64, low: f64) -> Checked {
     if value.is_finite() && value > low {
         return Ok(());
     }
@@ -81,7 +83,7 @@ fn above(key: &str, value: f64, low: f64) -> Checked {
 }
 
 /// `low <= value < high`.
-fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
+pub(super) fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
     if value >= low && value < high {
         return Ok(());
     }
@@ -184,7 +186,7 @@ fn routes(config: &Config) -> Checked {
         }
         parts(&key, route)?;
     }
-    if config.rollout.dataset.is_some() && !names.contains(&config.rollout.dataset_route) {
+    if config.dataset_in_use().is_some() && !names.contains(&config.rollout.dataset_route) {
         let shown = quoted(&config.rollout.dataset_route);
         return Err(Problem::value("rollout.dataset_route", shown, "the name of a route"));
     }
@@ -221,12 +223,12 @@ fn reward(key: &str, part: &RewardConfig) -> Checked {
     }
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("{text:?}")
 }
 
 /// Names of routes and parts are metric labels.
-fn label(key: &str, name: &str) -> Checked {
+pub(super) fn label(key: &str, name: &str) -> Checked {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
     if (1..=64).contains(&name.len()) && name.bytes().all(plain) {
         return Ok(());

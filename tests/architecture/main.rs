@@ -17,8 +17,9 @@ const RULE: &[(&str, &[&str])] = &[
     ("telemetry", &["types", "config"]),
     ("engine", &["types", "config", "telemetry"]),
     ("store", &["types", "config", "telemetry"]),
+    ("dataset", &["types", "config"]),
     ("reward", &["types", "config", "telemetry", "store"]),
-    ("rollout", &["types", "config", "telemetry", "engine", "store", "reward"]),
+    ("rollout", &["types", "config", "telemetry", "dataset", "engine", "store", "reward"]),
     ("policy", &["types", "config", "telemetry", "engine", "store"]),
     ("train", &["types", "config", "telemetry", "engine", "store", "reward", "policy"]),
     (
@@ -27,6 +28,7 @@ const RULE: &[(&str, &[&str])] = &[
             "types",
             "config",
             "telemetry",
+            "dataset",
             "engine",
             "store",
             "reward",

@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::super::{Rollout, RolloutError};
-use crate::config::{RolloutConfig, RouteList, StoreConfig};
+use crate::config::{DatasetConfig, RolloutConfig, RouteList, StoreConfig};
 use crate::engine::fake::{FakeConfig, FakeEngine};
 use crate::engine::{Codec, ModelDir};
 use crate::reward::Routes;
@@ -120,7 +120,9 @@ impl World {
     pub fn try_start(&self) -> Result<Rollout, RolloutError> {
         let engine = Arc::clone(&self.engine);
         let (routes, metrics) = (Arc::clone(&self.routes), Arc::clone(&self.metrics));
-        Rollout::start_seeded(&self.config, 7, engine, self.store.clone(), routes, metrics)
+        let dataset = self.config.dataset.as_deref().map(DatasetConfig::at);
+        let (config, dataset) = (&self.config, dataset.as_ref());
+        Rollout::start_seeded(config, dataset, 7, engine, self.store.clone(), routes, metrics)
     }
 
     pub fn start(&self) -> Rollout {
