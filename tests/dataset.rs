@@ -28,7 +28,8 @@ fn content(prompt: &Arc<Prompt>) -> Prompt {
 
 #[test]
 fn additions_are_questions_that_the_demo_does_not_hold_out() {
-    let dataset = Dataset::open(&DatasetConfig::at(&committed("datasets/additions.jsonl"))).unwrap();
+    let dataset =
+        Dataset::open(&DatasetConfig::at(&committed("datasets/additions.jsonl"))).unwrap();
     let report = &dataset.report;
     assert_eq!((report.rows, report.bad, report.duplicates), (600, 0, 0));
     assert_eq!(report.columns, ["answer", "level", "messages"]);
