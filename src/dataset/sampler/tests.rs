@@ -203,7 +203,11 @@ fn advance(sampler: &mut Sampler, step: u64) -> Option<Draw> {
         return None;
     }
     let draw = sampler.next(step / 10)?;
-    let reward = |i: u64| ((draw.number * 7 + i) % 3 > 0).then_some(0.1 * (line(&draw) + i) as f64);
+    // One in three is missing.
+    let reward = |i: u64| {
+        let known = !(draw.number * 7 + i).is_multiple_of(3);
+        known.then_some(0.1 * (line(&draw) + i) as f64)
+    };
     sampler.report(draw.prompt.id, &(0..4).map(reward).collect::<Vec<_>>());
     if draw.number == 5 {
         sampler.leave_out(draw.prompt.id);
