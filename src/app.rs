@@ -82,6 +82,7 @@ impl Core {
         let engine: Arc<dyn Engine> = engine;
         let rollout = Rollout::start_seeded(
             &config.rollout,
+            config.dataset_in_use().as_ref(),
             config.train.seed,
             engine.clone(),
             store.clone(),

@@ -12,15 +12,16 @@
 //! ```
 //!
 //! Who may import whom (`tests/architecture.rs` holds this; there are no cycles): everyone may use
-//! [`types`], [`telemetry`] and [`config`]'s structs. [`engine`] and [`store`] import nothing
-//! further, nor does [`runs`]. [`reward`] imports store. [`rollout`] imports engine, store, reward.
+//! [`types`], [`telemetry`] and [`config`]'s structs. [`engine`], [`store`] and [`dataset`] import
+//! nothing further. [`reward`] imports store. [`rollout`] imports engine, store, reward and dataset.
 //! [`policy`] imports engine (for publishing) and store. [`train`] imports engine's model directory,
-//! store, reward's routes (for weights) and policy. [`http`] imports all of those but runs; [`app`]
-//! and [`demo`] everything.
+//! store, reward's routes (for weights) and policy. [`http`] imports all of those; [`app`],
+//! [`demo`] and [`runs`] everything.
 
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod dataset;
 pub mod demo;
 pub mod engine;
 pub mod http;

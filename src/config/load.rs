@@ -38,7 +38,8 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 ///
 /// A variable's name is the key's path in capitals, joined by `_`: `HONE_SERVER_BIND`,
 /// `HONE_TRAIN_LEARNING_RATE`, `HONE_TRAIN_LORA_R`; `__` between the parts of the path is the same
-/// (`HONE_TRAIN__LORA__R`). Lists are separated by commas. Routes are set in the file only.
+/// (`HONE_TRAIN__LORA__R`). Lists are separated by commas. Routes, examples and
+/// stages are set in the file only.
 /// A `HONE_<SECTION>_*` variable that names no key is refused; other `HONE_*` variables are not
 /// ours to judge (Kubernetes sets `HONE_PORT` beside a service named hone).
 ///
@@ -78,14 +79,17 @@ fn table(text: &str, name: &str) -> Result<Table, ConfigError> {
     })
 }
 
-/// Every key that holds one value, with its default; routes excepted.
+/// Lists of tables, which no variable can hold.
+const TABLES: [&str; 3] = ["route", "dataset.few_shot", "dataset.stage"];
+
+/// Every key that holds one value, with its default; lists of tables excepted.
 fn keys() -> BTreeMap<String, Option<Value>> {
     fn walk(prefix: &str, table: &Table, found: &mut BTreeMap<String, Option<Value>>) {
         for (name, value) in table {
             let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
             match value {
                 Value::Table(inner) => walk(&key, inner, found),
-                _ if key == "route" => {}
+                _ if TABLES.contains(&key.as_str()) => {}
                 _ => {
                     found.insert(key, Some(value.clone()));
                 }

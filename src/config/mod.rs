@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod dataset;
 mod describe;
 mod load;
 mod range;
@@ -18,6 +19,10 @@ mod shipped_tests;
 mod train;
 mod validate;
 
+pub use dataset::{
+    DatasetConfig, DatasetFormat, DifficultyConfig, FewShot, MixConfig, OnBadRow, SamplingStrategy,
+    StageConfig,
+};
 pub use describe::Problem;
 pub use load::{environment_names, load, load_from, parse};
 pub use reward::{
@@ -45,6 +50,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// Shadow groups.
     pub rollout: RolloutConfig,
+    /// The dataset.
+    pub dataset: DatasetConfig,
     /// The trainer.
     pub train: TrainConfig,
     /// Versions.
@@ -162,7 +169,7 @@ pub struct RolloutConfig {
     pub queue: usize,
     /// Milliseconds a completed group waits for its client's feedback before it is handed on.
     pub feedback_wait_ms: u64,
-    /// Dataset of prompts (JSONL with `messages` and `answer`) sampled when live prompts run out.
+    /// The same as `dataset.path`: prompts that are sampled when live ones run out.
     pub dataset: Option<PathBuf>,
     /// Route whose rewards score the dataset.
     pub dataset_route: String,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::dataset;
 use super::describe::Problem;
 use super::range::{Checked, above, at_least, below, between};
 use super::{
@@ -30,6 +31,7 @@ pub(super) fn check(config: &Config) -> Checked {
     engine(&config.engine)?;
     store(&config.store)?;
     rollout(&config.rollout)?;
+    dataset::check(config)?;
     train(&config.train)?;
     policy(&config.policy)?;
     backlog(config)?;
@@ -150,7 +152,7 @@ fn routes(config: &Config) -> Checked {
         }
         parts(&key, route)?;
     }
-    if config.rollout.dataset.is_some() && !names.contains(&config.rollout.dataset_route) {
+    if config.dataset_in_use().is_some() && !names.contains(&config.rollout.dataset_route) {
         let shown = quoted(&config.rollout.dataset_route);
         return Err(Problem::value("rollout.dataset_route", shown, "the name of a route"));
     }
@@ -176,7 +178,7 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// Names of routes and parts are metric labels.
-fn label(key: &str, name: &str) -> Checked {
+pub(super) fn label(key: &str, name: &str) -> Checked {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
     if (1..=64).contains(&name.len()) && name.bytes().all(plain) {
         return Ok(());

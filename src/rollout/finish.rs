@@ -42,6 +42,9 @@ pub(super) async fn run(
     }
     let members: Vec<Sample> = job.served.iter().cloned().chain(shadows).collect();
     let grades = job.route.grade(&inputs(&job.interaction, &members)).await;
+    if let Some(prompt) = job.prompt {
+        shared.outcomes().push((prompt, totals(&job.route, members.len(), &grades)));
+    }
     if job.route.has_feedback() && !job.served.is_empty() {
         wait_for_feedback(shared, &job).await;
     }
@@ -52,6 +55,17 @@ pub(super) async fn run(
             shared.skip("store");
         }
     }
+}
+
+/// Each member's weighted sum; `None` where a part is missing.
+fn totals(route: &Route, members: usize, grades: &Grades) -> Vec<Option<f64>> {
+    let total = |member: usize| {
+        let parts = grades.iter().map(|(part, values)| {
+            Some(route.weight(part)? * values.get(member).copied().flatten()?)
+        });
+        parts.sum::<Option<f64>>()
+    };
+    (0..members).map(total).collect()
 }
 
 fn inputs(interaction: &Interaction, members: &[Sample]) -> Vec<ScoreInput> {

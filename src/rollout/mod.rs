@@ -13,7 +13,6 @@
 //! [`Priority::Shadow`]: crate::engine::Priority::Shadow
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,7 +22,8 @@ use rand_chacha::ChaCha12Rng;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::RolloutConfig;
+use crate::config::{DatasetConfig, RolloutConfig};
+use crate::dataset::PromptId;
 use crate::engine::Engine;
 use crate::reward::{RewardError, Routes};
 use crate::store::{Store, StoreError};
@@ -54,10 +54,15 @@ pub enum RolloutError {
     Route(#[from] RewardError),
     /// The dataset's route cannot score anything.
     #[error(
-        "rollout.dataset_route = `{0}` has no reward that can score a completion; \
+        "{key} = `{route}` has no reward that can score a completion; \
          feedback alone does not reach dataset prompts"
     )]
-    UnscoredRoute(String),
+    UnscoredRoute {
+        /// The key that names it.
+        key: &'static str,
+        /// Its name.
+        route: String,
+    },
     /// The ledger cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -84,6 +89,8 @@ struct Shared {
     forming: tokio::sync::Mutex<()>,
     /// Groups whose sampling has begun and that are not committed yet.
     in_flight: AtomicUsize,
+    /// Total rewards of finished groups of the dataset, until its next draw.
+    outcomes: Mutex<Vec<(PromptId, Vec<Option<f64>>)>>,
     /// Wakes the scheduler: a prompt came, or a group left.
     wake: Notify,
     /// Wakes the sweep: feedback is no longer held.
@@ -92,18 +99,20 @@ struct Shared {
 }
 
 impl Rollout {
-    /// Starts its tasks on the current runtime.
+    /// Starts its tasks on the current runtime. `dataset` is what
+    /// [`crate::config::Config::dataset_in_use`] says.
     ///
     /// # Errors
     /// If the dataset or its route cannot be used; names the line or the key.
     pub fn start(
         config: &RolloutConfig,
+        dataset: Option<&DatasetConfig>,
         engine: Arc<dyn Engine>,
         store: Store,
         routes: Arc<Routes>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, RolloutError> {
-        Self::start_seeded(config, 0, engine, store, routes, metrics)
+        Self::start_seeded(config, dataset, 0, engine, store, routes, metrics)
     }
 
     /// [`Self::start`] with a seed for the shadows' random numbers and the dataset's order.
@@ -115,6 +124,7 @@ impl Rollout {
     /// As for [`Self::start`].
     pub fn start_seeded(
         config: &RolloutConfig,
+        dataset: Option<&DatasetConfig>,
         seed: u64,
         engine: Arc<dyn Engine>,
         store: Store,
@@ -123,10 +133,10 @@ impl Rollout {
     ) -> Result<Self, RolloutError> {
         let mut rng = ChaCha12Rng::seed_from_u64(seed);
         rng.set_stream(store.stats()?.samples);
-        let dataset = match &config.dataset {
-            Some(path) if config.enabled => Some(open_dataset(path, config, &routes, &mut rng)?),
-            _ => None,
-        };
+        let dataset = dataset
+            .filter(|_| config.enabled)
+            .map(|dataset| Dataset::load(dataset, &config.dataset_route, &routes, &mut rng))
+            .transpose()?;
         let shared = Arc::new(Shared {
             queue: Queue::new(config.queue),
             config: config.clone(),
@@ -137,6 +147,7 @@ impl Rollout {
             held: Mutex::default(),
             forming: tokio::sync::Mutex::default(),
             in_flight: AtomicUsize::new(0),
+            outcomes: Mutex::default(),
             wake: Notify::new(),
             released: Notify::new(),
             stop: watch::channel(false).0,
@@ -191,21 +202,6 @@ impl Rollout {
     }
 }
 
-fn open_dataset(
-    path: &Path,
-    config: &RolloutConfig,
-    routes: &Routes,
-    rng: &mut ChaCha12Rng,
-) -> Result<Dataset, RolloutError> {
-    let route = routes.require("rollout.dataset_route", &config.dataset_route)?;
-    if !route.has_graders() {
-        return Err(RolloutError::UnscoredRoute(route.name.clone()));
-    }
-    let dataset = Dataset::load(path, Arc::clone(route), rng).map_err(RolloutError::Dataset)?;
-    tracing::info!(path = %path.display(), prompts = dataset.len(), "dataset opened");
-    Ok(dataset)
-}
-
 impl Shared {
     fn skip(&self, reason: &str) {
         self.metrics.rollout_skipped.with_label_values(&[reason]).inc();
@@ -217,6 +213,10 @@ impl Shared {
 
     fn held(&self) -> MutexGuard<'_, HashMap<SampleId, UnixMillis>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outcomes(&self) -> MutexGuard<'_, Vec<(PromptId, Vec<Option<f64>>)>> {
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the sweep from taking feedback on these before `until`.

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::dataset::PromptId;
 use crate::reward::Route;
 use crate::types::{Interaction, Sample, SampleId, UnixMillis, now_ms};
 
@@ -16,6 +17,8 @@ const MAX_AGE_MS: UnixMillis = 10 * 60 * 1000;
 /// A prompt that is to get a group.
 pub(super) struct Job {
     pub interaction: Arc<Interaction>,
+    /// What it is in the dataset; `None` for a live one.
+    pub prompt: Option<PromptId>,
     pub route: Arc<Route>,
     /// Trainable completions that a client received.
     pub served: Vec<Sample>,
@@ -32,13 +35,13 @@ impl Job {
             served.iter().map(|s| s.created).max().unwrap_or(interaction.created).min(now_ms());
         let served: Vec<Sample> = served.into_iter().filter(|s| s.untrainable.is_none()).collect();
         let held = served.iter().map(|s| s.id).collect();
-        Self { interaction, route, served, held, completed }
+        Self { interaction, prompt: None, route, served, held, completed }
     }
 
     /// A prompt that nobody was served.
     pub fn fresh(interaction: Arc<Interaction>, route: Arc<Route>) -> Self {
         let completed = interaction.created;
-        Self { interaction, route, served: Vec::new(), held: Vec::new(), completed }
+        Self { interaction, prompt: None, route, served: Vec::new(), held: Vec::new(), completed }
     }
 }
 

@@ -165,7 +165,8 @@ impl Scheduler {
         Some(shadows)
     }
 
-    /// Waits for room and a prompt: the newest live one, else the dataset's next.
+    /// Waits for room and a prompt: the newest live one or the dataset's next, as
+    /// `dataset.mix.live_share` shares them out while both wait.
     async fn next_job(&mut self) -> Option<Job> {
         let shared = Arc::clone(&self.shared);
         let mut ready = shared.store.watch_ready();
@@ -179,11 +180,15 @@ impl Scheduler {
             }
             ready.mark_unchanged();
             if shared.has_room() {
-                let job = shared.queue.pop();
+                let waits = shared.queue.len() > 0;
+                let live = self.dataset.as_mut().is_none_or(|dataset| dataset.takes_live(waits));
+                let job = if live { shared.queue.pop() } else { None };
+                let drawn = || self.dataset.as_mut()?.next_job(&shared);
+                // The dataset may turn out to hold nothing that the model can take.
+                let job = job.or_else(drawn).or_else(|| shared.queue.pop());
                 shared.queue_gauge(shared.queue.len());
-                let drawn = || self.dataset.as_mut()?.next_job(&shared, &mut self.rng);
-                if let Some(job) = job.or_else(drawn) {
-                    return Some(job);
+                if job.is_some() {
+                    return job;
                 }
             }
             tokio::select! {

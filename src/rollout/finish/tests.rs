@@ -133,3 +133,13 @@ fn every_graders_value_is_recorded_missing_ones_too() {
         assert_eq!(got, (id, name.to_owned(), value, RewardSource::Grader));
     }
 }
+
+#[test]
+fn a_total_with_a_missing_part_is_missing() {
+    let grades: Grades = vec![
+        ("correct".to_owned(), vec![Some(1.0), Some(0.0), None]),
+        ("shape".to_owned(), vec![Some(1.0), Some(1.0), Some(1.0)]),
+    ];
+    assert_eq!(totals(&route(), 3, &grades), [Some(2.0), Some(1.0), None]);
+    assert_eq!(totals(&route(), 4, &grades)[3], None, "a member that was not graded");
+}

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::world::World;
+use crate::config::StageConfig;
 use crate::engine::{Engine, GenerateRequest, Priority};
 use crate::store::Op;
 use crate::types::{PromptSource, SampleOrigin, SamplingParams};
@@ -196,6 +197,51 @@ async fn a_dataset_fills_what_live_prompts_leave() {
     world.until(|| world.formed("live") == 1).await;
     assert_eq!(world.formed("dataset"), 6);
     rollout.stop().await;
+}
+
+#[tokio::test]
+async fn live_prompts_share_with_the_dataset_as_configured() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 4;
+    let line = r#"{"prompt":"1+1=","answer":2}"#;
+    world.config.dataset = Some(dataset(&world, &[line]));
+    world.dataset.mix.live_share = 0.5;
+    let rollout = world.start();
+    world.until(|| world.formed("dataset") == 4).await;
+    for _ in 0..4 {
+        let (asked, samples) = world.serve("graded", 1).await;
+        rollout.offer(asked, samples);
+    }
+    world.train().await;
+    world.until(|| world.formed("dataset") + world.formed("live") == 8).await;
+    assert_eq!((world.formed("dataset"), world.formed("live")), (6, 2));
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn stages_are_scored_by_their_own_routes() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 2;
+    let lines = ["easy", "hard"]
+        .map(|level| format!(r#"{{"prompt":"1+1=","answer":2,"level":"{level}"}}"#));
+    world.config.dataset = Some(dataset(&world, &[&lines[0], &lines[1]]));
+    let stage = StageConfig {
+        filter: "level = hard".to_owned(),
+        route: "both".to_owned(),
+        ..StageConfig::default()
+    };
+    world.dataset.stages = vec![stage];
+    let rollout = world.start();
+    world.until(|| world.formed("dataset") == 2).await;
+    for group in world.store.ready_groups(10).unwrap() {
+        let asked = world.store.interaction(group.interaction).unwrap().unwrap();
+        assert_eq!((group.route.as_str(), asked.metadata["level"].as_str()), ("both", "hard"));
+        assert_eq!(group.parts, ["said"]);
+    }
+    rollout.stop().await;
+    world.dataset.stages[0].route = "users".to_owned();
+    let error = world.try_start().err().unwrap().to_string();
+    assert!(error.starts_with("dataset.stage.route = `users` has no reward"), "{error}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::super::{Rollout, RolloutError};
-use crate::config::{RolloutConfig, RouteList, StoreConfig};
+use crate::config::{DatasetConfig, RolloutConfig, RouteList, StoreConfig};
 use crate::engine::fake::{FakeConfig, FakeEngine};
 use crate::engine::{Codec, ModelDir};
 use crate::reward::Routes;
@@ -51,6 +51,8 @@ pub(super) struct World {
     pub routes: Arc<Routes>,
     pub metrics: Arc<Metrics>,
     pub config: RolloutConfig,
+    /// Beside the path in `config.dataset`.
+    pub dataset: DatasetConfig,
 }
 
 /// One token a byte, and a stop token.
@@ -114,13 +116,17 @@ impl World {
             ..RolloutConfig::default()
         };
         let routes = Arc::new(Routes::new(&routes).unwrap());
-        Self { dir, store, engine, routes, metrics, config }
+        let dataset = DatasetConfig::default();
+        Self { dir, store, engine, routes, metrics, config, dataset }
     }
 
     pub fn try_start(&self) -> Result<Rollout, RolloutError> {
         let engine = Arc::clone(&self.engine);
         let (routes, metrics) = (Arc::clone(&self.routes), Arc::clone(&self.metrics));
-        Rollout::start_seeded(&self.config, 7, engine, self.store.clone(), routes, metrics)
+        let path = self.config.dataset.clone();
+        let dataset = path.map(|path| DatasetConfig { path, ..self.dataset.clone() });
+        let (config, dataset) = (&self.config, dataset.as_ref());
+        Rollout::start_seeded(config, dataset, 7, engine, self.store.clone(), routes, metrics)
     }
 
     pub fn start(&self) -> Rollout {

@@ -1,0 +1,199 @@
+use std::io::Write;
+use std::sync::Arc;
+
+use ::parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, Int64Type};
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use ::parquet::schema::parser::parse_message_type;
+use proptest::prelude::*;
+use serde_json::json;
+use tempfile::NamedTempFile;
+
+use super::*;
+
+type Read = Vec<Result<Row, BadRow>>;
+
+fn read(bytes: &[u8], format: DatasetFormat, limit: usize) -> Result<Read, String> {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    let mut found = Vec::new();
+    rows(file.path(), format, limit, &mut |row| found.push(row))?;
+    Ok(found)
+}
+
+/// Place and column `a` of each row, or what is wrong with it.
+fn shown(bytes: &[u8], format: DatasetFormat, limit: usize) -> Vec<String> {
+    let shown = |row: Result<Row, BadRow>| match row {
+        Ok(row) => format!("{}: {}", row.place, row.columns["a"]),
+        Err(bad) => bad.to_string(),
+    };
+    read(bytes, format, limit).unwrap().into_iter().map(shown).collect()
+}
+
+#[test]
+fn names_choose_the_format() {
+    let auto = |name: &str| resolve(Path::new(name), DatasetFormat::Auto);
+    assert_eq!(auto("a.b/x.CSV"), DatasetFormat::Csv);
+    assert_eq!(auto("x.tsv"), DatasetFormat::Tsv);
+    assert_eq!((auto("x.parquet"), auto("x.pq")), (DatasetFormat::Parquet, DatasetFormat::Parquet));
+    assert_eq!((auto("x.jsonl"), auto("prompts")), (DatasetFormat::Jsonl, DatasetFormat::Jsonl));
+    assert_eq!(resolve(Path::new("x.csv"), DatasetFormat::Jsonl), DatasetFormat::Jsonl);
+}
+
+#[test]
+fn lines_have_their_numbers_whatever_ends_them() {
+    let jsonl = |text: &str| shown(text.as_bytes(), DatasetFormat::Jsonl, 1000);
+    let expected = ["line 1: 1", "line 3: 3", "line 4: 4"];
+    assert_eq!(jsonl("\u{feff}{\"a\":1}\r\n\r\n{\"a\":3}\r\n{\"a\":4}"), expected);
+    assert_eq!(jsonl("{\"a\":1}\n \n{\"a\":3}\n{\"a\":4}\n\n"), expected);
+    let csv = |text: &str| shown(text.as_bytes(), DatasetFormat::Csv, 1000);
+    let expected = ["line 3: \"1\"", "line 4: \"2\\n3\"", "line 7: \"4\""];
+    assert_eq!(csv("\u{feff}a,b\n\n1,\n\"2\n3\",\n\n4,x\n"), expected);
+    let expected = expected.map(|line| line.replace("\\n", "\\r\\n"));
+    assert_eq!(csv("a,b\r\n\r\n1,\r\n\"2\r\n3\",\r\n\r\n4,x"), expected);
+    let tsv = shown(b"a\tb\n1,2\tx\n", DatasetFormat::Tsv, 1000);
+    assert_eq!(tsv, ["line 2: \"1,2\""]);
+}
+
+#[test]
+fn bad_rows_do_not_end_the_file() {
+    let jsonl =
+        shown(b"{\"a\":1}\n{\"a\":\"\xff\"}\n{\"a\n{\"a\":4}\n", DatasetFormat::Jsonl, 1000);
+    let expected = [
+        "line 1: 1",
+        "line 2: it is not UTF-8: byte 7 is 0xff",
+        "line 3: not JSON: EOF while parsing a string at column 3",
+        "line 4: 4",
+    ];
+    assert_eq!(jsonl, expected);
+    let csv = shown(b"a,b,\n1,2,3\n1,2\n\xff,2,3\n\"x, y\",,\n", DatasetFormat::Csv, 1000);
+    let expected = [
+        "line 2: \"1\"",
+        "line 3: it has 2 cells for 3 columns",
+        "line 4: `a` is not UTF-8: byte 1 is 0xff",
+        "line 5: \"x, y\"",
+    ];
+    assert_eq!(csv, expected);
+}
+
+#[test]
+fn long_rows_are_refused_and_the_rest_is_read() {
+    let row = |length: usize| format!("{{\"a\":\"{}\"}}\r\n", "x".repeat(length - 8));
+    let text = row(100) + &row(101) + &row(20_000) + &row(50);
+    let found = read(text.as_bytes(), DatasetFormat::Jsonl, 100).unwrap();
+    let places: Vec<bool> = found.iter().map(Result::is_ok).collect();
+    assert_eq!(places, [true, false, false, true]);
+    let bad = found[2].as_ref().unwrap_err().to_string();
+    assert_eq!(bad, "line 3: longer than dataset.max_row_bytes (100)");
+    // A quotation mark that is never closed takes the rest of the file.
+    let csv = format!("a,b\n1,2\n\"3,4\n{}", "5,6\n".repeat(100));
+    let found = shown(csv.as_bytes(), DatasetFormat::Csv, 100);
+    assert_eq!(found.len(), 2);
+    assert!(found[1].ends_with("is a quotation mark left open?"), "{found:?}");
+}
+
+/// Three rows with nested conversations; the second has nulls, the third two turns.
+fn parquet_file() -> Vec<u8> {
+    let schema = "message rows {
+        optional group messages (LIST) { repeated group list { optional group element {
+            optional binary role (UTF8); optional binary content (UTF8);
+        } } }
+        required int64 answer;
+        optional double score;
+        optional boolean hard;
+        optional binary raw;
+    }";
+    let mut bytes = Vec::new();
+    let properties = Arc::new(WriterProperties::builder().build());
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut file = SerializedFileWriter::new(&mut bytes, schema, properties).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    let texts = |texts: &[&str]| texts.iter().map(|t| ByteArray::from(*t)).collect::<Vec<_>>();
+    let nested = (&[4, 4, 4, 4][..], &[0, 0, 0, 1][..]);
+    let roles = texts(&["user", "user", "system", "user"]);
+    column::<ByteArrayType>(&mut group, &roles, Some(nested.0), Some(nested.1));
+    let contents = texts(&["1+1", "2+2", "Add.", "3+3"]);
+    column::<ByteArrayType>(&mut group, &contents, Some(nested.0), Some(nested.1));
+    column::<Int64Type>(&mut group, &[2, 4, 6], None, None);
+    column::<DoubleType>(&mut group, &[0.1, f64::NAN], Some(&[1, 0, 1]), None);
+    column::<BoolType>(&mut group, &[true, false], Some(&[1, 0, 1]), None);
+    column::<ByteArrayType>(&mut group, &texts(&["é"]), Some(&[1, 0, 0]), None);
+    group.close().unwrap();
+    file.close().unwrap();
+    bytes
+}
+
+fn column<T: ::parquet::data_type::DataType>(
+    group: &mut SerializedRowGroupWriter<'_, &mut Vec<u8>>,
+    values: &[T::T],
+    definition: Option<&[i16]>,
+    repetition: Option<&[i16]>,
+) {
+    let mut writer = group.next_column().unwrap().unwrap();
+    writer.typed::<T>().write_batch(values, definition, repetition).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn parquet_rows_are_json() {
+    let found = read(&parquet_file(), DatasetFormat::Parquet, 1000).unwrap();
+    let rows: Vec<Row> = found.into_iter().map(Result::unwrap).collect();
+    let user = |content: &str| json!({ "role": "user", "content": content });
+    let expected = [
+        json!({ "messages": [user("1+1")], "answer": 2, "score": 0.1, "hard": true, "raw": "é" }),
+        json!({ "messages": [user("2+2")], "answer": 4, "score": null, "hard": null, "raw": null }),
+        json!({
+            "messages": [{ "role": "system", "content": "Add." }, user("3+3")],
+            "answer": 6, "score": null, "hard": false, "raw": null
+        }),
+    ];
+    for (number, (row, expected)) in rows.into_iter().zip(expected).enumerate() {
+        assert_eq!(row.place, Place::Row(number as u64 + 1));
+        assert_eq!(Value::Object(row.columns), expected);
+    }
+    let long = read(&parquet_file(), DatasetFormat::Parquet, 90).unwrap();
+    let bad: Vec<String> =
+        long.iter().filter_map(|r| Some(r.as_ref().err()?.to_string())).collect();
+    assert_eq!(bad, ["row 3: longer than dataset.max_row_bytes (90)"]);
+}
+
+#[test]
+fn parquet_that_is_cut_says_so() {
+    let bytes = parquet_file();
+    let error = read(&bytes[..bytes.len() / 2], DatasetFormat::Parquet, 1000).unwrap_err();
+    assert!(error.starts_with("it is not Parquet that can be read: "), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        for format in [DatasetFormat::Jsonl, DatasetFormat::Csv, DatasetFormat::Tsv, DatasetFormat::Parquet] {
+            let _ = read(&bytes, format, 100);
+        }
+    }
+
+    #[test]
+    fn almost_csv_is_read_or_refused(text in "[ab,\"\r\n\t\u{feff}é]{0,80}") {
+        let lines = text.matches(['\n', '\r']).count() as u64 + 1;
+        for format in [DatasetFormat::Csv, DatasetFormat::Tsv] {
+            let mut last = 0;
+            for row in read(text.as_bytes(), format, 40).unwrap_or_default() {
+                let (Ok(Row { place, .. }) | Err(BadRow { place, .. })) = row;
+                let Place::Line(line) = place else { panic!("{place}") };
+                prop_assert!(line > last && line <= lines, "{} after {} of {}", line, last, lines);
+                last = line;
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_parquet_is_read_or_refused(at in any::<prop::sample::Index>(), byte: u8, cut in any::<prop::sample::Index>()) {
+        let mut bytes = parquet_file();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = read(&bytes, DatasetFormat::Parquet, 1000);
+        bytes.truncate(cut.index(bytes.len()));
+        let _ = read(&bytes, DatasetFormat::Parquet, 1000);
+    }
+}
