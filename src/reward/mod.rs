@@ -15,6 +15,7 @@ use crate::telemetry::Metrics;
 use crate::types::{Message, TokenId};
 
 pub mod builtin;
+pub mod sandbox;
 mod registry;
 
 pub use builtin::{BuiltinKind, builtin_kinds};
