@@ -137,8 +137,11 @@ fn supervise(spec: &Spec) -> Result<Answer, Failure> {
     };
     drop((files, tell, launcher));
     let keep = spec.limits.output_bytes;
-    let mut streams =
-        [Stream::new(stdout, keep)?, Stream::new(stderr, keep)?, Stream::new(report, REPORT_BYTES)?];
+    let mut streams = [
+        Stream::new(stdout, keep)?,
+        Stream::new(stderr, keep)?,
+        Stream::new(report, REPORT_BYTES)?,
+    ];
     let early = sys::pidfd(pid)
         .map_err(|e| Failure::Unavailable(format!("runs cannot be watched: pidfd_open: {e}")))
         .and_then(|pidfd| watch(&pidfd, &mut streams, began + spec.limits.wall()));
@@ -177,9 +180,8 @@ fn began_with(told: OwnedFd) -> Result<Isolation, Failure> {
             Failure::Failed(reason.to_owned())
         });
     }
-    serde_json::from_str(line).map_err(|_| {
-        Failure::Failed("the run ended before the interpreter was started".to_owned())
-    })
+    serde_json::from_str(line)
+        .map_err(|_| Failure::Failed("the run ended before the interpreter was started".to_owned()))
 }
 
 /// Reads until the child ends: `None`; or says why it must be ended.
@@ -199,8 +201,7 @@ fn watch(
         // Closed streams are left out: poll ignores negative descriptors.
         fds.extend(streams.iter().map(|s| event(s.descriptor(), libc::POLLIN)));
         let left = left + Duration::from_millis(1);
-        sys::poll(&mut fds, left.as_millis().min(60_000) as libc::c_int)
-            .map_err(failed("poll"))?;
+        sys::poll(&mut fds, left.as_millis().min(60_000) as libc::c_int).map_err(failed("poll"))?;
         if fds[1].revents != 0 {
             return Err(Failure::Failed("the daemon went away".to_owned()));
         }

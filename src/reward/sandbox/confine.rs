@@ -140,10 +140,7 @@ fn limits(spec: &Spec, alone: bool) -> std::io::Result<()> {
 
 /// Leaves nothing to be opened but `readable`, and the scratch directory if `writable`; no TCP, no
 /// signals or abstract sockets out of here, as far as the kernel's version goes.
-fn landlock(
-    readable: &[PathBuf],
-    writable: bool,
-) -> Result<RulesetStatus, landlock::RulesetError> {
+fn landlock(readable: &[PathBuf], writable: bool) -> Result<RulesetStatus, landlock::RulesetError> {
     let abi = ABI::V6;
     let devices = ["/dev/null", "/dev/zero", "/dev/urandom"].map(Path::new);
     let scratch = writable.then_some(SCRATCH);

@@ -205,11 +205,8 @@ async fn talk(launcher: &mut Child, line: &[u8]) -> std::io::Result<(Vec<u8>, Ve
         let _ = stdin.write_all(line).await;
         stdin
     };
-    let (_open, read, read_too) = tokio::join!(
-        send,
-        stdout.read_to_end(&mut answer),
-        stderr.read_to_end(&mut complaint)
-    );
+    let (_open, read, read_too) =
+        tokio::join!(send, stdout.read_to_end(&mut answer), stderr.read_to_end(&mut complaint));
     read?;
     read_too?;
     launcher.wait().await?;

@@ -169,7 +169,8 @@ impl Outcome {
     /// The last `lines` lines of standard error, at most 500 characters.
     pub fn stderr_tail(&self, lines: usize) -> String {
         let text = self.stderr.trim_end();
-        let start = text.rmatch_indices('\n').nth(lines.saturating_sub(1)).map_or(0, |(i, _)| i + 1);
+        let start =
+            text.rmatch_indices('\n').nth(lines.saturating_sub(1)).map_or(0, |(i, _)| i + 1);
         let tail = &text[start..];
         let skip = tail.chars().count().saturating_sub(500);
         tail.chars().skip(skip).collect()

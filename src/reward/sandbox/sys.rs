@@ -249,9 +249,8 @@ pub(super) fn landlock_abi() -> u32 {
     let version_flag: libc::c_uint = 1;
     let nothing = std::ptr::null::<libc::c_void>();
     // SAFETY: with this flag the kernel reads no memory (landlock_create_ruleset(2)).
-    let abi = unsafe {
-        libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0_usize, version_flag)
-    };
+    let abi =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0_usize, version_flag) };
     u32::try_from(abi).unwrap_or(0)
 }
 

@@ -269,6 +269,9 @@ fn compile(open: Open) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
     first.insert(libc::SYS_seccomp, vec![]);
     let mut second = refused;
     second.insert(libc::SYS_seccomp, vec![]);
+    if open.threads && !open.processes {
+        second.insert(libc::SYS_clone, vec![clone_flags(libc::CLONE_THREAD, 0)?]);
+    }
     Ok([
         SeccompFilter::new(first, enosys, SeccompAction::Allow, arch)?.try_into()?,
         SeccompFilter::new(second, SeccompAction::Allow, eperm, arch)?.try_into()?,
@@ -295,19 +298,24 @@ fn allowed(open: Open) -> Result<Rules, seccompiler::BackendError> {
     rules.insert(libc::SYS_socketpair, vec![is(0, libc::AF_UNIX as u64)?]);
     rules.insert(libc::SYS_sendto, vec![is(4, 0)?]);
     // Threads and processes. `clone3` hides its flags in memory, so it does not exist.
-    let masked = |mask: libc::c_int, value: u64| {
-        when(0, SeccompCmpOp::MaskedEq(mask as u32 as u64), value)
-    };
     if open.processes {
-        rules.insert(libc::SYS_clone, vec![masked(NEW_NAMESPACES, 0)?]);
+        rules.insert(libc::SYS_clone, vec![clone_flags(NEW_NAMESPACES, 0)?]);
         #[cfg(target_arch = "x86_64")]
         rules.extend([libc::SYS_fork, libc::SYS_vfork].map(|call| (call, vec![])));
         rules.extend([libc::SYS_setsid, libc::SYS_setpgid].map(|call| (call, vec![])));
     } else if open.threads {
         let thread = libc::CLONE_THREAD;
-        rules.insert(libc::SYS_clone, vec![masked(thread, thread as u64)?]);
+        rules.insert(libc::SYS_clone, vec![clone_flags(thread, thread)?]);
     }
     Ok(rules)
+}
+
+/// The flags under `mask` are `value`.
+fn clone_flags(
+    mask: libc::c_int,
+    value: libc::c_int,
+) -> Result<SeccompRule, seccompiler::BackendError> {
+    when(0, SeccompCmpOp::MaskedEq(u64::from(mask as u32)), value as u64)
 }
 
 fn when(
@@ -315,8 +323,7 @@ fn when(
     operator: SeccompCmpOp,
     value: u64,
 ) -> Result<SeccompRule, seccompiler::BackendError> {
-    // Sizes differ: flags are read as 64 bits, everything else as the 32 bits the kernel uses,
-    // except addresses, which must be compared whole.
+    // Numbers are read as the 32 bits that the kernel uses; addresses must be compared whole.
     let width = if argument == 4 { SeccompCmpArgLen::Qword } else { SeccompCmpArgLen::Dword };
     SeccompRule::new(vec![SeccompCondition::new(argument, width, operator, value)?])
 }
