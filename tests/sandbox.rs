@@ -3,6 +3,7 @@
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(clippy::print_stdout, reason = "skipped tests say so")]
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -12,10 +12,12 @@ use serde::{Deserialize, Serialize};
 mod describe;
 mod load;
 mod reward;
+mod reward_code;
 mod train;
 mod validate;
 
 pub use load::{environment_names, load, load_from, parse};
+pub use reward_code::{CodeLanguage, CodeParams, ScriptParams};
 pub use train::{AdvantageScale, LinearKind, LoraConfig, LossKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 

@@ -15,7 +15,9 @@ use crate::telemetry::Metrics;
 use crate::types::{Message, TokenId};
 
 pub mod builtin;
+pub mod code;
 pub mod sandbox;
+pub mod script;
 mod registry;
 
 pub use builtin::{BuiltinKind, builtin_kinds};

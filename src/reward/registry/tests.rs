@@ -145,7 +145,7 @@ fn errors_name_the_route_the_part_and_the_key() {
             "route `math`, reward ``: name = `` is empty",
         ),
         (
-            part("kind = \"feedback\"") + &part("kind = \"format_strict\""),
+            part("kind = \"feedback\"") + part("kind = \"format_strict\"").as_str(),
             "route `math`: reward.name = `p` stands twice",
         ),
         ("[[route]]\nname = \"math\"".to_owned(), "route: name = `math` stands twice"),
