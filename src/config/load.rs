@@ -58,8 +58,17 @@ pub fn load_from(
             table(&text, &name)?
         }
     };
-    let set_by = apply(&mut root, env)?;
-    read(root, &set_by)
+    let env: BTreeMap<String, String> = env.into_iter().collect();
+    let set_by = apply(&mut root, env.iter().map(|(k, v)| (k.clone(), v.clone())))?;
+    let mut config = read(root, &set_by)?;
+    for (i, route) in config.routes.0.iter_mut().enumerate() {
+        for (j, part) in route.rewards.iter_mut().enumerate() {
+            part.kind
+                .resolve(&|name| env.get(name).cloned())
+                .map_err(|error| ConfigError(format!("route[{i}].reward[{j}].{error}")))?;
+        }
+    }
+    Ok(config)
 }
 
 /// Every key and the environment variable that sets it.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use crate::config::reward::{Feedback, FormatStrict, NumericMatch};
+use crate::config::FeedbackParams;
+use crate::config::reward::{FormatStrict, NumericMatch};
 use crate::config::{
     Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
     RouteConfig, RouteList, ServerConfig, TrainConfig,
@@ -104,7 +105,7 @@ fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
     }
     if mode.has_thumbs() {
         let weight = if mode.has_graders() { 0.5 } else { 1.0 };
-        let thumbs = RewardKind::Feedback(Feedback::default());
+        let thumbs = RewardKind::Feedback(FeedbackParams::default());
         parts.push(RewardConfig::new(THUMBS, weight, thumbs));
     }
     parts

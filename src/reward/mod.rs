@@ -16,14 +16,18 @@ use crate::types::{Message, TokenId};
 
 mod adaptive;
 pub mod catalogue;
+pub mod code;
 pub mod grader;
 pub mod judge;
 pub mod library;
 pub mod raters;
 mod registry;
 mod remote;
+pub mod sandbox;
+pub mod script;
 mod stats;
 pub mod text;
+mod tools;
 pub mod webhook;
 
 pub use adaptive::{AdaptiveState, AdaptiveWeight};
@@ -31,6 +35,7 @@ pub use catalogue::{Entry, catalogue};
 pub use registry::{Part, RewardError, Route, Routes};
 pub use remote::CallError;
 pub use stats::{PartStats, PartSummary};
+pub use tools::{OWN_MODEL, Tools};
 
 /// What a reward function may look at.
 #[derive(Clone, Debug)]

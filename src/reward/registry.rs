@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::library::compose::guarded;
-use super::{AdaptiveWeight, RewardFn, ScoreInput};
+use super::{AdaptiveWeight, RewardFn, ScoreInput, Tools};
 use crate::config::{Problem, RewardConfig, RouteConfig, RouteList};
 
 mod build;
+
+use build::Builder;
 
 /// What is wrong with a route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,11 +123,19 @@ pub struct Routes {
 }
 
 impl Routes {
+    /// Builds the functions of routes that need no [`Tools`].
+    ///
+    /// # Errors
+    /// As for [`Self::with`].
+    pub fn new(config: &RouteList) -> Result<Self, RewardError> {
+        Self::with(config, &Tools::default())
+    }
+
     /// Builds the functions.
     ///
     /// # Errors
     /// Names the route, the part and the key of what is wrong.
-    pub fn new(config: &RouteList) -> Result<Self, RewardError> {
+    pub fn with(config: &RouteList, tools: &Tools) -> Result<Self, RewardError> {
         let mut names = BTreeSet::new();
         let mut list = Vec::with_capacity(config.0.len());
         for route in &config.0 {
@@ -138,7 +148,7 @@ impl Routes {
             }
             let condition =
                 Condition { model: route.model.clone(), metadata: route.metadata.clone() };
-            list.push((condition, Arc::new(build_route(route)?)));
+            list.push((condition, Arc::new(build_route(route, tools)?)));
         }
         Ok(Self { list })
     }
@@ -171,7 +181,7 @@ impl Routes {
     }
 }
 
-fn build_route(config: &RouteConfig) -> Result<Route, RewardError> {
+fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError> {
     let mut names = BTreeSet::new();
     // Seen before the preset's are replaced, which would hide a name that stands twice.
     if let Some(twice) = config.rewards.iter().find(|part| !names.insert(&part.name)) {
@@ -180,7 +190,7 @@ fn build_route(config: &RouteConfig) -> Result<Route, RewardError> {
     }
     let parts = config.parts();
     let parts = parts.iter().map(|part| {
-        build_part(part).map_err(|problem| {
+        build_part(part, &config.name, tools).map_err(|problem| {
             let place = format!("route `{}`, reward `{}`", config.name, part.name);
             RewardError::Value { place, problem }
         })
@@ -188,7 +198,7 @@ fn build_route(config: &RouteConfig) -> Result<Route, RewardError> {
     Ok(Route { name: config.name.clone(), parts: parts.collect::<Result<_, _>>()? })
 }
 
-fn build_part(config: &RewardConfig) -> Result<Part, Problem> {
+fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<Part, Problem> {
     if config.name.is_empty() {
         return Err(Problem::value("name", "\"\"", "a name"));
     }
@@ -197,7 +207,7 @@ fn build_part(config: &RewardConfig) -> Result<Part, Problem> {
         name: config.name.clone(),
         weight: config.weight,
         adaptive: config.adaptive.as_ref().map(|rule| AdaptiveWeight::new(config.weight, rule)),
-        grader: build::grader(&config.kind, config.shape)?,
+        grader: Builder { tools, route, part: &config.name }.grader(&config.kind, config.shape)?,
     })
 }
 

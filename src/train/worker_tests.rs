@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::{Parts, TrainError, TrainState, Worker};
-use crate::config::reward::Feedback;
+use crate::config::FeedbackParams;
 use crate::config::{
     LoraConfig, PolicyConfig, RewardConfig, RewardKind, RouteConfig, RouteList, StoreConfig,
     TrainConfig,
@@ -63,7 +63,7 @@ impl World {
             rewards: vec![RewardConfig::new(
                 "thumbs",
                 1.0,
-                RewardKind::Feedback(Feedback::default()),
+                RewardKind::Feedback(FeedbackParams::default()),
             )],
             ..RouteConfig::default()
         }]);

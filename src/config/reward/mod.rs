@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+mod code;
 mod correctness;
 mod ensemble;
 mod feedback;
 mod flat;
 mod format;
+mod grade;
 mod judge;
 mod length;
 mod preset;
@@ -20,6 +22,7 @@ mod shape;
 mod style;
 mod webhook;
 
+pub use code::{CodeLanguage, CodeParams, ScriptParams};
 pub use correctness::{
     Contains, ContainsMode, ExactMatch, FuzzyMatch, MathEqual, MultipleChoice, NumericMatch,
     ReasoningAccuracy,
@@ -30,6 +33,7 @@ pub use format::{
     FormatIncremental, FormatSoft, FormatStrict, IntegerAnswer, JsonSchema, JsonValid, Regex,
     ThinkAnswer, ThinkFormat,
 };
+pub use grade::{Grade, TextSimilarity};
 pub use judge::{JudgeMode, JudgeParams, Rubric, TokenLimitField};
 pub use length::{CosineScaled, Length, LengthRange, SoftOverlong};
 pub use preset::Preset;
@@ -129,7 +133,7 @@ impl RewardConfig {
 #[serde(rename_all = "snake_case")]
 pub enum RewardKind {
     /// What clients post to `/v1/feedback` under this part's name.
-    Feedback(Feedback),
+    Feedback(FeedbackParams),
     /// Whether the answer equals the reference, letter for letter.
     ExactMatch(ExactMatch),
     /// How alike answer and reference are.
@@ -184,10 +188,22 @@ pub enum RewardKind {
     Keywords(Keywords),
     /// Several kinds as one part.
     Ensemble(Ensemble),
+    /// How alike answer and reference are, by a metric of texts.
+    TextSimilarity(TextSimilarity),
+    /// The share of a program's tests that pass.
+    Code(CodeParams),
+    /// A script's value.
+    Script(ScriptParams),
+    /// An OpenAI grader.
+    Grader(Grade),
+    /// What a service answers.
+    Webhook(WebhookParams),
+    /// What a language model thinks.
+    Judge(JudgeParams),
 }
 
 /// The `kind`s in TOML, in the order of [`RewardKind`].
-pub const KINDS: [&str; 28] = [
+pub const KINDS: [&str; 34] = [
     "feedback",
     "exact_match",
     "fuzzy_match",
@@ -216,6 +232,12 @@ pub const KINDS: [&str; 28] = [
     "language",
     "keywords",
     "ensemble",
+    "text_similarity",
+    "code",
+    "script",
+    "grader",
+    "webhook",
+    "judge",
 ];
 
 impl RewardKind {
@@ -226,12 +248,12 @@ impl RewardKind {
     /// The first value that is out of range, its key relative to the part.
     pub fn check(&self) -> Result<(), Problem> {
         match self {
-            Self::Feedback(_)
-            | Self::ExactMatch(_)
+            Self::ExactMatch(_)
             | Self::ThinkFormat(_)
             | Self::ThinkAnswer(_)
             | Self::JsonValid(_)
             | Self::IntegerAnswer(_) => Ok(()),
+            Self::Feedback(p) => p.check(""),
             Self::FuzzyMatch(p) => p.check(),
             Self::NumericMatch(p) => p.check(),
             Self::MathEqual(p) => p.check(),
@@ -253,15 +275,55 @@ impl RewardKind {
             Self::ForbiddenPhrases(p) => p.check(),
             Self::Language(p) => p.check(),
             Self::Keywords(p) => p.check(),
+            Self::TextSimilarity(p) => p.check(),
+            Self::Code(p) => p.check(),
+            Self::Script(p) => p.check(),
+            Self::Grader(_) => Ok(()),
+            Self::Webhook(p) => p.check(""),
+            Self::Judge(p) => p.check(""),
             Self::Ensemble(p) => p.check(),
+        }
+        .map_err(|problem| Problem {
+            key: problem.key.trim_start_matches('.').to_owned(),
+            ..problem
+        })
+    }
+
+    /// Looks up the secrets that the parameters name.
+    ///
+    /// # Errors
+    /// A sentence that begins with the key.
+    pub(super) fn resolve(
+        &mut self,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(), String> {
+        match self {
+            Self::Webhook(p) => p.resolve(lookup).map_err(|error| format!("secret_env{error}")),
+            Self::Judge(p) => p.resolve(lookup).map_err(|error| format!("api_key_env{error}")),
+            Self::Ensemble(p) => p.of.iter_mut().try_for_each(|member| member.kind.resolve(lookup)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether running it takes the sandbox.
+    pub fn needs_sandbox(&self) -> bool {
+        match self {
+            Self::Code(p) => p.language == CodeLanguage::Python,
+            Self::Grader(p) => p.grader.to_string().contains("python"),
+            Self::Ensemble(p) => p.of.iter().any(|member| member.kind.needs_sandbox()),
+            _ => false,
+        }
+    }
+
+    /// Whether it asks this server's own base model.
+    pub fn needs_own_model(&self) -> bool {
+        match self {
+            Self::Judge(p) => p.base_url == "self",
+            Self::Ensemble(p) => p.of.iter().any(|member| member.kind.needs_own_model()),
+            _ => false,
         }
     }
 }
-
-/// What clients post to `/v1/feedback` under the part's name.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Feedback {}
 
 /// Default metadata key of a reference.
 fn answer_key() -> String {
@@ -280,7 +342,8 @@ pub struct RouteList(pub Vec<RouteConfig>);
 
 impl Default for RouteList {
     fn default() -> Self {
-        let thumbs = RewardConfig::new("thumbs", 1.0, RewardKind::Feedback(Feedback::default()));
+        let thumbs =
+            RewardConfig::new("thumbs", 1.0, RewardKind::Feedback(FeedbackParams::default()));
         let name = "default".to_owned();
         Self(vec![RouteConfig { name, rewards: vec![thumbs], ..RouteConfig::default() }])
     }

@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Citations, ExactMatch, ForbiddenPhrases, FormatIncremental, FormatSoft, FormatStrict,
-    FuzzyMatch, Keywords, LengthRange, MathEqual, ReasoningSteps, Regex, RepetitionPenalty,
-    RewardConfig, RewardKind,
+    Citations, CodeParams, ExactMatch, ForbiddenPhrases, FormatIncremental, FormatSoft,
+    FormatStrict, FuzzyMatch, Keywords, LengthRange, MathEqual, ReasoningSteps, Regex,
+    RepetitionPenalty, RewardConfig, RewardKind, TextSimilarity,
 };
 
 /// A list of parts for a task.
@@ -23,13 +23,13 @@ pub enum Preset {
     MathReasoning,
     /// Programs in a fenced block.
     ///
-    /// `correct` (the program's tests, 2.0: [`code_part`]), `format` (one fenced block with a named
+    /// `correct` (code: the share of the tests in `tests` and `cases` that pass, 2.0), `format` (one fenced block with a named
     /// language, 0.5), `unfinished` (a penalty for TODO, FIXME and the like, 0.5), `length`
     /// (length_range up to 1,024 tokens, 0.1).
     CodeGeneration,
     /// Summaries.
     ///
-    /// `similar` (fuzzy_match with `summary`, 1.0), `keywords` (the share of `keywords`, 1.0),
+    /// `similar` (text_similarity, rouge_l with `summary`, 1.0), `keywords` (the share of `keywords`, 1.0),
     /// `length` (length_range of 20 to 160 tokens, 0.5), `repetition` (repetition_penalty, 0.5),
     /// `preamble` (a penalty for "Here is a summary" and the like, 0.2).
     Summarization,
@@ -75,33 +75,23 @@ fn code_generation() -> Vec<RewardConfig> {
     let block =
         Regex { pattern: r"(?s)\A[^`]*```\w+\n[^`]*```[^`]*\z".to_owned(), full: false, count: 1 };
     let phrases = ["TODO", "FIXME", "NotImplementedError", "your code here"];
-    let mut parts: Vec<RewardConfig> = code_part().into_iter().collect();
-    parts.extend([
+    vec![
+        Part::new("correct", 2.0, Kind::Code(CodeParams::default())),
         Part::new("format", 0.5, Kind::Regex(block)),
         forbidden("unfinished", 0.5, &phrases),
         length(0.1, 0, 1024, 512),
-    ]);
-    parts
-}
-
-/// The part of `code_generation` that runs the program's tests, weight 2.
-///
-/// The kind that executes code is not here yet, so there is none: the preset then judges form
-/// alone, and a route that uses it should have a `correct` of its own.
-fn code_part() -> Option<RewardConfig> {
-    None
+    ]
 }
 
 fn summarization() -> Vec<RewardConfig> {
-    let similar = FuzzyMatch {
+    let similar = TextSimilarity {
+        metric: "rouge_l".to_owned(),
         reference: "summary".to_owned(),
-        ignore_case: true,
-        threshold: 0.0,
         extract: String::new(),
     };
     let phrases = ["here is a summary", "here's a summary", "this text is about", "in summary"];
     vec![
-        Part::new("similar", 1.0, Kind::FuzzyMatch(similar)),
+        Part::new("similar", 1.0, Kind::TextSimilarity(similar)),
         Part::new("keywords", 1.0, Kind::Keywords(Keywords::default())),
         length(0.5, 20, 160, 80),
         repetition(0.5),

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 mod correctness;
 mod form;
+mod outside;
 
 /// A kind of reward part.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -30,7 +31,7 @@ pub struct Entry {
 
 /// Every kind, in the order of [`crate::config::KINDS`].
 pub fn catalogue() -> impl Iterator<Item = &'static Entry> {
-    correctness::ENTRIES.iter().chain(&form::ENTRIES)
+    correctness::ENTRIES.iter().chain(&form::ENTRIES).chain(&outside::ENTRIES)
 }
 
 #[cfg(test)]

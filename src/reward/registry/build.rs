@@ -5,31 +5,139 @@ use std::sync::Arc;
 use regex::Regex;
 use serde_json::Value;
 
-use crate::config::reward::{Ensemble, JsonSchema, Language, RewardKind, Shape};
+use crate::config::reward::{CodeParams, Ensemble, Grade, JsonSchema, Language, RewardKind, Shape};
 use crate::config::{Problem, reward};
+use crate::reward::code::CodeReward;
+use crate::reward::grader::Grader as OpenAiGrader;
+use crate::reward::judge::Judge;
 use crate::reward::library::compose::{Ensemble as EnsembleFn, Shaped};
 use crate::reward::library::format::{self, Tags};
 use crate::reward::library::json::{self, LastSchema, Schema};
 use crate::reward::library::{Each, answer, choice, language, length, style};
-use crate::reward::{RewardFn, ScoreInput};
+use crate::reward::script::ScriptReward;
+use crate::reward::text::Metric;
+use crate::reward::webhook::Webhook;
+use crate::reward::{RewardFn, ScoreInput, Tools};
+use crate::telemetry::Metrics;
 
 type Grader = Arc<dyn RewardFn>;
 type Built = Result<Grader, Problem>;
 
-/// The shaped function of a kind that [`RewardKind::check`] has passed; `None` for feedback.
-///
-/// # Errors
-/// What cannot be compiled, its key relative to the part.
-pub(super) fn grader(kind: &RewardKind, shape: Shape) -> Result<Option<Grader>, Problem> {
-    let Some(inner) = plain(kind)? else { return Ok(None) };
-    let shaped = || Arc::new(Shaped { inner: Arc::clone(&inner), shape });
-    Ok(Some(if shape.is_default() { inner } else { shaped() }))
+/// Makes functions for one part.
+pub(super) struct Builder<'a> {
+    pub(super) tools: &'a Tools,
+    pub(super) route: &'a str,
+    pub(super) part: &'a str,
 }
 
+impl Builder<'_> {
+    /// The shaped function of a kind that [`RewardKind::check`] has passed; `None` for feedback.
+    ///
+    /// # Errors
+    /// What cannot be compiled or had, its key relative to the part.
+    pub(super) fn grader(
+        &self,
+        kind: &RewardKind,
+        shape: Shape,
+    ) -> Result<Option<Grader>, Problem> {
+        let inner =
+            match kind {
+                RewardKind::Code(p) => self.code(p)?,
+                RewardKind::Script(p) => Arc::new(ScriptReward::new(p).map_err(|error| {
+                    Problem::new("source", format!(" does not compile: {error}"))
+                })?),
+                RewardKind::Grader(p) => self.openai(p)?,
+                RewardKind::Webhook(p) => {
+                    let made = Webhook::new(p, self.route, self.part, &self.metrics()?);
+                    Arc::new(made.map_err(sentence)?)
+                }
+                RewardKind::Judge(p) => {
+                    let own = self.tools.own_model.clone();
+                    let made = Judge::new(p, self.route, self.part, &self.metrics()?, own);
+                    Arc::new(made.map_err(sentence)?)
+                }
+                RewardKind::Ensemble(p) => self.ensemble(p)?,
+                kind => match plain(kind)? {
+                    Some(inner) => inner,
+                    None => return Ok(None),
+                },
+            };
+        let shaped = || Arc::new(Shaped { inner: Arc::clone(&inner), shape });
+        Ok(Some(if shape.is_default() { inner } else { shaped() }))
+    }
+
+    fn metrics(&self) -> Result<Arc<Metrics>, Problem> {
+        match &self.tools.metrics {
+            Some(metrics) => Ok(Arc::clone(metrics)),
+            // Checking a configuration counts nothing.
+            None => Metrics::new().map(Arc::new).map_err(sentence),
+        }
+    }
+
+    fn code(&self, p: &CodeParams) -> Built {
+        let made = CodeReward::new(p.clone(), self.tools.sandbox.clone());
+        Ok(Arc::new(made.map_err(|error| Problem::new("language", format!(": {error}")))?))
+    }
+
+    fn openai(&self, p: &Grade) -> Built {
+        let wrong = |why: String| Problem::new("grader", format!(" is not a grader: {why}"));
+        let json = match &p.grader {
+            Value::String(text) => {
+                serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?
+            }
+            table => table.clone(),
+        };
+        let made = OpenAiGrader::new("grader", &json, self.tools.backends());
+        let made = made.map_err(|error| wrong(error.to_string()))?;
+        if made.needs_code() && self.tools.sandbox.is_none() {
+            return Err(wrong("it runs Python, and there is no sandbox".to_owned()));
+        }
+        if made.needs_model() && self.tools.own_model.is_none() {
+            return Err(wrong("it asks a model, and none is served".to_owned()));
+        }
+        Ok(Arc::new(made))
+    }
+
+    fn ensemble(&self, p: &Ensemble) -> Built {
+        let mut members = Vec::with_capacity(p.of.len());
+        for (i, member) in p.of.iter().enumerate() {
+            let built = self
+                .grader(&member.kind, member.shape)
+                .map_err(|inner| Problem::new(format!("of[{i}].{}", inner.key), inner.says))?;
+            members.extend(built);
+        }
+        Ok(Arc::new(EnsembleFn { members, how: p.how }))
+    }
+}
+
+/// An error whose text begins with a key, or needs none.
+fn sentence(error: impl std::fmt::Display) -> Problem {
+    let text = error.to_string();
+    let (key, says) = text.split_once([' ', ':']).unwrap_or(("kind", &text));
+    Problem::new(key, format!(" {}", says.trim_start()))
+}
+
+/// The function of a kind that needs no more than its parameters; `None` for the others.
 fn plain(kind: &RewardKind) -> Result<Option<Grader>, Problem> {
     use RewardKind as Kind;
     let built = match kind.clone() {
-        Kind::Feedback(_) => return Ok(None),
+        Kind::Feedback(_)
+        | Kind::Code(_)
+        | Kind::Script(_)
+        | Kind::Grader(_)
+        | Kind::Webhook(_)
+        | Kind::Judge(_)
+        | Kind::Ensemble(_) => return Ok(None),
+        Kind::TextSimilarity(p) => {
+            let extract = extract(&p.extract)?;
+            let metric = Metric::named(&p.metric)
+                .ok_or_else(|| Problem::value("metric", format!("{:?}", p.metric), "a metric"))?;
+            each(move |input| {
+                let reference = input.metadata.get(&p.reference)?;
+                let given = answer::answer(&input.text, extract.as_ref()).unwrap_or_default();
+                Some(metric.score(given, reference))
+            })
+        }
         Kind::ExactMatch(p) => {
             let extract = extract(&p.extract)?;
             each(move |input| answer::exact_match(input, &p, extract.as_ref()))
@@ -110,7 +218,6 @@ fn plain(kind: &RewardKind) -> Result<Option<Grader>, Problem> {
         }
         Kind::Language(p) => spoken(&p)?,
         Kind::Keywords(p) => each(move |input| answer::keywords(input, &p)),
-        Kind::Ensemble(p) => ensemble(&p)?,
     };
     Ok(Some(built))
 }
@@ -138,16 +245,6 @@ fn spoken(p: &Language) -> Built {
         .ok_or_else(|| Problem::value("language", format!("{:?}", p.language), allowed))?;
     let confidence = p.confidence;
     Ok(each(move |input| language::language(&input.text, wanted, confidence)))
-}
-
-fn ensemble(p: &Ensemble) -> Built {
-    let mut members = Vec::with_capacity(p.of.len());
-    for (i, member) in p.of.iter().enumerate() {
-        let built = grader(&member.kind, member.shape)
-            .map_err(|inner| Problem::new(format!("of[{i}].{}", inner.key), inner.says))?;
-        members.extend(built);
-    }
-    Ok(Arc::new(EnsembleFn { members, how: p.how }))
 }
 
 fn schema(p: &JsonSchema) -> Result<Schema, Problem> {

@@ -1,0 +1,120 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn rhai(text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
+    let params = CodeParams {
+        language: CodeLanguage::Rhai,
+        timeout_ms: 300,
+        max_output_bytes: 1_024,
+        ..CodeParams::default()
+    };
+    score(params, text, metadata)
+}
+
+fn score(params: CodeParams, text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
+    let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+    let input = ScoreInput {
+        messages: Arc::default(),
+        metadata: Arc::new(pairs.collect::<BTreeMap<_, _>>()),
+        text: text.into(),
+        ids: Vec::new(),
+    };
+    let reward = CodeReward::new(params, None).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let values = runtime.block_on(reward.score(&[input]));
+    assert_eq!(values.len(), 1);
+    values[0]
+}
+
+#[test]
+fn rhai_counts_the_tests_that_hold() {
+    let code = "Sure:\n```rhai\nfn add(a, b) { a + b }\n```";
+    let tests =
+        "add(1, 2) == 3\n// a comment\nadd(2, 2) == 5\nadd(\"a\", \"b\") == \"ab\"\nsub(1, 2)";
+    assert_eq!(rhai(code, &[("tests", tests)]), Some(0.5));
+    assert_eq!(rhai("fn add(a, b) {", &[("tests", tests)]), Some(0.0));
+    assert_eq!(rhai(code, &[]), None);
+    assert_eq!(rhai(code, &[("tests", "  \n")]), None);
+    assert_eq!(rhai(code, &[("tests", "add(1,")]), None, "broken tests are nobody's fault");
+}
+
+#[test]
+fn rhai_statements_of_a_solution_cannot_end_a_test() {
+    let tests = "add(1, 2) == 3";
+    for code in ["return true;", "true", "return; fn sub() { 1 }", "throw ()", "exit(true)"] {
+        assert_eq!(rhai(code, &[("tests", tests)]), Some(0.0), "{code}");
+    }
+}
+
+#[test]
+fn rhai_pairs_compare_what_is_printed_or_the_last_value() {
+    let cases = r#"[{"input": "3", "output": "9"}, {"input": "4", "output": "16\n"}]"#;
+    let right = "let n = parse_int(input); print(n * n);";
+    assert_eq!(rhai(right, &[("cases", cases)]), Some(1.0));
+    assert_eq!(rhai("let n = parse_int(input); n * n", &[("cases", cases)]), Some(1.0));
+    assert_eq!(rhai("9", &[("cases", cases)]), Some(0.5));
+    assert_eq!(rhai("loop { print(9) }", &[("cases", cases)]), Some(0.0));
+    assert_eq!(rhai(right, &[("cases", "[1]")]), None);
+    let both = [("cases", cases), ("tests", "false\ntrue")];
+    assert_eq!(rhai(right, &both), Some(0.75));
+}
+
+#[test]
+fn rhai_attacks_earn_nothing() {
+    for attack in [
+        "fn f() { loop {} }",
+        "fn f() { f() }",
+        "fn f() { let x = [0]; loop { x += x; } }",
+        "fn f() { let x = \"ab\"; loop { x += x; } }",
+        "fn f() { let x = blob(1 << 40, 0); x.len() == 0 }",
+        "fn f() { eval(\"true\") }",
+        "fn f() { import \"/etc/passwd\" as p; true }",
+    ] {
+        assert_eq!(rhai(attack, &[("tests", "f()")]), Some(0.0), "{attack}");
+    }
+    // Cannot hold the thread up either: sleeping takes no time.
+    assert_eq!(rhai("fn f() { sleep(1000000); true }", &[("tests", "f()")]), Some(1.0));
+}
+
+#[test]
+fn all_or_nothing() {
+    let params = CodeParams { language: CodeLanguage::Rhai, partial: false, ..Default::default() };
+    assert_eq!(score(params.clone(), "fn f() { 1 }", &[("tests", "f() == 1\nfalse")]), Some(0.0));
+    assert_eq!(score(params, "fn f() { 1 }", &[("tests", "f() == 1\ntrue")]), Some(1.0));
+}
+
+#[test]
+fn python_needs_the_sandbox() {
+    let error = CodeReward::new(CodeParams::default(), None).err().unwrap();
+    insta::assert_snapshot!(error, @r#"code is not executed here: language = "python" needs the sandbox, which is not set up"#);
+}
+
+#[test]
+fn parameters_out_of_range_are_named() {
+    let error = CodeParams { timeout_ms: 1, ..Default::default() }.check().unwrap_err();
+    assert_eq!(error, ("timeout_ms", "1".into(), "is not from 10 to 600000".into()));
+    let same = CodeParams { cases: "tests".into(), ..Default::default() }.check().unwrap_err();
+    assert_eq!(same.0, "cases");
+    assert_eq!(CodeParams::default().check(), Ok(()));
+}
+
+#[test]
+fn outputs_differ_by_more_than_white_space_at_ends() {
+    assert!(same_output("a \nb\n\n", "a\nb"));
+    assert!(same_output("", "\n"));
+    assert!(!same_output(" a", "a"));
+    assert!(!same_output("a\n\nb", "a\nb"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn random_solutions_do_not_panic(code in "\\PC{0,60}", test in "[a-z0-9 ()+=<>{}\\[\\]\"']{0,20}") {
+        let value = rhai(&code, &[("tests", &test)]);
+        prop_assert!(value.is_none_or(|v| (0.0..=1.0).contains(&v)));
+    }
+}

@@ -1,0 +1,26 @@
+use super::*;
+
+#[test]
+fn the_end_of_standard_error_is_bounded() {
+    let outcome = |stderr: &str| Outcome {
+        status: Status::Error { exit: 1 },
+        stdout: String::new(),
+        stderr: stderr.into(),
+        report: String::new(),
+        wall: Duration::ZERO,
+        cpu: Duration::ZERO,
+        isolation: Isolation::default(),
+    };
+    assert_eq!(outcome("a\nb\nc\n").stderr_tail(1), "c");
+    assert_eq!(outcome("a\nb\nc\n").stderr_tail(2), "b\nc");
+    assert_eq!(outcome("a\nb").stderr_tail(9), "a\nb");
+    assert_eq!(outcome("").stderr_tail(1), "");
+    assert_eq!(outcome(&"é".repeat(900)).stderr_tail(1).chars().count(), 500);
+}
+
+#[test]
+fn limits_out_of_range_are_named() {
+    let error = Limits { memory_mb: 8, ..Limits::default() }.check().unwrap_err();
+    insta::assert_snapshot!(error, @"sandbox: memory_mb = 8 is not from 32 to 65536");
+    assert_eq!(Limits::default().check(), Ok(()));
+}

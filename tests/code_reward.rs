@@ -1,0 +1,178 @@
+//! Completions with code in them, honest and hostile, executed and scored.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(clippy::print_stdout, reason = "skipped tests say so")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hone::config::CodeParams;
+use hone::reward::code::{CodeReward, PythonGrader, PythonGraderError};
+use hone::reward::sandbox::{Limits, Sandbox, SandboxError, Setup};
+use hone::reward::{RewardFn, ScoreInput};
+use serde_json::json;
+
+async fn sandbox() -> Option<Arc<Sandbox>> {
+    let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));
+    let made = Sandbox::new(Setup { launcher, concurrency: 4, ..Setup::default() }).await;
+    let working = match made {
+        Ok(sandbox) => sandbox.probe().await.map(|_| sandbox),
+        Err(error) => Err(error),
+    };
+    match working {
+        Ok(sandbox) => Some(Arc::new(sandbox)),
+        Err(error @ (SandboxError::Unavailable(_) | SandboxError::Interpreter { .. })) => {
+            println!("SKIPPED: code reward: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn params() -> CodeParams {
+    CodeParams { timeout_ms: 3_000, memory_mb: 128, ..CodeParams::default() }
+}
+
+/// Scores each completion against the same metadata.
+async fn score(metadata: &[(&str, &str)], texts: &[&str]) -> Option<Vec<Option<f64>>> {
+    let reward = CodeReward::new(params(), Some(sandbox().await?)).unwrap();
+    let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+    let metadata = Arc::new(pairs.collect::<BTreeMap<_, _>>());
+    let input = |text: &&str| ScoreInput {
+        messages: Arc::default(),
+        metadata: Arc::clone(&metadata),
+        text: (*text).to_owned(),
+        ids: Vec::new(),
+    };
+    Some(reward.score(&texts.iter().map(input).collect::<Vec<_>>()).await)
+}
+
+#[tokio::test]
+async fn tests_that_pass_are_counted() {
+    let tests = "assert add(1, 2) == 3\nassert add(-1, 1) == 0\nassert add('a', 'b') == 'ab'\n\
+                 assert add(2, 2) == 5";
+    let texts = [
+        "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone.",
+        "def add(a, b): return a - b",
+        "```python\ndef add(a, b)\n```",
+        "no code at all",
+        "",
+        "def add(a, b):\n    if b == 2:\n        while True: pass\n    return a + b",
+        "def add(a, b): return a + b\nraise SystemExit(0)",
+        "import logging, dataclasses, typing, enum, functools\n\
+         T = typing.TypeVar('T')\n@dataclasses.dataclass\nclass P:\n    x: int\n\
+         class E(enum.Enum):\n    A = 1\nclass N(typing.NamedTuple):\n    y: int\n\
+         logging.warning('here')\nprint('noise')\ndef add(a, b): return a + b",
+    ];
+    let Some(values) = score(&[("tests", tests)], &texts).await else { return };
+    let wanted = [0.75, 0.0, 0.0, 0.0, 0.0, 0.5, 0.75, 0.75].map(Some);
+    assert_eq!(values, wanted);
+}
+
+#[tokio::test]
+async fn a_script_of_tests_may_prepare_and_may_check() {
+    let tests = "import math\ncases = [(4, 2), (9, 3)]\nfor n, r in cases:\n    \
+                 globals()['last'] = root(n)\nassert last == 3\nassert root(16) == math.isqrt(16)";
+    let check = "def check(f):\n    assert f(4) == 2\n    assert f(9) == 3\n\ncheck(root)";
+    let right = "def root(n): return int(n ** 0.5)";
+    let wrong = "def root(n): return 2";
+    let Some(values) = score(&[("tests", tests)], &[right, wrong]).await else { return };
+    assert_eq!(values, [Some(1.0), Some(0.0)]);
+    let values = score(&[("tests", check)], &[right, wrong]).await.unwrap();
+    assert_eq!(values, [Some(1.0), Some(0.0)]);
+    // Tests that are broken say nothing about the solution.
+    let values = score(&[("tests", "assert root(")], &[right]).await.unwrap();
+    assert_eq!(values, [None]);
+    assert_eq!(score(&[], &[right]).await.unwrap(), [None]);
+    assert_eq!(score(&[("cases", "{}")], &[right]).await.unwrap(), [None]);
+}
+
+#[tokio::test]
+async fn pairs_compare_outputs() {
+    let cases = json!([
+        {"input": "1 2\n", "output": "3"},
+        {"input": "10 -4\n", "output": "6\n"},
+        {"input": "0.5 0.5", "output": "1.0"},
+    ]);
+    let texts = [
+        "```python\na, b = map(int, input().split())\nprint(a + b)\n```",
+        "import sys\na, b = sys.stdin.buffer.read().split()\n\
+         sys.stdout.buffer.write(str(int(a) + int(b)).encode())",
+        "a, b = map(float, input().split())\nprint(a + b)",
+        "def main():\n    print(3)\nif __name__ == '__main__':\n    main()",
+        "print(open('/proc/self/cmdline').read())",
+        "while True: print('x' * 10000)",
+    ];
+    let Some(values) = score(&[("cases", &cases.to_string())], &texts).await else { return };
+    let third = 1.0 / 3.0;
+    assert_eq!(values, [2.0 * third, 2.0 * third, third, third, 0.0, 0.0].map(Some));
+}
+
+#[tokio::test]
+async fn attacks_score_nothing() {
+    let tests = "assert answer() == 42";
+    let texts = [
+        // The five, with the right answer behind the attack.
+        "import os\nwhile True: os.fork()\ndef answer(): return 42",
+        "def answer():\n    while True: pass",
+        "hog = []\nwhile True: hog.append(bytearray(1 << 22))",
+        "def answer():\n    open('/tmp/hone-code-was-here', 'w').write('x')\n    return 42",
+        "import socket\ndef answer():\n    socket.create_connection(('127.0.0.1', 80), 1)\n    \
+         return 42",
+        // Forged reports.
+        "import os\nfor i in range(9): os.write(4, b'%d 1\\n' % i)\nos._exit(0)",
+        "import os\nos.write(4, b'0' * 64 + b' 0 1\\n' + b'0' * 64 + b' count 1\\n')\nos._exit(0)",
+        "import sys\nframe = sys._getframe()\nwhile frame:\n    nonce = frame.f_locals.get('nonce')\n    \
+         frame = frame.f_back\n    if nonce:\n        def answer(): return 42\n        break",
+        "try:\n    1 / 0\nexcept Exception as e:\n    frame = e.__traceback__.tb_frame\n    \
+         while frame:\n        if 'nonce' in frame.f_locals:\n            def answer(): return 42\n        \
+         frame = frame.f_back",
+        "import gc\nfor o in gc.get_objects():\n    if isinstance(o, dict) and 'nonce' in o:\n        \
+         def answer(): return 42",
+        "import signal\ndef catch(n, frame):\n    global answer\n    answer = lambda: 42\n\
+         signal.signal(signal.SIGALRM, catch)\nsignal.raise_signal(signal.SIGALRM)",
+        "import sys\ndef look(frame, *_):\n    global answer\n    answer = lambda: 42\nsys.settrace(look)\n\
+         (lambda: 0)()",
+        "import __main__\nassert __main__.nonce\ndef answer(): return 42",
+        // Input that is gone.
+        "import os\nos.lseek(0, 0, 0)\nassert b'nonce' in os.read(0, 9999)\ndef answer(): return 42",
+        "import os\nos.lseek(3, 0, 0)\ndef answer(): return 42",
+        "def answer(): raise SystemExit(0)",
+    ];
+    let Some(values) = score(&[("tests", tests)], &texts).await else { return };
+    for (value, text) in values.iter().zip(texts) {
+        assert_eq!(*value, Some(0.0), "{text}");
+    }
+    assert!(!std::path::Path::new("/tmp/hone-code-was-here").exists());
+    // And the same reward still works.
+    let fine = score(&[("tests", tests)], &["answer = lambda: 42"]).await.unwrap();
+    assert_eq!(fine, [Some(1.0)]);
+}
+
+#[tokio::test]
+async fn graders_in_python_answer_with_a_number() {
+    let Some(sandbox) = sandbox().await else { return };
+    let limits = Limits { wall_ms: 2_000, ..Limits::default() };
+    let sample = json!({"output_text": "42", "choices": []});
+    let item = json!({"reference": "42", "nested": {"é": [1, 2.5, null]}});
+    let grade = async |source: &str| {
+        PythonGrader::new(source, Arc::clone(&sandbox), limits).grade(&sample, &item).await
+    };
+    let exact = "def grade(sample, item):\n    print('noise')\n    \
+                 return 1.0 if sample['output_text'] == item['reference'] else 0.0";
+    assert_eq!(grade(exact).await, Ok(1.0));
+    assert_eq!(grade("def grade(sample, item): return len(item['nested']['é'])").await, Ok(3.0));
+    assert_eq!(grade("def grade(sample, item): return True").await, Ok(1.0));
+    let error = grade("def grade(sample, item): return sample['nothing']").await.unwrap_err();
+    assert_eq!(error.to_string(), "the grader's source failed: KeyError: 'nothing'");
+    let error = grade("def other(): pass").await.unwrap_err();
+    assert!(error.to_string().contains("no function grade(sample, item)"), "{error}");
+    let error = grade("def grade(s, i): return float('nan')").await.unwrap_err();
+    assert_eq!(error, PythonGraderError::NotFinite("nan".into()));
+    let error = grade("def grade(s, i): exit(0)").await.unwrap_err();
+    assert!(matches!(error, PythonGraderError::Raised(_)), "{error}");
+    let error = grade("def grade(s, i):\n    while True: pass").await.unwrap_err();
+    assert!(matches!(error, PythonGraderError::Stopped(_)), "{error}");
+}

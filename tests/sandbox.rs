@@ -1,0 +1,458 @@
+//! Hostile programs against the sandbox, through the real binary as launcher. Every attack is small
+//! by its own limits, so that a hole harms no machine that runs these tests.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(clippy::print_stdout, reason = "skipped tests say so")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hone::reward::sandbox::{
+    Layer, Limits, Outcome, Request, Sandbox, SandboxError, Setup, Status,
+};
+
+/// A machine that lacks something is named on a line that `.ci/run` counts.
+fn skip(why: &str) {
+    println!("SKIPPED: sandbox: {why}");
+}
+
+async fn sandbox_from(setup: Setup) -> Option<Sandbox> {
+    let sandbox = match Sandbox::new(setup).await {
+        Ok(sandbox) => sandbox,
+        Err(error @ SandboxError::Interpreter { .. }) => {
+            skip(&error.to_string());
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    match sandbox.probe().await {
+        Ok(_) => Some(sandbox),
+        // Refusing is what it should do where it cannot confine; the attacks need a run.
+        Err(error @ SandboxError::Unavailable(_)) => {
+            skip(&error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn setup(without: &[Layer]) -> Setup {
+    let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));
+    Setup { launcher, concurrency: 4, without: without.to_vec(), ..Setup::default() }
+}
+
+/// The sandbox with all that this machine has, and with each layer that others can stand in for
+/// taken away.
+async fn every_sandbox() -> Vec<(&'static str, Sandbox)> {
+    let mut found = Vec::new();
+    for (name, without) in [
+        ("all layers", &[][..]),
+        ("no landlock", &[Layer::Landlock]),
+        ("no namespaces", &[Layer::Namespaces]),
+    ] {
+        let mut setup = setup(without);
+        // Without a mount namespace, an interpreter in a home that only root may enter is out of
+        // reach for the id that root becomes.
+        let system = PathBuf::from("/usr/bin/python3");
+        if name == "no namespaces" && system.exists() {
+            setup.python = system;
+        }
+        // A machine without namespaces cannot do without landlock as well, and the reverse.
+        match Sandbox::new(setup.clone()).await {
+            Ok(sandbox) => match sandbox.probe().await {
+                Ok(_) => found.push((name, sandbox)),
+                Err(error) => skip(&format!("{name}: {error}")),
+            },
+            Err(error) => skip(&format!("{name}: {error}")),
+        }
+    }
+    found
+}
+
+fn small() -> Limits {
+    Limits {
+        wall_ms: 1_500,
+        memory_mb: 96,
+        output_bytes: 4_096,
+        scratch_mb: 1,
+        tasks: 8,
+        processes: false,
+    }
+}
+
+async fn run(sandbox: &Sandbox, code: &str, limits: Limits) -> Outcome {
+    let request = Request { code: code.into(), stdin: String::new(), limits };
+    sandbox.run(request).await.unwrap()
+}
+
+/// Runs it everywhere and says how it ended everywhere.
+async fn everywhere(code: &str, limits: Limits, check: impl Fn(&str, &Outcome)) {
+    for (name, sandbox) in every_sandbox().await {
+        let outcome = run(&sandbox, code, limits).await;
+        check(name, &outcome);
+        let after = run(&sandbox, "print('well')", small()).await;
+        assert_eq!((after.status, after.stdout.as_str()), (Status::Ok, "well\n"), "{name}");
+    }
+}
+
+/// Processes whose arguments contain this, by their ids.
+fn living(mark: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = entries.map(|e| e.file_name().to_string_lossy().into_owned());
+    ids.filter(|id| id.bytes().all(|b| b.is_ascii_digit()))
+        .filter(|id| {
+            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(mark)
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn an_ordinary_program_runs() {
+    let code = "import sys, json, math, re, collections, typing, dataclasses, itertools\n\
+                print(json.dumps({'sum': sum(map(int, sys.stdin.read().split()))}))";
+    for (name, sandbox) in every_sandbox().await {
+        let request = Request { code: code.into(), stdin: "1 2 39".into(), limits: small() };
+        let outcome = sandbox.run(request).await.unwrap();
+        assert_eq!(outcome.status, Status::Ok, "{name}: {outcome:?}");
+        assert_eq!(outcome.stdout, "{\"sum\": 42}\n", "{name}");
+        assert!(outcome.isolation.seccomp, "{name}");
+    }
+    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let failing = run(&sandbox, "raise ValueError('no')", small()).await;
+    assert_eq!(failing.status, Status::Error { exit: 1 });
+    assert_eq!(failing.stderr_tail(1), "ValueError: no");
+}
+
+#[tokio::test]
+async fn a_fork_bomb_starts_nothing() {
+    let code = "import os\nfor _ in range(64):\n    os.fork()\nprint('bomb')";
+    everywhere(code, small(), |name, outcome| {
+        assert_eq!(outcome.status, Status::Error { exit: 1 }, "{name}: {outcome:?}");
+        assert!(outcome.stderr_tail(1).starts_with("PermissionError"), "{name}: {outcome:?}");
+        assert_eq!(outcome.stdout, "", "{name}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_fork_bomb_is_bounded_where_processes_are_allowed() {
+    // Each process tries to become two, at most 40 times in all generations together; the marks
+    // count those that lived.
+    let code = "import os, time\nfor _ in range(5):\n    try:\n        os.fork()\n    \
+                except OSError:\n        pass\n    os.write(1, b'x')\ntime.sleep(60)";
+    let limits = Limits { processes: true, tasks: 6, ..small() };
+    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let request = Request { code: code.into(), limits, ..Request::default() };
+    match sandbox.run(request).await {
+        Ok(outcome) => {
+            assert_eq!(outcome.status, Status::Timeout, "{outcome:?}");
+            // Six processes writing five times each, no more.
+            assert!((5..=30).contains(&outcome.stdout.len()), "{outcome:?}");
+        }
+        Err(SandboxError::Unavailable(why)) => skip(&why),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn an_endless_loop_ends_in_time() {
+    let limits = Limits { wall_ms: 300, ..small() };
+    everywhere("while True: pass", limits, |name, outcome| {
+        assert_eq!(outcome.status, Status::Timeout, "{name}: {outcome:?}");
+        assert!(outcome.wall >= Duration::from_millis(300), "{name}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn signals_cannot_be_ignored_away() {
+    let code = "import signal, time\nfor n in range(1, 65):\n    try:\n        \
+                signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\n\
+                print('deaf', flush=True)\nwhile True:\n    time.sleep(60)";
+    let limits = Limits { wall_ms: 1_000, ..small() };
+    everywhere(code, limits, |name, outcome| {
+        assert_eq!(outcome.status, Status::Timeout, "{name}: {outcome:?}");
+        assert_eq!(outcome.stdout, "deaf\n", "{name}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_memory_hog_is_refused_memory() {
+    let code = "hog = []\nwhile True:\n    hog.append(bytearray(1 << 20))";
+    everywhere(code, small(), |name, outcome| {
+        assert_eq!(outcome.status, Status::Memory, "{name}: {outcome:?}");
+    })
+    .await;
+    let code = "import mmap\nhog = [mmap.mmap(-1, 1 << 24) for _ in range(64)]";
+    everywhere(code, small(), |name, outcome| {
+        assert_eq!(outcome.status, Status::Error { exit: 1 }, "{name}: {outcome:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn files_outside_cannot_be_written() {
+    let home = tempfile::tempdir().unwrap();
+    // Anybody may write here, as far as modes go.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(home.path(), mode).unwrap();
+    let victim = home.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let code = format!(
+        "import os\nwrote = []\n\
+         for path in [{victim:?}, {:?}, '/tmp/hone-sandbox-was-here', '/hone-was-here', \
+         '/usr/lib/hone-was-here', '/dev/shm/hone-was-here', '/var/tmp/hone-was-here']:\n\
+         \x20   for how in (lambda: open(path, 'w').write('x'), lambda: os.truncate(path, 0), \
+         lambda: os.unlink(path), lambda: os.mkdir(path + '.d'), lambda: os.chmod(path, 0o777), \
+         lambda: os.open(path, os.O_RDONLY | os.O_TRUNC)):\n\
+         \x20       try:\n            how()\n            wrote.append(path)\n\
+         \x20       except OSError:\n            pass\n\
+         print(wrote)",
+        home.path().join("new")
+    );
+    everywhere(&code, small(), |name, outcome| {
+        assert_eq!(outcome.stdout, "[]\n", "{name}: {outcome:?}");
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious", "{name}");
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "{name}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_scratch_directory_is_small_and_does_not_stay() {
+    let code = "import os\nwritten = 0\ntry:\n    for n in range(64):\n        \
+                with open(f'/scratch/{n}', 'wb', buffering=0) as f:\n            \
+                written += f.write(bytes(1 << 18))\nexcept OSError as error:\n    \
+                print(error.errno in (27, 28), written)";
+    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    if !sandbox.probe().await.unwrap().namespaces {
+        return skip("no mount namespace, hence no scratch directory");
+    }
+    for _ in 0..2 {
+        // The same space again each time: nothing of the last run is left.
+        let outcome = run(&sandbox, code, small()).await;
+        assert_eq!(outcome.stdout, format!("True {}\n", 1 << 20), "{outcome:?}");
+    }
+    let none = Limits { scratch_mb: 0, ..small() };
+    let outcome = run(&sandbox, "open('/scratch/x', 'w')", none).await;
+    assert_eq!(outcome.status, Status::Error { exit: 1 }, "{outcome:?}");
+}
+
+#[tokio::test]
+async fn there_is_no_network() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let code = format!(
+        "import socket\nmade = []\n\
+         for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, 16, 17, 40):\n\
+         \x20   for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):\n\
+         \x20       try:\n            s = socket.socket(family, kind)\n            made.append(family)\n\
+         \x20           s.connect(('127.0.0.1', {port}))\n            s.send(b'secret')\n\
+         \x20       except OSError:\n            pass\n\
+         a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n\
+         try:\n    a.sendto(b'x', '\\0abstract')\n    made.append('sendto')\nexcept OSError:\n    pass\n\
+         print(made)"
+    );
+    everywhere(&code, small(), |name, outcome| {
+        assert_eq!(outcome.stdout, "[]\n", "{name}: {outcome:?}");
+    })
+    .await;
+    assert!(listener.accept().is_err(), "somebody connected");
+}
+
+#[tokio::test]
+async fn secrets_and_other_processes_are_out_of_sight() {
+    // The test process stands for the daemon: it has arguments, an environment and open files.
+    let daemon = std::process::id();
+    let home = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(home.path(), mode).unwrap();
+    let secret = home.path().join("secret");
+    std::fs::write(&secret, "a secret").unwrap();
+    let code = format!(
+        "import os, signal\nseen = []\n\
+         for path in ['/proc/{daemon}/environ', '/proc/self/environ', '/proc/1/environ', \
+         '/proc/self/mounts', '/etc/passwd', '/etc/shadow', {secret:?}, {:?}, '/home', '/proc', '/sys']:\n\
+         \x20   try:\n        seen.append(open(path).read()[:9] if not os.path.isdir(path) \
+         else os.listdir(path))\n    except OSError:\n        pass\n\
+         for pid in ({daemon}, os.getppid(), -1):\n\
+         \x20   try:\n        os.kill(pid, 0) if pid > 0 else None\n        seen.append(pid) if pid > 1 \
+         else None\n    except OSError:\n        pass\n\
+         for fd in range(4, 64):\n\
+         \x20   try:\n        os.fstat(fd)\n        seen.append(fd) if fd > 4 else None\n\
+         \x20   except OSError:\n        pass\n\
+         seen += sorted(k for k in os.environ if k not in ('LANG', 'HOME', 'TMPDIR', 'PATH', \
+         'LC_CTYPE'))\n\
+         print(seen)",
+        home.path()
+    );
+    everywhere(&code, small(), |name, outcome| {
+        assert_eq!(outcome.stdout, "[]\n", "{name}: {outcome:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn dangerous_calls_are_refused() {
+    let code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nallowed = []\n\
+                calls = {'ptrace': 101, 'mount': 165, 'unshare': 272, 'bpf': 321, 'keyctl': 250, \
+                'io_uring_setup': 425, 'kexec_load': 246, 'memfd_create': 319, 'userfaultfd': 323, \
+                'perf_event_open': 298, 'process_vm_readv': 310, 'clone3': 435, 'setns': 308, \
+                'open_by_handle_at': 304, 'shmget': 29, 'add_key': 248, 'chroot': 161, \
+                'x32 getpid': 0x40000000 + 39, 'seccomp': 317, 'init_module': 175}\n\
+                for name, number in calls.items():\n\
+                \x20   ctypes.set_errno(0)\n\
+                \x20   answer = libc.syscall(number, 0, 0, 0, 0, 0, 0)\n\
+                \x20   if answer != -1 or ctypes.get_errno() not in (1, 38):\n        \
+                allowed.append((name, answer, ctypes.get_errno()))\n\
+                print(allowed)";
+    if !cfg!(target_arch = "x86_64") {
+        return skip("the numbers of system calls are x86-64's");
+    }
+    everywhere(code, small(), |name, outcome| {
+        if outcome.stderr.contains("No module named '_ctypes'") {
+            return skip("this Python has no ctypes");
+        }
+        assert_eq!(outcome.stdout, "[]\n", "{name}: {outcome:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn too_much_output_ends_the_run() {
+    for code in [
+        "while True: print('x' * 1000)",
+        "import sys\nwhile True: sys.stderr.write('x' * 1000)",
+        "import os\nwhile True: os.write(4, b'x' * 1000)",
+    ] {
+        everywhere(code, Limits { wall_ms: 10_000, ..small() }, |name, outcome| {
+            assert_eq!(outcome.status, Status::Output, "{name}: {:?}", outcome.status);
+            assert!(outcome.stdout.len() <= 4_096 && outcome.stderr.len() <= 4_096, "{name}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn daemons_do_not_outlive_their_run() {
+    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    // Double fork, new session, new arguments by which it would be found, no inherited output.
+    let mark = format!("hone-survivor-{}", std::process::id());
+    let code = format!(
+        "import os, sys, time\n\
+         if os.fork() == 0:\n\
+         \x20   os.setsid()\n\
+         \x20   if os.fork() == 0:\n\
+         \x20       for fd in (0, 1, 2, 3, 4):\n\
+         \x20           try: os.close(fd)\n\
+         \x20           except OSError: pass\n\
+         \x20       os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', \
+         'import time; time.sleep(20)', {mark:?}])\n\
+         \x20   os._exit(0)\n\
+         time.sleep(0.3)\nprint('started')"
+    );
+    for wall_ms in [5_000, 200] {
+        let limits = Limits { processes: true, wall_ms, ..small() };
+        let request = Request { code: code.clone(), limits, ..Request::default() };
+        match sandbox.run(request).await {
+            Ok(outcome) => {
+                let wanted = if wall_ms == 200 { Status::Timeout } else { Status::Ok };
+                assert_eq!(outcome.status, wanted, "{outcome:?}");
+                assert_eq!(living(&mark), Vec::<String>::new());
+            }
+            Err(SandboxError::Unavailable(why)) => return skip(&why),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_run_leaves_nothing_behind() {
+    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let mark = format!("dropped-{}", std::process::id());
+    // `-c` shows in the arguments only the bootstrap, so the program renames itself by exec.
+    let code = format!(
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-I', '-S', '-c', \
+         'import time; time.sleep(20)', {mark:?}])"
+    );
+    let request =
+        Request { code, limits: Limits { wall_ms: 20_000, ..small() }, ..Request::default() };
+    let task = tokio::spawn(async move { sandbox.run(request).await });
+    let seen = until(|| !living(&mark).is_empty()).await;
+    assert!(seen, "it never started");
+    task.abort();
+    assert!(until(|| living(&mark).is_empty()).await, "it is still running");
+}
+
+async fn until(holds: impl Fn() -> bool) -> bool {
+    for _ in 0..100 {
+        if holds() {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    false
+}
+
+#[tokio::test]
+async fn many_runs_at_once_do_not_mix() {
+    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let runs = (0..50).map(|n| {
+        let sandbox = sandbox.clone();
+        let code = match n % 5 {
+            0 => "while True: pass".to_owned(),
+            1 => "bytearray(1 << 30)".to_owned(),
+            _ => format!("print({n} * {n})"),
+        };
+        // Long enough for the honest ones on a busy machine.
+        let wall_ms = if n % 5 == 0 { 200 } else { 20_000 };
+        async move { (n, run(&sandbox, &code, Limits { wall_ms, ..small() }).await) }
+    });
+    for (n, outcome) in futures::future::join_all(runs).await {
+        match n % 5 {
+            0 => assert_eq!(outcome.status, Status::Timeout, "{n}"),
+            1 => assert_eq!(outcome.status, Status::Memory, "{n}: {outcome:?}"),
+            _ => assert_eq!(outcome.stdout, format!("{}\n", n * n), "{n}: {outcome:?}"),
+        }
+    }
+    let launchers = living(&format!("{}\0{}", env!("CARGO_BIN_EXE_hone"), "sandbox-exec"));
+    let ours = launchers.iter().filter(|id| parent(id) == Some(std::process::id())).count();
+    assert_eq!(ours, 0, "launchers or zombies are left");
+}
+
+fn parent(id: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+#[tokio::test]
+async fn what_cannot_be_confined_is_not_run() {
+    for (without, what) in [
+        (&[Layer::Seccomp][..], "system calls cannot be filtered"),
+        (&[Layer::Namespaces, Layer::Landlock], "files cannot be protected"),
+    ] {
+        let sandbox = match Sandbox::new(setup(without)).await {
+            Ok(sandbox) => sandbox,
+            Err(error) => return skip(&error.to_string()),
+        };
+        let error = sandbox.probe().await.unwrap_err();
+        assert!(matches!(error, SandboxError::Unavailable(_)), "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_interpreter_that_is_none_is_named() {
+    for python in ["/nowhere/python3", "/bin/true"] {
+        let setup = Setup { python: python.into(), ..setup(&[]) };
+        let error = Sandbox::new(setup).await.unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("sandbox: python = `{python}` cannot be used")),
+            "{error}"
+        );
+    }
+}
