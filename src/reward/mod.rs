@@ -16,9 +16,9 @@ use crate::types::{Message, TokenId};
 
 pub mod builtin;
 pub mod code;
+mod registry;
 pub mod sandbox;
 pub mod script;
-mod registry;
 
 pub use builtin::{BuiltinKind, builtin_kinds};
 pub use registry::{Part, RewardError, Route, Routes};
