@@ -11,11 +11,17 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::config::Config;
+mod own_model;
+
+use own_model::OwnModel;
+
+use crate::config::{Config, RouteConfig};
 use crate::engine::{Engine, MistralEngine, ModelDir};
 use crate::http::{self, AppState};
 use crate::policy::Policies;
-use crate::reward::Routes;
+use crate::reward::grader::Backends;
+use crate::reward::sandbox::{Sandbox, Setup};
+use crate::reward::{Routes, Tools};
 use crate::rollout::Rollout;
 use crate::store::Store;
 use crate::telemetry::Metrics;
@@ -33,6 +39,8 @@ pub struct Core {
     pub store: Store,
     /// Rewards.
     pub routes: Arc<Routes>,
+    /// What OpenAI graders may use.
+    pub backends: Backends,
     /// Versions.
     pub policies: Arc<Policies>,
     /// Groups.
@@ -62,9 +70,15 @@ impl Core {
         std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;
         let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
-        let routes = Arc::new(Routes::new(&config.routes)?);
+        let mut tools = reward_tools(config).await?;
+        tools.tools.metrics = Some(metrics.clone());
+        let backends = tools.tools.backends();
+        let routes = Arc::new(Routes::with(&config.routes, &tools.tools)?);
 
         let (dir, engine) = load_engine(config, &data, metrics.clone()).await?;
+        if config.uses_own_model() {
+            tools.own_model.load(&dir, &data).await?;
+        }
         let probe = engine
             .codec()
             .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
@@ -103,7 +117,7 @@ impl Core {
             policies: policies.clone(),
             metrics: metrics.clone(),
         })?;
-        Ok(Self { engine, store, routes, policies, rollout, metrics, trainer })
+        Ok(Self { engine, store, routes, backends, policies, rollout, metrics, trainer })
     }
 
     /// The trainer's status and commands.
@@ -149,6 +163,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         core.engine.clone(),
         core.store.clone(),
         core.routes.clone(),
+        core.backends.clone(),
         core.rollout.clone(),
         core.policies.clone(),
         core.trainer(),
@@ -159,6 +174,37 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %config.model.path, %data, "ready");
     Ok(Running { addr, stop, server, core })
+}
+
+/// The tools of the rewards that a configuration asks for.
+pub struct RewardTools {
+    /// For [`Routes::with`].
+    pub tools: Tools,
+    /// The model behind [`Tools::own_model`].
+    own_model: Arc<OwnModel>,
+}
+
+/// Sets up what the configured rewards need: the sandbox is tried before it is trusted.
+///
+/// # Errors
+/// If a reward runs Python and it cannot be confined here.
+pub async fn reward_tools(config: &Config) -> anyhow::Result<RewardTools> {
+    let own_model = Arc::new(OwnModel::default());
+    let mut tools = Tools { own_model: Some(own_model.clone()), ..Tools::default() };
+    let mut kinds = config.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
+    if kinds.any(|kind| kind.needs_sandbox()) {
+        let setup = Setup {
+            python: config.sandbox.python.clone(),
+            concurrency: config.sandbox.concurrency,
+            uid: config.sandbox.uid,
+            ..Setup::default()
+        };
+        let sandbox = Sandbox::new(setup).await.context("the sandbox")?;
+        let isolation = sandbox.probe().await.context("the sandbox")?;
+        tracing::info!(?isolation, "sandbox tried");
+        tools.sandbox = Some(Arc::new(sandbox));
+    }
+    Ok(RewardTools { tools, own_model })
 }
 
 /// Finds or unpacks the model and loads it into the engine, off the async threads.

@@ -7,12 +7,17 @@ use clap::Parser;
 use hone::cli::{Cli, Command, DbCommand, DemoArgs, RewardsCommand, ServeArgs};
 use hone::config::{self, Config};
 use hone::demo::{self, Daemon, DemoError};
+use hone::reward::sandbox;
 use hone::{app, store, telemetry};
 
 /// Wrong usage or configuration.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    // Before anything else: a thread that was started already could not be confined.
+    if std::env::args_os().nth(1).is_some_and(|first| first == sandbox::SUBCOMMAND) {
+        return sandbox::child_main();
+    }
     let outcome = match Cli::parse().command {
         Command::Serve(args) => serve(args),
         Command::Demo(args) => run_demo(args),
@@ -101,7 +106,12 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(code) => return Ok(code),
     };
-    if let Err(error) = hone::reward::Routes::new(&config.routes) {
+    let checked = runtime()?.block_on(async {
+        let tools = app::reward_tools(&config).await.map_err(|error| format!("{error:#}"))?;
+        let routes = hone::reward::Routes::with(&config.routes, &tools.tools);
+        routes.map(|_| ()).map_err(|error| error.to_string())
+    });
+    if let Err(error) = checked {
         complain(&format!("error: {error}"));
         return Ok(ExitCode::from(USAGE));
     }

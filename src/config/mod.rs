@@ -54,6 +54,8 @@ pub struct Config {
     pub dataset: DatasetConfig,
     /// The trainer.
     pub train: TrainConfig,
+    /// Where code of completions and graders runs.
+    pub sandbox: SandboxConfig,
     /// Versions.
     pub policy: PolicyConfig,
     /// Log lines.
@@ -191,6 +193,32 @@ impl Default for RolloutConfig {
             dataset_route: "default".to_owned(),
             max_ready_groups: 32,
         }
+    }
+}
+
+/// Where code of completions and graders runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SandboxConfig {
+    /// The Python interpreter: a path, or a name to be found on `PATH`.
+    pub python: PathBuf,
+    /// Programs that may run at once.
+    pub concurrency: usize,
+    /// The user id that programs get where the daemon is root; nothing else should run under it.
+    pub uid: u32,
+}
+
+impl Default for SandboxConfig {
+    fn default() -> Self {
+        Self { python: PathBuf::from("python3"), concurrency: 2, uid: 65_534 }
+    }
+}
+
+impl Config {
+    /// Whether a reward asks this server's own base model.
+    pub fn uses_own_model(&self) -> bool {
+        let mut kinds = self.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
+        kinds.any(|kind| kind.needs_own_model())
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) fn check(config: &Config) -> Checked {
     train(&config.train)?;
     policy(&config.policy)?;
     backlog(config)?;
+    between("sandbox.concurrency", config.sandbox.concurrency, 1, 256)?;
+    between("sandbox.uid", config.sandbox.uid, 1, u32::MAX - 1)?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
         return Err(Problem::value("log.level", quoted(&config.log.level), allowed));

@@ -23,6 +23,7 @@ use crate::config::ServerConfig;
 use crate::engine::Engine;
 use crate::policy::Policies;
 use crate::reward::Routes;
+use crate::reward::grader::Backends;
 use crate::rollout::Rollout;
 use crate::store::Store;
 use crate::telemetry::Metrics;
@@ -37,6 +38,7 @@ mod error;
 mod extract;
 mod feedback;
 mod fields;
+mod graders;
 mod health;
 mod models;
 mod observe;
@@ -53,6 +55,8 @@ pub struct AppState {
     pub store: Store,
     /// Names the route of each request.
     pub routes: Arc<Routes>,
+    /// What graders of `/v1/fine_tuning/alpha/graders` may use.
+    pub graders: Backends,
     /// Gets what was served, for shadow groups; `None` where rollout is off.
     pub rollout: Option<Arc<dyn ServedSink>>,
     /// Versions, for `/admin/policies`.
@@ -76,6 +80,7 @@ impl AppState {
         engine: Arc<dyn Engine>,
         store: Store,
         routes: Arc<Routes>,
+        graders: Backends,
         rollout: Rollout,
         policies: Arc<Policies>,
         train: TrainHandle,
@@ -86,6 +91,7 @@ impl AppState {
             engine,
             store,
             routes,
+            graders,
             rollout: Some(Arc::new(rollout)),
             policies,
             train: Arc::new(train),

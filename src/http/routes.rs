@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::error::ApiError;
-use super::{AppState, admin, auth, chat, feedback, health, models, observe};
+use super::{AppState, admin, auth, chat, feedback, graders, health, models, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` asks who is calling.
 pub fn router(state: AppState) -> Router {
@@ -24,6 +24,8 @@ pub fn router(state: AppState) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
         .route("/v1/feedback", post(feedback::create))
+        .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
+        .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))
         .route("/admin/train", get(admin::status))
         .route("/admin/train/pause", post(admin::pause))
         .route("/admin/train/resume", post(admin::resume))

@@ -14,6 +14,7 @@ use hone::engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
 use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
 use hone::policy::PolicyError;
 use hone::reward::Routes;
+use hone::reward::grader::Backends;
 use hone::store::Store;
 use hone::telemetry::Metrics;
 use hone::train::{TrainError, TrainState, TrainStatus};
@@ -29,6 +30,7 @@ pub struct Setup {
     pub fake: FakeConfig,
     pub server: ServerConfig,
     pub routes: RouteList,
+    pub graders: Backends,
 }
 
 #[derive(Default)]
@@ -157,6 +159,7 @@ impl Server {
             fake: FakeConfig::new(&codec),
             server: ServerConfig::default(),
             routes: RouteList::default(),
+            graders: Backends::default(),
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
@@ -170,6 +173,7 @@ impl Server {
             engine: engine.clone(),
             store: store.clone(),
             routes: Arc::new(Routes::new(&setup.routes).unwrap()),
+            graders: setup.graders,
             rollout: Some(offers.clone()),
             policies: Arc::new(FakePolicies { engine: engine.clone() }),
             train: trainer.clone(),

@@ -149,8 +149,11 @@ impl Sandbox {
         let (answer, complaint) = match whole.await {
             Ok(Ok(said)) => said,
             Ok(Err(error)) => return Err(failed("talking to it", &error)),
-            // Its own clock should have ended it; `kill_on_drop` and the reaper do the rest.
-            Err(_) => return Err(failed("it", &"did not answer in time")),
+            Err(_) => {
+                // Its own clock, or the closing of its input, should have ended it.
+                launcher.kill().await.map_err(|e| failed("killing it", &e))?;
+                return Err(failed("it", &"did not answer in time"));
+            }
         };
         match serde_json::from_slice(&answer) {
             Ok(Answer::Ran { ended, cpu, wall, stdout, stderr, report, isolation }) => {
@@ -183,7 +186,9 @@ impl Sandbox {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .kill_on_drop(true);
+            // When a run is dropped, its input closes and it ends its child, itself, in this order;
+            // killed, it would leave the child to be waited for by process 1, which may not.
+            .kill_on_drop(false);
         #[cfg(unix)]
         command.process_group(0);
         command.spawn()
