@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hone::config::CodeParams;
+use hone::config::reward::CodeParams;
 use hone::reward::code::{CodeReward, PythonGrader, PythonGraderError};
 use hone::reward::sandbox::{Limits, Sandbox, SandboxError, Setup};
 use hone::reward::{RewardFn, ScoreInput};

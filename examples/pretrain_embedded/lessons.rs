@@ -99,7 +99,7 @@ pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (
         Opening::System => message("system", pick(rng, &SYSTEM)),
         Opening::Exchange => {
             let earlier = question(rng);
-            message("user", &earlier.text()) + &message("assistant", &earlier.ideal())
+            [message("user", &earlier.text()), message("assistant", &earlier.ideal())].concat()
         }
     };
     let (asked, answered) = if lesson != Lesson::Sums && rng.random_bool(TALK) {

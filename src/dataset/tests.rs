@@ -109,7 +109,7 @@ fn errors_name_the_line_and_the_column() {
 
 #[test]
 fn many_bad_rows_are_counted_and_the_first_shown() {
-    let text = lines(0..2) + &"{}\n".repeat(12) + &lines(2..3);
+    let text = [lines(0..2), "{}\n".repeat(12), lines(2..3)].concat();
     assert_snapshot!(error("a.jsonl", &text, |_| {}), @r#"
 `a.jsonl` has 12 bad rows, the first 10 of which are
   line 3: `messages` is missing, and so is `prompt`
@@ -239,7 +239,7 @@ fn system_prompt_and_examples_go_before_the_question() {
 
 #[test]
 fn duplicates_are_counted_and_never_on_both_sides() {
-    let text = lines(0..40) + &lines(0..40) + "{\"prompt\":\"3 + 3 = ?\",\"answer\":7}\n";
+    let text = [&lines(0..40), &lines(0..40), "{\"prompt\":\"3 + 3 = ?\",\"answer\":7}\n"].concat();
     let dataset = open("a.jsonl", &text, |config| config.held_out = 0.3);
     assert_eq!((dataset.report.duplicates, dataset.report.contradictions), (41, 1));
     let ids = |side: &[Arc<Prompt>]| side.iter().map(|p| p.id).collect::<BTreeSet<_>>();

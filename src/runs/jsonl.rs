@@ -282,7 +282,7 @@ mod tests {
         insta::assert_snapshot!(error("hello\nyou\n"), @"/log.jsonl, line 1: not a JSON object: expected value at line 1 column 1");
         insta::assert_snapshot!(error("{\"step\":1}\n{}\n"), @r#"/log.jsonl, line 1: "time_ms" is not a whole number"#);
         let line = |step: u64| format!("{{\"step\":{step},\"time_ms\":1}}\n");
-        insta::assert_snapshot!(error(&(line(2) + &line(2))), @"/log.jsonl, line 2: step 2 does not come after the one above");
+        insta::assert_snapshot!(error(&line(2).repeat(2)), @"/log.jsonl, line 2: step 2 does not come after the one above");
     }
 
     #[test]

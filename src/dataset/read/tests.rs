@@ -79,7 +79,7 @@ fn bad_rows_do_not_end_the_file() {
 #[test]
 fn long_rows_are_refused_and_the_rest_is_read() {
     let row = |length: usize| format!("{{\"a\":\"{}\"}}\r\n", "x".repeat(length - 8));
-    let text = row(100) + &row(101) + &row(20_000) + &row(50);
+    let text = [row(100), row(101), row(20_000), row(50)].concat();
     let found = read(text.as_bytes(), DatasetFormat::Jsonl, 100).unwrap();
     let places: Vec<bool> = found.iter().map(Result::is_ok).collect();
     assert_eq!(places, [true, false, false, true]);

@@ -120,7 +120,7 @@ fn what_is_no_reward_is_missing() {
 #[test]
 fn parameters_out_of_range_are_named() {
     let params = ScriptParams { source: "1".into(), max_operations: 1 };
-    assert_eq!(params.check().unwrap_err().0, "max_operations");
+    assert_eq!(params.check().unwrap_err().key, "max_operations");
 }
 
 proptest! {

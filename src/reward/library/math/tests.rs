@@ -143,7 +143,7 @@ fn depth_and_length_are_bounded() {
         "-".repeat(100_000),
         "2^".repeat(500),
         "9".repeat(4000),
-        "{".repeat(500) + &"}".repeat(500),
+        ["{".repeat(500), "}".repeat(500)].concat(),
     ] {
         assert!(!same(&text, "5", 1e-6));
     }
