@@ -16,7 +16,8 @@ mod own_model;
 use own_model::OwnModel;
 
 use crate::config::{Config, RouteConfig};
-use crate::engine::{Engine, MistralEngine, ModelDir};
+use crate::dataset::Curriculum;
+use crate::engine::{Codec, Engine, MistralEngine, ModelDir, Publisher};
 use crate::http::{self, AppState};
 use crate::policy::Policies;
 use crate::reward::grader::Backends;
@@ -35,6 +36,8 @@ pub const LEDGER: &str = "ledger.redb";
 pub struct Core {
     /// Generates tokens.
     pub engine: Arc<dyn Engine>,
+    /// Changes what the engine serves, behind the ledger's back: for evaluations.
+    pub publisher: Arc<dyn Publisher>,
     /// The ledger.
     pub store: Store,
     /// Rewards.
@@ -93,6 +96,7 @@ impl Core {
             )
             .await?,
         );
+        let publisher: Arc<dyn Publisher> = engine.clone();
         let engine: Arc<dyn Engine> = engine;
         let rollout = Rollout::start_seeded(
             &config.rollout,
@@ -107,7 +111,7 @@ impl Core {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
             until,
-            peak_rates: Vec::new(),
+            peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model: dir,
             model_name: engine.info().name.clone(),
@@ -117,7 +121,7 @@ impl Core {
             policies: policies.clone(),
             metrics: metrics.clone(),
         })?;
-        Ok(Self { engine, store, routes, backends, policies, rollout, metrics, trainer })
+        Ok(Self { engine, publisher, store, routes, backends, policies, rollout, metrics, trainer })
     }
 
     /// The trainer's status and commands.
@@ -176,6 +180,14 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     Ok(Running { addr, stop, server, core })
 }
 
+/// The learning rates of the dataset's stages.
+fn peak_rates(config: &Config) -> anyhow::Result<Vec<(u64, f64)>> {
+    let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
+    let curriculum = Curriculum::new(&stages)?;
+    let rate = config.train.learning_rate;
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.of(rate))).collect())
+}
+
 /// The tools of the rewards that a configuration asks for.
 pub struct RewardTools {
     /// For [`Routes::with`].
@@ -207,31 +219,45 @@ pub async fn reward_tools(config: &Config) -> anyhow::Result<RewardTools> {
     Ok(RewardTools { tools, own_model })
 }
 
+/// The tokenizer of the configured model, without an engine.
+///
+/// # Errors
+/// If the model cannot be found or read.
+pub fn load_codec(config: &Config) -> anyhow::Result<Codec> {
+    Ok(Codec::load(&open_model(config, &config.data.dir)?)?)
+}
+
+/// Finds or unpacks the model.
+fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
+    let wanted = &config.model.path;
+    let path = if wanted.is_empty() {
+        crate::demo::embedded::unpack(data).context("unpacking the embedded model")?
+    } else {
+        ModelDir::resolve(wanted, &data.join("hub"))?
+    };
+    let mut dir = ModelDir::open(&path)?;
+    if !config.model.name.is_empty() {
+        dir.name.clone_from(&config.model.name);
+    } else if wanted.is_empty() {
+        crate::demo::embedded::NAME.clone_into(&mut dir.name);
+    } else if !Path::new(wanted).exists() {
+        dir.name.clone_from(wanted);
+    }
+    Ok(dir)
+}
+
 /// Finds or unpacks the model and loads it into the engine, off the async threads.
 async fn load_engine(
     config: &Config,
     data: &Path,
     metrics: Arc<Metrics>,
 ) -> anyhow::Result<(ModelDir, Arc<MistralEngine>)> {
-    let (wanted, name) = (config.model.path.clone(), config.model.name.clone());
-    let (data, engine) = (data.to_owned(), config.engine.clone());
+    let (config, data) = (config.clone(), data.to_owned());
     tokio::task::spawn_blocking(move || {
-        let path = if wanted.is_empty() {
-            crate::demo::embedded::unpack(&data).context("unpacking the embedded model")?
-        } else {
-            ModelDir::resolve(&wanted, &data.join("hub"))?
-        };
-        let mut dir = ModelDir::open(&path)?;
-        if !name.is_empty() {
-            dir.name = name;
-        } else if wanted.is_empty() {
-            dir.name = crate::demo::embedded::NAME.to_owned();
-        } else if !Path::new(&wanted).exists() {
-            dir.name = wanted;
-        }
+        let dir = open_model(&config, &data)?;
         claim(&data, &dir)?;
         let normalised = dir.normalised(&data.join("models"))?;
-        let engine = MistralEngine::start(&dir, &normalised, &engine, metrics)?;
+        let engine = MistralEngine::start(&dir, &normalised, &config.engine, metrics)?;
         anyhow::Ok((dir, engine))
     })
     .await?

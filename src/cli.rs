@@ -26,6 +26,10 @@ pub enum Command {
     Demo(DemoArgs),
     /// Serve a model and keep improving it
     Serve(ServeArgs),
+    /// Train on a dataset, without serving: progress, evaluations, logs and a report
+    Train(TrainArgs),
+    /// Measure the active policy on a dataset, beside the base model
+    Eval(EvalArgs),
     /// Check a configuration and say what is wrong
     Validate {
         /// The file; without it the defaults and the environment are checked
@@ -61,6 +65,60 @@ pub struct ServeArgs {
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
+}
+
+/// What `hone train` and `hone eval` have in common.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Configuration file (see configs/default.toml and configs/examples)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Dataset: JSONL, CSV or Parquet
+    #[arg(long, value_name = "FILE")]
+    pub dataset: Option<PathBuf>,
+    /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+}
+
+/// `hone train`.
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// Where from and where to.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Optimiser steps in all, those of earlier runs in the data directory included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: Option<u64>,
+    /// Folder of the final report [default: run/report in the data directory]
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hone eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// Where from.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Completions of each prompt [default: run.eval_samples]
+    #[arg(long, value_name = "N")]
+    pub samples: Option<usize>,
+    /// The k of pass@k, separated by commas
+    #[arg(long, value_name = "K", value_delimiter = ',')]
+    pub pass_at: Vec<u64>,
+    /// Part whose value of 1 counts as passed [default: the first that rewards a right answer]
+    #[arg(long, value_name = "NAME")]
+    pub part: Option<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hone demo`.
@@ -131,4 +189,19 @@ pub enum DbCommand {
 pub enum RewardsCommand {
     /// List the built-in functions with formula, range and parameters
     List,
+    /// Score completions from a file, without training: JSON lines of {completion, prompt, ...}
+    Test {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Configuration file whose rewards are tried
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Route whose rewards are tried [default: rollout.dataset_route]
+        #[arg(long, value_name = "NAME")]
+        route: Option<String>,
+        /// Print samples and statistics as JSON
+        #[arg(long)]
+        json: bool,
+    },
 }

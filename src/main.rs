@@ -1,17 +1,25 @@
 //! Hone's binary: parse, run, exit code.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use hone::cli::{Cli, Command, DbCommand, DemoArgs, RewardsCommand, ServeArgs};
+use hone::cli::{
+    Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
+};
 use hone::config::{self, Config};
 use hone::demo::{self, Daemon, DemoError};
 use hone::reward::sandbox;
-use hone::{app, store, telemetry};
+use hone::runs::eval::EvalOptions;
+use hone::runs::report::Ending;
+use hone::runs::train::TrainOptions;
+use hone::{app, runs, store, telemetry};
 
 /// Wrong usage or configuration.
 const USAGE: u8 = 2;
+
+/// Columns of tables.
+const TABLE_WIDTH: usize = 120;
 
 fn main() -> ExitCode {
     // Before anything else: a thread that was started already could not be confined.
@@ -21,9 +29,14 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(args) => serve(args),
         Command::Demo(args) => run_demo(args),
+        Command::Train(args) => train(args),
+        Command::Eval(args) => eval(args),
         Command::Validate { config } => validate(config.as_deref()),
         Command::Db { command } => db(command),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(),
+        Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
+            test_rewards(&file, config.as_deref(), route, json)
+        }
     };
     match outcome {
         Ok(code) => code,
@@ -99,6 +112,114 @@ fn run_demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
         outcome => outcome?,
     };
     Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The configuration of a run: file, environment, flags.
+fn run_config(args: RunArgs, change: impl FnOnce(&mut Config)) -> Result<Config, ExitCode> {
+    let mut config = load(args.config.as_deref())?;
+    if let Some(model) = args.model {
+        config.model.path = model;
+    }
+    if let Some(data) = args.data {
+        config.data.dir = data;
+    }
+    if let Some(dataset) = args.dataset {
+        config.dataset.path = dataset;
+    }
+    change(&mut config);
+    match config::validate(&config) {
+        Ok(()) => Ok(config),
+        Err(error) => {
+            complain(&format!("error: {error}"));
+            Err(ExitCode::from(USAGE))
+        }
+    }
+}
+
+fn train(args: TrainArgs) -> anyhow::Result<ExitCode> {
+    let change = |config: &mut Config| {
+        config.train.max_steps = args.steps.unwrap_or(config.train.max_steps);
+        // Progress says what a person wants to know.
+        if config.log.level == "info" {
+            "warn".clone_into(&mut config.log.level);
+        }
+    };
+    let config = match run_config(args.run, change) {
+        Ok(config) => config,
+        Err(code) => return Ok(code),
+    };
+    telemetry::init(&config.log);
+    let terminal = std::io::stderr().is_terminal();
+    let options = TrainOptions { report: args.report, terminal, width: TABLE_WIDTH };
+    let outcome = runtime()?.block_on(async {
+        let interrupt = async {
+            // Where signals cannot be listened to, the run goes to its end.
+            if app::until_told_to_stop().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        runs::train::run(config, options, interrupt).await
+    })?;
+    if args.json {
+        say(&serde_json::to_string(&outcome.report)?)?;
+    } else {
+        say(&runs::compare::table(&outcome.report.comparisons, ["before", "after"]))?;
+        say(&format!("report  {}", outcome.file.display()))?;
+    }
+    Ok(match outcome.report.ending {
+        Ending::Failed(why) => {
+            complain(&format!("error: {why}"));
+            ExitCode::FAILURE
+        }
+        Ending::Finished | Ending::EarlyStop | Ending::Interrupted => ExitCode::SUCCESS,
+    })
+}
+
+fn eval(args: EvalArgs) -> anyhow::Result<ExitCode> {
+    let change = |config: &mut Config| {
+        config.run.eval_samples = args.samples.unwrap_or(config.run.eval_samples);
+        if config.log.level == "info" {
+            "warn".clone_into(&mut config.log.level);
+        }
+    };
+    let config = match run_config(args.run, change) {
+        Ok(config) => config,
+        Err(code) => return Ok(code),
+    };
+    telemetry::init(&config.log);
+    let options = EvalOptions { pass_at: args.pass_at, part: args.part };
+    let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
+    say(&if args.json { serde_json::to_string(&outcome)? } else { outcome.text() })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn test_rewards(
+    file: &std::path::Path,
+    config: Option<&std::path::Path>,
+    route: Option<String>,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let config = match load(config) {
+        Ok(config) => config,
+        Err(code) => return Ok(code),
+    };
+    telemetry::init(&config.log);
+    let inputs = runs::score::read(file, &app::load_codec(&config)?)?;
+    let scored = runtime()?.block_on(async {
+        let tools = app::reward_tools(&config).await?.tools;
+        let routes = hone::reward::Routes::with(&config.routes, &tools)?;
+        let name = route.unwrap_or_else(|| config.rollout.dataset_route.clone());
+        let route = routes.require("--route", &name)?;
+        anyhow::ensure!(route.has_graders(), "route {name} has no reward that scores a completion");
+        Ok(runs::score::run(route, inputs).await)
+    })?;
+    let text = if json {
+        runs::table::scores_json(&scored, 0)?
+    } else {
+        runs::table::scores_text(&scored, TABLE_WIDTH, 0)
+    };
+    say(text.trim_end())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {

@@ -12,7 +12,7 @@ use super::validate::check;
 use super::{Config, ConfigError};
 
 /// Keys whose default is absent, so that the serialised default does not show them.
-const OPTIONAL: [&str; 1] = ["rollout.dataset"];
+const OPTIONAL: [&str; 2] = ["rollout.dataset", "run.warnings.reward_max"];
 
 /// Parses and validates TOML, without the environment.
 ///

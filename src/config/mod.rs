@@ -13,6 +13,7 @@ mod describe;
 mod load;
 mod range;
 pub mod reward;
+mod run;
 mod secret;
 #[cfg(test)]
 mod shipped_tests;
@@ -30,6 +31,7 @@ pub use reward::{
     RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule, TokenLimitField,
     WebhookParams,
 };
+pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
 pub use train::{AdvantageScale, LinearKind, LoraConfig, LossKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
@@ -56,6 +58,8 @@ pub struct Config {
     pub train: TrainConfig,
     /// Where code of completions and graders runs.
     pub sandbox: SandboxConfig,
+    /// `hone train`.
+    pub run: RunConfig,
     /// Versions.
     pub policy: PolicyConfig,
     /// Log lines.

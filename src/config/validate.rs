@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::dataset;
 use super::describe::Problem;
 use super::range::{Checked, above, at_least, below, between};
 use super::{
     Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, ScheduleKind, ServerConfig,
     StoreConfig, TrainConfig,
 };
+use super::{dataset, run};
 
 /// One sentence with the key, the value and what is allowed.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +35,7 @@ pub(super) fn check(config: &Config) -> Checked {
     train(&config.train)?;
     policy(&config.policy)?;
     backlog(config)?;
+    run::check(config)?;
     between("sandbox.concurrency", config.sandbox.concurrency, 1, 256)?;
     between("sandbox.uid", config.sandbox.uid, 1, u32::MAX - 1)?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {

@@ -227,7 +227,8 @@ impl<'a> Builder<'a> {
             .collect();
         let rendered = self.templates.get_template(key).and_then(|t| t.render(&known));
         let text = rendered.map_err(|error| {
-            let columns: Vec<&str> = known.keys().map(String::as_str).collect();
+            let mut columns: Vec<&str> = known.keys().map(String::as_str).collect();
+            columns.sort_unstable();
             let reason = format!(
                 "dataset.{key} fails: {error}; the row's columns are {}",
                 columns.join(", ")

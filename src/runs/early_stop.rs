@@ -2,22 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// When a run ends early.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EarlyStopConfig {
-    /// Evaluations in a row without an improvement after which the run ends; 0 never ends it.
-    pub patience: u64,
-    /// How much higher than the best a held-out reward must be to count as better, 0 or more, in
-    /// units of the reward.
-    pub min_delta: f64,
-}
-
-impl Default for EarlyStopConfig {
-    fn default() -> Self {
-        Self { patience: 0, min_delta: 0.0 }
-    }
-}
+pub use crate::config::EarlyStopConfig;
 
 /// The best evaluation so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

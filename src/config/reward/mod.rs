@@ -289,6 +289,14 @@ impl RewardKind {
         })
     }
 
+    /// Its name in TOML.
+    pub fn name(&self) -> &'static str {
+        // serde knows the names; one of them is the only key that it writes.
+        let written = serde_json::to_value(self).ok();
+        let key = written.as_ref().and_then(|v| v.as_object()?.keys().next().cloned());
+        KINDS.into_iter().find(|kind| Some(*kind) == key.as_deref()).unwrap_or_default()
+    }
+
     /// Looks up the secrets that the parameters name.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ pub(super) const ENTRIES: [Entry; 6] = [
         range: "the script's",
         parameters: "source, max_operations = 100000",
         typical_weight: "0.5",
-        example: "source = 'if contains(text, \"7\") { 1.0 } else { 0.0 }'",
+        example: "source = 'if contains(text, \"1\") { 1.0 } else { 0.0 }'",
         bounds: [0.0, 1.0],
     },
     Entry {

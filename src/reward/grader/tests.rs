@@ -159,7 +159,7 @@ fn tool_calls_are_graded() {
     let reward =
         |sample: &Value| futures::executor::block_on(grader.run(sample, &json!({}))).reward;
     assert_eq!(reward(&called), Some(1.0));
-    assert_eq!(reward(&sample("no call", Vec::new())), None);
+    assert_eq!(reward(&sample("no call", Vec::new())), Some(0.0));
 }
 
 #[test]

@@ -1,0 +1,200 @@
+//! How good the served policy is on prompts that it is not trained on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::stats::{self, Estimate};
+use super::table::ScoredSample;
+use crate::dataset::Prompt;
+use crate::engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
+use crate::reward::{Route, ScoreInput};
+use crate::types::SamplingParams;
+
+/// What is asked, how often, and how it is sampled.
+#[derive(Clone)]
+pub struct Exam {
+    /// The prompts.
+    pub prompts: Vec<Arc<Prompt>>,
+    /// Whose rewards score the completions.
+    pub route: Arc<Route>,
+    /// Completions of each prompt, at least 1.
+    pub samples: usize,
+    /// Sampling temperature; 0 is greedy.
+    pub temperature: f32,
+    /// Longest completion in tokens.
+    pub max_tokens: u32,
+    /// Seed of every completion's random numbers: the same prompt gets the same ones each time.
+    pub seed: u64,
+}
+
+/// The completions of one prompt, scored.
+pub type Answers = Vec<ScoredSample>;
+
+/// What an [`Exam`] gave, in the order of its prompts.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Evaluation {
+    /// The policy version that answered.
+    pub version: u64,
+    /// By prompt.
+    pub answers: Vec<Answers>,
+    /// Mean length of the completions in tokens, the stop token counted.
+    pub length: f64,
+}
+
+impl Exam {
+    /// Asks every prompt and scores what comes back, group by group, as training does.
+    ///
+    /// # Errors
+    /// If a prompt cannot be asked, or the engine fails.
+    pub async fn run(&self, engine: &Arc<dyn Engine>) -> Result<Evaluation, EngineError> {
+        let slots = Arc::new(Semaphore::new(engine.info().slots.max(1) * 2));
+        let mut running = JoinSet::new();
+        for (index, prompt) in self.prompts.iter().enumerate() {
+            let ids = engine.codec().prompt(&prompt.messages)?;
+            let (exam, engine, slots) = (self.clone(), Arc::clone(engine), Arc::clone(&slots));
+            let prompt = Arc::clone(prompt);
+            running.spawn(async move {
+                let mut completions = Vec::with_capacity(exam.samples);
+                for draw in 0..exam.samples {
+                    // Never closed.
+                    let _slot = slots.acquire().await;
+                    let request = exam.request(&ids, index, draw);
+                    completions.push(engine.generate(request).await?.collect().await?);
+                }
+                Ok::<_, EngineError>((index, exam.score(&prompt, completions).await))
+            });
+        }
+        let mut answers = vec![Vec::new(); self.prompts.len()];
+        let (mut tokens, mut count, mut version) = (0, 0, 0);
+        while let Some(done) = running.join_next().await {
+            let done = done.map_err(|error| EngineError::Internal(error.to_string()))?;
+            let (index, (scored, length, newest)) = done?;
+            tokens += length;
+            count += scored.len();
+            version = version.max(newest);
+            answers[index] = scored;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let length = tokens as f64 / count.max(1) as f64;
+        Ok(Evaluation { version, answers, length })
+    }
+
+    fn request(&self, ids: &[u32], prompt: usize, draw: usize) -> GenerateRequest {
+        let place = (prompt as u64) << 20 | draw as u64;
+        GenerateRequest {
+            prompt_ids: ids.to_vec(),
+            params: SamplingParams {
+                temperature: self.temperature,
+                max_tokens: self.max_tokens,
+                // Any odd factor spreads neighbours over the seeds.
+                seed: self.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                ..SamplingParams::default()
+            },
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Live,
+        }
+    }
+
+    async fn score(&self, prompt: &Prompt, completions: Vec<Completion>) -> (Answers, usize, u64) {
+        let messages = Arc::new(prompt.messages.clone());
+        let metadata = Arc::new(prompt.metadata.clone());
+        let inputs: Vec<ScoreInput> = completions
+            .iter()
+            .map(|completion| ScoreInput {
+                messages: Arc::clone(&messages),
+                metadata: Arc::clone(&metadata),
+                text: completion.text.clone(),
+                ids: completion.tokens.iter().map(|token| token.id).collect(),
+            })
+            .collect();
+        let asked = prompt.messages.last().map(|m| m.content.clone()).unwrap_or_default();
+        let scored = score(&self.route, &inputs).await;
+        let answers = inputs
+            .into_iter()
+            .zip(scored)
+            .map(|(input, (parts, total))| ScoredSample {
+                prompt: asked.clone(),
+                completion: input.text,
+                parts,
+                total,
+            })
+            .collect();
+        let tokens = completions.iter().map(|completion| completion.tokens.len()).sum();
+        let version = completions.iter().map(|completion| completion.version.0).max();
+        (answers, tokens, version.unwrap_or(0))
+    }
+}
+
+/// Every graded part of each sample, and their weighted sum: missing parts are left out of it, and
+/// it is missing where all of them are.
+pub async fn score(
+    route: &Route,
+    inputs: &[ScoreInput],
+) -> Vec<(BTreeMap<String, Option<f64>>, Option<f64>)> {
+    let graded = route.grade(inputs).await;
+    let of = |sample: usize| {
+        let value = |values: &Vec<Option<f64>>| values.get(sample).copied().flatten();
+        let parts: BTreeMap<String, Option<f64>> =
+            graded.iter().map(|(part, values)| (part.clone(), value(values))).collect();
+        let weighted: Vec<f64> = parts
+            .iter()
+            .filter_map(|(part, value)| Some(route.weight(part)? * (*value)?))
+            .collect();
+        let total = (!weighted.is_empty()).then(|| weighted.iter().sum());
+        (parts, total)
+    };
+    (0..inputs.len()).map(of).collect()
+}
+
+impl Evaluation {
+    /// Mean total over prompts, each prompt's completions averaged first; with its 95 % interval
+    /// over prompts.
+    pub fn reward(&self, seed: u64) -> Option<Estimate> {
+        stats::estimate(&self.by_prompt(|sample| sample.total), seed)
+    }
+
+    /// The same of one part.
+    pub fn part(&self, name: &str, seed: u64) -> Option<Estimate> {
+        let of = |sample: &ScoredSample| sample.parts.get(name).copied().flatten();
+        stats::estimate(&self.by_prompt(of), seed)
+    }
+
+    /// The names of all parts.
+    pub fn parts(&self) -> Vec<String> {
+        let first = self.answers.iter().flatten().next();
+        first.map(|sample| sample.parts.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// `(completions, right ones)` of each prompt, where a completion is right if a part reaches
+    /// `at`; prompts with a missing value are left out.
+    pub fn successes(&self, part: &str, at: f64) -> Vec<(u64, u64)> {
+        let of = |answers: &Answers| {
+            let values: Option<Vec<f64>> =
+                answers.iter().map(|s| s.parts.get(part).copied().flatten()).collect();
+            let values = values.filter(|values| !values.is_empty())?;
+            let right = values.iter().filter(|value| **value >= at).count();
+            Some((values.len() as u64, right as u64))
+        };
+        self.answers.iter().filter_map(of).collect()
+    }
+
+    /// Each prompt's mean of what its samples have; prompts without are left out.
+    fn by_prompt(&self, value: impl Fn(&ScoredSample) -> Option<f64>) -> Vec<f64> {
+        self.means(value).into_iter().flatten().collect()
+    }
+
+    /// Each prompt's mean of what its samples have.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub fn means(&self, value: impl Fn(&ScoredSample) -> Option<f64>) -> Vec<Option<f64>> {
+        let mean = |answers: &Answers| {
+            let values: Vec<f64> = answers.iter().filter_map(&value).collect();
+            let sum: f64 = values.iter().sum();
+            (!values.is_empty()).then(|| sum / values.len() as f64)
+        };
+        self.answers.iter().map(mean).collect()
+    }
+}
