@@ -33,6 +33,7 @@ mod step_bench;
 #[cfg(test)]
 mod testing;
 mod trainer;
+mod weights;
 mod worker;
 #[cfg(test)]
 mod worker_tests;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::advantage::Baselines;
+use super::weights::Weights;
 use crate::types::{PolicyVersion, StepRecord};
 
 /// The worker's share of a checkpoint.
@@ -10,6 +11,9 @@ use crate::types::{PolicyVersion, StepRecord};
 pub(super) struct Progress {
     /// Running baselines by route and part.
     pub(super) baselines: Baselines,
+    /// Weights of adaptive parts.
+    #[serde(default)]
+    pub(super) weights: Weights,
     /// The version that the weights come after.
     pub(super) parent: PolicyVersion,
     /// Steps taken since that version.
@@ -22,6 +26,7 @@ impl Progress {
     pub(super) fn new(baseline_window: f64) -> Self {
         Self {
             baselines: Baselines::new(baseline_window),
+            weights: Weights::default(),
             parent: PolicyVersion::BASE,
             pending: 0,
             last_step: None,

@@ -146,8 +146,8 @@ impl<'a> Trainer<'a> {
                 _ => None,
             };
             idle = batch.is_none();
-            if let Some(batch) = batch {
-                self.step(&batch)?;
+            if let Some(mut batch) = batch {
+                self.step(&mut batch)?;
             } else {
                 self.board.state(state);
                 self.report();
@@ -157,7 +157,7 @@ impl<'a> Trainer<'a> {
 
     fn step_now(&mut self, reply: oneshot::Sender<Result<TrainStatus, TrainError>>) -> Outcome<()> {
         let outcome = match self.gather(1)? {
-            Some(batch) => self.step(&batch).map(|()| self.board.read()),
+            Some(mut batch) => self.step(&mut batch).map(|()| self.board.read()),
             None => Err(TrainError::NothingReady),
         };
         let fatal = match &outcome {
@@ -192,9 +192,11 @@ impl<'a> Trainer<'a> {
         .map_err(failed)
     }
 
-    fn step(&mut self, batch: &Batch) -> Outcome<()> {
+    fn step(&mut self, batch: &mut Batch) -> Outcome<()> {
         self.board.state(TrainState::Training);
         let started = Instant::now();
+        self.progress.weights.apply(&self.parts.routes, batch);
+        let batch = &*batch;
         let mut baselines = self.progress.baselines.clone();
         let advantages = baselines.advantages(&batch.rewards(), self.parts.config.advantage_scale);
         let samples = batch.train_samples(&advantages);
@@ -217,6 +219,7 @@ impl<'a> Trainer<'a> {
             return self.skip(batch.group_ids(), "non_finite", reason);
         }
         self.progress.baselines = baselines;
+        self.progress.weights.observe(&self.parts.routes, batch);
         if !stats.refused.is_empty() {
             let samples = stats.refused.len();
             tracing::warn!(
@@ -236,6 +239,9 @@ impl<'a> Trainer<'a> {
             .insert("staleness_versions".to_owned(), batch.staleness(self.parts.policies.active()));
         metrics.insert("truncated_ratio".to_owned(), batch.truncated_ratio());
         metrics.extend(advantages.part_figures());
+        for (_, part, weight) in self.progress.weights.all() {
+            metrics.insert(format!("weight/{part}"), weight);
+        }
         metrics.insert("step_seconds".to_owned(), started.elapsed().as_secs_f64());
         let record = StepRecord {
             step: self.learner.step_count(),

@@ -1,0 +1,137 @@
+//! `hone train`, `hone eval` and `hone rewards test` as their users meet them.
+
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn hone(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(args)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn ok(args: &[&str]) -> Output {
+    let output = hone(args);
+    assert!(output.status.success(), "{args:?}\n{}", text(&output.stderr));
+    output
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_run_learns_is_resumed_and_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let config = "configs/examples/multi-objective.toml";
+    ok(&["train", "--config", config, "--data", data, "--steps", "4"]);
+    let steps = dir.path().join("run/steps.jsonl");
+    assert_eq!(lines(&steps).len(), 4);
+
+    let json = ok(&["train", "--config", config, "--data", data, "--steps", "24", "--json"]).stdout;
+    let report: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(report["ending"], "finished");
+    assert_eq!(report["steps"].as_array().unwrap().len(), 24, "both processes' steps");
+    let evaluated: Vec<u64> =
+        report["held_out"].as_array().unwrap().iter().map(|e| e[0].as_u64().unwrap()).collect();
+    assert_eq!(evaluated, [0, 4, 10, 20, 24]);
+    let total = &report["comparisons"][0];
+    let gained = total["difference"]["interval"]["low"].as_f64().unwrap();
+    assert!(gained > 0.0, "held-out reward rises beyond its 95 % interval: {total}");
+    let logged = lines(&steps);
+    assert_eq!(
+        logged.iter().map(|l| l["step"].as_u64().unwrap()).collect::<Vec<_>>(),
+        (1..=24).collect::<Vec<_>>()
+    );
+    assert!(logged.iter().all(|l| l["kl"].is_number() && l["part/correct"].is_number()));
+    let written = std::fs::read_to_string(dir.path().join("run/report/report.md")).unwrap();
+    assert!(written.contains("reward.svg"), "{written}");
+    assert!(dir.path().join("run/report/reward.svg").is_file());
+    assert!(dir.path().join("run/best/adapter_model.safetensors").is_file());
+    assert_eq!(std::fs::read_dir(dir.path().join("run/tensorboard")).unwrap().count(), 2);
+
+    let args = ["eval", "--config", config, "--data", data, "--samples", "4", "--pass-at", "1,4"];
+    let shown: Value =
+        serde_json::from_slice(&ok(&[&args[..], &["--json"]].concat()).stdout).unwrap();
+    assert_eq!((&shown["version"], &shown["part"]), (&24.into(), &"correct".into()));
+    let at = |k: usize, who: &str| shown["pass_at"][k][who]["mean"].as_f64().unwrap();
+    assert!(at(1, "base") > at(0, "base") && at(0, "active") > at(0, "base"), "{shown}");
+}
+
+#[test]
+fn what_cannot_be_run_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let config = "configs/examples/correctness.toml";
+    for (args, says) in [
+        (vec!["train", "--steps", "3"], "dataset.path is missing"),
+        (vec!["train", "--dataset", "no-such.jsonl", "--steps", "3"], "no-such.jsonl"),
+        (vec!["train", "--dataset", "datasets/additions.jsonl"], "train.max_steps is 0"),
+        (
+            vec!["train", "--dataset", "datasets/additions.jsonl", "--steps", "3"],
+            "rollout.dataset_route = `default` has no reward that can score a completion",
+        ),
+        (
+            vec!["eval", "--config", config, "--pass-at", "9"],
+            "--pass-at is 9: it must be from 1 to",
+        ),
+        (vec!["eval", "--config", config, "--part", "x"], "--part is x: it must be one of correct"),
+    ] {
+        let output = hone(&[&args[..], &["--data", data]].concat());
+        assert!(!output.status.success(), "{args:?}");
+        assert!(text(&output.stderr).contains(says), "{args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn rewards_are_tried_on_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("completions.jsonl");
+    let rows = [
+        r#"{"prompt":"2 + 3 = ?","completion":"<reasoning>2 + 3 = 5</reasoning><answer>5</answer>","answer":5}"#,
+        r#"{"prompt":"2 + 3 = ?","completion":"six","answer":5}"#,
+        r#"{"prompt":"2 + 3 = ?","completion":"<answer>5</answer>"}"#,
+    ];
+    std::fs::write(&file, rows.join("\n")).unwrap();
+    let config = "configs/examples/multi-objective.toml";
+    let args = ["rewards", "test", file.to_str().unwrap(), "--config", config];
+    let shown: Value =
+        serde_json::from_slice(&ok(&[&args[..], &["--json"]].concat()).stdout).unwrap();
+    let correct: Vec<&Value> =
+        shown["samples"].as_array().unwrap().iter().map(|s| &s["parts"]["correct"]).collect();
+    assert_eq!(
+        correct,
+        [&Value::from(1.0), &Value::from(0.0), &Value::Null],
+        "missing is not zero"
+    );
+    assert_eq!(shown["parts"]["correct"]["missing"], 1);
+    let table = text(&ok(&args).stdout);
+    assert!(table.contains("2 + 3 = ?") && table.contains("correct"), "{table}");
+
+    std::fs::write(&file, "{\"prompt\":\"x\"}\n").unwrap();
+    let output = hone(&args);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("line 1: `completion` is missing"), "{said}");
+}
+
+#[test]
+fn every_example_configuration_is_valid() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/examples");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert_eq!(files.len(), 9);
+    for file in files {
+        ok(&["validate", "--config", file.to_str().unwrap()]);
+    }
+}
