@@ -15,8 +15,9 @@ use super::error::ApiError;
 use super::extract::JsonObject;
 use super::fields::Fields;
 use crate::reward::Route;
+use crate::reward::raters::read_value;
 use crate::store::{FeedbackEntry, FeedbackOutcome, Op};
-use crate::types::{InteractionId, SampleId, now_ms};
+use crate::types::{Interaction, InteractionId, SampleId, now_ms};
 
 /// Longest name of a reward part.
 const NAME_CHARS: usize = 64;
@@ -53,10 +54,14 @@ pub(super) async fn create(
     JsonObject(body): JsonObject,
 ) -> Result<Json<Feedback>, ApiError> {
     let count = |outcome: &str| state.metrics.feedback.with_label_values(&[outcome]).inc();
-    let entry = read(&body, caller)
-        .and_then(|entry| not_a_graders(&state, entry))
-        .inspect_err(|_| count("invalid"))?;
-    let completion_id = entry.interaction.completion_id();
+    let posted = Posted::read(&body, caller).inspect_err(|_| count("invalid"))?;
+    let completion_id = posted.interaction.completion_id();
+    let Some(interaction) = recorded(&state, posted.interaction).await? else {
+        count("unknown");
+        return Err(ApiError::no_such_completion(&completion_id));
+    };
+    let route = state.routes.get(&interaction.route);
+    let entry = posted.entry(&state, route).inspect_err(|_| count("invalid"))?;
     let committed = state.store.commit(vec![Op::Feedback(Box::new(entry.clone()))]).await;
     let outcome = committed.inspect_err(|_| count("failed"))?.feedback.into_iter().next();
     let (status, sample) = match outcome {
@@ -104,49 +109,98 @@ fn answer(
     }
 }
 
-fn read(body: &Map<String, Value>, caller: Caller) -> Result<FeedbackEntry, ApiError> {
-    let fields = Fields::new(body);
-    if let Some(name) = fields.names().find(|name| !FIELDS.contains(name)) {
-        let message = format!("{name} is not a field: the fields are {}", FIELDS.join(", "));
-        return Err(ApiError::unsupported(name, message));
+/// The prompt of a completion. What was just served may still be on its way to the ledger, so a
+/// prompt that is not there is looked for again behind everything that waits.
+async fn recorded(state: &AppState, id: InteractionId) -> Result<Option<Interaction>, ApiError> {
+    if let Some(found) = state.store.interaction(id)? {
+        return Ok(Some(found));
     }
-    let form = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
-    let id = fields.text("completion_id")?.ok_or_else(|| fields.missing("completion_id", form))?;
-    let interaction =
-        InteractionId::from_completion_id(id).ok_or_else(|| fields.wrong("completion_id", form))?;
-    let part = "the name of a reward part";
-    let name = fields.short_text("name", NAME_CHARS)?;
-    let name = name.ok_or_else(|| fields.missing("name", part))?;
-    if name.is_empty() {
-        return Err(fields.wrong("name", part));
-    }
-    let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?.unwrap_or(0);
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    Ok(FeedbackEntry {
-        interaction,
-        choice: u32::try_from(choice).unwrap_or(u32::MAX),
-        name: name.to_owned(),
-        value: value(&fields)?,
-        comment: owned(fields.short_text("comment", COMMENT_CHARS)?),
-        idempotency_key: owned(fields.short_text("idempotency_key", KEY_CHARS)?),
-        key_id: caller.key_id,
-        created: now_ms(),
-    })
+    state.store.settled().await?;
+    Ok(state.store.interaction(id)?)
 }
 
-/// Refuses a part that graders give: the client's value would stand in the place of theirs.
-fn not_a_graders(state: &AppState, entry: FeedbackEntry) -> Result<FeedbackEntry, ApiError> {
-    let name = &entry.name;
-    let graded = |route: &Route| route.weight(name).is_some() && !route.takes_feedback(name);
-    let graders = state.routes.iter().find(|route| graded(route));
-    match graders {
-        Some(route) if !state.routes.iter().any(|route| route.takes_feedback(name)) => {
+/// A body whose value is not read yet: what it may be depends on the completion's route.
+struct Posted<'a> {
+    fields: Fields<'a>,
+    interaction: InteractionId,
+    choice: u32,
+    name: &'a str,
+    comment: Option<&'a str>,
+    idempotency_key: Option<&'a str>,
+    caller: Caller,
+}
+
+impl<'a> Posted<'a> {
+    fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
+        let fields = Fields::new(body);
+        if let Some(name) = fields.names().find(|name| !FIELDS.contains(name)) {
+            let message = format!("{name} is not a field: the fields are {}", FIELDS.join(", "));
+            return Err(ApiError::unsupported(name, message));
+        }
+        let form = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
+        let id =
+            fields.text("completion_id")?.ok_or_else(|| fields.missing("completion_id", form))?;
+        let interaction = InteractionId::from_completion_id(id)
+            .ok_or_else(|| fields.wrong("completion_id", form))?;
+        let part = "the name of a reward part";
+        let name = fields.short_text("name", NAME_CHARS)?;
+        let name = name.ok_or_else(|| fields.missing("name", part))?;
+        if name.is_empty() {
+            return Err(fields.wrong("name", part));
+        }
+        let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?.unwrap_or(0);
+        Ok(Self {
+            interaction,
+            choice: u32::try_from(choice).unwrap_or(u32::MAX),
+            name,
+            comment: fields.short_text("comment", COMMENT_CHARS)?,
+            idempotency_key: fields.short_text("idempotency_key", KEY_CHARS)?,
+            caller,
+            fields,
+        })
+    }
+
+    /// What is recorded, if the route takes it.
+    fn entry(
+        self,
+        state: &AppState,
+        route: Option<&Arc<Route>>,
+    ) -> Result<FeedbackEntry, ApiError> {
+        let route = route.map(Arc::as_ref);
+        not_a_graders(state, route, self.name)?;
+        let value = match route.and_then(|route| route.feedback(self.name)) {
+            Some(params) => read_value(self.name, params, self.fields.get("value"), self.comment)
+                .map_err(|error| ApiError::field(error.field, error.to_string()))?,
+            None => Some(value(&self.fields)?),
+        };
+        Ok(FeedbackEntry {
+            interaction: self.interaction,
+            choice: self.choice,
+            name: self.name.to_owned(),
+            value,
+            comment: self.comment.map(str::to_owned),
+            idempotency_key: self.idempotency_key.map(str::to_owned),
+            key_id: self.caller.key_id,
+            created: now_ms(),
+        })
+    }
+}
+
+/// Refuses a part that graders give, on the completion's route or on all that have it: the
+/// client's value would stand in the place of theirs.
+fn not_a_graders(state: &AppState, own: Option<&Route>, name: &str) -> Result<(), ApiError> {
+    let graded = |route: &&Route| route.weight(name).is_some() && !route.takes_feedback(name);
+    let all = || state.routes.iter().map(Arc::as_ref);
+    let taken = all().any(|route| route.takes_feedback(name));
+    let elsewhere = || if taken { None } else { all().find(graded) };
+    match own.filter(graded).or_else(elsewhere) {
+        Some(route) => {
             let route = &route.name;
             let message =
                 format!("name is {name:?}: a grader of the route {route:?} gives that part");
             Err(ApiError::field("name", message))
         }
-        _ => Ok(entry),
+        None => Ok(()),
     }
 }
 

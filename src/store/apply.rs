@@ -200,7 +200,7 @@ impl<'t> Writing<'t> {
             id,
             sample,
             name: entry.name.clone(),
-            value: Some(entry.value),
+            value: entry.value,
             source: RewardSource::Feedback,
             created: entry.created,
             idempotency_key: entry.idempotency_key.clone(),
@@ -215,7 +215,7 @@ impl<'t> Writing<'t> {
         }
         let previous = self.put_reward(&reward)?;
         let changed = previous.is_none_or(|p| p.value != reward.value);
-        if self.needs_group(entry.interaction, &reward, changed)? {
+        if reward.value.is_some() && self.needs_group(entry.interaction, &reward, changed)? {
             self.ungrouped
                 .insert((reward.created, sample.0.as_bytes(), reward.name.as_str()), ())?;
         }

@@ -83,8 +83,8 @@ pub struct FeedbackEntry {
     pub choice: u32,
     /// The reward part.
     pub name: String,
-    /// The value.
-    pub value: f64,
+    /// The value; `None` for a remark alone, which trains nothing.
+    pub value: Option<f64>,
     /// A remark.
     pub comment: Option<String>,
     /// Not counted twice under the same key.
@@ -259,6 +259,14 @@ impl Store {
     /// As [`Self::commit`].
     pub fn commit_blocking(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
         futures::executor::block_on(self.commit(ops))
+    }
+
+    /// Waits until everything that was queued before is durable, and visible to reads.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub async fn settled(&self) -> Result<(), StoreError> {
+        self.commit(Vec::new()).await.map(|_| ())
     }
 
     /// Queues a write without waiting, in order with everything else; sheds shadow samples (and

@@ -84,9 +84,13 @@ async fn malformed() {
         ("name", Value::Null, "name is missing"),
         ("name", json!(""), "name is \"\""),
         ("name", json!("x".repeat(65)), "it must be at most 64 characters long"),
-        ("value", json!("good"), "value is \"good\": it must be a finite number or a boolean"),
-        ("value", Value::Null, "value is missing: it must be a finite number or a boolean"),
-        ("value", json!([1]), "value is a list"),
+        (
+            "value",
+            json!("good"),
+            "value is \"good\": \"thumbs\" takes a finite number or a boolean",
+        ),
+        ("value", Value::Null, "value is absent: \"thumbs\" takes a finite number or a boolean"),
+        ("value", json!([1]), "value is [1]"),
         ("choice", json!(-1), "choice is -1: it must be a whole number from 0 to"),
         ("choice", json!(0.5), "choice is 0.5"),
         ("comment", json!(5), "comment is 5: it must be a string"),
@@ -119,4 +123,46 @@ async fn a_graders_part_is_not_a_clients() {
     assert!(message.contains("\"answer\"") && message.contains("\"sums\""), "{message}");
     assert_eq!(server.store.stats().unwrap().feedback, 0);
     assert_eq!(server.post("/v1/feedback", &body("thumbs")).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_is_what_its_part_takes() {
+    let route = "[[route]]\nname = \"users\"\n\
+        [[route.reward]]\nname = \"stars\"\nkind = \"feedback\"\nrange = [1, 5]\n\
+        [[route.reward]]\nname = \"solved\"\nkind = \"feedback\"\ntype = \"boolean\"\n\
+        [[route.reward]]\nname = \"remark\"\nkind = \"feedback\"\ntype = \"comment\"\n";
+    let routes = hone::config::parse(route).unwrap().routes;
+    let server = Server::with(|s| s.routes = routes).await;
+    let id = completion(&server).await;
+    let refused = [
+        ("stars", json!(6), "value", "value is 6: \"stars\" takes a number from 1 to 5"),
+        ("solved", json!(1), "value", "value is 1: \"solved\" takes true or false"),
+        ("remark", json!(1), "value", "value is 1: \"remark\" takes a comment and no value"),
+        ("remark", Value::Null, "comment", "comment is absent: \"remark\" takes a comment"),
+        ("other", json!("x"), "value", "value is \"x\": it must be a finite number or a boolean"),
+    ];
+    for (name, value, field, message) in refused {
+        let body = json!({"completion_id": id, "name": name, "value": value});
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        assert_eq!(answer["error"]["message"], message);
+    }
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
+    let invalid = "hone_http_feedback_total{outcome=\"invalid\"}";
+    assert_eq!(server.metric(invalid).await, Some(5.0));
+    let remark = json!({"completion_id": id, "name": "remark", "comment": "too long"});
+    let (status, answer) = server.post("/v1/feedback", &remark).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("recorded")), "{answer}");
+    // It is kept, and nothing waits to train on it.
+    assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap(), []);
+    for (name, value) in [("stars", json!(5)), ("solved", json!(true))] {
+        let body = json!({"completion_id": id, "name": name, "value": value});
+        assert_eq!(server.post("/v1/feedback", &body).await.0, 200);
+    }
+    let waiting = server.store.ungrouped_feedback(u64::MAX, 9).unwrap();
+    let names: Vec<&str> = waiting.iter().map(|(_, name)| name.as_str()).collect();
+    assert_eq!(names, ["stars", "solved"]);
+    let rewards = server.store.rewards_of(waiting[0].0).unwrap();
+    let values: Vec<_> = rewards.iter().map(|r| (r.name.as_str(), r.value)).collect();
+    assert_eq!(values, [("remark", None), ("solved", Some(1.0)), ("stars", Some(5.0))]);
 }

@@ -169,7 +169,7 @@ impl World {
             interaction,
             choice,
             name: name.to_owned(),
-            value,
+            value: Some(value),
             comment: None,
             idempotency_key: None,
             key_id: None,

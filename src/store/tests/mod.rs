@@ -161,7 +161,7 @@ fn thumbs(of: u64, value: f64, created: u64) -> FeedbackEntry {
         interaction: interaction_id(of),
         choice: 0,
         name: "thumbs".to_owned(),
-        value,
+        value: Some(value),
         comment: Some("good".to_owned()),
         idempotency_key: None,
         key_id: None,
