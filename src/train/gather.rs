@@ -17,8 +17,19 @@ pub(super) struct Member {
     pub(super) sample: Sample,
     /// Only parts that the group names, the route weighs, and that have a value.
     pub(super) parts: BTreeMap<String, f64>,
-    /// When clients' feedback among those parts arrived.
-    pub(super) feedback: Vec<UnixMillis>,
+    /// Where clients' feedback among those parts came from.
+    pub(super) feedback: BTreeMap<String, Given>,
+    /// What feedback counts that does not count in full.
+    pub(super) shares: BTreeMap<String, f64>,
+}
+
+/// Where a piece of feedback came from.
+#[derive(Clone, Debug)]
+pub(super) struct Given {
+    /// When it arrived; of several raters the last.
+    pub(super) created: UnixMillis,
+    /// Which API key gave it; of several raters the last.
+    pub(super) key_id: Option<String>,
 }
 
 /// One group, loaded.
@@ -57,6 +68,11 @@ impl Batch {
                         name: name.clone(),
                         weight: *weight,
                         values: group.members.iter().map(|m| m.parts.get(name).copied()).collect(),
+                        shares: group
+                            .members
+                            .iter()
+                            .map(|m| m.shares.get(name).copied().unwrap_or(1.0))
+                            .collect(),
                     })
                     .collect(),
             })
@@ -113,7 +129,7 @@ impl Batch {
 
     /// When the feedback that this batch trains on arrived.
     pub(super) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
-        self.members().flat_map(|(_, m)| m.feedback.iter().copied())
+        self.members().flat_map(|(_, m)| m.feedback.values().map(|given| given.created))
     }
 }
 
@@ -175,19 +191,20 @@ fn load(store: &Store, routes: &Routes, group: Group) -> Result<Loaded, StoreErr
             continue;
         }
         let mut parts = BTreeMap::new();
-        let mut feedback = Vec::new();
+        let mut feedback = BTreeMap::new();
         for reward in store.rewards_of(*id)? {
             if let Some(value) = reward.value
                 && weights.contains_key(&reward.name)
             {
                 if reward.source == RewardSource::Feedback {
-                    feedback.push(reward.created);
+                    let given = Given { created: reward.created, key_id: reward.key_id };
+                    feedback.insert(reward.name.clone(), given);
                 }
                 parts.insert(reward.name, value);
             }
         }
         if !parts.is_empty() {
-            members.push(Member { sample, parts, feedback });
+            members.push(Member { sample, parts, feedback, shares: BTreeMap::new() });
         }
     }
     Ok(Loaded { group, prompt_ids, weights, members })
