@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::extract::JsonObject;
 use super::fields::Fields;
 use crate::reward::Route;
-use crate::reward::raters::read_value;
+use crate::reward::raters::{joining, read_value};
 use crate::store::{FeedbackEntry, FeedbackOutcome, Op};
 use crate::types::{Interaction, InteractionId, SampleId, now_ms};
 
@@ -168,7 +168,9 @@ impl<'a> Posted<'a> {
     ) -> Result<FeedbackEntry, ApiError> {
         let route = route.map(Arc::as_ref);
         not_a_graders(state, route, self.name)?;
-        let value = match route.and_then(|route| route.feedback(self.name)) {
+        let params = route.and_then(|route| route.feedback(self.name));
+        let rule = params.map(|params| params.aggregate).unwrap_or_default();
+        let value = match params {
             Some(params) => read_value(self.name, params, self.fields.get("value"), self.comment)
                 .map_err(|error| ApiError::field(error.field, error.to_string()))?,
             None => Some(value(&self.fields)?),
@@ -182,6 +184,7 @@ impl<'a> Posted<'a> {
             idempotency_key: self.idempotency_key.map(str::to_owned),
             key_id: self.caller.key_id,
             created: now_ms(),
+            join: joining(rule),
         })
     }
 }

@@ -16,8 +16,8 @@ use tokio::sync::{oneshot, watch};
 use crate::config::StoreConfig;
 use crate::telemetry::Metrics;
 use crate::types::{
-    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyVersion, Reward,
-    Sample, SampleId, StepRecord, UnixMillis,
+    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyVersion, Rating,
+    Reward, Sample, SampleId, StepRecord, UnixMillis,
 };
 
 mod apply;
@@ -75,7 +75,7 @@ pub enum StoreError {
 }
 
 /// One piece of feedback, as a client posts it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct FeedbackEntry {
     /// The completion it judges.
     pub interaction: InteractionId,
@@ -93,6 +93,9 @@ pub struct FeedbackEntry {
     pub key_id: Option<String>,
     /// When it arrived.
     pub created: UnixMillis,
+    /// What the raters of one sample and name come to: given each rater's newest rating, in no
+    /// particular order. `None` is missing, not nought.
+    pub join: fn(&[Rating]) -> Option<f64>,
 }
 
 /// One write. A batch of them is one transaction.
@@ -104,7 +107,8 @@ pub enum Op {
     Sample(Box<Sample>),
     /// Records a grader's value; replaces the value of the same sample and name.
     Reward(Box<Reward>),
-    /// Records a client's value; replaces the value of the same sample and name.
+    /// Records a client's value; replaces his own of the same sample and name, and joins it with
+    /// those of the others.
     Feedback(Box<FeedbackEntry>),
     /// Records or replaces a group.
     Group(Box<Group>),
@@ -315,6 +319,14 @@ impl Store {
     /// As [`Self::interaction`].
     pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
         self.read(|tx| reader::rewards_of(tx, id))
+    }
+
+    /// Each rater's newest rating of a completion under one name.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
+    pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
+        self.read(|tx| reader::ratings_of(tx, id, name))
     }
 
     /// One group.

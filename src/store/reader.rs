@@ -9,7 +9,9 @@ use uuid::Uuid;
 use super::codec::{Row, decode};
 use super::schema::{self, Id};
 use super::{StoreError, StoreStats};
-use crate::types::{Group, InteractionId, Reward, Sample, SampleId, StepRecord, UnixMillis};
+use crate::types::{
+    Group, InteractionId, Rating, Reward, Sample, SampleId, StepRecord, UnixMillis,
+};
 
 type Bytes = &'static [u8];
 
@@ -79,6 +81,37 @@ pub(super) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Rewar
             break;
         }
         found.push(decode(value.value())?);
+    }
+    Ok(found)
+}
+
+/// Each rater's newest rating of a completion under one name.
+pub(super) fn ratings_of(
+    tx: &ReadTransaction,
+    id: SampleId,
+    name: &str,
+) -> Result<Vec<Rating>, StoreError> {
+    ratings(&tx.open_table(schema::RATINGS)?, &tx.open_table(schema::FEEDBACK)?, id, name)
+}
+
+/// [`ratings_of`] from tables that are open already, for reading or for writing.
+pub(super) fn ratings(
+    ratings: &impl ReadableTable<(&'static Id, &'static str, Option<&'static str>), &'static Id>,
+    feedback: &impl ReadableTable<&'static Id, Bytes>,
+    id: SampleId,
+    name: &str,
+) -> Result<Vec<Rating>, StoreError> {
+    let sample = id.0.as_bytes();
+    let mut found = Vec::new();
+    for entry in ratings.range((sample, name, None::<&str>)..)? {
+        let (key, reward) = entry?;
+        if (key.value().0, key.value().1) != (sample, name) {
+            break;
+        }
+        let Some(bytes) = feedback.get(reward.value())? else { continue };
+        let row: Reward = decode(bytes.value())?;
+        let rating = |value| Rating { key_id: row.key_id, value, created: row.created };
+        found.extend(row.value.map(rating));
     }
     Ok(found)
 }

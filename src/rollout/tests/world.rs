@@ -9,10 +9,11 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::super::{Rollout, RolloutError};
-use crate::config::{DatasetConfig, RolloutConfig, RouteList, StoreConfig};
+use crate::config::{Aggregate, DatasetConfig, RolloutConfig, RouteList, StoreConfig};
 use crate::engine::fake::{FakeConfig, FakeEngine};
 use crate::engine::{Codec, ModelDir};
 use crate::reward::Routes;
+use crate::reward::raters::joining;
 use crate::store::{FeedbackEntry, Op, Store};
 use crate::telemetry::Metrics;
 use crate::types::{
@@ -174,6 +175,7 @@ impl World {
             idempotency_key: None,
             key_id: None,
             created: now_ms(),
+            join: joining(Aggregate::Last),
         };
         self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
     }

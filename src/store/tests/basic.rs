@@ -205,3 +205,52 @@ fn a_new_file_appears_whole_and_leaves_nothing_beside_it() {
         std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["ledger.redb"]);
 }
+
+#[tokio::test]
+async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    store.enqueue(asked(1, 0)).unwrap();
+    let by = |key: Option<&str>, value, created, rule| {
+        feedback(FeedbackEntry {
+            key_id: key.map(str::to_owned),
+            join: joining(rule),
+            ..thumbs(1, value, created)
+        })
+    };
+    let value = |store: &Store| {
+        let rewards = store.rewards_of(sample_id(10)).unwrap();
+        rewards.iter().find(|r| r.name == "thumbs").unwrap().value
+    };
+    let mean = Aggregate::Mean;
+    store.commit(vec![by(Some("a"), 0.0, 100, mean), by(Some("b"), 1.0, 101, mean)]).await.unwrap();
+    assert_eq!(value(&store), Some(0.5));
+    store.commit(vec![by(None, 1.0, 102, mean)]).await.unwrap();
+    // A correction replaces its rater's own, wherever the others are.
+    store.commit(vec![by(Some("a"), 1.0, 103, mean), by(None, 0.25, 104, mean)]).await.unwrap();
+    assert_eq!(value(&store), Some(0.75));
+    assert_eq!(store.ratings_of(sample_id(10), "thumbs").unwrap().len(), 3);
+    assert_eq!(store.stats().unwrap().feedback, 5, "what was replaced stays on record");
+    assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
+
+    // A tie is missing: nothing waits to train on it until it is resolved.
+    let majority = Aggregate::Majority;
+    store
+        .commit(vec![by(None, 0.0, 105, majority), by(Some("c"), 0.0, 106, majority)])
+        .await
+        .unwrap();
+    assert_eq!((value(&store), ungrouped(&store)), (None, vec![]));
+    store.commit(vec![by(Some("d"), 1.0, 107, majority)]).await.unwrap();
+    assert_eq!((value(&store), ungrouped(&store).len()), (Some(1.0), 1));
+
+    // Trained on: a further rater who changes nothing is no news, one who does is.
+    store.commit(vec![Op::Group(Box::new(group(1, 1, &[10], &["thumbs"])))]).await.unwrap();
+    store.commit(vec![Op::Step(Box::new(step(1, &[1])))]).await.unwrap();
+    store.commit(vec![by(Some("e"), 1.0, 108, majority)]).await.unwrap();
+    assert_eq!(ungrouped(&store), []);
+    store.commit(vec![by(Some("f"), 1.0, 109, mean)]).await.unwrap();
+    assert_eq!(ungrouped(&store).len(), 1);
+    drop(store);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+}
