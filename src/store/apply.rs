@@ -84,6 +84,7 @@ impl<'t> Writing<'t> {
             Op::Sample(row) => self.sample(row)?,
             Op::Reward(row) => self.reward(row)?,
             Op::Feedback(entry) => return self.feedback(entry, feedback_id).map(Some),
+            Op::Conversation(turns) => return self.conversation(turns, feedback_id).map(Some),
             Op::Group(row) => self.group(row)?,
             Op::GroupState(id, state) => self.group_state(*id, state)?,
             Op::Policy(row) => self.policy(row)?,

@@ -110,6 +110,9 @@ pub enum Op {
     /// Records a client's value; replaces his own of the same sample and name, and joins it with
     /// those of the others.
     Feedback(Box<FeedbackEntry>),
+    /// Records a client's value for the turns of a conversation that have one finished completion
+    /// each; all of it or, where the first entry's idempotency key was seen before, nothing.
+    Conversation(Vec<FeedbackEntry>),
     /// Records or replaces a group.
     Group(Box<Group>),
     /// Changes a group's state.
@@ -120,7 +123,7 @@ pub enum Op {
     Step(Box<StepRecord>),
 }
 
-/// What became of a [`Op::Feedback`].
+/// What became of a [`Op::Feedback`] or [`Op::Conversation`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedbackOutcome {
     /// Recorded for this sample.
@@ -131,9 +134,25 @@ pub enum FeedbackOutcome {
     UnknownCompletion,
     /// The completion has no such choice.
     UnknownChoice,
+    /// Recorded for so many turns of the conversation.
+    Credited(usize),
+    /// The same idempotency key was recorded before, for so many turns.
+    AlreadyCredited(usize),
 }
 
-/// What a committed batch did: one outcome for each `Op::Feedback` in it, in order.
+impl FeedbackOutcome {
+    /// Whether something was recorded.
+    fn is_news(&self) -> bool {
+        match self {
+            Self::Recorded(_) => true,
+            Self::Credited(turns) => *turns > 0,
+            _ => false,
+        }
+    }
+}
+
+/// What a committed batch did: one outcome for each `Op::Feedback` or `Op::Conversation` in it, in
+/// order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Committed {
     /// In the order of the batch's feedback operations.
@@ -311,6 +330,19 @@ impl Store {
     /// As [`Self::interaction`].
     pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
         self.read(|tx| reader::samples_of(tx, id))
+    }
+
+    /// The prompts of a conversation that a key has had, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
+    pub fn turns_of(
+        &self,
+        key_id: Option<&str>,
+        session: &str,
+        limit: usize,
+    ) -> Result<Vec<InteractionId>, StoreError> {
+        self.read(|tx| reader::turns_of(tx, key_id, session, limit))
     }
 
     /// Every reward part of a completion, by name.

@@ -153,7 +153,7 @@ fn table_of(op: &Op) -> &'static str {
         Op::Interaction(_) => "interactions",
         Op::Sample(_) => "samples",
         Op::Reward(_) => "rewards",
-        Op::Feedback(_) => "feedback",
+        Op::Feedback(_) | Op::Conversation(_) => "feedback",
         Op::Group(_) | Op::GroupState(..) => "groups",
         Op::Policy(_) => "policy_versions",
         Op::Step(_) => "steps",

@@ -85,6 +85,23 @@ pub(super) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Rewar
     Ok(found)
 }
 
+/// The prompts of a conversation, oldest first.
+pub(super) fn turns_of(
+    tx: &ReadTransaction,
+    key_id: Option<&str>,
+    session: &str,
+    limit: usize,
+) -> Result<Vec<InteractionId>, StoreError> {
+    let sessions = tx.open_table(schema::SESSIONS)?;
+    let (first, last) = (Id::default(), [u8::MAX; 16]);
+    let entries = sessions.range((key_id, session, &first)..=(key_id, session, &last))?;
+    let turns = entries.take(limit).map(|entry| {
+        let key = entry?.0;
+        Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
+    });
+    turns.collect()
+}
+
 /// Each rater's newest rating of a completion under one name.
 pub(super) fn ratings_of(
     tx: &ReadTransaction,

@@ -166,3 +166,71 @@ async fn a_value_is_what_its_part_takes() {
     let values: Vec<_> = rewards.iter().map(|r| (r.name.as_str(), r.value)).collect();
     assert_eq!(values, [("remark", None), ("solved", Some(1.0)), ("stars", Some(5.0))]);
 }
+
+async fn turn(server: &Server, session: &str, more: Value) -> InteractionId {
+    let mut body = ask(json!({"metadata": {"session_id": session}}));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let (status, answer) = server.chat(&body).await;
+    assert_eq!(status, 200, "{answer}");
+    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_credits_each_of_its_turns() {
+    let server = Server::new().await;
+    let first = turn(&server, "s-1", json!({})).await;
+    let second = turn(&server, "s-1", json!({})).await;
+    turn(&server, "s-2", json!({})).await;
+    // Nobody knows which of two choices the conversation went on from.
+    let forked = turn(&server, "s-1", json!({"n": 2})).await;
+    let body = json!({"session_id": "s-1", "name": "thumbs", "value": true,
+                      "idempotency_key": "once", "comment": "solved"});
+    let (status, answer) = server.post("/v1/feedback", &body).await;
+    let expected = json!({"object": "feedback", "status": "recorded", "session_id": "s-1",
+                          "name": "thumbs", "turns": 2});
+    assert_eq!((status, &answer), (200, &expected));
+    for id in [first, second] {
+        let [sample] = &server.store.samples_of(id).unwrap()[..] else { panic!() };
+        let [reward] = &server.store.rewards_of(sample.id).unwrap()[..] else { panic!() };
+        assert_eq!((reward.name.as_str(), reward.value), ("thumbs", Some(1.0)));
+        assert_eq!(reward.comment.as_deref(), Some("solved"));
+    }
+    for sample in server.store.samples_of(forked).unwrap() {
+        assert_eq!(server.store.rewards_of(sample.id).unwrap(), []);
+    }
+    assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 2);
+    // The same post again is the same post, also after a further turn.
+    turn(&server, "s-1", json!({})).await;
+    let (_, again) = server.post("/v1/feedback", &body).await;
+    assert_eq!((&again["status"], &again["turns"]), (&json!("duplicate"), &json!(2)));
+    assert_eq!(server.store.stats().unwrap().feedback, 2);
+    // A new post credits what is there now, at once after its last turn.
+    let new = json!({"session_id": "s-1", "name": "thumbs", "value": 0});
+    let (_, answer) = server.post("/v1/feedback", &new).await;
+    assert_eq!((&answer["status"], &answer["turns"]), (&json!("recorded"), &json!(3)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_is_its_keys_own_and_must_be_named_alone() {
+    let server = Server::new().await;
+    let id = turn(&server, "s-1", json!({})).await.completion_id();
+    turn(&server, "forked", json!({"n": 2})).await;
+    let cases = [
+        (json!({"session_id": "s-9"}), 404, "session_id", "nothing was asked in this session"),
+        (json!({"session_id": ""}), 400, "session_id", "it must be the metadata.session_id"),
+        (json!({"session_id": "s-1", "completion_id": id}), 400, "session_id", "absent beside"),
+        (json!({"session_id": "s-1", "choice": 0}), 400, "choice", "absent beside session_id"),
+        (json!({}), 400, "completion_id", "completion_id is missing"),
+        (json!({"session_id": "forked"}), 400, "session_id", "none of its turns has one finished"),
+    ];
+    for (mut body, expected, field, message) in cases {
+        let more = json!({"name": "thumbs", "value": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (expected, &json!(field)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(message), "{answer}");
+    }
+    let wrong = json!({"session_id": "s-1", "name": "thumbs", "value": "good"});
+    assert_eq!(server.post("/v1/feedback", &wrong).await.0, 400);
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
+}

@@ -180,6 +180,23 @@ impl World {
         self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
     }
 
+    /// Judges a conversation of these prompts.
+    pub async fn conversation(&self, turns: &[InteractionId], name: &str, value: f64) {
+        let entry = |interaction: &InteractionId| FeedbackEntry {
+            interaction: *interaction,
+            choice: 0,
+            name: name.to_owned(),
+            value: Some(value),
+            comment: None,
+            idempotency_key: None,
+            key_id: None,
+            created: now_ms(),
+            join: joining(Aggregate::Last),
+        };
+        let op = Op::Conversation(turns.iter().map(entry).collect());
+        self.store.commit(vec![op]).await.unwrap();
+    }
+
     /// Waits until a prompt has `count` groups, and returns them.
     pub async fn groups(&self, id: InteractionId, count: usize) -> Vec<Group> {
         self.until(|| self.store.groups_of(id).unwrap().len() >= count).await;

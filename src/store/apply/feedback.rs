@@ -1,6 +1,7 @@
 //! What clients say: recorded as it was posted, joined over raters, and put up for training.
 
 use redb::ReadableTable;
+use uuid::Uuid;
 
 use super::Writing;
 use crate::store::codec::encode;
@@ -35,6 +36,56 @@ impl Writing<'_> {
         Ok(FeedbackOutcome::Recorded(sample))
     }
 
+    /// Records one value for several turns. Where one turn had several choices, or none that ended,
+    /// nothing says what the conversation went on from: it is left out.
+    pub(super) fn conversation(
+        &mut self,
+        turns: &[FeedbackEntry],
+        id: RewardId,
+    ) -> Result<FeedbackOutcome, StoreError> {
+        let Some(first) = turns.first() else { return Ok(FeedbackOutcome::Credited(0)) };
+        if let Some((_, seen)) = self.seen_before(first)?
+            && seen != id
+        {
+            return Ok(FeedbackOutcome::AlreadyCredited(self.credited(seen)?));
+        }
+        let mut credited = 0;
+        for turn in turns {
+            let Some(sample) = self.only_choice(turn.interaction)? else { continue };
+            let own = nth(id, credited);
+            // The key stands for the post as a whole, under its first row.
+            let key = turn.idempotency_key.clone().filter(|_| credited == 0);
+            let turn = FeedbackEntry { idempotency_key: key, ..turn.clone() };
+            if self.feedback.get(own.0.as_bytes())?.is_none() {
+                self.record_feedback(&turn, own, sample)?;
+            }
+            credited += 1;
+        }
+        Ok(FeedbackOutcome::Credited(credited))
+    }
+
+    /// How many rows a conversation's feedback has.
+    fn credited(&self, id: RewardId) -> Result<usize, StoreError> {
+        let mut count = 0;
+        while self.feedback.get(nth(id, count).0.as_bytes())?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn only_choice(&self, interaction: InteractionId) -> Result<Option<SampleId>, StoreError> {
+        let id = interaction.0.as_bytes();
+        let mut only = None;
+        for entry in self.samples_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
+            let (key, value) = entry?;
+            let (served, _) = value.value();
+            if served && only.replace(SampleId(Uuid::from_bytes(*key.value().1))).is_some() {
+                return Ok(None);
+            }
+        }
+        Ok(only)
+    }
+
     fn seen_before(
         &self,
         entry: &FeedbackEntry,
@@ -43,7 +94,7 @@ impl Writing<'_> {
         let found = self.idempotency.get((entry.key_id.as_deref(), key))?;
         Ok(found.map(|guard| {
             let (sample, reward) = guard.value();
-            (SampleId(uuid::Uuid::from_bytes(*sample)), RewardId(uuid::Uuid::from_bytes(*reward)))
+            (SampleId(Uuid::from_bytes(*sample)), RewardId(Uuid::from_bytes(*reward)))
         }))
     }
 
@@ -56,7 +107,7 @@ impl Writing<'_> {
         for entry in self.samples_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
             let (key, value) = entry?;
             if value.value() == (true, choice) {
-                return Ok(Some(SampleId(uuid::Uuid::from_bytes(*key.value().1))));
+                return Ok(Some(SampleId(Uuid::from_bytes(*key.value().1))));
             }
         }
         Ok(None)
@@ -123,4 +174,10 @@ impl Writing<'_> {
         }
         Ok(changed || !past)
     }
+}
+
+/// The id of a conversation's row: its own random bits are told apart by its place, so that the
+/// same operation repeated finds the rows that it made.
+fn nth(id: RewardId, place: usize) -> RewardId {
+    RewardId(Uuid::from_u128(id.0.as_u128() ^ place as u128))
 }

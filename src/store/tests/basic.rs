@@ -254,3 +254,41 @@ async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
     drop(store);
     assert!(super::super::maintain::check(&path).unwrap().is_healthy());
 }
+
+#[tokio::test]
+async fn a_conversation_is_recorded_whole_and_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    for n in 1..=3 {
+        let mut ops = asked(n, 1);
+        if let Op::Interaction(row) = &mut ops[0] {
+            row.metadata.insert("session_id".to_owned(), "talk".to_owned());
+        }
+        store.enqueue(ops).unwrap();
+    }
+    store.enqueue(vec![Op::Sample(Box::new(sample(25, 2, SampleOrigin::Served, 1)))]).unwrap();
+    store.settled().await.unwrap();
+    let turns = store.turns_of(Some("key-1"), "talk", 9).unwrap();
+    assert_eq!(turns, [1, 2, 3].map(interaction_id));
+    assert_eq!(store.turns_of(Some("key-1"), "talk", 2).unwrap().len(), 2);
+    assert_eq!(store.turns_of(None, "talk", 9).unwrap(), []);
+    assert_eq!(store.turns_of(Some("key-1"), "tal", 9).unwrap(), []);
+    let post = || {
+        let key = Some("once".to_owned());
+        let entry = |n| FeedbackEntry { idempotency_key: key.clone(), ..thumbs(n, 1.0, 100) };
+        Op::Conversation((1..=3).map(entry).collect())
+    };
+    let done = store.commit(vec![post(), post(), Op::Conversation(vec![])]).await.unwrap();
+    let expected = [
+        FeedbackOutcome::Credited(2),
+        FeedbackOutcome::AlreadyCredited(2),
+        FeedbackOutcome::Credited(0),
+    ];
+    assert_eq!(done.feedback, expected);
+    let waiting = [10, 30].map(|n| (sample_id(n), "thumbs".to_owned()));
+    assert_eq!(ungrouped(&store), waiting);
+    assert_eq!(store.stats().unwrap().feedback, 2);
+    drop(store);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+}
