@@ -1,4 +1,5 @@
-//! Schema 2: one rating per rater, sample and name; which interactions belong to a session.
+//! Schema 2: one rating per rater, sample and name; which interactions belong to a session; whose
+//! feedback is set aside.
 //!
 //! Frozen like every released migration: the layout of schema 1's feedback rows stands here again.
 //! Sessions begin with what is served from now on.
@@ -14,7 +15,7 @@ type Id = [u8; 16];
 type Rated = (Id, String, Option<String>);
 
 /// For the log.
-pub(crate) const DESCRIPTION: &str = "ratings by rater, and sessions";
+pub(crate) const DESCRIPTION: &str = "ratings by rater, sessions, and the quarantine";
 
 /// A feedback row of schema 1, up to the last field that is read here.
 #[derive(Deserialize)]
@@ -41,6 +42,7 @@ pub(crate) fn run(tx: &WriteTransaction) -> Result<(), StoreError> {
     tx.open_table(TableDefinition::<(Option<&str>, &str, &Id), ()>::new(
         "interactions_by_session",
     ))?;
+    tx.open_table(TableDefinition::<&str, (&str, u64)>::new("quarantine"))?;
     let feedback = tx.open_table(TableDefinition::<&Id, &[u8]>::new("feedback"))?;
     let mut newest: BTreeMap<Rated, (u64, Id)> = BTreeMap::new();
     for row in feedback.iter()? {

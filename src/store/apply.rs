@@ -16,6 +16,7 @@ use crate::types::{
 };
 
 mod feedback;
+mod quarantine;
 
 /// What a transaction did, for metrics and for those who wait on it.
 #[derive(Default)]
@@ -42,6 +43,7 @@ pub(super) struct Writing<'t> {
     idempotency: Table<'t, (Option<&'static str>, &'static str), (&'static Id, &'static Id)>,
     ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
     sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
+    quarantine: Table<'t, &'static str, (&'static str, u64)>,
     /// So far.
     pub(super) tally: Tally,
 }
@@ -64,6 +66,7 @@ impl<'t> Writing<'t> {
             idempotency: tx.open_table(schema::IDEMPOTENCY)?,
             ratings: tx.open_table(schema::RATINGS)?,
             sessions: tx.open_table(schema::SESSIONS)?,
+            quarantine: tx.open_table(schema::QUARANTINE)?,
             tally: Tally::default(),
         })
     }
@@ -85,6 +88,8 @@ impl<'t> Writing<'t> {
             Op::Reward(row) => self.reward(row)?,
             Op::Feedback(entry) => return self.feedback(entry, feedback_id).map(Some),
             Op::Conversation(turns) => return self.conversation(turns, feedback_id).map(Some),
+            Op::Quarantine(row) => self.set_aside(row)?,
+            Op::Release(key_id) => self.release(key_id)?,
             Op::Group(row) => self.group(row)?,
             Op::GroupState(id, state) => self.group_state(*id, state)?,
             Op::Policy(row) => self.policy(row)?,

@@ -92,6 +92,7 @@ fn opens(database: &Database) -> Result<(), StoreError> {
     tx.open_table(schema::IDEMPOTENCY)?;
     tx.open_table(schema::RATINGS)?;
     tx.open_table(schema::SESSIONS)?;
+    tx.open_table(schema::QUARANTINE)?;
     Ok(())
 }
 

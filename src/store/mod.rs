@@ -98,6 +98,20 @@ pub struct FeedbackEntry {
     pub join: fn(&[Rating]) -> Option<f64>,
 }
 
+/// Why a group was dropped that had nothing but feedback in quarantine.
+pub const SET_ASIDE: &str = "quarantined";
+
+/// An API key whose feedback is kept but not trained on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantined {
+    /// The key.
+    pub key_id: String,
+    /// Why: JSON, for whoever reads it back.
+    pub reason: String,
+    /// Since when.
+    pub since: UnixMillis,
+}
+
 /// One write. A batch of them is one transaction.
 #[derive(Clone, Debug)]
 pub enum Op {
@@ -113,6 +127,11 @@ pub enum Op {
     /// Records a client's value for the turns of a conversation that have one finished completion
     /// each; all of it or, where the first entry's idempotency key was seen before, nothing.
     Conversation(Vec<FeedbackEntry>),
+    /// Sets an API key's feedback aside; where it is already, the first reason stays.
+    Quarantine(Quarantined),
+    /// Lets an API key's feedback count again, and puts up again what was dropped meanwhile only
+    /// for being set aside ([`SET_ASIDE`]).
+    Release(String),
     /// Records or replaces a group.
     Group(Box<Group>),
     /// Changes a group's state.
@@ -241,6 +260,8 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let handle = Arc::new(Handle::new(opener, migrate::to_current)?);
         let queue = Arc::new(Queue::new(config.queue, metrics.clone()));
+        let aside = handle.read(reader::quarantined)?.len();
+        metrics.reward_quarantined_keys.set(i64::try_from(aside).unwrap_or(i64::MAX));
         let (ready_sender, ready) = watch::channel(handle.read(reader::ready_len)?);
         let (feedback_sender, feedback) = watch::channel(0);
         let (ended_sender, ended) = watch::channel(None);
@@ -359,6 +380,14 @@ impl Store {
     /// As [`Self::interaction`].
     pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
         self.read(|tx| reader::ratings_of(tx, id, name))
+    }
+
+    /// Keys whose feedback is set aside, by id.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
+    pub fn quarantined(&self) -> Result<Vec<Quarantined>, StoreError> {
+        self.read(reader::quarantined)
     }
 
     /// One group.

@@ -154,6 +154,7 @@ fn table_of(op: &Op) -> &'static str {
         Op::Sample(_) => "samples",
         Op::Reward(_) => "rewards",
         Op::Feedback(_) | Op::Conversation(_) => "feedback",
+        Op::Quarantine(_) | Op::Release(_) => "quarantine",
         Op::Group(_) | Op::GroupState(..) => "groups",
         Op::Policy(_) => "policy_versions",
         Op::Step(_) => "steps",

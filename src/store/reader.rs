@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::codec::{Row, decode};
 use super::schema::{self, Id};
-use super::{StoreError, StoreStats};
+use super::{Quarantined, StoreError, StoreStats};
 use crate::types::{
     Group, InteractionId, Rating, Reward, Sample, SampleId, StepRecord, UnixMillis,
 };
@@ -131,6 +131,18 @@ pub(super) fn ratings(
         found.extend(row.value.map(rating));
     }
     Ok(found)
+}
+
+/// Keys whose feedback is set aside, by id.
+pub(super) fn quarantined(tx: &ReadTransaction) -> Result<Vec<Quarantined>, StoreError> {
+    let rows = tx.open_table(schema::QUARANTINE)?;
+    let keys = rows.iter()?.map(|row| {
+        let (key, value) = row?;
+        let (reason, since) = value.value();
+        let key_id = key.value().to_owned();
+        Ok(Quarantined { key_id, reason: reason.to_owned(), since })
+    });
+    keys.collect()
 }
 
 /// Groups in state `Ready`, oldest first.

@@ -52,3 +52,6 @@ pub(super) const RATINGS: TableDefinition<(&Id, &str, Option<&str>), &Id> =
 /// Index: `(API key id, session, interaction)` of prompts with `metadata.session_id`.
 pub(super) const SESSIONS: TableDefinition<(Option<&str>, &str, &Id), ()> =
     TableDefinition::new("interactions_by_session");
+/// API key id -> why its feedback is set aside (JSON), and since when.
+pub(super) const QUARANTINE: TableDefinition<&str, (&str, u64)> =
+    TableDefinition::new("quarantine");

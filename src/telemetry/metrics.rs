@@ -44,6 +44,7 @@ pub struct Metrics {
     pub reward_value: HistogramVec,
     pub reward_missing: IntCounterVec,
     pub reward_feedback_capped: IntCounterVec,
+    pub reward_quarantined_keys: IntGauge,
     pub reward_webhook: CallMetrics,
     pub reward_judge: JudgeMetrics,
 
@@ -214,6 +215,10 @@ impl Metrics {
                 "Pieces of feedback that counted less or not at all, since their key gave more than \
                  its share of a batch, by route and part.",
                 &["route", "part"],
+            )?,
+            reward_quarantined_keys: m.int_gauge(
+                "hone_reward_quarantined_keys",
+                "API keys whose feedback is kept but not trained on.",
             )?,
             reward_webhook: remote::webhook(m)?,
             reward_judge: remote::judge(m)?,

@@ -109,6 +109,7 @@ mod tests {
                 feedback: BTreeMap::from([("thumbs".to_owned(), given)]),
                 shares: BTreeMap::new(),
             }],
+            set_aside: false,
         }
     }
 

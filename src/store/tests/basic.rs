@@ -1,4 +1,4 @@
-use super::super::{Committed, FeedbackOutcome, StoreError, StoreStats};
+use super::super::{Committed, FeedbackOutcome, Quarantined, SET_ASIDE, StoreError, StoreStats};
 use super::*;
 
 #[tokio::test]
@@ -289,6 +289,43 @@ async fn a_conversation_is_recorded_whole_and_once() {
     let waiting = [10, 30].map(|n| (sample_id(n), "thumbs".to_owned()));
     assert_eq!(ungrouped(&store), waiting);
     assert_eq!(store.stats().unwrap().feedback, 2);
+    drop(store);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+}
+
+#[tokio::test]
+async fn what_was_dropped_for_the_quarantine_comes_back_with_the_release() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    let row = |reason: &str| Quarantined {
+        key_id: "mallory".to_owned(),
+        reason: reason.to_owned(),
+        since: 5,
+    };
+    for n in 1..=3 {
+        let entry = FeedbackEntry { key_id: Some("mallory".to_owned()), ..thumbs(n, 1.0, n) };
+        let mut ops = asked(n, 0);
+        ops.extend([feedback(entry), Op::Group(Box::new(group(n, n, &[10 * n], &["thumbs"])))]);
+        store.enqueue(ops).unwrap();
+    }
+    let dropped = |n, why: &str| Op::GroupState(group_id(n), GroupState::Dropped(why.to_owned()));
+    let ops = vec![
+        Op::Quarantine(row("1")),
+        Op::Quarantine(row("2")),
+        dropped(1, SET_ASIDE),
+        dropped(2, "stale"),
+    ];
+    store.commit(ops).await.unwrap();
+    store.close().await.unwrap();
+    let store = open(&path);
+    assert_eq!(store.quarantined().unwrap(), [row("1")]);
+    assert_eq!(ungrouped(&store), []);
+    store.commit(vec![Op::Release("mallory".to_owned())]).await.unwrap();
+    assert_eq!(store.quarantined().unwrap(), []);
+    // The second became too old, the third waits for the trainer still.
+    assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
+    store.commit(vec![Op::Release("mallory".to_owned())]).await.unwrap();
     drop(store);
     assert!(super::super::maintain::check(&path).unwrap().is_healthy());
 }
