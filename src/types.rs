@@ -305,6 +305,13 @@ pub struct Sample {
     pub untrainable: Option<String>,
 }
 
+impl Interaction {
+    /// The conversation that the prompt is a turn of: `metadata.session_id`, unless it is empty.
+    pub fn session(&self) -> Option<&str> {
+        self.metadata.get("session_id").map(String::as_str).filter(|session| !session.is_empty())
+    }
+}
+
 /// Who gave a reward part its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -336,6 +343,17 @@ pub struct Reward {
     pub comment: Option<String>,
     /// Which API key gave it.
     pub key_id: Option<String>,
+}
+
+/// What one rater said of one sample under one name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rating {
+    /// Which API key gave it. Whoever has none is one rater, since nothing tells them apart.
+    pub key_id: Option<String>,
+    /// The value.
+    pub value: f64,
+    /// When.
+    pub created: UnixMillis,
 }
 
 /// Where a group is on its way to the trainer.

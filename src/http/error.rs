@@ -96,6 +96,14 @@ impl ApiError {
         .code("completion_not_found")
     }
 
+    /// 404 for a conversation.
+    pub(super) fn no_such_session(session: &str) -> Self {
+        let message =
+            format!("session_id is {session:?}: nothing was asked in this session with this key");
+        Self { param: Some("session_id".to_owned()), ..Self::new(StatusCode::NOT_FOUND, message) }
+            .code("session_not_found")
+    }
+
     /// 405.
     pub(super) fn wrong_method(method: &Method, path: &str) -> Self {
         let message = format!("{method} is not allowed on {path}");

@@ -1,4 +1,9 @@
-//! `POST /v1/feedback`: what a client thinks of a completion.
+//! `POST /v1/feedback`: what a client thinks of a completion, or of a whole conversation.
+//!
+//! A conversation is what one API key asked with the same `metadata.session_id`. Feedback on it is
+//! recorded for every assistant turn that was served in it, so that each turn's own sample, with the
+//! exact tokens that were sampled, gets the credit; feedback on one turn names its `completion_id`.
+//! A turn with several choices gets none, since nothing says which the conversation went on from.
 //!
 //! Answered after the commit, so that what was acknowledged survives anything.
 
@@ -7,28 +12,31 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Serialize;
-use serde_json::{Map, Value};
 
 use super::AppState;
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::JsonObject;
-use super::fields::Fields;
 use crate::reward::Route;
-use crate::store::{FeedbackEntry, FeedbackOutcome, Op};
-use crate::types::{InteractionId, SampleId, now_ms};
+use crate::store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
+use crate::types::{Interaction, InteractionId, SampleId};
 
-/// Longest name of a reward part.
-const NAME_CHARS: usize = 64;
-/// Longest remark.
-const COMMENT_CHARS: usize = 4096;
-/// Longest idempotency key.
-const KEY_CHARS: usize = 255;
-/// Every field, in the order of the documentation.
-const FIELDS: [&str; 6] =
-    ["completion_id", "choice", "name", "value", "comment", "idempotency_key"];
+mod posted;
+
+use posted::{Posted, Target};
+
+/// Most turns of a conversation that can be judged at once.
+const TURNS: usize = 1000;
 
 /// What is answered.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Answer {
+    Completion(Feedback),
+    Session(SessionFeedback),
+}
+
+/// What is answered about one completion.
 #[derive(Serialize)]
 pub(super) struct Feedback {
     object: &'static str,
@@ -46,52 +54,127 @@ pub(super) struct Feedback {
     weight: Option<f64>,
 }
 
+/// What is answered about a conversation.
+#[derive(Serialize)]
+pub(super) struct SessionFeedback {
+    object: &'static str,
+    /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    status: &'static str,
+    session_id: String,
+    name: String,
+    /// How many turns were credited.
+    turns: usize,
+}
+
 /// `POST /v1/feedback`
 pub(super) async fn create(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
     JsonObject(body): JsonObject,
-) -> Result<Json<Feedback>, ApiError> {
-    let count = |outcome: &str| state.metrics.feedback.with_label_values(&[outcome]).inc();
-    let entry = read(&body, caller)
-        .and_then(|entry| not_a_graders(&state, entry))
-        .inspect_err(|_| count("invalid"))?;
-    let completion_id = entry.interaction.completion_id();
-    let committed = state.store.commit(vec![Op::Feedback(Box::new(entry.clone()))]).await;
-    let outcome = committed.inspect_err(|_| count("failed"))?.feedback.into_iter().next();
-    let (status, sample) = match outcome {
-        Some(FeedbackOutcome::Recorded(sample)) => ("recorded", sample),
-        Some(FeedbackOutcome::Duplicate(sample)) => ("duplicate", sample),
-        Some(FeedbackOutcome::UnknownCompletion) => {
-            count("unknown");
-            return Err(ApiError::no_such_completion(&completion_id));
-        }
-        Some(FeedbackOutcome::UnknownChoice) => {
-            count("unknown");
-            let message = format!("choice is {}: the completion has no such choice", entry.choice);
-            return Err(ApiError::field("choice", message));
-        }
-        None => {
-            count("failed");
-            tracing::error!(completion_id, "the ledger gave feedback no outcome");
-            return Err(ApiError::internal());
-        }
+) -> Result<Json<Answer>, ApiError> {
+    let done = match Posted::read(&body, caller) {
+        Ok(posted) => match posted.target {
+            Target::Completion(id, choice) => completion(&state, &posted, id, choice).await,
+            Target::Session(session) => conversation(&state, &posted, session).await,
+        },
+        Err(error) => Err(Refusal::Invalid(error)),
     };
-    count(status);
+    let (outcome, result) = match done {
+        Ok((status, answer)) => (status, Ok(Json(answer))),
+        Err(Refusal::Invalid(error)) => ("invalid", Err(error)),
+        Err(Refusal::Unknown(error)) => ("unknown", Err(error)),
+        Err(Refusal::Failed(error)) => ("failed", Err(error)),
+    };
+    state.metrics.feedback.with_label_values(&[outcome]).inc();
+    result
+}
+
+/// Why nothing was recorded, as it is counted.
+enum Refusal {
+    Invalid(ApiError),
+    Unknown(ApiError),
+    Failed(ApiError),
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+type Done = Result<(&'static str, Answer), Refusal>;
+
+async fn completion(state: &AppState, posted: &Posted<'_>, id: InteractionId, choice: u32) -> Done {
+    let completion_id = id.completion_id();
+    let unknown = || Refusal::Unknown(ApiError::no_such_completion(&completion_id));
+    let interaction = recorded(state, id).await?.ok_or_else(unknown)?;
+    let route = state.routes.get(&interaction.route).map(Arc::as_ref);
+    let entry = posted.entry(state, route, id, choice).map_err(Refusal::Invalid)?;
+    let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
+        FeedbackOutcome::Recorded(sample) => ("recorded", sample),
+        FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
+        FeedbackOutcome::UnknownChoice => {
+            let message = format!("choice is {choice}: the completion has no such choice");
+            return Err(Refusal::Unknown(ApiError::field("choice", message)));
+        }
+        _ => return Err(unknown()),
+    };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
-    Ok(Json(answer(&state, status, &entry, sample)))
+    Ok((status, Answer::Completion(answer(state, route, status, &entry, sample))))
+}
+
+async fn conversation(state: &AppState, posted: &Posted<'_>, session: &str) -> Done {
+    // The last turn may still be on its way to the ledger.
+    state.store.settled().await?;
+    let turns = state.store.turns_of(posted.caller.key_id.as_deref(), session, TURNS + 1)?;
+    if turns.is_empty() {
+        return Err(Refusal::Unknown(ApiError::no_such_session(session)));
+    }
+    let refused = |what: String| {
+        let message = format!("session_id is {session:?}: {what}");
+        Err(Refusal::Invalid(ApiError::field("session_id", message)))
+    };
+    if turns.len() > TURNS {
+        return refused(format!("it has more than {TURNS} turns, so judge each by completion_id"));
+    }
+    let mut entries = Vec::with_capacity(turns.len());
+    for id in turns {
+        let Some(interaction) = state.store.interaction(id)? else { continue };
+        let route = state.routes.get(&interaction.route).map(Arc::as_ref);
+        entries.push(posted.entry(state, route, id, 0).map_err(Refusal::Invalid)?);
+    }
+    let (status, turns) = match commit(state, Op::Conversation(entries)).await? {
+        FeedbackOutcome::Credited(0) => {
+            return refused("none of its turns has one finished completion".to_owned());
+        }
+        FeedbackOutcome::AlreadyCredited(turns) => ("duplicate", turns),
+        FeedbackOutcome::Credited(turns) => ("recorded", turns),
+        _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
+    };
+    tracing::debug!(session, name = posted.name, turns, status, "feedback on a conversation");
+    let name = posted.name.to_owned();
+    let session_id = session.to_owned();
+    let object = "feedback";
+    Ok((status, Answer::Session(SessionFeedback { object, status, session_id, name, turns })))
+}
+
+async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, Refusal> {
+    let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
+    outcome.ok_or_else(|| {
+        tracing::error!("the ledger gave feedback no outcome");
+        Refusal::Failed(ApiError::internal())
+    })
 }
 
 /// The rest is a courtesy: what was committed is acknowledged even if it cannot be read back.
 fn answer(
     state: &AppState,
+    route: Option<&Route>,
     status: &'static str,
     entry: &FeedbackEntry,
     sample: SampleId,
 ) -> Feedback {
     let version = state.store.sample(sample).ok().flatten().map(|s| s.version.0);
-    let route = state.store.interaction(entry.interaction).ok().flatten().map(|i| i.route);
-    let route = route.and_then(|name| state.routes.get(&name).cloned());
     Feedback {
         object: "feedback",
         id: format!("{sample}:{}", entry.name),
@@ -104,62 +187,12 @@ fn answer(
     }
 }
 
-fn read(body: &Map<String, Value>, caller: Caller) -> Result<FeedbackEntry, ApiError> {
-    let fields = Fields::new(body);
-    if let Some(name) = fields.names().find(|name| !FIELDS.contains(name)) {
-        let message = format!("{name} is not a field: the fields are {}", FIELDS.join(", "));
-        return Err(ApiError::unsupported(name, message));
+/// The prompt of a completion. What was just served may still be on its way to the ledger, so a
+/// prompt that is not there is looked for again behind everything that waits.
+async fn recorded(state: &AppState, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
+    if let Some(found) = state.store.interaction(id)? {
+        return Ok(Some(found));
     }
-    let form = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
-    let id = fields.text("completion_id")?.ok_or_else(|| fields.missing("completion_id", form))?;
-    let interaction =
-        InteractionId::from_completion_id(id).ok_or_else(|| fields.wrong("completion_id", form))?;
-    let part = "the name of a reward part";
-    let name = fields.short_text("name", NAME_CHARS)?;
-    let name = name.ok_or_else(|| fields.missing("name", part))?;
-    if name.is_empty() {
-        return Err(fields.wrong("name", part));
-    }
-    let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?.unwrap_or(0);
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    Ok(FeedbackEntry {
-        interaction,
-        choice: u32::try_from(choice).unwrap_or(u32::MAX),
-        name: name.to_owned(),
-        value: value(&fields)?,
-        comment: owned(fields.short_text("comment", COMMENT_CHARS)?),
-        idempotency_key: owned(fields.short_text("idempotency_key", KEY_CHARS)?),
-        key_id: caller.key_id,
-        created: now_ms(),
-    })
-}
-
-/// Refuses a part that graders give: the client's value would stand in the place of theirs.
-fn not_a_graders(state: &AppState, entry: FeedbackEntry) -> Result<FeedbackEntry, ApiError> {
-    let name = &entry.name;
-    let graded = |route: &Route| route.weight(name).is_some() && !route.takes_feedback(name);
-    let graders = state.routes.iter().find(|route| graded(route));
-    match graders {
-        Some(route) if !state.routes.iter().any(|route| route.takes_feedback(name)) => {
-            let route = &route.name;
-            let message =
-                format!("name is {name:?}: a grader of the route {route:?} gives that part");
-            Err(ApiError::field("name", message))
-        }
-        _ => Ok(entry),
-    }
-}
-
-/// A finite number, or a boolean as 1 or 0.
-fn value(fields: &Fields<'_>) -> Result<f64, ApiError> {
-    const ALLOWED: &str = "a finite number or a boolean";
-    match fields.get("value") {
-        None => Err(fields.missing("value", ALLOWED)),
-        Some(Value::Bool(yes)) => Ok(f64::from(u8::from(*yes))),
-        Some(Value::Number(number)) => match number.as_f64() {
-            Some(value) if value.is_finite() => Ok(value),
-            _ => Err(fields.wrong("value", ALLOWED)),
-        },
-        Some(_) => Err(fields.wrong("value", ALLOWED)),
-    }
+    state.store.settled().await?;
+    state.store.interaction(id)
 }

@@ -2,7 +2,7 @@
 //!
 //! `routes` shows every route on one screen; `error` alone maps errors to status codes; `auth` lets
 //! requests in; `observe` counts them; `extract` and `fields` read bodies, naming what is wrong;
-//! `chat` runs completions and records them; `feedback`, `models`, `admin` and `health` answer the
+//! `chat` runs completions and records them; `feedback`, `quarantine`, `models`, `admin` and `health` answer the
 //! rest.
 //!
 //! Invariants: every answer but a stream's is JSON or `/metrics` text, and every error has
@@ -42,6 +42,7 @@ mod graders;
 mod health;
 mod models;
 mod observe;
+mod quarantine;
 mod routes;
 
 pub use control::{PolicyControl, ServedSink, TrainControl};

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::error::ApiError;
-use super::{AppState, admin, auth, chat, feedback, graders, health, models, observe};
+use super::{AppState, admin, auth, chat, feedback, graders, health, models, observe, quarantine};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` asks who is calling.
 pub fn router(state: AppState) -> Router {
@@ -32,6 +32,11 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/train/step", post(admin::step))
         .route("/admin/policies", get(admin::policies))
         .route("/admin/policies/{version}/activate", post(admin::activate))
+        .route("/admin/feedback/quarantine", get(quarantine::list))
+        .route(
+            "/admin/feedback/quarantine/{key}",
+            post(quarantine::flag).delete(quarantine::release),
+        )
         .route("/livez", get(health::live))
         .route("/readyz", get(health::ready))
         .route("/metrics", get(health::metrics))

@@ -11,7 +11,7 @@ mod aggregate;
 mod quarantine;
 mod share;
 
-pub use aggregate::{Rating, aggregate, corrected};
+pub use aggregate::{aggregate, corrected, joining};
 pub use quarantine::{Entry, Judged, Quarantine, Reason, disagreements, floods};
 pub use share::{Shares, cap_shares};
 

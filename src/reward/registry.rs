@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::library::compose::guarded;
 use super::{AdaptiveWeight, RewardFn, ScoreInput, Tools};
-use crate::config::{Problem, RewardConfig, RouteConfig, RouteList};
+use crate::config::{FeedbackParams, Problem, RewardConfig, RewardKind, RouteConfig, RouteList};
 
 mod build;
 
@@ -55,6 +55,8 @@ pub struct Part {
     pub adaptive: Option<AdaptiveWeight>,
     /// The grader; `None` for client feedback.
     pub grader: Option<Arc<dyn RewardFn>>,
+    /// What clients may post; `None` for a grader.
+    pub feedback: Option<FeedbackParams>,
 }
 
 /// A route with its parts made ready.
@@ -79,6 +81,11 @@ impl Route {
     /// Whether clients' feedback under this name is a part.
     pub fn takes_feedback(&self, name: &str) -> bool {
         self.parts.iter().any(|p| p.grader.is_none() && p.name == name)
+    }
+
+    /// What clients may post under this name; `None` where it is no feedback part.
+    pub fn feedback(&self, name: &str) -> Option<&FeedbackParams> {
+        self.parts.iter().find(|p| p.name == name)?.feedback.as_ref()
     }
 
     /// The weight of a part.
@@ -203,7 +210,12 @@ fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<Part,
         return Err(Problem::value("name", "\"\"", "a name"));
     }
     config.check()?;
+    let feedback = match &config.kind {
+        RewardKind::Feedback(params) => Some(params.clone()),
+        _ => None,
+    };
     Ok(Part {
+        feedback,
         name: config.name.clone(),
         weight: config.weight,
         adaptive: config.adaptive.as_ref().map(|rule| AdaptiveWeight::new(config.weight, rule)),

@@ -9,11 +9,14 @@ use redb::{ReadableTable, ReadableTableMetadata, Table, WriteTransaction};
 
 use super::codec::{decode, encode};
 use super::schema::{self, Id};
-use super::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
+use super::{FeedbackOutcome, Op, StoreError};
 use crate::types::{
-    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Reward, RewardId,
-    RewardSource, Sample, SampleId, SampleOrigin, StepRecord,
+    Group, GroupId, GroupState, Interaction, PolicyRecord, Reward, RewardId, Sample, SampleId,
+    SampleOrigin, StepRecord,
 };
+
+mod feedback;
+mod quarantine;
 
 /// What a transaction did, for metrics and for those who wait on it.
 #[derive(Default)]
@@ -38,6 +41,9 @@ pub(super) struct Writing<'t> {
     ready: Table<'t, (u64, &'static Id), ()>,
     ungrouped: Table<'t, (u64, &'static Id, &'static str), ()>,
     idempotency: Table<'t, (Option<&'static str>, &'static str), (&'static Id, &'static Id)>,
+    ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
+    sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
+    quarantine: Table<'t, &'static str, (&'static str, u64)>,
     /// So far.
     pub(super) tally: Tally,
 }
@@ -58,6 +64,9 @@ impl<'t> Writing<'t> {
             ready: tx.open_table(schema::READY)?,
             ungrouped: tx.open_table(schema::UNGROUPED)?,
             idempotency: tx.open_table(schema::IDEMPOTENCY)?,
+            ratings: tx.open_table(schema::RATINGS)?,
+            sessions: tx.open_table(schema::SESSIONS)?,
+            quarantine: tx.open_table(schema::QUARANTINE)?,
             tally: Tally::default(),
         })
     }
@@ -78,6 +87,9 @@ impl<'t> Writing<'t> {
             Op::Sample(row) => self.sample(row)?,
             Op::Reward(row) => self.reward(row)?,
             Op::Feedback(entry) => return self.feedback(entry, feedback_id).map(Some),
+            Op::Conversation(turns) => return self.conversation(turns, feedback_id).map(Some),
+            Op::Quarantine(row) => self.set_aside(row)?,
+            Op::Release(key_id) => self.release(key_id)?,
             Op::Group(row) => self.group(row)?,
             Op::GroupState(id, state) => self.group_state(*id, state)?,
             Op::Policy(row) => self.policy(row)?,
@@ -96,6 +108,9 @@ impl<'t> Writing<'t> {
 
     fn interaction(&mut self, row: &Interaction) -> Result<(), StoreError> {
         self.interactions.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
+        if let Some(session) = row.session() {
+            self.sessions.insert((row.key_id.as_deref(), session, row.id.0.as_bytes()), ())?;
+        }
         self.wrote("interactions");
         Ok(())
     }
@@ -136,113 +151,6 @@ impl<'t> Writing<'t> {
             Some(bytes) => decode(bytes.value()).map(Some),
             None => Ok(None),
         }
-    }
-
-    fn feedback(
-        &mut self,
-        entry: &FeedbackEntry,
-        id: RewardId,
-    ) -> Result<FeedbackOutcome, StoreError> {
-        if let Some((sample, first)) = self.seen_before(entry)? {
-            // The same row again is this very operation repeated, not another post.
-            return Ok(if first == id {
-                FeedbackOutcome::Recorded(sample)
-            } else {
-                FeedbackOutcome::Duplicate(sample)
-            });
-        }
-        if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
-            return Ok(FeedbackOutcome::UnknownCompletion);
-        }
-        let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
-            return Ok(FeedbackOutcome::UnknownChoice);
-        };
-        if self.feedback.get(id.0.as_bytes())?.is_none() {
-            self.record_feedback(entry, id, sample)?;
-        }
-        Ok(FeedbackOutcome::Recorded(sample))
-    }
-
-    fn seen_before(
-        &self,
-        entry: &FeedbackEntry,
-    ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
-        let Some(key) = entry.idempotency_key.as_deref() else { return Ok(None) };
-        let found = self.idempotency.get((entry.key_id.as_deref(), key))?;
-        Ok(found.map(|guard| {
-            let (sample, reward) = guard.value();
-            (SampleId(uuid::Uuid::from_bytes(*sample)), RewardId(uuid::Uuid::from_bytes(*reward)))
-        }))
-    }
-
-    fn served_choice(
-        &self,
-        interaction: InteractionId,
-        choice: u32,
-    ) -> Result<Option<SampleId>, StoreError> {
-        let id = interaction.0.as_bytes();
-        for entry in self.samples_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
-            let (key, value) = entry?;
-            if value.value() == (true, choice) {
-                return Ok(Some(SampleId(uuid::Uuid::from_bytes(*key.value().1))));
-            }
-        }
-        Ok(None)
-    }
-
-    fn record_feedback(
-        &mut self,
-        entry: &FeedbackEntry,
-        id: RewardId,
-        sample: SampleId,
-    ) -> Result<(), StoreError> {
-        let reward = Reward {
-            id,
-            sample,
-            name: entry.name.clone(),
-            value: Some(entry.value),
-            source: RewardSource::Feedback,
-            created: entry.created,
-            idempotency_key: entry.idempotency_key.clone(),
-            comment: entry.comment.clone(),
-            key_id: entry.key_id.clone(),
-        };
-        self.feedback.insert(id.0.as_bytes(), encode(&reward)?.as_slice())?;
-        self.wrote("feedback");
-        if let Some(key) = entry.idempotency_key.as_deref() {
-            self.idempotency
-                .insert((entry.key_id.as_deref(), key), (sample.0.as_bytes(), id.0.as_bytes()))?;
-        }
-        let previous = self.put_reward(&reward)?;
-        let changed = previous.is_none_or(|p| p.value != reward.value);
-        if self.needs_group(entry.interaction, &reward, changed)? {
-            self.ungrouped
-                .insert((reward.created, sample.0.as_bytes(), reward.name.as_str()), ())?;
-        }
-        Ok(())
-    }
-
-    /// Whether feedback has to wait for a group of its own: no group names it, or only groups that
-    /// are past the trainer do and its value is another one now.
-    fn needs_group(
-        &self,
-        interaction: InteractionId,
-        reward: &Reward,
-        changed: bool,
-    ) -> Result<bool, StoreError> {
-        let mut past = false;
-        let id = interaction.0.as_bytes();
-        for entry in self.groups_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
-            let key = entry?.0;
-            let Some(group) = self.load_group(key.value().1)? else { continue };
-            if group.members.contains(&reward.sample) && group.parts.contains(&reward.name) {
-                if group.state == GroupState::Ready {
-                    return Ok(false);
-                }
-                past = true;
-            }
-        }
-        Ok(changed || !past)
     }
 
     fn load_group(&self, id: &Id) -> Result<Option<Group>, StoreError> {

@@ -221,6 +221,16 @@ impl Checker<'_> {
             let known = self.feedback.get(&reward)?.is_some();
             p.unless(known, "idempotency_keys", name(&reward), "no such feedback");
         }
+        for entry in self.tx.open_table(schema::RATINGS)?.iter()? {
+            let reward = *entry?.1.value();
+            let known = self.feedback.get(&reward)?.is_some();
+            p.unless(known, "ratings", name(&reward), "no such feedback");
+        }
+        for entry in self.tx.open_table(schema::SESSIONS)?.iter()? {
+            let prompt = *entry?.0.value().2;
+            let known = self.interactions.get(&prompt)?.is_some();
+            p.unless(known, "interactions_by_session", name(&prompt), "no such interaction");
+        }
         for entry in self.tx.open_table(schema::UNGROUPED)?.iter()? {
             let key = entry?.0;
             let (created, sample, part) = key.value();

@@ -10,6 +10,8 @@ use super::{StoreError, handle, reader, schema};
 
 #[path = "../../migrations/0001_first_tables.rs"]
 mod m0001;
+#[path = "../../migrations/0002_raters_and_sessions.rs"]
+mod m0002;
 
 /// One step from the schema version before it.
 pub(super) struct Migration {
@@ -22,8 +24,10 @@ pub(super) struct Migration {
 }
 
 /// Every migration, in order; the last leads to [`schema::VERSION`].
-pub(super) const MIGRATIONS: &[Migration] =
-    &[Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run }];
+pub(super) const MIGRATIONS: &[Migration] = &[
+    Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
+    Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
+];
 
 /// Brings a file to [`schema::VERSION`].
 pub(super) fn to_current(database: &Database) -> Result<(), StoreError> {
@@ -86,6 +90,9 @@ fn opens(database: &Database) -> Result<(), StoreError> {
     tx.open_table(schema::READY)?;
     tx.open_table(schema::UNGROUPED)?;
     tx.open_table(schema::IDEMPOTENCY)?;
+    tx.open_table(schema::RATINGS)?;
+    tx.open_table(schema::SESSIONS)?;
+    tx.open_table(schema::QUARANTINE)?;
     Ok(())
 }
 

@@ -16,13 +16,14 @@ use tokio::sync::{oneshot, watch};
 use crate::config::StoreConfig;
 use crate::telemetry::Metrics;
 use crate::types::{
-    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyVersion, Reward,
-    Sample, SampleId, StepRecord, UnixMillis,
+    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyVersion, Rating,
+    Reward, Sample, SampleId, StepRecord, UnixMillis,
 };
 
 mod apply;
 mod check;
 mod codec;
+mod feedback;
 mod handle;
 pub mod maintain;
 mod migrate;
@@ -34,6 +35,7 @@ mod schema;
 mod tests;
 mod writer;
 
+pub use feedback::{FeedbackEntry, FeedbackOutcome, Quarantined, SET_ASIDE};
 use handle::{Handle, Opener};
 use queue::Queue;
 use writer::{Ended, Writer};
@@ -74,27 +76,6 @@ pub enum StoreError {
     Closed,
 }
 
-/// One piece of feedback, as a client posts it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FeedbackEntry {
-    /// The completion it judges.
-    pub interaction: InteractionId,
-    /// Which served choice.
-    pub choice: u32,
-    /// The reward part.
-    pub name: String,
-    /// The value.
-    pub value: f64,
-    /// A remark.
-    pub comment: Option<String>,
-    /// Not counted twice under the same key.
-    pub idempotency_key: Option<String>,
-    /// Which API key gave it.
-    pub key_id: Option<String>,
-    /// When it arrived.
-    pub created: UnixMillis,
-}
-
 /// One write. A batch of them is one transaction.
 #[derive(Clone, Debug)]
 pub enum Op {
@@ -104,8 +85,17 @@ pub enum Op {
     Sample(Box<Sample>),
     /// Records a grader's value; replaces the value of the same sample and name.
     Reward(Box<Reward>),
-    /// Records a client's value; replaces the value of the same sample and name.
+    /// Records a client's value; replaces his own of the same sample and name, and joins it with
+    /// those of the others.
     Feedback(Box<FeedbackEntry>),
+    /// Records a client's value for the turns of a conversation that have one finished completion
+    /// each; all of it or, where the first entry's idempotency key was seen before, nothing.
+    Conversation(Vec<FeedbackEntry>),
+    /// Sets an API key's feedback aside; where it is already, the first reason stays.
+    Quarantine(Quarantined),
+    /// Lets an API key's feedback count again, and puts up again what was dropped meanwhile only
+    /// for being set aside ([`SET_ASIDE`]).
+    Release(String),
     /// Records or replaces a group.
     Group(Box<Group>),
     /// Changes a group's state.
@@ -116,20 +106,8 @@ pub enum Op {
     Step(Box<StepRecord>),
 }
 
-/// What became of a [`Op::Feedback`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum FeedbackOutcome {
-    /// Recorded for this sample.
-    Recorded(SampleId),
-    /// The same idempotency key was recorded before, for this sample.
-    Duplicate(SampleId),
-    /// No such completion.
-    UnknownCompletion,
-    /// The completion has no such choice.
-    UnknownChoice,
-}
-
-/// What a committed batch did: one outcome for each `Op::Feedback` in it, in order.
+/// What a committed batch did: one outcome for each `Op::Feedback` or `Op::Conversation` in it, in
+/// order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Committed {
     /// In the order of the batch's feedback operations.
@@ -218,6 +196,8 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let handle = Arc::new(Handle::new(opener, migrate::to_current)?);
         let queue = Arc::new(Queue::new(config.queue, metrics.clone()));
+        let aside = handle.read(reader::quarantined)?.len();
+        metrics.reward_quarantined_keys.set(i64::try_from(aside).unwrap_or(i64::MAX));
         let (ready_sender, ready) = watch::channel(handle.read(reader::ready_len)?);
         let (feedback_sender, feedback) = watch::channel(0);
         let (ended_sender, ended) = watch::channel(None);
@@ -261,6 +241,14 @@ impl Store {
         futures::executor::block_on(self.commit(ops))
     }
 
+    /// Waits until everything that was queued before is durable, and visible to reads.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub async fn settled(&self) -> Result<(), StoreError> {
+        self.commit(Vec::new()).await.map(|_| ())
+    }
+
     /// Queues a write without waiting, in order with everything else; sheds shadow samples (and
     /// their rewards and groups) when the queue is full and answers `Overloaded` for them.
     ///
@@ -301,12 +289,41 @@ impl Store {
         self.read(|tx| reader::samples_of(tx, id))
     }
 
+    /// The prompts of a conversation that a key has had, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
+    pub fn turns_of(
+        &self,
+        key_id: Option<&str>,
+        session: &str,
+        limit: usize,
+    ) -> Result<Vec<InteractionId>, StoreError> {
+        self.read(|tx| reader::turns_of(tx, key_id, session, limit))
+    }
+
     /// Every reward part of a completion, by name.
     ///
     /// # Errors
     /// As [`Self::interaction`].
     pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
         self.read(|tx| reader::rewards_of(tx, id))
+    }
+
+    /// Each rater's newest rating of a completion under one name.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
+    pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
+        self.read(|tx| reader::ratings_of(tx, id, name))
+    }
+
+    /// Keys whose feedback is set aside, by id.
+    ///
+    /// # Errors
+    /// As [`Self::interaction`].
+    pub fn quarantined(&self) -> Result<Vec<Quarantined>, StoreError> {
+        self.read(reader::quarantined)
     }
 
     /// One group.

@@ -8,8 +8,10 @@ use uuid::Uuid;
 
 use super::codec::{Row, decode};
 use super::schema::{self, Id};
-use super::{StoreError, StoreStats};
-use crate::types::{Group, InteractionId, Reward, Sample, SampleId, StepRecord, UnixMillis};
+use super::{Quarantined, StoreError, StoreStats};
+use crate::types::{
+    Group, InteractionId, Rating, Reward, Sample, SampleId, StepRecord, UnixMillis,
+};
 
 type Bytes = &'static [u8];
 
@@ -81,6 +83,66 @@ pub(super) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Rewar
         found.push(decode(value.value())?);
     }
     Ok(found)
+}
+
+/// The prompts of a conversation, oldest first.
+pub(super) fn turns_of(
+    tx: &ReadTransaction,
+    key_id: Option<&str>,
+    session: &str,
+    limit: usize,
+) -> Result<Vec<InteractionId>, StoreError> {
+    let sessions = tx.open_table(schema::SESSIONS)?;
+    let (first, last) = (Id::default(), [u8::MAX; 16]);
+    let entries = sessions.range((key_id, session, &first)..=(key_id, session, &last))?;
+    let turns = entries.take(limit).map(|entry| {
+        let key = entry?.0;
+        Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
+    });
+    turns.collect()
+}
+
+/// Each rater's newest rating of a completion under one name.
+pub(super) fn ratings_of(
+    tx: &ReadTransaction,
+    id: SampleId,
+    name: &str,
+) -> Result<Vec<Rating>, StoreError> {
+    ratings(&tx.open_table(schema::RATINGS)?, &tx.open_table(schema::FEEDBACK)?, id, name)
+}
+
+/// [`ratings_of`] from tables that are open already, for reading or for writing.
+pub(super) fn ratings(
+    ratings: &impl ReadableTable<(&'static Id, &'static str, Option<&'static str>), &'static Id>,
+    feedback: &impl ReadableTable<&'static Id, Bytes>,
+    id: SampleId,
+    name: &str,
+) -> Result<Vec<Rating>, StoreError> {
+    let sample = id.0.as_bytes();
+    let mut found = Vec::new();
+    for entry in ratings.range((sample, name, None::<&str>)..)? {
+        let (key, reward) = entry?;
+        if (key.value().0, key.value().1) != (sample, name) {
+            break;
+        }
+        let Some(bytes) = feedback.get(reward.value())? else { continue };
+        let row: Reward = decode(bytes.value())?;
+        let rating = |value| Rating { key_id: row.key_id, value, created: row.created };
+        found.extend(row.value.map(rating));
+    }
+    Ok(found)
+}
+
+/// Keys whose feedback is set aside, by id.
+pub(super) fn quarantined(tx: &ReadTransaction) -> Result<Vec<Quarantined>, StoreError> {
+    let rows = tx.open_table(schema::QUARANTINE)?;
+    let keys = rows.iter()?.map(|row| {
+        let (key, value) = row?;
+        let (reason, since) = value.value();
+        let key_id = key.value().to_owned();
+        Ok(Quarantined { key_id, reason: reason.to_owned(), since })
+    });
+    keys.collect()
 }
 
 /// Groups in state `Ready`, oldest first.

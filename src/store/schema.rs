@@ -6,7 +6,7 @@
 use redb::TableDefinition;
 
 /// The schema that this binary reads and writes.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// A UUIDv7.
 pub(super) type Id = [u8; 16];
@@ -45,3 +45,13 @@ pub(super) const UNGROUPED: TableDefinition<(u64, &Id, &str), ()> =
 /// Index: `(API key id, idempotency key)` -> `(sample, reward)` of the feedback it first named.
 pub(super) const IDEMPOTENCY: TableDefinition<(Option<&str>, &str), (&Id, &Id)> =
     TableDefinition::new("idempotency_keys");
+/// Index: `(sample, part name, rater)` -> the feedback that is this rater's newest rating. The rater
+/// is an API key id; all who post without one are one rater.
+pub(super) const RATINGS: TableDefinition<(&Id, &str, Option<&str>), &Id> =
+    TableDefinition::new("ratings");
+/// Index: `(API key id, session, interaction)` of prompts with `metadata.session_id`.
+pub(super) const SESSIONS: TableDefinition<(Option<&str>, &str, &Id), ()> =
+    TableDefinition::new("interactions_by_session");
+/// API key id -> why its feedback is set aside (JSON), and since when.
+pub(super) const QUARANTINE: TableDefinition<&str, (&str, u64)> =
+    TableDefinition::new("quarantine");

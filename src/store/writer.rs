@@ -191,10 +191,7 @@ impl Writer {
         }
         let ready = usize::try_from(done.ready).unwrap_or(usize::MAX);
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
-        let recorded = done
-            .answers
-            .iter()
-            .any(|a| a.feedback.iter().any(|f| matches!(f, FeedbackOutcome::Recorded(_))));
+        let recorded = done.answers.iter().any(|a| a.feedback.iter().any(FeedbackOutcome::is_news));
         if recorded {
             self.feedback.send_modify(|n| *n += 1);
         }

@@ -43,6 +43,8 @@ pub struct Metrics {
     pub feedback: IntCounterVec,
     pub reward_value: HistogramVec,
     pub reward_missing: IntCounterVec,
+    pub reward_feedback_capped: IntCounterVec,
+    pub reward_quarantined_keys: IntGauge,
     pub reward_webhook: CallMetrics,
     pub reward_judge: JudgeMetrics,
 
@@ -207,6 +209,16 @@ impl Metrics {
                 "hone_reward_missing_total",
                 "Reward parts that could not be scored, by route and part.",
                 &["route", "part"],
+            )?,
+            reward_feedback_capped: m.counters(
+                "hone_reward_feedback_capped_total",
+                "Pieces of feedback that counted less or not at all, since their key gave more than \
+                 its share of a batch, by route and part.",
+                &["route", "part"],
+            )?,
+            reward_quarantined_keys: m.int_gauge(
+                "hone_reward_quarantined_keys",
+                "API keys whose feedback is kept but not trained on.",
             )?,
             reward_webhook: remote::webhook(m)?,
             reward_judge: remote::judge(m)?,

@@ -1,13 +1,15 @@
 //! From ready groups in the ledger to one optimiser step's batch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::TrainSample;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
+use crate::config::Aggregate;
 use crate::reward::Routes;
-use crate::store::{Op, Store, StoreError};
+use crate::reward::raters::{aggregate, corrected};
+use crate::store::{Op, SET_ASIDE, Store, StoreError};
 use crate::types::{
-    FinishReason, Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, TokenId,
+    FinishReason, Group, GroupId, GroupState, PolicyVersion, Reward, RewardSource, Sample, TokenId,
     UnixMillis,
 };
 
@@ -17,8 +19,19 @@ pub(super) struct Member {
     pub(super) sample: Sample,
     /// Only parts that the group names, the route weighs, and that have a value.
     pub(super) parts: BTreeMap<String, f64>,
-    /// When clients' feedback among those parts arrived.
-    pub(super) feedback: Vec<UnixMillis>,
+    /// Where clients' feedback among those parts came from.
+    pub(super) feedback: BTreeMap<String, Given>,
+    /// What feedback counts that does not count in full.
+    pub(super) shares: BTreeMap<String, f64>,
+}
+
+/// Where a piece of feedback came from.
+#[derive(Clone, Debug)]
+pub(super) struct Given {
+    /// When it arrived; of several raters the last.
+    pub(super) created: UnixMillis,
+    /// Which API key gave it; of several raters the last.
+    pub(super) key_id: Option<String>,
 }
 
 /// One group, loaded.
@@ -29,6 +42,8 @@ pub(super) struct Loaded {
     /// Weight of each part on the group's route.
     pub(super) weights: BTreeMap<String, f64>,
     pub(super) members: Vec<Member>,
+    /// Whether feedback of a key in quarantine was left out.
+    pub(super) set_aside: bool,
 }
 
 /// The groups of one optimiser step.
@@ -57,6 +72,11 @@ impl Batch {
                         name: name.clone(),
                         weight: *weight,
                         values: group.members.iter().map(|m| m.parts.get(name).copied()).collect(),
+                        shares: group
+                            .members
+                            .iter()
+                            .map(|m| m.shares.get(name).copied().unwrap_or(1.0))
+                            .collect(),
                     })
                     .collect(),
             })
@@ -113,7 +133,7 @@ impl Batch {
 
     /// When the feedback that this batch trains on arrived.
     pub(super) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
-        self.members().flat_map(|(_, m)| m.feedback.iter().copied())
+        self.members().flat_map(|(_, m)| m.feedback.values().map(|given| given.created))
     }
 }
 
@@ -142,14 +162,16 @@ pub(super) fn gather(
             ready.push(group);
         }
     }
+    let aside: BTreeSet<String> = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
     let mut groups = Vec::new();
     let mut samples = 0;
     if members >= wanted {
         for group in ready {
             let id = group.id;
-            let loaded = load(store, routes, group)?;
+            let loaded = load(store, routes, &aside, group)?;
             if loaded.members.is_empty() {
-                drops.push(Op::GroupState(id, GroupState::Dropped("unscored".to_owned())));
+                let why = if loaded.set_aside { SET_ASIDE } else { "unscored" };
+                drops.push(Op::GroupState(id, GroupState::Dropped(why.to_owned())));
             } else {
                 samples += loaded.members.len();
                 groups.push(loaded);
@@ -162,33 +184,68 @@ pub(super) fn gather(
     Ok((samples >= wanted && samples > 0).then_some(Batch { groups }))
 }
 
-fn load(store: &Store, routes: &Routes, group: Group) -> Result<Loaded, StoreError> {
+fn load(
+    store: &Store,
+    routes: &Routes,
+    aside: &BTreeSet<String>,
+    group: Group,
+) -> Result<Loaded, StoreError> {
     let route = routes.get(&group.route);
     let weights: BTreeMap<String, f64> =
         group.parts.iter().filter_map(|name| Some((name.clone(), route?.weight(name)?))).collect();
     let prompt_ids =
         store.interaction(group.interaction)?.map(|i| i.prompt_ids).unwrap_or_default();
     let mut members = Vec::new();
+    let mut set_aside = false;
     for id in &group.members {
         let Some(sample) = store.sample(*id)? else { continue };
         if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
             continue;
         }
         let mut parts = BTreeMap::new();
-        let mut feedback = Vec::new();
-        for reward in store.rewards_of(*id)? {
+        let mut feedback = BTreeMap::new();
+        for mut reward in store.rewards_of(*id)? {
+            if reward.source == RewardSource::Feedback && !aside.is_empty() {
+                let rule = route.and_then(|r| r.feedback(&reward.name)).map(|p| p.aggregate);
+                set_aside |= leave_out(store, aside, rule.unwrap_or_default(), &mut reward)?;
+            }
             if let Some(value) = reward.value
                 && weights.contains_key(&reward.name)
             {
                 if reward.source == RewardSource::Feedback {
-                    feedback.push(reward.created);
+                    let given = Given { created: reward.created, key_id: reward.key_id };
+                    feedback.insert(reward.name.clone(), given);
                 }
                 parts.insert(reward.name, value);
             }
         }
         if !parts.is_empty() {
-            members.push(Member { sample, parts, feedback });
+            members.push(Member { sample, parts, feedback, shares: BTreeMap::new() });
         }
     }
-    Ok(Loaded { group, prompt_ids, weights, members })
+    Ok(Loaded { group, prompt_ids, weights, members, set_aside })
 }
+
+/// Makes a reward what it would be without the raters in quarantine; true where that changed it.
+fn leave_out(
+    store: &Store,
+    aside: &BTreeSet<String>,
+    rule: Aggregate,
+    reward: &mut Reward,
+) -> Result<bool, StoreError> {
+    let mut ratings = store.ratings_of(reward.sample, &reward.name)?;
+    let all = ratings.len();
+    ratings.retain(|rating| rating.key_id.as_ref().is_none_or(|key| !aside.contains(key)));
+    if ratings.len() == all {
+        return Ok(false);
+    }
+    reward.value = aggregate(rule, &ratings);
+    if let Some(last) = corrected(&ratings).last() {
+        reward.created = last.created;
+        reward.key_id.clone_from(&last.key_id);
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,7 @@ mod pass_tests;
 pub mod peft;
 mod progress;
 pub mod schedule;
+mod shares;
 #[cfg(test)]
 mod step_bench;
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::gather::{self, Batch};
 use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
 use super::progress::Progress;
 use super::worker::Parts;
-use super::{LearnError, Learner, checkpoint, observe};
+use super::{LearnError, Learner, checkpoint, observe, shares};
 use crate::policy::{Candidate, Verdict};
 use crate::store::Op;
 use crate::types::{GroupId, GroupState, PolicyState, StepRecord, TokenId, now_ms};
@@ -181,7 +181,7 @@ impl<'a> Trainer<'a> {
 
     /// Enough trainable samples for a step, oldest groups first; stale groups are dropped.
     fn gather(&self, wanted: usize) -> Outcome<Option<Batch>> {
-        gather::gather(
+        let mut batch = gather::gather(
             &self.parts.store,
             &self.parts.routes,
             self.parts.policies.active(),
@@ -189,7 +189,11 @@ impl<'a> Trainer<'a> {
             wanted,
             self.parts.config.samples_per_step,
         )
-        .map_err(failed)
+        .map_err(failed)?;
+        if let Some(batch) = &mut batch {
+            shares::cap(batch, &self.parts.routes, &self.parts.metrics);
+        }
+        Ok(batch)
     }
 
     fn step(&mut self, batch: &mut Batch) -> Outcome<()> {

@@ -136,3 +136,33 @@ async fn without_an_admin_key_only_local_programs_administer() {
     }
     assert_eq!(server.get("/admin/train").await.1["state"], "waiting");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_set_aside_and_released() {
+    let server = Server::new().await;
+    let path = "/admin/feedback/quarantine";
+    let key = "2bd806c97f0e";
+    let one = format!("{path}/{key}");
+    assert_eq!(server.get(path).await.1, json!({"object": "list", "data": []}));
+    let (status, flagged) = server.post(&one, &json!({"reason": "spam"})).await;
+    assert_eq!((status, &flagged["key_id"]), (200, &json!(key)), "{flagged}");
+    assert_eq!(flagged["reason"], json!({"rule": "by_hand", "note": "spam"}));
+    // The first reason stays.
+    assert_eq!(server.post(&one, &json!({"reason": "again"})).await.1, flagged);
+    assert_eq!(server.get(path).await.1["data"], json!([flagged]));
+    assert_eq!(server.metric("hone_reward_quarantined_keys").await, Some(1.0));
+    for (key, body, param) in [
+        ("2bd806c97f0", json!({"reason": "x"}), "key"),
+        (key, json!({}), "reason"),
+        (key, json!({"reason": 5}), "reason"),
+        (key, json!({"note": "x"}), "note"),
+    ] {
+        let (status, answer) = server.post(&format!("{path}/{key}"), &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    }
+    for expected in [200, 404] {
+        let response = server.client.delete(server.url(&one)).send().await.unwrap();
+        assert_eq!(response.status(), expected);
+    }
+    assert_eq!(server.metric("hone_reward_quarantined_keys").await, Some(0.0));
+}

@@ -84,9 +84,13 @@ async fn malformed() {
         ("name", Value::Null, "name is missing"),
         ("name", json!(""), "name is \"\""),
         ("name", json!("x".repeat(65)), "it must be at most 64 characters long"),
-        ("value", json!("good"), "value is \"good\": it must be a finite number or a boolean"),
-        ("value", Value::Null, "value is missing: it must be a finite number or a boolean"),
-        ("value", json!([1]), "value is a list"),
+        (
+            "value",
+            json!("good"),
+            "value is \"good\": \"thumbs\" takes a finite number or a boolean",
+        ),
+        ("value", Value::Null, "value is absent: \"thumbs\" takes a finite number or a boolean"),
+        ("value", json!([1]), "value is [1]"),
         ("choice", json!(-1), "choice is -1: it must be a whole number from 0 to"),
         ("choice", json!(0.5), "choice is 0.5"),
         ("comment", json!(5), "comment is 5: it must be a string"),
@@ -119,4 +123,114 @@ async fn a_graders_part_is_not_a_clients() {
     assert!(message.contains("\"answer\"") && message.contains("\"sums\""), "{message}");
     assert_eq!(server.store.stats().unwrap().feedback, 0);
     assert_eq!(server.post("/v1/feedback", &body("thumbs")).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_is_what_its_part_takes() {
+    let route = "[[route]]\nname = \"users\"\n\
+        [[route.reward]]\nname = \"stars\"\nkind = \"feedback\"\nrange = [1, 5]\n\
+        [[route.reward]]\nname = \"solved\"\nkind = \"feedback\"\ntype = \"boolean\"\n\
+        [[route.reward]]\nname = \"remark\"\nkind = \"feedback\"\ntype = \"comment\"\n";
+    let routes = hone::config::parse(route).unwrap().routes;
+    let server = Server::with(|s| s.routes = routes).await;
+    let id = completion(&server).await;
+    let refused = [
+        ("stars", json!(6), "value", "value is 6: \"stars\" takes a number from 1 to 5"),
+        ("solved", json!(1), "value", "value is 1: \"solved\" takes true or false"),
+        ("remark", json!(1), "value", "value is 1: \"remark\" takes a comment and no value"),
+        ("remark", Value::Null, "comment", "comment is absent: \"remark\" takes a comment"),
+        ("other", json!("x"), "value", "value is \"x\": it must be a finite number or a boolean"),
+    ];
+    for (name, value, field, message) in refused {
+        let body = json!({"completion_id": id, "name": name, "value": value});
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        assert_eq!(answer["error"]["message"], message);
+    }
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
+    let invalid = "hone_http_feedback_total{outcome=\"invalid\"}";
+    assert_eq!(server.metric(invalid).await, Some(5.0));
+    let remark = json!({"completion_id": id, "name": "remark", "comment": "too long"});
+    let (status, answer) = server.post("/v1/feedback", &remark).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("recorded")), "{answer}");
+    // It is kept, and nothing waits to train on it.
+    assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap(), []);
+    for (name, value) in [("stars", json!(5)), ("solved", json!(true))] {
+        let body = json!({"completion_id": id, "name": name, "value": value});
+        assert_eq!(server.post("/v1/feedback", &body).await.0, 200);
+    }
+    let waiting = server.store.ungrouped_feedback(u64::MAX, 9).unwrap();
+    let names: Vec<&str> = waiting.iter().map(|(_, name)| name.as_str()).collect();
+    assert_eq!(names, ["stars", "solved"]);
+    let rewards = server.store.rewards_of(waiting[0].0).unwrap();
+    let values: Vec<_> = rewards.iter().map(|r| (r.name.as_str(), r.value)).collect();
+    assert_eq!(values, [("remark", None), ("solved", Some(1.0)), ("stars", Some(5.0))]);
+}
+
+async fn turn(server: &Server, session: &str, more: Value) -> InteractionId {
+    let mut body = ask(json!({"metadata": {"session_id": session}}));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let (status, answer) = server.chat(&body).await;
+    assert_eq!(status, 200, "{answer}");
+    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_credits_each_of_its_turns() {
+    let server = Server::new().await;
+    let first = turn(&server, "s-1", json!({})).await;
+    let second = turn(&server, "s-1", json!({})).await;
+    turn(&server, "s-2", json!({})).await;
+    // Nobody knows which of two choices the conversation went on from.
+    let forked = turn(&server, "s-1", json!({"n": 2})).await;
+    let body = json!({"session_id": "s-1", "name": "thumbs", "value": true,
+                      "idempotency_key": "once", "comment": "solved"});
+    let (status, answer) = server.post("/v1/feedback", &body).await;
+    let expected = json!({"object": "feedback", "status": "recorded", "session_id": "s-1",
+                          "name": "thumbs", "turns": 2});
+    assert_eq!((status, &answer), (200, &expected));
+    for id in [first, second] {
+        let [sample] = &server.store.samples_of(id).unwrap()[..] else { panic!() };
+        let [reward] = &server.store.rewards_of(sample.id).unwrap()[..] else { panic!() };
+        assert_eq!((reward.name.as_str(), reward.value), ("thumbs", Some(1.0)));
+        assert_eq!(reward.comment.as_deref(), Some("solved"));
+    }
+    for sample in server.store.samples_of(forked).unwrap() {
+        assert_eq!(server.store.rewards_of(sample.id).unwrap(), []);
+    }
+    assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 2);
+    // The same post again is the same post, also after a further turn.
+    turn(&server, "s-1", json!({})).await;
+    let (_, again) = server.post("/v1/feedback", &body).await;
+    assert_eq!((&again["status"], &again["turns"]), (&json!("duplicate"), &json!(2)));
+    assert_eq!(server.store.stats().unwrap().feedback, 2);
+    // A new post credits what is there now, at once after its last turn.
+    let new = json!({"session_id": "s-1", "name": "thumbs", "value": 0});
+    let (_, answer) = server.post("/v1/feedback", &new).await;
+    assert_eq!((&answer["status"], &answer["turns"]), (&json!("recorded"), &json!(3)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_is_its_keys_own_and_must_be_named_alone() {
+    let server = Server::new().await;
+    let id = turn(&server, "s-1", json!({})).await.completion_id();
+    turn(&server, "forked", json!({"n": 2})).await;
+    let cases = [
+        (json!({"session_id": "s-9"}), 404, "session_id", "nothing was asked in this session"),
+        (json!({"session_id": ""}), 400, "session_id", "it must be the metadata.session_id"),
+        (json!({"session_id": "s-1", "completion_id": id}), 400, "session_id", "absent beside"),
+        (json!({"session_id": "s-1", "choice": 0}), 400, "choice", "absent beside session_id"),
+        (json!({}), 400, "completion_id", "completion_id is missing"),
+        (json!({"session_id": "forked"}), 400, "session_id", "none of its turns has one finished"),
+    ];
+    for (mut body, expected, field, message) in cases {
+        let more = json!({"name": "thumbs", "value": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (expected, &json!(field)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(message), "{answer}");
+    }
+    let wrong = json!({"session_id": "s-1", "name": "thumbs", "value": "good"});
+    assert_eq!(server.post("/v1/feedback", &wrong).await.0, 400);
+    assert_eq!(server.store.stats().unwrap().feedback, 0);
 }

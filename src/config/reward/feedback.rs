@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::describe::Problem;
-use crate::config::range::{at_least, between};
 
 /// What a feedback name takes for a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,13 +59,6 @@ pub struct FeedbackParams {
     pub max_key_share: f64,
     /// What happens beyond the share.
     pub share_rule: ShareRule,
-    /// Quarantine a key that is this many times as far from the other raters as they are from
-    /// each other; 0 is never.
-    pub outlier_z: f64,
-    /// Samples shared with at least two other raters before a key is judged by `outlier_z`.
-    pub outlier_samples: usize,
-    /// Quarantine a key that posts more than this in any minute; 0 is never.
-    pub flood_per_minute: usize,
 }
 
 impl Default for FeedbackParams {
@@ -77,9 +69,6 @@ impl Default for FeedbackParams {
             aggregate: Aggregate::Last,
             max_key_share: 1.0,
             share_rule: ShareRule::Weight,
-            outlier_z: 0.0,
-            outlier_samples: 8,
-            flood_per_minute: 0,
         }
     }
 }
@@ -106,9 +95,7 @@ impl FeedbackParams {
             let allowed = "greater than 0 and at most 1";
             return Err(Problem::value(&of("max_key_share"), self.max_key_share, allowed));
         }
-        at_least(&of("outlier_z"), self.outlier_z, 0.0)?;
-        between(&of("outlier_samples"), self.outlier_samples, 1, 1 << 20)?;
-        between(&of("flood_per_minute"), self.flood_per_minute, 0, 1 << 20)
+        Ok(())
     }
 }
 
@@ -139,6 +126,5 @@ mod tests {
         insta::assert_snapshot!(refusal("range = [5, 1]"), @"reward[0].range is [5, 1]: it must be two finite numbers, the lesser first");
         insta::assert_snapshot!(refusal("type = \"boolean\"\nrange = [0, 1]"), @r#"reward[0].range is [0, 1]: it must be absent unless type = "number""#);
         insta::assert_snapshot!(refusal("max_key_share = 0"), @"reward[0].max_key_share is 0: it must be greater than 0 and at most 1");
-        insta::assert_snapshot!(refusal("outlier_z = -1"), @"reward[0].outlier_z is -1: it must be a finite number, 0 or more");
     }
 }

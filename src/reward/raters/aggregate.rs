@@ -3,18 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::Aggregate;
-use crate::types::UnixMillis;
-
-/// What one rater said of one sample under one name.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rating {
-    /// Which API key gave it. Whoever has none is one rater, since nothing tells them apart.
-    pub key_id: Option<String>,
-    /// The value.
-    pub value: f64,
-    /// When.
-    pub created: UnixMillis,
-}
+use crate::types::Rating;
 
 /// Each rater's newest rating, the oldest rater's first: a later one corrects an earlier. Of equal
 /// times the later in the list counts.
@@ -53,6 +42,16 @@ pub fn aggregate(rule: Aggregate, ratings: &[Rating]) -> Option<f64> {
         Aggregate::Majority => majority(values)?,
     };
     Some(value).filter(|v| v.is_finite())
+}
+
+/// [`aggregate`] by one rule, for the ledger, which knows no rules.
+pub fn joining(rule: Aggregate) -> fn(&[Rating]) -> Option<f64> {
+    match rule {
+        Aggregate::Last => |ratings| aggregate(Aggregate::Last, ratings),
+        Aggregate::Mean => |ratings| aggregate(Aggregate::Mean, ratings),
+        Aggregate::Median => |ratings| aggregate(Aggregate::Median, ratings),
+        Aggregate::Majority => |ratings| aggregate(Aggregate::Majority, ratings),
+    }
 }
 
 fn majority(mut values: Vec<f64>) -> Option<f64> {
@@ -102,6 +101,7 @@ mod tests {
             Some(-0.0)
         );
         for rule in [Aggregate::Last, Aggregate::Mean, Aggregate::Median, Aggregate::Majority] {
+            assert_eq!(joining(rule)(&all), by(rule));
             assert_eq!(aggregate(rule, &[]), None);
             assert_eq!(aggregate(rule, &ratings(&[("a", f64::NAN, 1)])), None);
         }

@@ -71,6 +71,7 @@ async fn a_route_grades_with_every_part_but_feedback() {
     assert!(math.has_graders() && math.has_feedback());
     assert!(math.takes_feedback("thumbs"));
     assert!(!math.takes_feedback("correct"), "a client cannot post a grader's part");
+    assert!(math.feedback("thumbs").is_some() && math.feedback("correct").is_none());
     assert_eq!((math.weight("correct"), math.weight("nothing")), (Some(2.0), None));
     let good = "<reasoning>6+1</reasoning><answer>7</answer>";
     let inputs = [input(good, &[("answer", "7.0")]), input("none", &[])];
@@ -215,6 +216,7 @@ async fn a_broken_grader_loses_its_own_values_only() {
         weight: 1.0,
         adaptive: None,
         grader: Some(grader),
+        feedback: None,
     };
     let route = Route {
         name: "r".to_owned(),

@@ -218,3 +218,20 @@ async fn a_part_that_is_trained_on_for_one_choice_is_not_named_again_for_it() {
     assert_eq!(parts, ["thumbs", "said"]);
     rollout.stop().await;
 }
+
+#[tokio::test]
+async fn each_turn_of_a_judged_conversation_becomes_a_group() {
+    let world = World::new();
+    let (first, first_samples) = world.serve("users", 1).await;
+    let (second, second_samples) = world.serve("users", 1).await;
+    world.conversation(&[first.id, second.id], "thumbs", 1.0).await;
+    let rollout = world.start();
+    for (asked, samples) in [(first, first_samples), (second, second_samples)] {
+        let group = world.groups(asked.id, 1).await.remove(0);
+        assert_eq!((group.state, group.members), (GroupState::Ready, vec![samples[0].id]));
+        let rewards = world.store.rewards_of(samples[0].id).unwrap();
+        assert_eq!((rewards[0].name.as_str(), rewards[0].value), ("thumbs", Some(1.0)));
+    }
+    assert!(world.ungrouped().is_empty());
+    rollout.stop().await;
+}

@@ -9,10 +9,11 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::super::{Rollout, RolloutError};
-use crate::config::{DatasetConfig, RolloutConfig, RouteList, StoreConfig};
+use crate::config::{Aggregate, DatasetConfig, RolloutConfig, RouteList, StoreConfig};
 use crate::engine::fake::{FakeConfig, FakeEngine};
 use crate::engine::{Codec, ModelDir};
 use crate::reward::Routes;
+use crate::reward::raters::joining;
 use crate::store::{FeedbackEntry, Op, Store};
 use crate::telemetry::Metrics;
 use crate::types::{
@@ -169,13 +170,31 @@ impl World {
             interaction,
             choice,
             name: name.to_owned(),
-            value,
+            value: Some(value),
             comment: None,
             idempotency_key: None,
             key_id: None,
             created: now_ms(),
+            join: joining(Aggregate::Last),
         };
         self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
+    }
+
+    /// Judges a conversation of these prompts.
+    pub async fn conversation(&self, turns: &[InteractionId], name: &str, value: f64) {
+        let entry = |interaction: &InteractionId| FeedbackEntry {
+            interaction: *interaction,
+            choice: 0,
+            name: name.to_owned(),
+            value: Some(value),
+            comment: None,
+            idempotency_key: None,
+            key_id: None,
+            created: now_ms(),
+            join: joining(Aggregate::Last),
+        };
+        let op = Op::Conversation(turns.iter().map(entry).collect());
+        self.store.commit(vec![op]).await.unwrap();
     }
 
     /// Waits until a prompt has `count` groups, and returns them.

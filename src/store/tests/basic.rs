@@ -1,4 +1,4 @@
-use super::super::{Committed, FeedbackOutcome, StoreError, StoreStats};
+use super::super::{Committed, FeedbackOutcome, Quarantined, SET_ASIDE, StoreError, StoreStats};
 use super::*;
 
 #[tokio::test]
@@ -204,4 +204,128 @@ fn a_new_file_appears_whole_and_leaves_nothing_beside_it() {
     let names: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["ledger.redb"]);
+}
+
+#[tokio::test]
+async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    store.enqueue(asked(1, 0)).unwrap();
+    let by = |key: Option<&str>, value, created, rule| {
+        feedback(FeedbackEntry {
+            key_id: key.map(str::to_owned),
+            join: joining(rule),
+            ..thumbs(1, value, created)
+        })
+    };
+    let value = |store: &Store| {
+        let rewards = store.rewards_of(sample_id(10)).unwrap();
+        rewards.iter().find(|r| r.name == "thumbs").unwrap().value
+    };
+    let mean = Aggregate::Mean;
+    store.commit(vec![by(Some("a"), 0.0, 100, mean), by(Some("b"), 1.0, 101, mean)]).await.unwrap();
+    assert_eq!(value(&store), Some(0.5));
+    store.commit(vec![by(None, 1.0, 102, mean)]).await.unwrap();
+    // A correction replaces its rater's own, wherever the others are.
+    store.commit(vec![by(Some("a"), 1.0, 103, mean), by(None, 0.25, 104, mean)]).await.unwrap();
+    assert_eq!(value(&store), Some(0.75));
+    assert_eq!(store.ratings_of(sample_id(10), "thumbs").unwrap().len(), 3);
+    assert_eq!(store.stats().unwrap().feedback, 5, "what was replaced stays on record");
+    assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
+
+    // A tie is missing: nothing waits to train on it until it is resolved.
+    let majority = Aggregate::Majority;
+    store
+        .commit(vec![by(None, 0.0, 105, majority), by(Some("c"), 0.0, 106, majority)])
+        .await
+        .unwrap();
+    assert_eq!((value(&store), ungrouped(&store)), (None, vec![]));
+    store.commit(vec![by(Some("d"), 1.0, 107, majority)]).await.unwrap();
+    assert_eq!((value(&store), ungrouped(&store).len()), (Some(1.0), 1));
+
+    // Trained on: a further rater who changes nothing is no news, one who does is.
+    store.commit(vec![Op::Group(Box::new(group(1, 1, &[10], &["thumbs"])))]).await.unwrap();
+    store.commit(vec![Op::Step(Box::new(step(1, &[1])))]).await.unwrap();
+    store.commit(vec![by(Some("e"), 1.0, 108, majority)]).await.unwrap();
+    assert_eq!(ungrouped(&store), []);
+    store.commit(vec![by(Some("f"), 1.0, 109, mean)]).await.unwrap();
+    assert_eq!(ungrouped(&store).len(), 1);
+    drop(store);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+}
+
+#[tokio::test]
+async fn a_conversation_is_recorded_whole_and_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    for n in 1..=3 {
+        let mut ops = asked(n, 1);
+        if let Op::Interaction(row) = &mut ops[0] {
+            row.metadata.insert("session_id".to_owned(), "talk".to_owned());
+        }
+        store.enqueue(ops).unwrap();
+    }
+    store.enqueue(vec![Op::Sample(Box::new(sample(25, 2, SampleOrigin::Served, 1)))]).unwrap();
+    store.settled().await.unwrap();
+    let turns = store.turns_of(Some("key-1"), "talk", 9).unwrap();
+    assert_eq!(turns, [1, 2, 3].map(interaction_id));
+    assert_eq!(store.turns_of(Some("key-1"), "talk", 2).unwrap().len(), 2);
+    assert_eq!(store.turns_of(None, "talk", 9).unwrap(), []);
+    assert_eq!(store.turns_of(Some("key-1"), "tal", 9).unwrap(), []);
+    let post = || {
+        let key = Some("once".to_owned());
+        let entry = |n| FeedbackEntry { idempotency_key: key.clone(), ..thumbs(n, 1.0, 100) };
+        Op::Conversation((1..=3).map(entry).collect())
+    };
+    let done = store.commit(vec![post(), post(), Op::Conversation(vec![])]).await.unwrap();
+    let expected = [
+        FeedbackOutcome::Credited(2),
+        FeedbackOutcome::AlreadyCredited(2),
+        FeedbackOutcome::Credited(0),
+    ];
+    assert_eq!(done.feedback, expected);
+    let waiting = [10, 30].map(|n| (sample_id(n), "thumbs".to_owned()));
+    assert_eq!(ungrouped(&store), waiting);
+    assert_eq!(store.stats().unwrap().feedback, 2);
+    drop(store);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+}
+
+#[tokio::test]
+async fn what_was_dropped_for_the_quarantine_comes_back_with_the_release() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let store = open(&path);
+    let row = |reason: &str| Quarantined {
+        key_id: "mallory".to_owned(),
+        reason: reason.to_owned(),
+        since: 5,
+    };
+    for n in 1..=3 {
+        let entry = FeedbackEntry { key_id: Some("mallory".to_owned()), ..thumbs(n, 1.0, n) };
+        let mut ops = asked(n, 0);
+        ops.extend([feedback(entry), Op::Group(Box::new(group(n, n, &[10 * n], &["thumbs"])))]);
+        store.enqueue(ops).unwrap();
+    }
+    let dropped = |n, why: &str| Op::GroupState(group_id(n), GroupState::Dropped(why.to_owned()));
+    let ops = vec![
+        Op::Quarantine(row("1")),
+        Op::Quarantine(row("2")),
+        dropped(1, SET_ASIDE),
+        dropped(2, "stale"),
+    ];
+    store.commit(ops).await.unwrap();
+    store.close().await.unwrap();
+    let store = open(&path);
+    assert_eq!(store.quarantined().unwrap(), [row("1")]);
+    assert_eq!(ungrouped(&store), []);
+    store.commit(vec![Op::Release("mallory".to_owned())]).await.unwrap();
+    assert_eq!(store.quarantined().unwrap(), []);
+    // The second became too old, the third waits for the trainer still.
+    assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
+    store.commit(vec![Op::Release("mallory".to_owned())]).await.unwrap();
+    drop(store);
+    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
 }

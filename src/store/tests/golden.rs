@@ -114,7 +114,7 @@ fn every_row_of_schema_1_is_read_as_it_was_written() {
             }
             Op::Group(row) => drop(groups.insert(row.id, *row)),
             Op::GroupState(id, state) => groups.get_mut(&id).unwrap().state = state,
-            Op::Feedback(_) => {}
+            _ => {}
         }
     }
     let found = store.groups_of(interaction_id(1)).unwrap();
@@ -139,6 +139,13 @@ fn every_row_of_schema_1_is_read_as_it_was_written() {
     let stats = store.stats().unwrap();
     assert_eq!((stats.interactions, stats.samples, stats.rewards, stats.feedback), (2, 3, 5, 3));
     assert_eq!((stats.groups, stats.policy_versions, stats.steps), (3, 4, 1));
+    // Schema 2 found each rater's newest rating in the feedback on record.
+    let rating =
+        |key: &str| vec![Rating { key_id: Some(key.to_owned()), value: 0.5, created: 7000 }];
+    for (sample, name) in [(10, "thumbs"), (11, "thumbs"), (11, "stars")] {
+        assert_eq!(store.ratings_of(sample_id(sample), name).unwrap(), rating("key-1"));
+    }
+    assert_eq!(store.ratings_of(sample_id(10), "stars").unwrap(), []);
     drop(store);
     let report = maintain::check(&path).unwrap();
     assert!(report.is_healthy(), "{report:?}");
@@ -156,11 +163,22 @@ fn the_file_of_schema_1_takes_new_writes() {
     let new = thumbs(5, 1.0, 8000);
     let mut ops = asked(5, 0);
     ops.extend([feedback(again), feedback(new)]);
+    // The rater whose rating was migrated corrects it; another one joins him.
+    let mean = |key: &str, value, created| FeedbackEntry {
+        key_id: Some(key.to_owned()),
+        join: joining(Aggregate::Mean),
+        ..thumbs(1, value, created)
+    };
+    ops.extend([feedback(mean("key-1", 1.0, 8001)), feedback(mean("key-2", 0.0, 8002))]);
     let outcomes = store.commit_blocking(ops).unwrap().feedback;
     let expected = [
         super::super::FeedbackOutcome::Duplicate(sample_id(10)),
         super::super::FeedbackOutcome::Recorded(sample_id(50)),
+        super::super::FeedbackOutcome::Recorded(sample_id(10)),
+        super::super::FeedbackOutcome::Recorded(sample_id(10)),
     ];
     assert_eq!(outcomes, expected);
     assert_eq!(store.stats().unwrap().interactions, 3);
+    assert_eq!(store.rewards_of(sample_id(10)).unwrap()[1].value, Some(0.5));
+    assert_eq!(store.ratings_of(sample_id(10), "thumbs").unwrap().len(), 2);
 }

@@ -17,9 +17,13 @@ fn add_tags_and_fail(tx: &WriteTransaction) -> Result<(), StoreError> {
     Err(StoreError::Database("planned".to_owned()))
 }
 
-fn with_second(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migration> {
-    let first = Migration { ..MIGRATIONS[0] };
-    vec![first, Migration { to: 2, description: "tags, for this test only", run }]
+/// What a later hone might bring.
+const NEXT: u32 = schema::VERSION + 1;
+
+fn with_next(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migration> {
+    let mut all: Vec<Migration> = MIGRATIONS.iter().map(|m| Migration { ..*m }).collect();
+    all.push(Migration { to: NEXT, description: "tags, for this test only", run });
+    all
 }
 
 fn fine(_: &redb::Database) -> Result<(), StoreError> {
@@ -66,13 +70,14 @@ fn a_fresh_file_and_an_old_one_come_to_the_current_version() {
     let database = handle::create(&path).unwrap();
     assert_eq!(version(&database).unwrap(), 0);
     to_current(&database).unwrap();
-    assert_eq!(version(&database).unwrap(), 1);
-    assert_eq!(run(&database, MIGRATIONS, planned).unwrap(), 1, "nothing to do, nothing to verify");
+    assert_eq!(version(&database).unwrap(), schema::VERSION);
+    let found = run(&database, MIGRATIONS, planned).unwrap();
+    assert_eq!(found, schema::VERSION, "nothing to do, nothing to verify");
     drop(database);
 
     let database = filled(&path);
-    assert_eq!(run(&database, &with_second(add_tags), fine).unwrap(), 1);
-    assert_eq!(version(&database).unwrap(), 2);
+    assert_eq!(run(&database, &with_next(add_tags), fine).unwrap(), schema::VERSION);
+    assert_eq!(version(&database).unwrap(), NEXT);
     assert!(has_tags(&database));
     assert_eq!(rows(&database).samples, 2);
     assert_eq!(savepoints(&database), 0);
@@ -87,9 +92,9 @@ fn a_failing_migration_leaves_everything_as_it_was() {
     for (migration, verify) in
         [(add_tags_and_fail as fn(&_) -> _, fine as fn(&_) -> _), (add_tags, planned)]
     {
-        let failed = run(&database, &with_second(migration), verify);
+        let failed = run(&database, &with_next(migration), verify);
         assert!(matches!(failed, Err(StoreError::Database(ref e)) if e == "planned"), "{failed:?}");
-        assert_eq!(version(&database).unwrap(), 1);
+        assert_eq!(version(&database).unwrap(), schema::VERSION);
         assert!(!has_tags(&database));
         assert_eq!(rows(&database), before);
         assert_eq!(savepoints(&database), 0);
@@ -104,14 +109,20 @@ fn a_newer_file_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let database = filled(&path);
-    run(&database, &with_second(add_tags), fine).unwrap();
+    run(&database, &with_next(add_tags), fine).unwrap();
     drop(database);
     let refused = Store::open(&path, &StoreConfig::default(), metrics()).err().unwrap();
-    assert!(matches!(refused, StoreError::NewerSchema { found: 2, known: 1 }));
+    assert!(matches!(refused, StoreError::NewerSchema { found: NEXT, known: schema::VERSION }));
     let text = refused.to_string();
-    assert!(text.contains("schema version 2") && text.contains("use a newer hone"), "{text}");
+    assert!(
+        text.contains(&format!("schema version {NEXT}")) && text.contains("use a newer hone"),
+        "{text}"
+    );
     let refused = super::super::maintain::stats(&path);
-    assert!(matches!(refused, Err(StoreError::NewerSchema { found: 2, known: 1 })));
+    assert!(matches!(
+        refused,
+        Err(StoreError::NewerSchema { found: NEXT, known: schema::VERSION })
+    ));
     let database = handle::create(&path).unwrap();
     assert!(has_tags(&database) && rows(&database).samples == 2);
 }
@@ -127,20 +138,20 @@ fn a_run_killed_midway_is_undone_and_done_again() {
     let database = handle::create(&path).unwrap();
     assert_eq!(savepoints(&database), 1);
     to_current(&database).unwrap();
-    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, 1));
+    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, schema::VERSION));
 
     // Killed after the migration's commit, before anybody checked it.
     handle::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
     handle::write(&database, |tx| {
         tx.open_table(TAGS)?.insert("half", 1)?;
-        tx.open_table(schema::META)?.insert(schema::META_SCHEMA, 2)?;
+        tx.open_table(schema::META)?.insert(schema::META_SCHEMA, u64::from(NEXT))?;
         Ok(())
     })
     .unwrap();
     drop(database);
     let database = handle::create(&path).unwrap();
-    assert_eq!(run(&database, &with_second(add_tags), fine).unwrap(), 1);
-    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, 2));
+    assert_eq!(run(&database, &with_next(add_tags), fine).unwrap(), schema::VERSION);
+    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, NEXT));
     let tx = database.begin_read().unwrap();
     let tags = tx.open_table(TAGS).unwrap();
     assert!(tags.get("half").unwrap().is_none() && tags.get("made").unwrap().is_some());

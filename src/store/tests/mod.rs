@@ -15,11 +15,12 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{FeedbackEntry, Op, Store};
-use crate::config::StoreConfig;
+use crate::config::{Aggregate, StoreConfig};
+use crate::reward::raters::joining;
 use crate::telemetry::Metrics;
 use crate::types::{
     FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyRecord,
-    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Role, Sample,
+    PolicyState, PolicyVersion, PromptSource, Rating, Reward, RewardId, RewardSource, Role, Sample,
     SampleId, SampleOrigin, SamplingParams, StepRecord,
 };
 
@@ -161,11 +162,12 @@ fn thumbs(of: u64, value: f64, created: u64) -> FeedbackEntry {
         interaction: interaction_id(of),
         choice: 0,
         name: "thumbs".to_owned(),
-        value,
+        value: Some(value),
         comment: Some("good".to_owned()),
         idempotency_key: None,
         key_id: None,
         created,
+        join: joining(Aggregate::Last),
     }
 }
 

@@ -83,7 +83,7 @@ impl Model {
             idempotency_key: entry.idempotency_key.clone(),
             comment: entry.comment.clone(),
             key_id: entry.key_id.clone(),
-            ..graded(0, sample, &entry.name, Some(entry.value))
+            ..graded(0, sample, &entry.name, entry.value)
         };
         self.feedback += 1;
         if let Some(key) = key {
@@ -96,7 +96,7 @@ impl Model {
             .filter(|g| g.members.contains(&sample_id(sample)) && g.parts.contains(&entry.name))
             .collect();
         let ready = naming.iter().any(|g| g.state == GroupState::Ready);
-        let changed = previous.is_none_or(|p| p.value != Some(entry.value));
+        let changed = previous.is_none_or(|p| p.value != entry.value);
         if naming.is_empty() || (changed && !ready) {
             self.waiting.insert((sample, entry.name.clone()), entry.created);
         }

@@ -46,6 +46,9 @@ pub struct PartRewards {
     pub weight: f64,
     /// One value per member; `None`, and whatever is not finite, is missing.
     pub values: Vec<Option<f64>>,
+    /// What each value counts, in (0, 1]: its advantage is multiplied by it, and so is its weight
+    /// in running baselines. Less than 1 where one key gave more than its share of the batch.
+    pub shares: Vec<f64>,
 }
 
 /// The rewards of one group.
@@ -63,6 +66,10 @@ impl GroupRewards {
     fn value(&self, part: &PartRewards, member: usize) -> Option<f64> {
         let value = (*part.values.get(member)?)?;
         value.is_finite().then(|| value.clamp(-VALUE_LIMIT, VALUE_LIMIT))
+    }
+
+    fn share(part: &PartRewards, member: usize) -> f64 {
+        part.shares.get(member).copied().unwrap_or(1.0)
     }
 
     /// Members that have at least one value.
@@ -170,7 +177,7 @@ impl Baselines {
                 };
                 for (member, gain) in gains {
                     if let Some(total) = values[member].as_mut() {
-                        *total += part.weight * gain;
+                        *total += part.weight * GroupRewards::share(part, member) * gain;
                     }
                 }
             }
@@ -190,8 +197,8 @@ impl Baselines {
         for ((route, part), entries) in &batch.parts {
             let past =
                 self.routes.entry(route.clone()).or_default().entry(part.clone()).or_default();
-            let decay = keep.powf(entries.len() as f64);
-            *past = past.decayed(decay).joined(Moments::of(entries.iter().map(|e| e.value)));
+            let new = entries.iter().fold(Moments::default(), |all, e| all.joined(e.moments()));
+            *past = past.decayed(keep.powf(new.count)).joined(new);
         }
     }
 }
@@ -203,6 +210,13 @@ struct Entry {
     part: usize,
     member: usize,
     value: f64,
+    share: f64,
+}
+
+impl Entry {
+    fn moments(self) -> Moments {
+        Moments::one(self.value).decayed(self.share)
+    }
 }
 
 /// All values of a batch by route and part.
@@ -218,10 +232,15 @@ impl Batch {
             for (part_index, part) in group.parts.iter().enumerate() {
                 for member in 0..group.members {
                     if let Some(value) = group.value(part, member) {
-                        parts
-                            .entry((group.route.clone(), part.name.clone()))
-                            .or_default()
-                            .push(Entry { group: group_index, part: part_index, member, value });
+                        parts.entry((group.route.clone(), part.name.clone())).or_default().push(
+                            Entry {
+                                group: group_index,
+                                part: part_index,
+                                member,
+                                value,
+                                share: GroupRewards::share(part, member),
+                            },
+                        );
                     }
                 }
             }
@@ -312,7 +331,7 @@ fn running_advantages(
     // Moments of everything before and after each entry, so that its own value enters nowhere.
     let mut after = vec![Moments::default(); batch.len() + 1];
     for (i, entry) in batch.iter().enumerate().rev() {
-        after[i] = after[i + 1].joined(Moments::one(entry.value));
+        after[i] = after[i + 1].joined(entry.moments());
     }
     let mut before = past;
     let mut out = Vec::new();
@@ -321,7 +340,7 @@ fn running_advantages(
             let others = before.joined(after[i + 1]);
             out.push((entry.member, running_advantage(entry.value, others, scale)));
         }
-        before = before.joined(Moments::one(entry.value));
+        before = before.joined(entry.moments());
     }
     out
 }

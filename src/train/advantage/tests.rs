@@ -6,7 +6,8 @@ use super::{Baselines, GroupRewards, Moments, PartRewards, RUNNING_LIMIT};
 use crate::config::AdvantageScale;
 
 fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
-    PartRewards { name: name.to_owned(), weight, values: values.to_vec() }
+    let shares = vec![1.0; values.len()];
+    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), shares }
 }
 
 fn group(parts: Vec<PartRewards>) -> GroupRewards {
@@ -293,4 +294,21 @@ proptest! {
         let out = run(&[graded(&values)], scale);
         prop_assert!(out[0].iter().sum::<f64>().abs() < 1e-6);
     }
+}
+
+#[test]
+fn a_share_below_one_moves_less_and_is_remembered_less() {
+    let mut cut = lone(4.0);
+    cut.parts[0].shares = vec![0.25];
+    let out =
+        Baselines::new(1e9).advantages(&[lone(0.0), lone(2.0), cut.clone()], AdvantageScale::None);
+    // The others' mean is 1; the cut value's own advantage counts a quarter.
+    assert_near(out.values[2][0].unwrap(), 0.25 * 3.0);
+    // Against 2 and a quarter of 4: (2 + 1) / 1.25.
+    assert_near(out.values[0][0].unwrap(), -2.4);
+    let mut baselines = Baselines::new(1e9);
+    baselines.advantages(&[lone(0.0), cut], AdvantageScale::None);
+    let past = baselines.get("default", "thumbs").unwrap();
+    assert_near(past.count, 1.25);
+    assert_near(past.mean, 0.8);
 }

@@ -1,0 +1,156 @@
+//! Reads posted feedback.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::http::AppState;
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::reward::Route;
+use crate::reward::raters::{joining, read_value};
+use crate::store::FeedbackEntry;
+use crate::types::{InteractionId, UnixMillis, now_ms};
+
+/// Longest name of a reward part.
+const NAME_CHARS: usize = 64;
+/// Longest remark.
+const COMMENT_CHARS: usize = 4096;
+/// Longest idempotency key.
+const KEY_CHARS: usize = 255;
+/// Longest session: what `metadata` may hold.
+const SESSION_CHARS: usize = 512;
+/// Every field, in the order of the documentation.
+const FIELDS: [&str; 7] =
+    ["completion_id", "choice", "session_id", "name", "value", "comment", "idempotency_key"];
+
+/// What is judged.
+#[derive(Clone, Copy)]
+pub(super) enum Target<'a> {
+    /// One choice of a completion.
+    Completion(InteractionId, u32),
+    /// Every turn of a conversation.
+    Session(&'a str),
+}
+
+/// A body whose value is not read yet: what it may be depends on the completion's route.
+pub(super) struct Posted<'a> {
+    fields: Fields<'a>,
+    pub(super) target: Target<'a>,
+    pub(super) name: &'a str,
+    comment: Option<&'a str>,
+    idempotency_key: Option<&'a str>,
+    pub(super) caller: Caller,
+    arrived: UnixMillis,
+}
+
+impl<'a> Posted<'a> {
+    /// Reads everything but the value.
+    pub(super) fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
+        let fields = Fields::new(body);
+        if let Some(name) = fields.names().find(|name| !FIELDS.contains(name)) {
+            let message = format!("{name} is not a field: the fields are {}", FIELDS.join(", "));
+            return Err(ApiError::unsupported(name, message));
+        }
+        let part = "the name of a reward part";
+        let name = fields.short_text("name", NAME_CHARS)?;
+        let name = name.ok_or_else(|| fields.missing("name", part))?;
+        if name.is_empty() {
+            return Err(fields.wrong("name", part));
+        }
+        Ok(Self {
+            target: target(&fields)?,
+            name,
+            comment: fields.short_text("comment", COMMENT_CHARS)?,
+            idempotency_key: fields.short_text("idempotency_key", KEY_CHARS)?,
+            caller,
+            arrived: now_ms(),
+            fields,
+        })
+    }
+
+    /// What is recorded of one completion, if its route takes it.
+    pub(super) fn entry(
+        &self,
+        state: &AppState,
+        route: Option<&Route>,
+        interaction: InteractionId,
+        choice: u32,
+    ) -> Result<FeedbackEntry, ApiError> {
+        not_a_graders(state, route, self.name)?;
+        let params = route.and_then(|route| route.feedback(self.name));
+        let rule = params.map(|params| params.aggregate).unwrap_or_default();
+        let value = match params {
+            Some(params) => read_value(self.name, params, self.fields.get("value"), self.comment)
+                .map_err(|error| ApiError::field(error.field, error.to_string()))?,
+            None => Some(value(&self.fields)?),
+        };
+        Ok(FeedbackEntry {
+            interaction,
+            choice,
+            name: self.name.to_owned(),
+            value,
+            comment: self.comment.map(str::to_owned),
+            idempotency_key: self.idempotency_key.map(str::to_owned),
+            key_id: self.caller.key_id.clone(),
+            created: self.arrived,
+            join: joining(rule),
+        })
+    }
+}
+
+fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
+    let form = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
+    let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?;
+    match (fields.text("completion_id")?, fields.short_text("session_id", SESSION_CHARS)?) {
+        (Some(_), Some(_)) => Err(fields.wrong("session_id", "absent beside completion_id")),
+        (None, None) => {
+            let allowed = format!("{form}; or session_id must be given for a whole conversation");
+            Err(fields.missing("completion_id", allowed))
+        }
+        (None, Some("")) => Err(fields.wrong("session_id", "the metadata.session_id of requests")),
+        (None, Some(_)) if choice.is_some() => {
+            Err(fields.wrong("choice", "absent beside session_id"))
+        }
+        (None, Some(session)) => Ok(Target::Session(session)),
+        (Some(id), None) => {
+            let id = InteractionId::from_completion_id(id)
+                .ok_or_else(|| fields.wrong("completion_id", form))?;
+            let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
+            Ok(Target::Completion(id, choice))
+        }
+    }
+}
+
+/// Refuses a part that graders give, on the completion's route or on all that have it: the
+/// client's value would stand in the place of theirs.
+fn not_a_graders(state: &AppState, own: Option<&Route>, name: &str) -> Result<(), ApiError> {
+    let graded = |route: &&Route| route.weight(name).is_some() && !route.takes_feedback(name);
+    let all = || state.routes.iter().map(Arc::as_ref);
+    let taken = all().any(|route| route.takes_feedback(name));
+    let elsewhere = || if taken { None } else { all().find(graded) };
+    match own.filter(graded).or_else(elsewhere) {
+        Some(route) => {
+            let route = &route.name;
+            let message =
+                format!("name is {name:?}: a grader of the route {route:?} gives that part");
+            Err(ApiError::field("name", message))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A finite number, or a boolean as 1 or 0.
+fn value(fields: &Fields<'_>) -> Result<f64, ApiError> {
+    const ALLOWED: &str = "a finite number or a boolean";
+    match fields.get("value") {
+        None => Err(fields.missing("value", ALLOWED)),
+        Some(Value::Bool(yes)) => Ok(f64::from(u8::from(*yes))),
+        Some(Value::Number(number)) => match number.as_f64() {
+            Some(value) if value.is_finite() => Ok(value),
+            _ => Err(fields.wrong("value", ALLOWED)),
+        },
+        Some(_) => Err(fields.wrong("value", ALLOWED)),
+    }
+}
