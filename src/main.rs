@@ -232,6 +232,8 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         let routes = hone::reward::Routes::with(&config.routes, &tools.tools);
         routes.map(|_| ()).map_err(|error| error.to_string())
     });
+    let read = config.dataset_in_use().map(|dataset| hone::dataset::check(&dataset));
+    let checked = checked.and(read.transpose().map_err(|error| error.to_string()));
     if let Err(error) = checked {
         complain(&format!("error: {error}"));
         return Ok(ExitCode::from(USAGE));

@@ -58,7 +58,7 @@ fn default_file_is_complete() {
     leaves("", &Value::try_from(Config::default()).unwrap(), &mut known);
     assert_eq!(written, known);
     // Keys without a default value are shown commented out.
-    for optional in ["# dataset = ", "# model = ", "# reward_max = "] {
+    for optional in ["# dataset = ", "# model = ", "# reward_max = ", "# range = "] {
         assert!(text.contains(&format!("\n{optional}")), "{optional} is missing");
     }
     // And every key has its comment.
@@ -239,7 +239,7 @@ fn reward_mistakes() {
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerence = 1"), @"route[0].reward[0].tolerence is not a key: did you mean tolerance?");
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @r#"route[0].reward[0].tolerance is "a": it must be a number"#);
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = -1"), @"route[0].reward[0].tolerance is -1: it must be a finite number, 0 or more");
-    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: the keys there are type, range, aggregate, max_key_share, share_rule, outlier_z, outlier_samples, flood_per_minute");
+    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: the keys there are type, range, aggregate, max_key_share, share_rule");
     assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "citations", "repetition_penalty", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "script", "grader", "webhook" or "judge""#);
     assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "citations", "repetition_penalty", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "script", "grader", "webhook" or "judge""#);
     assert_snapshot!(error("kind = 'feedback'"), @"route[0].reward[0].name is missing");

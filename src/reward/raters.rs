@@ -12,7 +12,7 @@ mod quarantine;
 mod share;
 
 pub use aggregate::{aggregate, corrected, joining};
-pub use quarantine::{Entry, Judged, Quarantine, Reason, disagreements, floods};
+pub use quarantine::Reason;
 pub use share::{Shares, cap_shares};
 
 /// What is wrong with posted feedback: the field, what it is, and what is allowed.

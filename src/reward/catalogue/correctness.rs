@@ -7,7 +7,9 @@ pub(super) const ENTRIES: [Entry; 8] = [
         kind: "feedback",
         formula: "the value that clients post to /v1/feedback under the part's name",
         range: "any finite number; true is 1, false is 0",
-        parameters: "none",
+        parameters: "type = \"number\" (or \"boolean\", \"comment\"), range = any, aggregate = \
+                     \"last\" (or \"mean\", \"median\", \"majority\"), max_key_share = 1, \
+                     share_rule = \"weight\" (or \"drop\")",
         typical_weight: "1.0",
         example: "",
         bounds: [f64::NEG_INFINITY, f64::INFINITY],
