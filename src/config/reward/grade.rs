@@ -24,7 +24,7 @@ pub const METRICS: [&str; 11] = [
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TextSimilarity {
-    /// One of [`METRICS`].
+    /// One of `METRICS`.
     pub metric: String,
     /// Metadata key of the reference.
     #[serde(default = "answer_key")]

@@ -25,10 +25,10 @@ const FUNCTIONS: [(&str, Function); 8] = [
 /// What is wrong with a formula; characters are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormulaError {
-    /// More than [`LONGEST`] characters.
+    /// More than `LONGEST` characters.
     #[error("the formula has {0} characters: it may have {LONGEST}")]
     TooLong(usize),
-    /// Nested deeper than [`DEEPEST`].
+    /// Nested deeper than `DEEPEST`.
     #[error("the formula is nested more than {DEEPEST} deep at character {0}")]
     TooDeep(usize),
     /// Something stands where it cannot.

@@ -1,7 +1,7 @@
 //! The reward functions: pure, near linear in the completion's length, never panicking.
 //!
 //! Patterns are compiled by the `regex` crate, whose matching time is linear in the text, so no
-//! completion can stall scoring. [`super::catalogue`] lists them with formula, range and typical
+//! completion can stall scoring. [`catalogue`](mod@super::catalogue) lists them with formula, range and typical
 //! weight.
 
 use std::collections::BTreeSet;
