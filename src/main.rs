@@ -7,7 +7,7 @@ use clap::Parser;
 use hone::cli::{
     Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
 };
-use hone::config::{self, Config};
+use hone::config::{self, Config, LogConfig};
 use hone::demo::{self, Daemon, DemoError};
 use hone::reward::sandbox;
 use hone::runs::eval::EvalOptions;
@@ -114,7 +114,7 @@ fn run_demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The configuration of a run: file, environment, flags.
+/// The configuration of a run: file, environment, flags. Logging starts with it.
 fn run_config(args: RunArgs, change: impl FnOnce(&mut Config)) -> Result<Config, ExitCode> {
     let mut config = load(args.config.as_deref())?;
     if let Some(model) = args.model {
@@ -126,9 +126,16 @@ fn run_config(args: RunArgs, change: impl FnOnce(&mut Config)) -> Result<Config,
     if let Some(dataset) = args.dataset {
         config.dataset.path = dataset;
     }
+    if config.log.level == LogConfig::default().level {
+        // Progress and results say what a person wants to know.
+        "warn".clone_into(&mut config.log.level);
+    }
     change(&mut config);
     match config::validate(&config) {
-        Ok(()) => Ok(config),
+        Ok(()) => {
+            telemetry::init(&config.log);
+            Ok(config)
+        }
         Err(error) => {
             complain(&format!("error: {error}"));
             Err(ExitCode::from(USAGE))
@@ -137,18 +144,13 @@ fn run_config(args: RunArgs, change: impl FnOnce(&mut Config)) -> Result<Config,
 }
 
 fn train(args: TrainArgs) -> anyhow::Result<ExitCode> {
-    let change = |config: &mut Config| {
+    let steps = |config: &mut Config| {
         config.train.max_steps = args.steps.unwrap_or(config.train.max_steps);
-        // Progress says what a person wants to know.
-        if config.log.level == "info" {
-            "warn".clone_into(&mut config.log.level);
-        }
     };
-    let config = match run_config(args.run, change) {
+    let config = match run_config(args.run, steps) {
         Ok(config) => config,
         Err(code) => return Ok(code),
     };
-    telemetry::init(&config.log);
     let terminal = std::io::stderr().is_terminal();
     let options = TrainOptions { report: args.report, terminal, width: TABLE_WIDTH };
     let outcome = runtime()?.block_on(async {
@@ -176,17 +178,13 @@ fn train(args: TrainArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn eval(args: EvalArgs) -> anyhow::Result<ExitCode> {
-    let change = |config: &mut Config| {
+    let samples = |config: &mut Config| {
         config.run.eval_samples = args.samples.unwrap_or(config.run.eval_samples);
-        if config.log.level == "info" {
-            "warn".clone_into(&mut config.log.level);
-        }
     };
-    let config = match run_config(args.run, change) {
+    let config = match run_config(args.run, samples) {
         Ok(config) => config,
         Err(code) => return Ok(code),
     };
-    telemetry::init(&config.log);
     let options = EvalOptions { pass_at: args.pass_at, part: args.part };
     let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
     say(&if args.json { serde_json::to_string(&outcome)? } else { outcome.text() })?;

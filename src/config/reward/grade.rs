@@ -1,6 +1,7 @@
 //! Parameters of the rewards that OpenAI's graders have: `text_similarity` and `grader`.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{answer_key, answer_pattern};
 use crate::config::describe::{Problem, one_of};
@@ -54,5 +55,46 @@ impl TextSimilarity {
 #[serde(deny_unknown_fields)]
 pub struct Grade {
     /// The grader.
-    pub grader: serde_json::Value,
+    pub grader: Value,
+}
+
+impl Grade {
+    /// Whether it or a part of it is a `python` grader.
+    pub fn runs_python(&self) -> bool {
+        match &self.grader {
+            Value::String(text) => serde_json::from_str(text).is_ok_and(|grader| python(&grader)),
+            grader => python(grader),
+        }
+    }
+}
+
+fn python(grader: &Value) -> bool {
+    let parts = match grader.get("graders") {
+        Some(Value::Object(map)) => map.values().any(python),
+        Some(Value::Array(list)) => list.iter().any(python),
+        _ => false,
+    };
+    parts || grader.get("type").and_then(Value::as_str) == Some("python")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn python_is_found_by_type_and_not_by_word() {
+        let code = json!({"type": "python", "name": "p", "source": "def grade(a, b): return 1"});
+        let words = json!({"type": "score_model", "input": [{"content": "Is it good python?"}]});
+        for (grader, found) in [
+            (code.clone(), true),
+            (Value::String(code.to_string()), true),
+            (json!({"type": "multi", "graders": {"a": words, "b": code}}), true),
+            (json!({"type": "multi", "graders": [words]}), false),
+            (words, false),
+        ] {
+            assert_eq!(Grade { grader: grader.clone() }.runs_python(), found, "{grader}");
+        }
+    }
 }

@@ -317,7 +317,7 @@ impl RewardKind {
     pub fn needs_sandbox(&self) -> bool {
         match self {
             Self::Code(p) => p.language == CodeLanguage::Python,
-            Self::Grader(p) => p.grader.to_string().contains("python"),
+            Self::Grader(p) => p.runs_python(),
             Self::Ensemble(p) => p.of.iter().any(|member| member.kind.needs_sandbox()),
             _ => false,
         }

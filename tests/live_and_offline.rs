@@ -1,0 +1,75 @@
+//! The same prompts teach the same, whether they come from a file or from clients.
+
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::path::Path;
+use std::process::Command;
+
+use hone::config::parse;
+use hone::dataset::Dataset;
+use serde_json::{Value, json};
+
+mod daemon;
+use daemon::Daemon;
+
+const CONFIG: &str = "configs/examples/multi-objective.toml";
+const STEPS: u64 = 40;
+
+/// Mean held-out reward of a data directory's active policy, with its 95 % interval.
+fn measured(data: &Path) -> (f64, f64, f64) {
+    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(["eval", "--config", CONFIG, "--samples", "8", "--json", "--data"])
+        .arg(data)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(outcome["version"].as_u64().unwrap() >= STEPS, "{outcome}");
+    let total = &outcome["comparisons"][0];
+    let figure = |value: &Value| value.as_f64().unwrap();
+    let (before, after) = (&total["before"], &total["after"]);
+    let interval = &after["interval"];
+    assert!(figure(&interval["low"]) > figure(&before["interval"]["high"]), "it learns: {total}");
+    (figure(&after["mean"]), figure(&interval["low"]), figure(&interval["high"]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_prompts_and_a_dataset_reach_the_same_reward() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = tempfile::tempdir().unwrap();
+    let offline = dir.path().join("offline");
+    let trained = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(["train", "--config", CONFIG, "--data"])
+        .arg(&offline)
+        .current_dir(root)
+        .output()
+        .unwrap();
+    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+
+    let text = std::fs::read_to_string(root.join(CONFIG)).unwrap();
+    let mut dataset = parse(&text).unwrap().dataset_in_use().unwrap();
+    dataset.path = root.join(&dataset.path);
+    let prompts = Dataset::open(&dataset).unwrap().train;
+    // The same file without its dataset: what clients ask is all there is.
+    let mut table: toml::Table = text.parse().unwrap();
+    table.remove("dataset").unwrap();
+    let daemon = Daemon::start(dir.path(), &toml::to_string(&table).unwrap(), &[]);
+    let mut asked = prompts.iter().cycle().enumerate();
+    while daemon.get("/admin/train").await["step"].as_u64().unwrap() < STEPS {
+        for (seed, prompt) in asked.by_ref().take(4) {
+            let body = json!({
+                "model": "default", "seed": seed, "max_tokens": 40, "messages": prompt.messages,
+                "metadata": prompt.metadata,
+            });
+            let (status, answer) = daemon.post("/v1/chat/completions", &body).await;
+            assert_eq!(status, 200, "{answer}");
+        }
+    }
+    daemon.version_at_least(STEPS).await;
+    assert_eq!(daemon.terminate(), Some(0));
+
+    let (offline, live) = (measured(&offline), measured(&dir.path().join("data")));
+    println!("held-out reward (mean, 95 % interval): dataset {offline:?}, live {live:?}");
+    assert!(offline.1 <= live.2 && live.1 <= offline.2, "dataset {offline:?}, live {live:?}");
+}
