@@ -7,6 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 mod daemon;
+mod live_and_offline;
 use daemon::{Daemon, text};
 
 const CONFIG: &str = r#"

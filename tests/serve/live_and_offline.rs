@@ -1,7 +1,5 @@
 //! The same prompts teach the same, whether they come from a file or from clients.
 
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
-
 use std::path::Path;
 use std::process::Command;
 
@@ -9,8 +7,7 @@ use hone::config::parse;
 use hone::dataset::Dataset;
 use serde_json::{Value, json};
 
-mod daemon;
-use daemon::Daemon;
+use crate::daemon::Daemon;
 
 const CONFIG: &str = "configs/examples/multi-objective.toml";
 const STEPS: u64 = 40;
