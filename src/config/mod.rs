@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod dataset;
 mod describe;
 mod load;
+mod lora;
 mod range;
 pub mod reward;
 mod run;
@@ -26,6 +27,7 @@ pub use dataset::{
 };
 pub use describe::Problem;
 pub use load::{environment_names, load, load_from, parse};
+pub use lora::{LinearKind, LoraConfig};
 pub use reward::{
     Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, Preset,
     RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule, TokenLimitField,
@@ -33,7 +35,7 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{AdvantageScale, LinearKind, LoraConfig, LossKind, ScheduleKind, TrainConfig};
+pub use train::{AdvantageScale, LossKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.
