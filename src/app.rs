@@ -21,8 +21,8 @@ use crate::engine::{Codec, Engine, MistralEngine, ModelDir, Publisher};
 use crate::http::{self, AppState};
 use crate::policy::Policies;
 use crate::reward::grader::Backends;
-use crate::reward::sandbox::{Sandbox, Setup};
-use crate::reward::{Routes, Tools};
+use crate::reward::sandbox::Setup;
+use crate::reward::{GraderEndpoint, LazySandbox, Routes, Tools};
 use crate::rollout::Rollout;
 use crate::store::Store;
 use crate::telemetry::Metrics;
@@ -73,8 +73,7 @@ impl Core {
         std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;
         let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
-        let mut tools = reward_tools(config).await?;
-        tools.tools.metrics = Some(metrics.clone());
+        let tools = reward_tools(config, metrics.clone()).await?;
         let backends = tools.tools.backends();
         let routes = Arc::new(Routes::with(&config.routes, &tools.tools)?);
 
@@ -199,32 +198,45 @@ pub struct RewardTools {
 /// Sets up what the configured rewards need: the sandbox is tried before it is trusted.
 ///
 /// # Errors
-/// If a reward runs Python and it cannot be confined here.
-pub async fn reward_tools(config: &Config) -> anyhow::Result<RewardTools> {
+/// If a reward runs Python and it cannot be confined here, or a client cannot be made.
+pub async fn reward_tools(config: &Config, metrics: Arc<Metrics>) -> anyhow::Result<RewardTools> {
     let own_model = Arc::new(OwnModel::default());
-    let mut tools = Tools { own_model: Some(own_model.clone()), ..Tools::default() };
+    let python = Arc::new(LazySandbox::new(Setup {
+        python: config.sandbox.python.clone(),
+        concurrency: config.sandbox.concurrency,
+        uid: config.sandbox.uid,
+        ..Setup::default()
+    }));
     let mut kinds = config.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
-    if kinds.any(|kind| kind.needs_sandbox()) {
-        let setup = Setup {
-            python: config.sandbox.python.clone(),
-            concurrency: config.sandbox.concurrency,
-            uid: config.sandbox.uid,
-            ..Setup::default()
-        };
-        let sandbox = Sandbox::new(setup).await.context("the sandbox")?;
-        let isolation = sandbox.probe().await.context("the sandbox")?;
-        tracing::info!(?isolation, "sandbox tried");
-        tools.sandbox = Some(Arc::new(sandbox));
-    }
+    let sandbox = match kinds.any(|kind| kind.needs_sandbox()) {
+        true => Some(python.get().await.context("the sandbox")?),
+        false => None,
+    };
+    let endpoint = GraderEndpoint::new(&config.graders, &metrics).context("[graders]")?;
+    let tools = Tools {
+        metrics: Some(metrics),
+        own_model: Some(own_model.clone()),
+        endpoint,
+        sandbox,
+        python: Some(python),
+    };
     Ok(RewardTools { tools, own_model })
 }
 
-/// The tokenizer of the configured model, without an engine.
+/// The tokenizer of the configured model and its rewards: no engine is loaded but that of a judge
+/// that asks this server's own base model.
 ///
 /// # Errors
-/// If the model cannot be found or read.
-pub fn load_codec(config: &Config) -> anyhow::Result<Codec> {
-    Ok(Codec::load(&open_model(config, &config.data.dir)?)?)
+/// If the model cannot be found or read, or as for [`reward_tools`].
+pub async fn rewards_alone(config: &Config) -> anyhow::Result<(Codec, Routes)> {
+    let data = &config.data.dir;
+    let dir = open_model(config, data)?;
+    let tools = reward_tools(config, Arc::new(Metrics::new()?)).await?;
+    let routes = Routes::with(&config.routes, &tools.tools)?;
+    if config.uses_own_model() {
+        tools.own_model.load(&dir, data).await?;
+    }
+    Ok((Codec::load(&dir)?, routes))
 }
 
 /// Finds or unpacks the model.

@@ -48,6 +48,26 @@ pub enum Command {
         #[command(subcommand)]
         command: RewardsCommand,
     },
+    /// Measure hone's parts on this machine
+    Bench {
+        /// What to measure.
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
+}
+
+/// `hone bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The worst time of each reward function; exit code 1 if one takes over 1 ms on 4 kB
+    Rewards {
+        /// Size of the completions
+        #[arg(long, value_name = "BYTES", default_value_t = crate::bench::rewards::BYTES)]
+        bytes: usize,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// `hone serve`.

@@ -16,9 +16,10 @@
 //! nothing further. [`reward`] imports store. [`rollout`] imports engine, store, reward and dataset.
 //! [`policy`] imports engine (for publishing) and store. [`train`] imports engine's model directory,
 //! store, reward's routes (for weights) and policy. [`http`] imports all of those; [`app`],
-//! [`demo`] and [`runs`] everything.
+//! [`demo`], [`runs`] and [`bench`] everything.
 
 pub mod app;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod dataset;

@@ -2,10 +2,12 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
 use hone::cli::{
-    Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
+    BenchCommand, Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs,
+    TrainArgs,
 };
 use hone::config::{self, Config, LogConfig};
 use hone::demo::{self, Daemon, DemoError};
@@ -13,7 +15,7 @@ use hone::reward::sandbox;
 use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::{app, runs, store, telemetry};
+use hone::{app, bench, runs, store, telemetry};
 
 /// Wrong usage or configuration.
 const USAGE: u8 = 2;
@@ -34,6 +36,9 @@ fn main() -> ExitCode {
         Command::Validate { config } => validate(config.as_deref()),
         Command::Db { command } => db(command),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(),
+        Command::Bench { command: BenchCommand::Rewards { bytes, json } } => {
+            bench_rewards(bytes, json)
+        }
         Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
             test_rewards(&file, config.as_deref(), route, json)
         }
@@ -202,10 +207,9 @@ fn test_rewards(
         Err(code) => return Ok(code),
     };
     telemetry::init(&config.log);
-    let inputs = runs::score::read(file, &app::load_codec(&config)?)?;
     let scored = runtime()?.block_on(async {
-        let tools = app::reward_tools(&config).await?.tools;
-        let routes = hone::reward::Routes::with(&config.routes, &tools)?;
+        let (codec, routes) = app::rewards_alone(&config).await?;
+        let inputs = runs::score::read(file, &codec)?;
         let name = route.unwrap_or_else(|| config.rollout.dataset_route.clone());
         let route = routes.require("--route", &name)?;
         anyhow::ensure!(route.has_graders(), "route {name} has no reward that scores a completion");
@@ -226,7 +230,9 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         Err(code) => return Ok(code),
     };
     let checked = runtime()?.block_on(async {
-        let tools = app::reward_tools(&config).await.map_err(|error| format!("{error:#}"))?;
+        let metrics = Arc::new(telemetry::Metrics::new().map_err(|error| error.to_string())?);
+        let tools = app::reward_tools(&config, metrics).await;
+        let tools = tools.map_err(|error| format!("{error:#}"))?;
         let routes = hone::reward::Routes::with(&config.routes, &tools.tools);
         routes.map(|_| ()).map_err(|error| error.to_string())
     });
@@ -238,6 +244,27 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
     }
     say("the configuration is valid")?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn bench_rewards(bytes: usize, json: bool) -> anyhow::Result<ExitCode> {
+    let all = runtime()?.block_on(bench::rewards::run(bytes))?;
+    let limit = bench::rewards::LIMIT.as_secs_f64() * 1e6;
+    let slow: Vec<&str> =
+        all.iter().filter(|w| w.microseconds > limit).map(|w| w.kind.as_str()).collect();
+    if json {
+        say(&serde_json::to_string(&all)?)?;
+    } else {
+        say(&format!("worst time on completions of {bytes} bytes, microseconds"))?;
+        for worst in &all {
+            say(&format!("{:<26} {:>9.1}", worst.kind, worst.microseconds))?;
+        }
+    }
+    // The limit is meant for one size.
+    if bytes > bench::rewards::BYTES || slow.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&format!("error: over {limit} microseconds: {}", slow.join(", ")));
+    Ok(ExitCode::FAILURE)
 }
 
 fn db(command: DbCommand) -> anyhow::Result<ExitCode> {

@@ -135,3 +135,32 @@ fn every_example_configuration_is_valid() {
         ok(&["validate", "--config", file.to_str().unwrap()]);
     }
 }
+
+#[test]
+fn a_judge_of_ones_own_is_tried_without_a_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("hone.toml");
+    let judged = dir.path().join("completions.jsonl");
+    std::fs::write(
+        &config,
+        "[[route]]\nname = \"default\"\n[[route.reward]]\nname = \"judged\"\nkind = \"judge\"\n\
+         base_url = \"self\"\nrubric = \"custom\"\ntemplate = \"What is 2 + 5?\"\n",
+    )
+    .unwrap();
+    let row = r#"{"prompt": "What is 2 + 3?", "completion": "5"}"#;
+    std::fs::write(&judged, format!("{row}\n{row}\n")).unwrap();
+    let data = dir.path().join("data");
+    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(["rewards", "test", judged.to_str().unwrap(), "--json", "--config"])
+        .arg(&config)
+        .env("HONE_DATA_DIR", &data)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let scored = text(&output.stdout);
+    println!("{scored}");
+    let rows: Vec<Value> = scored.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2, "{scored}");
+    // Told only additions, it answers 7 whatever the scale: 0.7 of it.
+    assert_eq!(rows[0]["parts"]["judged"], 0.7, "{scored}");
+}

@@ -68,6 +68,8 @@ pub fn load_from(
                 .map_err(|error| ConfigError(format!("route[{i}].reward[{j}].{error}")))?;
         }
     }
+    let resolved = config.graders.resolve(|name| env.get(name).cloned());
+    resolved.map_err(|error| ConfigError(format!("graders.api_key_env{error}")))?;
     Ok(config)
 }
 

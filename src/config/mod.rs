@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 mod dataset;
 mod describe;
+mod graders;
 mod load;
 mod lora;
 mod range;
@@ -26,12 +27,13 @@ pub use dataset::{
     StageConfig,
 };
 pub use describe::Problem;
+pub use graders::GradersConfig;
 pub use load::{environment_names, load, load_from, parse};
 pub use lora::{LinearKind, LoraConfig};
 pub use reward::{
-    Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, Preset,
-    RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule, TokenLimitField,
-    WebhookParams,
+    Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, METRICS,
+    OWN_MODEL, Preset, RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule,
+    TokenLimitField, WebhookParams,
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
@@ -60,6 +62,8 @@ pub struct Config {
     pub train: TrainConfig,
     /// Where code of completions and graders runs.
     pub sandbox: SandboxConfig,
+    /// Whom OpenAI's model graders ask.
+    pub graders: GradersConfig,
     /// `hone train`.
     pub run: RunConfig,
     /// Versions.

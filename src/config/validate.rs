@@ -38,6 +38,7 @@ pub(super) fn check(config: &Config) -> Checked {
     run::check(config)?;
     between("sandbox.concurrency", config.sandbox.concurrency, 1, 256)?;
     between("sandbox.uid", config.sandbox.uid, 1, u32::MAX - 1)?;
+    config.graders.check()?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
         return Err(Problem::value("log.level", quoted(&config.log.level), allowed));

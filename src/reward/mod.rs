@@ -35,7 +35,7 @@ pub use catalogue::{Entry, catalogue};
 pub use registry::{Part, RewardError, Route, Routes};
 pub use remote::CallError;
 pub use stats::{PartStats, PartSummary};
-pub use tools::{OWN_MODEL, Tools};
+pub use tools::{GraderEndpoint, LazySandbox, Tools};
 
 /// What a reward function may look at.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! `hone rewards test`: completions from a file beside each part of their reward. Nothing is trained
-//! and no engine is started.
+//! `hone rewards test`: completions from a file beside each part of their reward. Nothing is
+//! generated and nothing trained.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,13 +55,18 @@ fn input(line: &str, codec: &Codec) -> anyhow::Result<ScoreInput> {
     Ok(ScoreInput { messages: Arc::new(messages), metadata: Arc::new(metadata), text, ids })
 }
 
-/// Scores each completion by itself. (A judge that compares the members of a group has none here.)
+/// Scores the completions; lines in a row with the same prompt are a group, which judges that
+/// compare see as one.
 pub async fn run(route: &Route, inputs: Vec<ScoreInput>) -> Vec<ScoredSample> {
     let mut scored = Vec::with_capacity(inputs.len());
-    for input in inputs {
-        let (parts, total) = score(route, std::slice::from_ref(&input)).await.remove(0);
-        let prompt = input.messages.last().map(|m| m.content.clone()).unwrap_or_default();
-        scored.push(ScoredSample { prompt, completion: input.text, parts, total });
+    let same =
+        |a: &ScoreInput, b: &ScoreInput| a.messages == b.messages && a.metadata == b.metadata;
+    for group in inputs.chunk_by(same) {
+        for (input, (parts, total)) in group.iter().zip(score(route, group).await) {
+            let prompt = input.messages.last().map(|m| m.content.clone()).unwrap_or_default();
+            let completion = input.text.clone();
+            scored.push(ScoredSample { prompt, completion, parts, total });
+        }
     }
     scored
 }

@@ -40,7 +40,7 @@ const RULE: &[(&str, &[&str])] = &[
 ];
 
 /// They put everything together; only cycles are refused them.
-const FREE: &[&str] = &["app", "cli", "demo", "runs"];
+const FREE: &[&str] = &["app", "bench", "cli", "demo", "runs"];
 
 /// The only modules that may name mistral.rs.
 const KNOWS_MISTRAL: &[&str] = &["src/engine/mistral", "src/engine/exchange"];

@@ -4,6 +4,7 @@
 mod admin;
 mod chat;
 mod feedback;
+mod graders;
 mod hang_up;
 mod refusals;
 mod server;

@@ -17,6 +17,16 @@ pub struct Daemon {
 impl Daemon {
     /// Starts it with a data directory, a configuration text and further arguments.
     pub fn start(data: &Path, config: &str, args: &[&str]) -> Self {
+        Self::start_with(data, config, args, &[])
+    }
+
+    /// [`Self::start`] with further environment variables.
+    pub fn start_with(
+        data: &Path,
+        config: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let file = data.join("hone.toml");
         std::fs::write(&file, config).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
@@ -25,6 +35,7 @@ impl Daemon {
             .arg("--data")
             .arg(data.join("data"))
             .args(args)
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -39,6 +50,12 @@ impl Daemon {
         let response = self.client.get(format!("{}{path}", self.url)).send().await.unwrap();
         assert_eq!(response.status(), 200, "{path}");
         response.json().await.unwrap()
+    }
+
+    /// What `/metrics` says.
+    pub async fn metrics(&self) -> String {
+        let response = self.client.get(format!("{}/metrics", self.url)).send().await.unwrap();
+        response.text().await.unwrap()
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {

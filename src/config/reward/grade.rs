@@ -58,23 +58,40 @@ pub struct Grade {
     pub grader: Value,
 }
 
+/// The name under which a model grader asks this server's own base model.
+pub const OWN_MODEL: &str = "self";
+
 impl Grade {
     /// Whether it or a part of it is a `python` grader.
     pub fn runs_python(&self) -> bool {
-        match &self.grader {
-            Value::String(text) => serde_json::from_str(text).is_ok_and(|grader| python(&grader)),
-            grader => python(grader),
-        }
+        self.parts().iter().any(|part| kind(part) == "python")
+    }
+
+    /// The models that it or its parts ask.
+    pub fn models(&self) -> Vec<String> {
+        let asks = |part: &Value| ["score_model", "label_model"].contains(&kind(part));
+        let model = |part: &Value| Some(part.get("model")?.as_str()?.to_owned());
+        self.parts().iter().filter(|part| asks(part)).filter_map(model).collect()
+    }
+
+    /// The grader and, of a `multi` grader, its parts.
+    fn parts(&self) -> Vec<Value> {
+        let whole = match &self.grader {
+            Value::String(text) => serde_json::from_str(text).unwrap_or_default(),
+            grader => grader.clone(),
+        };
+        let mut parts: Vec<Value> = match whole.get("graders") {
+            Some(Value::Object(map)) => map.values().cloned().collect(),
+            Some(Value::Array(list)) => list.clone(),
+            _ => Vec::new(),
+        };
+        parts.push(whole);
+        parts
     }
 }
 
-fn python(grader: &Value) -> bool {
-    let parts = match grader.get("graders") {
-        Some(Value::Object(map)) => map.values().any(python),
-        Some(Value::Array(list)) => list.iter().any(python),
-        _ => false,
-    };
-    parts || grader.get("type").and_then(Value::as_str) == Some("python")
+fn kind(grader: &Value) -> &str {
+    grader.get("type").and_then(Value::as_str).unwrap_or_default()
 }
 
 #[cfg(test)]

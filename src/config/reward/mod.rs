@@ -33,7 +33,7 @@ pub use format::{
     FormatIncremental, FormatSoft, FormatStrict, IntegerAnswer, JsonSchema, JsonValid, Regex,
     ThinkAnswer, ThinkFormat,
 };
-pub use grade::{Grade, TextSimilarity};
+pub use grade::{Grade, METRICS, OWN_MODEL, TextSimilarity};
 pub use judge::{JudgeMode, JudgeParams, Rubric, TokenLimitField};
 pub use length::{CosineScaled, Length, LengthRange, SoftOverlong};
 pub use preset::Preset;
@@ -43,6 +43,7 @@ pub use style::{
     RepetitionUnit,
 };
 pub use webhook::{CallLimits, WebhookParams};
+pub(in crate::config) use webhook::{call_limits, check_url};
 
 use super::describe::Problem;
 
@@ -327,6 +328,7 @@ impl RewardKind {
     pub fn needs_own_model(&self) -> bool {
         match self {
             Self::Judge(p) => p.base_url == "self",
+            Self::Grader(p) => p.models().iter().any(|model| model == OWN_MODEL),
             Self::Ensemble(p) => p.of.iter().any(|member| member.kind.needs_own_model()),
             _ => false,
         }

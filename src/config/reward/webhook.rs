@@ -116,7 +116,7 @@ macro_rules! call_limits {
         }
     };
 }
-pub(super) use call_limits;
+pub(in crate::config) use call_limits;
 
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
@@ -124,7 +124,7 @@ fn milliseconds(time: Duration) -> u64 {
 
 impl CallLimits {
     /// Checks the ranges of the keys below `key`.
-    pub(super) fn check(&self, key: &str) -> Result<(), Problem> {
+    pub(in crate::config) fn check(&self, key: &str) -> Result<(), Problem> {
         let of = |name: &str| format!("{key}.{name}");
         between(&of("timeout_ms"), milliseconds(self.timeout), 1, 600_000)?;
         between(&of("retries"), self.retries, 0, 10)?;
@@ -138,7 +138,7 @@ impl CallLimits {
 }
 
 /// Checks the address of a service: https, or http to a loopback address unless `allow_http`.
-pub(super) fn check_url(key: &str, url: &str, allow_http: bool) -> Result<(), Problem> {
+pub(in crate::config) fn check_url(key: &str, url: &str, allow_http: bool) -> Result<(), Problem> {
     // A password in the address is not repeated.
     let shown = match url.contains('@') {
         true => "a hidden value".to_owned(),

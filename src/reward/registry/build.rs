@@ -92,8 +92,8 @@ impl Builder<'_> {
         if made.needs_code() && self.tools.sandbox.is_none() {
             return Err(wrong("it runs Python, and there is no sandbox".to_owned()));
         }
-        if made.needs_model() && self.tools.own_model.is_none() {
-            return Err(wrong("it asks a model, and none is served".to_owned()));
+        for model in p.models() {
+            self.tools.check_model(&model).map_err(wrong)?;
         }
         Ok(Arc::new(made))
     }

@@ -96,6 +96,11 @@ proptest! {
         }
     }
 
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100_000))]
+
     #[test]
     fn any_string_is_scored(a in any::<String>(), b in any::<String>()) {
         for (name, metric) in Metric::ALL {

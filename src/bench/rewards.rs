@@ -1,0 +1,218 @@
+//! `hone bench rewards`: the worst time of each reward function on completions of one size, over
+//! texts that are likely to be slow for one function or another.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use crate::config::{METRICS, RouteConfig, RouteList};
+use crate::reward::{Entry, Routes, ScoreInput, catalogue};
+
+/// Kinds that are no function of the completion alone: they run code or ask others.
+pub(crate) const CALLS: [&str; 3] = ["code", "webhook", "judge"];
+
+/// What a function may take on a completion of [`BYTES`].
+pub const LIMIT: Duration = Duration::from_millis(1);
+
+/// The completion's size that the limit is meant for.
+pub const BYTES: usize = 4096;
+
+/// One function's worst time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// The kind of reward; of `text_similarity`, with its metric.
+    pub kind: String,
+    /// Microseconds on the slowest text: the best of three runs, so that what else the machine does
+    /// counts little.
+    pub microseconds: f64,
+}
+
+/// Measures every function on completions of `bytes`.
+///
+/// # Errors
+/// If a function cannot be built.
+pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
+    let toml: RouteConfig = toml::from_str(&route())?;
+    let routes = Routes::new(&RouteList(vec![toml]))?;
+    let texts = slow(bytes);
+    let mut all = Vec::new();
+    for part in routes.iter().flat_map(|route| &route.parts) {
+        let Some(grader) = part.grader.as_ref() else { continue };
+        let mut worst = Duration::ZERO;
+        for text in &texts {
+            // Another text of the same letters, which has the least in common by place.
+            let reversed: String = text.chars().rev().collect();
+            for answer in ["7", text.as_str(), reversed.as_str()] {
+                let input = [input(text, answer)];
+                let mut best = Duration::MAX;
+                for _ in 0..3 {
+                    let began = Instant::now();
+                    grader.score(&input).await;
+                    best = best.min(began.elapsed());
+                }
+                worst = worst.max(best);
+            }
+        }
+        let kind = part.name.replace("__", " ");
+        all.push(Worst { kind, microseconds: worst.as_secs_f64() * 1e6 });
+    }
+    Ok(all)
+}
+
+/// Every function as a part, with whole completions for answers, so that each reads all of it.
+fn route() -> String {
+    let mut toml = "name = \"all\"\n".to_owned();
+    let mut part = |name: &str, kind: &str, parameters: &str| {
+        toml += &format!("[[reward]]\nname = \"{name}\"\nkind = \"{kind}\"\n{parameters}\n");
+    };
+    for Entry { kind, example, parameters, .. } in catalogue() {
+        if CALLS.contains(kind) || *kind == "text_similarity" {
+            continue;
+        }
+        let whole = if parameters.contains("extract = ") { "extract = \"\"" } else { "" };
+        part(kind, kind, &format!("{example}\n{whole}"));
+    }
+    for metric in METRICS {
+        let parameters = format!("metric = \"{metric}\"\nextract = \"\"");
+        part(&format!("text_similarity__{metric}"), "text_similarity", &parameters);
+    }
+    toml
+}
+
+fn input(text: &str, answer: &str) -> ScoreInput {
+    let metadata = ["answer", "keywords"].map(|key| (key.to_owned(), answer.to_owned()));
+    ScoreInput {
+        messages: Arc::new(Vec::new()),
+        metadata: Arc::new(BTreeMap::from(metadata)),
+        text: text.to_owned(),
+        ids: (0..text.len() as u32 / 4).map(|i| i % 7).collect(),
+    }
+}
+
+/// What reward functions look for.
+const PIECES: [&str; 72] = [
+    "<reasoning>",
+    "</reasoning>",
+    "<answer>",
+    "</answer>",
+    "<think>",
+    "</think>",
+    "<",
+    ">",
+    "/answer>",
+    "\\boxed{",
+    "\\boxed",
+    "\\frac{",
+    "\\frac",
+    "\\dfrac12",
+    "\\sqrt[3]{",
+    "\\sqrt",
+    "\\cdot ",
+    "\\times ",
+    "\\pi",
+    "\\left(",
+    "\\right)",
+    "\\text{",
+    "\\",
+    "{",
+    "}",
+    "{,}",
+    "$",
+    "%",
+    "^",
+    "_",
+    "(",
+    ")",
+    "[",
+    "]",
+    "1",
+    "0",
+    "12",
+    ",234",
+    ".5",
+    "e9",
+    "-",
+    "+",
+    "*",
+    "/",
+    "=",
+    "x",
+    "π",
+    "√",
+    "½",
+    "²",
+    "−",
+    "answer is ",
+    "Answer: ",
+    "B",
+    "(C)",
+    "D. ",
+    "Step 1: ",
+    "First, ",
+    "\n- ",
+    "\n1. ",
+    "[1]",
+    "(Smith, 2020)",
+    "https://a.example/",
+    "```json\n",
+    "```",
+    "{\"answer\": 1}",
+    "sorry ",
+    "the ",
+    " ",
+    "\n",
+    "é",
+    "\u{3000}",
+];
+
+/// A mixture of what the functions look for, and of everything else.
+pub(crate) fn scrap(rng: &mut ChaCha8Rng, most: usize) -> String {
+    let of_unicode = rng.random_bool(0.1);
+    let mut text = String::new();
+    for _ in 0..rng.random_range(0..=most) {
+        if of_unicode || rng.random_bool(0.05) {
+            text.push(char::from_u32(rng.random_range(0..0x11_0000)).unwrap_or('\u{fffd}'));
+        } else {
+            text.push_str(PIECES[rng.random_range(0..PIECES.len())]);
+        }
+    }
+    text
+}
+
+/// Texts of `size` bytes that are likely to be slow for one function or another.
+fn slow(size: usize) -> Vec<String> {
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    let mut texts: Vec<String> = PIECES.iter().map(|p| p.repeat(size / p.len())).collect();
+    texts.push(format!("\\boxed{{{}}}", "(1+".repeat(size / 3)));
+    texts.push("The answer is that of the first, and then some more. ".repeat(size / 53));
+    texts.push("http://a".repeat(size / 8));
+    texts.push("a b ".repeat(size / 4));
+    texts.push((0..size / 4).map(|i| format!("w{i} ")).collect());
+    texts.extend((0..20).map(|_| scrap(&mut rng, size / 4)));
+    let whole = |mut text: String| {
+        let end = (0..=size.min(text.len())).rev().find(|i| text.is_char_boundary(*i));
+        text.truncate(end.unwrap_or(0));
+        text
+    };
+    texts.into_iter().map(whole).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn scoring_time_is_near_linear_in_the_text() {
+        // Sixteen times the text; a quadratic function would take 256 times as long.
+        let (short, long) = (run(8192).await.unwrap(), run(16 * 8192).await.unwrap());
+        assert_eq!(short.len(), catalogue().count() - CALLS.len() - 2 + METRICS.len());
+        for (short, long) in short.into_iter().zip(long) {
+            let floor = 200.0;
+            assert!(long.microseconds < short.microseconds.max(floor) * 80.0, "{short:?} {long:?}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! `POST /v1/fine_tuning/alpha/graders/{run,validate}`.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Json;
+use axum::extract::State;
+use axum::routing::post;
+use hone::config::GradersConfig;
+use hone::reward::sandbox::Setup as SandboxSetup;
+use hone::reward::{GraderEndpoint, LazySandbox, Tools};
+use hone::telemetry::Metrics;
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::server::Server;
+
+async fn post_json(server: &Server, path: &str, body: &Value) -> (u16, Value) {
+    let url = format!("http://{}/v1/fine_tuning/alpha/graders/{path}", server.addr);
+    let response = server.client.post(url).json(body).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+async fn run(server: &Server, grader: Value, item: Value, sample: &str) -> Value {
+    let body = json!({"grader": grader, "item": item, "model_sample": sample});
+    let (status, answer) = post_json(server, "run", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+fn check() -> Value {
+    json!({
+        "type": "string_check", "name": "same", "operation": "eq",
+        "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}",
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grader_is_run_and_answered_in_openais_shape() {
+    let server = Server::new().await;
+    let graded = run(&server, check(), json!({"answer": "7"}), "7").await;
+    assert_eq!(graded["reward"], 1.0);
+    let metadata = &graded["metadata"];
+    assert_eq!((&metadata["name"], &metadata["type"]), (&json!("same"), &json!("string_check")));
+    assert!(metadata["execution_time"].is_number() && metadata["errors"].is_object(), "{graded}");
+    assert!(graded["model_grader_token_usage_per_model"].is_object(), "{graded}");
+
+    let multi = json!({
+        "type": "multi", "name": "both", "calculate_output": "(same + 1) / 2",
+        "graders": {"same": check()},
+    });
+    let graded = run(&server, multi, json!({"answer": "7"}), "8").await;
+    assert_eq!((&graded["reward"], &graded["sub_rewards"]["same"]), (&json!(0.5), &json!(0.0)));
+
+    let (status, answer) = post_json(&server, "validate", &json!({"grader": check()})).await;
+    assert_eq!((status, answer), (200, json!({"grader": check()})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_grader_is_named() {
+    let server = Server::new().await;
+    let mut wrong = check();
+    wrong["operation"] = json!("equals");
+    let mut lines = Vec::new();
+    for (path, body) in [
+        ("run", json!({"grader": wrong, "model_sample": "x"})),
+        ("validate", json!({})),
+        ("run", json!({"grader": check()})),
+        ("run", json!({"grader": check(), "model_sample": 5})),
+        ("run", json!({"grader": check(), "model_sample": "x", "items": {}})),
+        (
+            "validate",
+            json!({"grader": {"type": "multi", "name": "m", "graders": {"same": check()}, "calculate_output": "same +"}}),
+        ),
+    ] {
+        let (status, answer) = post_json(&server, path, &body).await;
+        assert_eq!(status, 400, "{answer}");
+        let error = &answer["error"];
+        lines.push(format!("{} | {}", error["message"].as_str().unwrap(), error["param"]));
+    }
+    assert_snapshot!(lines.join("\n"), @"");
+}
+
+/// What a model grader's endpoint was asked; it scores 0.75.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<Value>>>);
+
+async fn judge(State(asked): State<Asked>, Json(body): Json<Value>) -> Json<Value> {
+    asked.0.lock().unwrap().push(body);
+    let content = json!({"steps": [], "result": 0.75}).to_string();
+    Json(json!({
+        "model": "judge-2026", "choices": [{"message": {"role": "assistant", "content": content}}],
+        "usage": {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}},
+    }))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn model_graders_ask_the_configured_endpoint() {
+    let asked = Asked::default();
+    let app =
+        axum::Router::new().route("/v1/chat/completions", post(judge)).with_state(asked.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let service = tokio::spawn(async move { axum::serve(listener, app).await });
+    let config = GradersConfig { base_url, retries: 0, ..GradersConfig::default() };
+    let endpoint = GraderEndpoint::new(&config, &Metrics::new().unwrap()).unwrap();
+    let tools = Tools { endpoint, ..Tools::default() };
+    let server = Server::with(|setup| setup.graders = tools.backends()).await;
+    let grader = json!({
+        "type": "score_model", "name": "nice", "model": "judge", "range": [0, 1],
+        "input": [{"role": "user", "content": "Rate: {{ sample.output_text }}"}],
+        "sampling_params": {"temperature": 0.5, "seed": 3},
+    });
+    let graded = run(&server, grader.clone(), json!({}), "hello").await;
+    assert_eq!(graded["reward"], 0.75, "{graded}");
+    let usage = &graded["model_grader_token_usage_per_model"]["judge-2026"];
+    assert_eq!(
+        (&usage["total_tokens"], &usage["cached_tokens"]),
+        (&json!(14), &json!(4)),
+        "{graded}"
+    );
+    let body = asked.0.lock().unwrap()[0].clone();
+    assert_eq!(body["model"], "judge");
+    assert_eq!(body["messages"], json!([{"role": "user", "content": "Rate: hello"}]));
+    assert_eq!((&body["temperature"], &body["seed"]), (&json!(0.5), &json!(3)));
+    assert_eq!(body["response_format"]["type"], "json_schema");
+    assert!(body.get("top_p").is_none(), "what the grader does not say is the endpoint's: {body}");
+
+    service.abort();
+    let _ended = service.await;
+    let graded = run(&server, grader, json!({}), "hello").await;
+    assert_eq!(graded["reward"], Value::Null, "missing, not zero: {graded}");
+    assert_eq!(graded["metadata"]["errors"]["model_grader_server_error"], true, "{graded}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_nobody_answers_for_is_an_error_of_the_grade() {
+    let server = Server::with(|setup| setup.graders = Tools::default().backends()).await;
+    for (model, says) in [("gpt-4o", "graders.base_url"), ("self", "no model is served")] {
+        let grader = json!({
+            "type": "label_model", "name": "l", "model": model, "labels": ["a", "b"],
+            "passing_labels": ["a"], "input": [{"role": "user", "content": "a or b?"}],
+        });
+        let graded = run(&server, grader, json!({}), "x").await;
+        assert_eq!(graded["reward"], Value::Null, "{graded}");
+        let errors = graded["metadata"]["errors"].to_string();
+        assert!(errors.contains(says), "{errors}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_graders_start_the_sandbox_when_they_are_first_run() {
+    let setup =
+        SandboxSetup { launcher: env!("CARGO_BIN_EXE_hone").into(), ..SandboxSetup::default() };
+    let python = Arc::new(LazySandbox::new(setup));
+    if let Err(error) = python.get().await {
+        println!("SKIPPED: python graders over HTTP: {error}");
+        return;
+    }
+    let tools = Tools { python: Some(python), ..Tools::default() };
+    let server = Server::with(|setup| setup.graders = tools.backends()).await;
+    let source = "def grade(sample, item):\n    return len(sample['output_text']) / item['most']\n";
+    let grader = json!({"type": "python", "name": "length", "source": source});
+    let graded = run(&server, grader, json!({"most": 8}), "abcd").await;
+    assert_eq!(graded["reward"], 0.5, "{graded}");
+    let endless = "def grade(sample, item):\n    while True: pass\n";
+    let grader = json!({"type": "python", "name": "endless", "source": endless});
+    let graded = run(&server, grader, json!({}), "abcd").await;
+    assert_eq!(graded["reward"], Value::Null, "{graded}");
+    assert_eq!(graded["metadata"]["errors"]["python_grader_runtime_error"], true, "{graded}");
+}

@@ -1,0 +1,124 @@
+//! The example webhook server is killed in mid-run and started again.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::daemon::Daemon;
+
+const SECRET: &str = "a secret of the test";
+
+/// `examples/webhook_server.py`; killed when dropped.
+struct Webhook(Child);
+
+impl Webhook {
+    fn start(port: u16) -> Self {
+        let child = Command::new("python3")
+            .args(["examples/webhook_server.py", &port.to_string()])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env("SECRET", SECRET)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Webhook {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+fn config(port: u16) -> String {
+    format!(
+        r#"
+[engine]
+replicas = 2
+[dataset]
+path = "{root}/datasets/additions.jsonl"
+[rollout]
+group_size = 4
+max_tokens = 40
+dataset_route = "default"
+[train]
+samples_per_step = 16
+learning_rate = 1e-4
+max_staleness = 100
+[log]
+level = "error"
+[[route]]
+name = "default"
+[[route.reward]]
+name = "asked"
+kind = "webhook"
+url = "http://127.0.0.1:{port}/"
+secret_env = "HONE_TEST_WEBHOOK_SECRET"
+retries = 0
+breaker_failures = 2
+breaker_cooldown_ms = 200
+[[route.reward]]
+name = "correct"
+kind = "numeric_match"
+"#,
+        root = env!("CARGO_MANIFEST_DIR")
+    )
+}
+
+/// The sum over a metric's series.
+async fn metric(daemon: &Daemon, series: &str) -> f64 {
+    let text = daemon.metrics().await;
+    let lines = text.lines().filter(|line| line.starts_with(series));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// Waits until `holds` of a metric's sum.
+async fn until(daemon: &Daemon, series: &str, holds: impl Fn(f64) -> bool) -> f64 {
+    let started = Instant::now();
+    loop {
+        let value = metric(daemon, series).await;
+        if holds(value) {
+            return value;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "still waiting: {series} is {value}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_webhook_leaves_parts_missing_until_it_is_back() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("SKIPPED: the webhook server's death: there is no python3");
+        return;
+    }
+    const OK: &str = "hone_reward_webhook_requests_total{outcome=\"ok\"";
+    const OPEN: &str = "hone_reward_webhook_circuit_open";
+    const MISSING: &str = "hone_reward_webhook_missing_total";
+    const STEPS: &str = "hone_train_steps_total";
+    let dir = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let webhook = Webhook::start(port);
+    let secret = [("HONE_TEST_WEBHOOK_SECRET", SECRET)];
+    let daemon = Daemon::start_with(dir.path(), &config(port), &[], &secret);
+
+    until(&daemon, OK, |n| n > 0.0).await;
+    let steps = until(&daemon, STEPS, |n| n >= 2.0).await;
+    drop(webhook);
+    until(&daemon, OPEN, |open| open == 1.0).await;
+    let missing = until(&daemon, MISSING, |n| n > 0.0).await;
+    until(&daemon, STEPS, |n| n >= steps + 3.0).await;
+    assert!(metric(&daemon, MISSING).await > missing, "every sample without a value is counted");
+    daemon.ask("What is 3 + 4?", 1).await;
+
+    let _webhook = Webhook::start(port);
+    let answered = metric(&daemon, OK).await;
+    until(&daemon, OPEN, |open| open == 0.0).await;
+    until(&daemon, OK, |n| n > answered + 2.0).await;
+    let missing = metric(&daemon, MISSING).await;
+    let steps = metric(&daemon, STEPS).await;
+    until(&daemon, STEPS, |n| n >= steps + 2.0).await;
+    assert_eq!(metric(&daemon, MISSING).await, missing, "no value is missing any more");
+    assert_eq!(daemon.terminate(), Some(0));
+}
