@@ -31,6 +31,8 @@ mod real;
 mod rope;
 mod spec;
 #[cfg(test)]
+mod spec_tests;
+#[cfg(test)]
 mod tests;
 mod token_stats;
 
