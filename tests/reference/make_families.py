@@ -125,6 +125,8 @@ MODELS = {
         "Phi3",
         {
             "rope_parameters": LONGROPE,
+            # mistral.rs derives the attention factor from this, and needs multiples of 512.
+            "max_position_embeddings": 512,
             "original_max_position_embeddings": 64,
             "tie_word_embeddings": True,
         },
