@@ -1,5 +1,7 @@
 use std::fs;
 
+use serde_json::json;
+
 use super::*;
 
 fn fixture() -> PathBuf {

@@ -18,7 +18,7 @@ use crate::train::lora::Lora;
 use crate::train::peft;
 use crate::train::testing::{randomise, test_file, values};
 
-const NAMES: [&str; 10] = [
+pub(super) const NAMES: [&str; 10] = [
     "qwen2",
     "qwen3",
     "llama2",

@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use super::ModelSpec;
-use super::family_tests::{config, spec};
+use super::family_tests::{NAMES, config, spec};
 use crate::config::LinearKind;
+use crate::engine::ModelDir;
+use crate::train::testing::test_file;
 
 #[test]
 fn both_layouts_of_the_configuration_mean_the_same() {
@@ -32,6 +34,14 @@ fn both_layouts_of_the_configuration_mean_the_same() {
             fields.insert("partial_rotary_factor".to_owned(), json!(0.5));
         }
         assert_eq!(ModelSpec::from_config(&old).unwrap(), spec(name), "{name}");
+    }
+}
+
+#[test]
+fn what_the_model_directory_hands_over_means_the_same() {
+    for name in NAMES.into_iter().filter(|name| *name != "llama-biases") {
+        let dir = ModelDir::open(&test_file("fixtures/families").join(name)).unwrap();
+        assert_eq!(ModelSpec::from_config(&dir.config).unwrap(), spec(name), "{name}");
     }
 }
 
