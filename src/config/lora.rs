@@ -20,10 +20,15 @@ pub enum LinearKind {
     UpProj,
     /// `mlp.down_proj`
     DownProj,
+    /// `self_attn.qkv_proj`: q, k and v as one layer (Phi-3).
+    QkvProj,
+    /// `mlp.gate_up_proj`: gate and up as one layer (Phi-3).
+    GateUpProj,
 }
 
 impl LinearKind {
-    /// All seven.
+    /// The seven of most families, and the default of `target_modules`. Where layers are fused
+    /// (Phi-3), naming all parts of a fused layer means the fused layer.
     pub const ALL: [Self; 7] = [
         Self::QProj,
         Self::KProj,
@@ -32,6 +37,19 @@ impl LinearKind {
         Self::GateProj,
         Self::UpProj,
         Self::DownProj,
+    ];
+
+    /// Every name that some family has.
+    pub const EVERY: [Self; 9] = [
+        Self::QProj,
+        Self::KProj,
+        Self::VProj,
+        Self::OProj,
+        Self::GateProj,
+        Self::UpProj,
+        Self::DownProj,
+        Self::QkvProj,
+        Self::GateUpProj,
     ];
 
     /// `q_proj` and so on, as PEFT's `target_modules` has it.
@@ -44,14 +62,16 @@ impl LinearKind {
             Self::GateProj => "gate_proj",
             Self::UpProj => "up_proj",
             Self::DownProj => "down_proj",
+            Self::QkvProj => "qkv_proj",
+            Self::GateUpProj => "gate_up_proj",
         }
     }
 
     /// `self_attn` or `mlp`.
     pub fn parent(self) -> &'static str {
         match self {
-            Self::QProj | Self::KProj | Self::VProj | Self::OProj => "self_attn",
-            Self::GateProj | Self::UpProj | Self::DownProj => "mlp",
+            Self::QProj | Self::KProj | Self::VProj | Self::OProj | Self::QkvProj => "self_attn",
+            Self::GateProj | Self::UpProj | Self::DownProj | Self::GateUpProj => "mlp",
         }
     }
 }

@@ -256,11 +256,9 @@ impl Learner {
     /// Whether an adapter's settings are those of `train.lora`, dropout aside.
     fn same_lora(&self, found: &crate::config::LoraConfig) -> std::result::Result<(), String> {
         let own = &self.config.lora;
+        // Both have made an adapter for this model, so that both have linear layers in it.
         let sorted = |config: &crate::config::LoraConfig| {
-            let mut kinds = config.target_modules.clone();
-            kinds.sort_unstable();
-            kinds.dedup();
-            kinds
+            self.spec().target_linears(&config.target_modules).unwrap_or_default()
         };
         let differs = |key: &str, found: String, own: String| {
             Err(format!("its {key} is {found}, but `train.lora.{key}` is {own}"))

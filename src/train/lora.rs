@@ -65,7 +65,7 @@ impl Lora {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let kinds = checked_modules(config)?;
+        let kinds = checked_modules(spec, config)?;
         let mut pairs = BTreeMap::new();
         for layer in 0..spec.num_layers {
             for kind in &kinds {
@@ -97,7 +97,7 @@ impl Lora {
     ) -> Result<Self> {
         let mut pairs = BTreeMap::new();
         for layer in 0..spec.num_layers {
-            for kind in checked_modules(config)? {
+            for kind in checked_modules(spec, config)? {
                 let (out, inp) = spec.linear_shape(kind);
                 let [a_name, b_name] = peft_names(layer, kind);
                 let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
@@ -131,6 +131,14 @@ impl Lora {
         self.pairs.get(&(layer, kind))
     }
 
+    /// The linear layers that carry an adapter, sorted.
+    pub fn linears(&self) -> Vec<LinearKind> {
+        let mut kinds: Vec<_> = self.pairs.keys().map(|(_, kind)| *kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+    }
+
     /// Every trainable tensor under its PEFT name, in a fixed order.
     pub fn parameters(&self) -> Vec<(String, &Var)> {
         self.pairs
@@ -161,7 +169,8 @@ fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
     [format!("{module}.lora_A.weight"), format!("{module}.lora_B.weight")]
 }
 
-fn checked_modules(config: &LoraConfig) -> Result<Vec<LinearKind>> {
+/// The linear layers that carry an adapter, sorted.
+fn checked_modules(spec: &ModelSpec, config: &LoraConfig) -> Result<Vec<LinearKind>> {
     if config.r == 0 {
         return Err(LearnError::Setting {
             key: "train.lora.r",
@@ -169,15 +178,12 @@ fn checked_modules(config: &LoraConfig) -> Result<Vec<LinearKind>> {
             expected: "at least 1",
         });
     }
-    let mut kinds = config.target_modules.clone();
-    kinds.sort_unstable();
-    kinds.dedup();
-    if kinds.is_empty() {
+    if config.target_modules.is_empty() {
         return Err(LearnError::Setting {
             key: "train.lora.target_modules",
             value: "empty".to_owned(),
             expected: "at least one linear layer",
         });
     }
-    Ok(kinds)
+    spec.target_linears(&config.target_modules)
 }

@@ -36,15 +36,15 @@ const REFUSED: [(&str, Value); 6] = [
 pub fn write(dir: &Path, lora: &Lora, config: &LoraConfig, base_model_name: &str) -> Result<()> {
     fs::create_dir_all(dir).map_err(at(dir))?;
     write_synced(&dir.join(WEIGHTS_FILE), &safetensors_bytes(&lora.tensors()?)?)?;
-    let config = adapter_config(config, base_model_name);
+    let config = adapter_config(config, &lora.linears(), base_model_name);
     write_synced(&dir.join(CONFIG_FILE), format!("{config:#}\n").as_bytes())?;
     sync_dir(dir)
 }
 
-fn adapter_config(config: &LoraConfig, base_model_name: &str) -> Value {
-    let mut modules: Vec<_> = config.target_modules.iter().map(|kind| kind.as_str()).collect();
+fn adapter_config(config: &LoraConfig, linears: &[LinearKind], base_model_name: &str) -> Value {
+    // The layers themselves: `target_modules` may name the parts of a fused one.
+    let mut modules: Vec<_> = linears.iter().map(|kind| kind.as_str()).collect();
     modules.sort_unstable();
-    modules.dedup();
     // PEFT declares alpha as an integer; write one where it is one.
     let alpha = if config.alpha.fract() == 0.0 && config.alpha.abs() < 1e9 {
         json!(config.alpha as i64)
@@ -137,7 +137,7 @@ fn parse_modules(value: &Value) -> std::result::Result<Vec<LinearKind>, String> 
     let mut kinds = Vec::new();
     for name in names {
         let kind =
-            LinearKind::ALL.into_iter().find(|kind| name == kind.as_str()).ok_or_else(|| {
+            LinearKind::EVERY.into_iter().find(|kind| name == kind.as_str()).ok_or_else(|| {
                 format!("`target_modules` names {name}, which cannot carry an adapter")
             })?;
         kinds.push(kind);

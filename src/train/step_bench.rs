@@ -14,20 +14,17 @@ use super::model::{Model, ModelSpec};
 use crate::config::{LoraConfig, TrainConfig};
 
 fn model(layers: usize) -> Model {
-    let spec = ModelSpec {
-        architecture: "qwen2".to_owned(),
-        vocab_size: 512,
-        hidden_size: 128,
-        intermediate_size: 384,
-        num_layers: layers,
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim: 32,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        qkv_bias: true,
-        tie_word_embeddings: true,
-    };
+    let spec = ModelSpec::from_config(&serde_json::json!({
+        "model_type": "qwen2",
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": true,
+    }))
+    .unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut tensors = HashMap::new();
     for (name, shape) in spec.weight_shapes() {

@@ -1,45 +1,63 @@
-//! One decoder block: attention and gated MLP, each behind an RMSNorm and a residual.
+//! One decoder block: attention and gated MLP, each behind an RMSNorm and a residual. Which of its
+//! options are on is in [`ModelSpec`]; there is no other block.
 
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 
+use super::AttentionOptions;
 use super::ops::{self, Heads};
-use super::spec::ModelSpec;
+use super::rope::{rope_frequencies, rope_tables};
+use super::spec::{Activation, ModelSpec};
 use crate::config::LinearKind;
 use crate::train::error::Result;
 use crate::train::lora::{Dropout, Lora};
 
 /// What every block of one forward pass shares.
-pub(super) struct Context {
-    batch: usize,
-    len: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    eps: f64,
-    /// Cosines and sines, each `[len, head_dim]`.
+pub(super) struct Context<'a> {
+    spec: &'a ModelSpec,
+    queries: Heads,
+    keys: Heads,
+    /// Cosines and sines, each `[len, rotary_dim]`.
     tables: (Tensor, Tensor),
 }
 
-impl Context {
+impl<'a> Context<'a> {
     pub(super) fn new(
-        spec: &ModelSpec,
+        spec: &'a ModelSpec,
         batch: usize,
         len: usize,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        let queries = Heads { batch, len, heads: spec.num_heads, head_dim: spec.head_dim };
+        let factor = spec.rope.attention_factor();
         Ok(Self {
-            batch,
-            len,
-            heads: spec.num_heads,
-            kv_heads: spec.num_kv_heads,
-            head_dim: spec.head_dim,
-            eps: spec.rms_norm_eps,
-            tables: ops::rope_tables(len, spec.head_dim, spec.rope_theta, dtype, device)?,
+            spec,
+            queries,
+            keys: Heads { heads: spec.num_kv_heads, ..queries },
+            tables: rope_tables(len, &rope_frequencies(spec), factor, dtype, device)?,
         })
     }
+
+    /// The tables of a layer that turns queries and keys by their positions.
+    fn tables(&self, layer: usize) -> Option<&(Tensor, Tensor)> {
+        let turned = self.spec.layers.get(layer).is_some_and(|layer| layer.rope);
+        turned.then_some(&self.tables)
+    }
+
+    /// RMSNorm over the last dimension, by `weight + norm_offset`.
+    pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+        norm(self.spec, x, weight)
+    }
+}
+
+/// RMSNorm over the last dimension, by `weight + norm_offset`.
+pub(super) fn norm(spec: &ModelSpec, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+    if spec.norm_offset == 0.0 {
+        return ops::rms_norm(x, weight, spec.rms_norm_eps);
+    }
+    ops::rms_norm(x, &(weight + spec.norm_offset)?, spec.rms_norm_eps)
 }
 
 #[derive(Clone, Debug)]
@@ -53,8 +71,12 @@ struct Linear {
 /// The weights of one block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    input_norm: Tensor,
-    post_attention_norm: Tensor,
+    attention_norm: Tensor,
+    mlp_norm: Tensor,
+    /// Behind attention and MLP, before the residual sum.
+    output_norms: Option<[Tensor; 2]>,
+    /// Over each head of queries and of keys, `[head_dim]`.
+    head_norms: Option<[Tensor; 2]>,
     linears: BTreeMap<LinearKind, Linear>,
 }
 
@@ -94,24 +116,38 @@ impl Block {
     ) -> Result<Self> {
         let prefix = format!("model.layers.{layer}");
         let mut linears = BTreeMap::new();
-        for kind in LinearKind::ALL {
+        for (kind, _) in spec.linears(layer) {
             let module = format!("{prefix}.{}.{}", kind.parent(), kind.as_str());
             let weight = take(&format!("{module}.weight"))?;
             let bias =
                 if spec.has_bias(kind) { Some(take(&format!("{module}.bias"))?) } else { None };
             linears.insert(kind, Linear { weight, bias });
         }
+        let mut norm = |name: &str| take(&format!("{prefix}.{name}.weight"));
+        let (attention_norm, mlp_norm, behind) = spec.norm_names();
+        let output_norms = match behind {
+            Some([attention, mlp]) => Some([norm(attention)?, norm(mlp)?]),
+            None => None,
+        };
+        let head_norms = if spec.head_norms {
+            Some([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?])
+        } else {
+            None
+        };
         Ok(Self {
-            input_norm: take(&format!("{prefix}.input_layernorm.weight"))?,
-            post_attention_norm: take(&format!("{prefix}.post_attention_layernorm.weight"))?,
+            attention_norm: norm(attention_norm)?,
+            mlp_norm: norm(mlp_norm)?,
+            output_norms,
+            head_norms,
             linears,
         })
     }
 
     /// All weights, biases left out.
     pub(super) fn weights(&self) -> impl Iterator<Item = &Tensor> {
-        let norms = [&self.input_norm, &self.post_attention_norm];
-        norms.into_iter().chain(self.linears.values().map(|linear| &linear.weight))
+        let norms = [&self.attention_norm, &self.mlp_norm];
+        let more = [&self.output_norms, &self.head_norms].into_iter().flatten().flatten();
+        norms.into_iter().chain(more).chain(self.linears.values().map(|linear| &linear.weight))
     }
 
     /// `x` `[batch * len, hidden]` to the same shape.
@@ -119,42 +155,99 @@ impl Block {
         &self,
         x: &Tensor,
         layer: usize,
-        context: &Context,
+        context: &Context<'_>,
         lora: Option<&Lora>,
         dropout: Option<&mut Dropout>,
     ) -> candle_core::Result<Tensor> {
         let mut linears = Linears { block: self, layer, lora, dropout };
-        let normed = ops::rms_norm(x, &self.input_norm, context.eps)?;
-        let x = (x + attention(&normed, context, &mut linears)?)?;
-        let normed = ops::rms_norm(&x, &self.post_attention_norm, context.eps)?;
-        &x + mlp(&normed, &mut linears)?
+        let mut out = attention(&context.norm(x, &self.attention_norm)?, context, &mut linears)?;
+        if let Some([norm, _]) = &self.output_norms {
+            out = context.norm(&out, norm)?;
+        }
+        let x = (x + out)?;
+        let mut out = mlp(&context.norm(&x, &self.mlp_norm)?, context, &mut linears)?;
+        if let Some([_, norm]) = &self.output_norms {
+            out = context.norm(&out, norm)?;
+        }
+        x + out
     }
 }
 
-/// Causal grouped-query attention with rotary positions; `x` `[batch * len, hidden]`.
+/// Causal grouped-query attention; `x` `[batch * len, hidden]`.
 fn attention(
     x: &Tensor,
-    context: &Context,
+    context: &Context<'_>,
     linears: &mut Linears<'_>,
 ) -> candle_core::Result<Tensor> {
-    let Context { batch, len, heads, kv_heads, head_dim, .. } = *context;
-    let queries = Heads { batch, len, heads, head_dim };
-    let keys = Heads { heads: kv_heads, ..queries };
-    let q = queries.split(&linears.apply(LinearKind::QProj, x)?, Some(&context.tables))?;
-    let k = keys.split(&linears.apply(LinearKind::KProj, x)?, Some(&context.tables))?;
-    let v = keys.split(&linears.apply(LinearKind::VProj, x)?, None)?;
-    // Query head h looks at key head h / group: the heads of a group become rows of one product.
-    let rows = heads / kv_heads * len;
-    let q = q.reshape((batch, kv_heads, rows, head_dim))?;
-    let scores = q.matmul(&k.t()?)?;
-    let weights = ops::causal_softmax(&scores, 1.0 / (head_dim as f64).sqrt())?;
-    let mixed = weights.matmul(&v)?.reshape((batch, heads, len, head_dim))?;
+    let Context { spec, queries, keys, .. } = *context;
+    let tables = context.tables(linears.layer);
+    let [q, k, v] = project(x, spec, linears)?;
+    let q = queries.split(&q, tables)?;
+    let k = keys.split(&k, tables)?;
+    let v = keys.split(&v, None)?;
+    let mixed = attend((&q, &k, &v), queries, keys, spec.attention_options(linears.layer))?;
     linears.apply(LinearKind::OProj, &queries.merge(&mixed)?)
 }
 
-/// `down(silu(gate(x)) * up(x))` (Shazeer 2020); `x` `[batch * len, hidden]`.
-fn mlp(x: &Tensor, linears: &mut Linears<'_>) -> candle_core::Result<Tensor> {
-    let gate = linears.apply(LinearKind::GateProj, x)?;
-    let up = linears.apply(LinearKind::UpProj, x)?;
-    linears.apply(LinearKind::DownProj, &ops::swiglu(&gate, &up)?)
+/// Queries, keys and values `[batch * len, heads * head_dim]`, not yet turned.
+fn project(
+    x: &Tensor,
+    spec: &ModelSpec,
+    linears: &mut Linears<'_>,
+) -> candle_core::Result<[Tensor; 3]> {
+    let [mut q, mut k, v] = if spec.fused {
+        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+        let qkv = linears.apply(LinearKind::QkvProj, x)?;
+        let part = |start, len| qkv.narrow(1, start, len)?.contiguous();
+        [part(0, q)?, part(q, kv)?, part(q + kv, kv)?]
+    } else {
+        [
+            linears.apply(LinearKind::QProj, x)?,
+            linears.apply(LinearKind::KProj, x)?,
+            linears.apply(LinearKind::VProj, x)?,
+        ]
+    };
+    if let Some([q_norm, k_norm]) = &linears.block.head_norms {
+        let by_head = |x: &Tensor, weight: &Tensor| {
+            norm(spec, &x.reshape(((), spec.head_dim))?, weight)?.reshape(x.shape())
+        };
+        (q, k) = (by_head(&q, q_norm)?, by_head(&k, k_norm)?);
+    }
+    Ok([q, k, v])
+}
+
+/// Mixes values by attention weights: `[batch, heads, len, head_dim]` each, and as the queries.
+fn attend(
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    queries: Heads,
+    keys: Heads,
+    options: AttentionOptions,
+) -> candle_core::Result<Tensor> {
+    let Heads { batch, len, heads, head_dim } = queries;
+    // Query head h looks at key head h / group: the heads of a group become rows of one product.
+    let rows = heads / keys.heads * len;
+    let q = q.reshape((batch, keys.heads, rows, head_dim))?;
+    let weights = ops::attention_weights(&q.matmul(&k.t()?)?, options)?;
+    weights.matmul(v)?.reshape((batch, heads, len, head_dim))
+}
+
+/// `down(activation(gate(x)) * up(x))` (Shazeer 2020); `x` `[batch * len, hidden]`.
+fn mlp(
+    x: &Tensor,
+    context: &Context<'_>,
+    linears: &mut Linears<'_>,
+) -> candle_core::Result<Tensor> {
+    let spec = context.spec;
+    let (gate, up) = if spec.fused {
+        let both = linears.apply(LinearKind::GateUpProj, x)?;
+        let part = |start| both.narrow(1, start, spec.intermediate_size)?.contiguous();
+        (part(0)?, part(spec.intermediate_size)?)
+    } else {
+        (linears.apply(LinearKind::GateProj, x)?, linears.apply(LinearKind::UpProj, x)?)
+    };
+    let inner = match spec.activation {
+        Activation::Silu => ops::swiglu(&gate, &up)?,
+        Activation::GeluTanh => (gate.gelu()? * up)?,
+    };
+    linears.apply(LinearKind::DownProj, &inner)
 }

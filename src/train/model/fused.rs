@@ -253,14 +253,14 @@ impl CustomOp1 for CausalSoftmax {
 }
 
 /// Splits `[batch * len, heads * head_dim]` into heads, `[batch, heads, len, head_dim]`, and turns
-/// each pair (i, i + head_dim / 2) of a head by its position's angle (unless `turn` is false).
+/// each pair (i, i + rotary_dim / 2) of a head's first `rotary_dim` values by its position's angle.
 #[derive(Clone)]
 pub(super) struct SplitHeads {
     pub batch: usize,
     pub len: usize,
     pub heads: usize,
     pub head_dim: usize,
-    /// `[len, head_dim]` cosines and sines; `None` leaves values as they are.
+    /// `[len, rotary_dim]` cosines and sines; `None` leaves values as they are.
     pub tables: Option<(Tensor, Tensor)>,
 }
 
@@ -286,9 +286,10 @@ impl Kernel for MoveHeads {
         })
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
+    fn run<T: Real>(&self, inputs: &[&[T]], shapes: &[&Shape]) -> Vec<T> {
         let SplitHeads { batch, len, heads, head_dim, .. } = self.split;
-        let half = head_dim / 2;
+        let rotary = shapes.get(1).map_or(0, |tables| width(tables));
+        let half = rotary / 2;
         let mut out = vec![T::of(0.0); inputs[0].len()];
         for b in 0..batch {
             for t in 0..len {
@@ -302,12 +303,13 @@ impl Kernel for MoveHeads {
                         y.copy_from_slice(x);
                         continue;
                     }
-                    let (cos, sin) = (&inputs[1][t * head_dim..], &inputs[2][t * head_dim..]);
+                    let (cos, sin) = (&inputs[1][t * rotary..], &inputs[2][t * rotary..]);
                     for i in 0..half {
                         let s = if self.back { T::of(0.0) - sin[i] } else { sin[i] };
                         y[i] = x[i] * cos[i] - x[i + half] * s;
                         y[i + half] = x[i + half] * cos[i] + x[i] * s;
                     }
+                    y[rotary..].copy_from_slice(&x[rotary..]);
                 }
             }
         }

@@ -18,18 +18,29 @@ use super::error::{LearnError, Result};
 use super::lora::{Dropout, Lora};
 
 mod adapted;
+mod attention_options;
 mod block;
+mod family;
+#[cfg(test)]
+mod family_tests;
+mod fields;
 mod fused;
 mod kernel;
 pub mod ops;
 mod real;
+mod rope;
 mod spec;
+#[cfg(test)]
+mod spec_tests;
 #[cfg(test)]
 mod tests;
 mod token_stats;
 
+pub use attention_options::AttentionOptions;
 use block::{Block, Context};
-pub use spec::{ModelSpec, SUPPORTED};
+pub use family::SUPPORTED;
+pub use rope::{RopeScaling, RopeSpec, rope_frequencies, rope_tables};
+pub use spec::{Activation, LayerSpec, ModelSpec};
 pub use token_stats::token_stats;
 
 /// The decoder and its weights.
@@ -157,12 +168,18 @@ impl Model {
         mut dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let (batch, len) = ids.dims2()?;
+        self.spec.check_length(len)?;
         let context = Context::new(&self.spec, batch, len, self.dtype(), self.device())?;
         let mut x = self.embedding.index_select(&ids.flatten_all()?, 0)?;
+        if let Some(scale) = self.spec.embedding_scale {
+            // Rounded to the weights' type first, as transformers does.
+            let scale = Tensor::new(scale, x.device())?.to_dtype(x.dtype())?;
+            x = x.broadcast_mul(&scale)?;
+        }
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward(&x, layer, &context, lora, dropout.as_deref_mut())?;
         }
-        Ok(ops::rms_norm(&x, &self.norm, self.spec.rms_norm_eps)?)
+        Ok(context.norm(&x, &self.norm)?)
     }
 
     /// Logits `[n, vocab]` of hidden states `[n, hidden]`.
@@ -170,6 +187,10 @@ impl Model {
     /// # Errors
     /// If the shapes do not fit.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear(hidden, &self.head, None)?)
+        let logits = ops::linear(hidden, &self.head, None)?;
+        match self.spec.final_softcap {
+            Some(cap) => Ok(ops::softcap(&logits, cap)?),
+            None => Ok(logits),
+        }
     }
 }

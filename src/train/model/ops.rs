@@ -3,10 +3,10 @@
 //! Invariant: nothing here goes through candle's `apply_op*_no_bwd` (its `softmax_last_dim`,
 //! `rms_norm`, `rope`), which would cut the gradient without an error.
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, Tensor};
 
 use super::adapted::Frozen;
-use super::{fused, kernel};
+use super::{AttentionOptions, fused, kernel};
 
 type Result<T> = candle_core::Result<T>;
 
@@ -30,42 +30,20 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
 }
 
-/// Cosines and sines of the rotary embedding, each `[len, head_dim]`, halves repeated
-/// (Su et al. 2021, in the half-split layout of Hugging Face). Angles are rounded to f32 as
-/// transformers and mistral.rs compute them.
-pub fn rope_tables(
-    len: usize,
-    head_dim: usize,
-    theta: f64,
-    dtype: DType,
-    device: &Device,
-) -> Result<(Tensor, Tensor)> {
-    let half = head_dim / 2;
-    let mut cos = Vec::with_capacity(len * head_dim);
-    let mut sin = Vec::with_capacity(len * head_dim);
-    for position in 0..len {
-        for i in 0..head_dim {
-            let exponent = (2 * (i % half)) as f64 / head_dim as f64;
-            let frequency = theta.powf(-exponent) as f32;
-            let angle = f64::from(position as f32 * frequency);
-            cos.push(angle.cos());
-            sin.push(angle.sin());
-        }
-    }
-    let shape = (len, head_dim);
-    Ok((
-        Tensor::from_vec(cos, shape, device)?.to_dtype(dtype)?,
-        Tensor::from_vec(sin, shape, device)?.to_dtype(dtype)?,
-    ))
-}
-
-/// Rotates `x` `[batch, heads, len, head_dim]` by its positions.
+/// Rotates the first `rotary_dim` values of every head of `x` `[batch, heads, len, head_dim]` by its
+/// positions.
 fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    let half = x.dim(D::Minus1)? / 2;
+    let (width, rotary) = (x.dim(D::Minus1)?, cos.dim(D::Minus1)?);
+    let half = rotary / 2;
     let first = x.narrow(D::Minus1, 0, half)?;
     let second = x.narrow(D::Minus1, half, half)?;
+    let turned = x.narrow(D::Minus1, 0, rotary)?;
     let rotated = Tensor::cat(&[&second.neg()?, &first], D::Minus1)?;
-    x.broadcast_mul(cos)? + rotated.broadcast_mul(sin)?
+    let turned = (turned.broadcast_mul(cos)? + rotated.broadcast_mul(sin)?)?;
+    if rotary == width {
+        return Ok(turned);
+    }
+    Tensor::cat(&[&turned, &x.narrow(D::Minus1, rotary, width - rotary)?], D::Minus1)
 }
 
 /// `x W^T + bias` for `x` `[n, in]` and `W` `[out, in]`.
@@ -109,14 +87,40 @@ pub fn causal_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
     if kernel::runs_on(x) && x.is_contiguous() {
         return x.apply_op1(fused::CausalSoftmax { scale });
     }
+    masked_softmax(&(x * scale)?, None)
+}
+
+/// Soft cap (Gemma 2): `cap tanh(x / cap)`, within `±cap`.
+pub fn softcap(x: &Tensor, cap: f64) -> Result<Tensor> {
+    (x / cap)?.tanh()? * cap
+}
+
+/// Attention weights of unscaled scores `x` `[..., rows, keys]`, where row i is the query at
+/// position `i % keys`.
+pub fn attention_weights(x: &Tensor, options: AttentionOptions) -> Result<Tensor> {
+    let AttentionOptions { scale, softcap: cap, window } = options;
+    // A window that reaches back to the first position hides nothing.
+    let window = window.filter(|window| x.dim(D::Minus1).is_ok_and(|keys| *window < keys));
+    if cap.is_none() && window.is_none() {
+        return causal_softmax(x, scale);
+    }
+    let scores = (x * scale)?;
+    let scores = cap.map_or(Ok(scores.clone()), |cap| softcap(&scores, cap))?;
+    masked_softmax(&scores, window)
+}
+
+/// Softmax over the keys that a causal query sees, within its window where there is one.
+fn masked_softmax(x: &Tensor, window: Option<usize>) -> Result<Tensor> {
     let (rows, keys) = (x.dim(D::Minus2)?, x.dim(D::Minus1)?);
+    let window = window.unwrap_or(keys);
+    let seen = |query: usize, key: usize| key <= query && query < key + window;
     let mask: Vec<f32> = (0..rows)
         .flat_map(|row| {
-            (0..keys).map(move |key| if key > row % keys { f32::NEG_INFINITY } else { 0.0 })
+            (0..keys).map(move |key| if seen(row % keys, key) { 0.0 } else { f32::NEG_INFINITY })
         })
         .collect();
     let mask = Tensor::from_vec(mask, (rows, keys), x.device())?.to_dtype(x.dtype())?;
-    softmax(&(x * scale)?.broadcast_add(&mask)?)
+    softmax(&x.broadcast_add(&mask)?)
 }
 
 /// How a matrix of rows is split into heads.
@@ -134,7 +138,7 @@ pub struct Heads {
 
 impl Heads {
     /// `[batch * len, heads * head_dim]` to `[batch, heads, len, head_dim]`, turned by position
-    /// where `tables` (see [`rope_tables`]) are given.
+    /// where `tables` (see [`rope_tables`](super::rope_tables)) are given.
     pub fn split(self, x: &Tensor, tables: Option<&(Tensor, Tensor)>) -> Result<Tensor> {
         let Self { batch, len, heads, head_dim } = self;
         if kernel::runs_on(x) && x.is_contiguous() {
