@@ -26,6 +26,8 @@ use crate::reward::{GraderEndpoint, LazySandbox, Routes, Tools};
 use crate::rollout::Rollout;
 use crate::store::Store;
 use crate::telemetry::Metrics;
+use crate::train::warnings::WatchState;
+use crate::train::warnings::Watchman;
 use crate::train::{self, TrainHandle};
 use crate::types::{Message, Role};
 
@@ -97,10 +99,10 @@ impl Core {
         );
         let publisher: Arc<dyn Publisher> = engine.clone();
         let engine: Arc<dyn Engine> = engine;
-        let rollout = Rollout::start_seeded(
+        let rollout = Rollout::start_kept(
             &config.rollout,
             config.dataset_in_use().as_ref(),
-            config.train.seed,
+            (config.train.seed, Some(data.join("dataset.json"))),
             engine.clone(),
             store.clone(),
             routes.clone(),
@@ -148,7 +150,24 @@ pub struct Running {
     pub addr: SocketAddr,
     stop: watch::Sender<bool>,
     server: JoinHandle<std::io::Result<()>>,
+    watchman: JoinHandle<()>,
     core: Core,
+}
+
+/// How often the ledger is looked at for further steps.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Tells what goes wrong with the learning, from the steps taken from now on.
+async fn watch_steps(mut watchman: Watchman, store: Store, metrics: Arc<Metrics>) {
+    let mut seen = store.last_step().ok().flatten().map_or(0, |last| last.step);
+    loop {
+        tokio::time::sleep(LOOK).await;
+        // A ledger that cannot be read is told of where that matters.
+        for record in store.steps(seen + 1, 64).unwrap_or_default() {
+            seen = record.step;
+            watchman.observe(&record, &metrics);
+        }
+    }
 }
 
 /// Starts everything that the configuration asks for and returns once requests are answered.
@@ -174,9 +193,12 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         config.server.clone(),
     );
     let server = tokio::spawn(http::serve(listener, state, wait_for(stopped)));
+    let watchman = Watchman::new(&config, WatchState::default());
+    let watchman = watch_steps(watchman, core.store.clone(), core.metrics.clone());
+    let watchman = tokio::spawn(watchman);
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %config.model.path, %data, "ready");
-    Ok(Running { addr, stop, server, core })
+    Ok(Running { addr, stop, server, watchman, core })
 }
 
 /// The learning rates of the dataset's stages.
@@ -320,6 +342,7 @@ impl Running {
     pub async fn shutdown(self) -> anyhow::Result<()> {
         tracing::info!("shutdown 1/4: no new requests, running ones finish");
         self.stop.send_replace(true);
+        self.watchman.abort();
         let served = self.server.await;
         let closed = self.core.shutdown().await;
         served??;

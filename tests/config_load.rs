@@ -255,3 +255,46 @@ fn files_that_cannot_be_read() {
     let missing = load_from(Some(Path::new("no-such.toml")), []).unwrap_err().to_string();
     assert!(missing.starts_with("no-such.toml cannot be read: "), "{missing}");
 }
+
+/// The fenced `toml` blocks of a document.
+fn toml_blocks(text: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut open: Option<String> = None;
+    for line in text.lines() {
+        match (&mut open, line.trim()) {
+            (None, "```toml") => open = Some(String::new()),
+            (Some(_), "```") => blocks.extend(open.take()),
+            (Some(block), _) => {
+                block.push_str(line);
+                block.push('\n');
+            }
+            _ => {}
+        }
+    }
+    blocks
+}
+
+#[test]
+fn every_configuration_in_the_documents_is_valid() {
+    let mut seen = 0;
+    for document in ["README.md", "docs/rewards.md", "docs/datasets.md"] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
+        for block in toml_blocks(&std::fs::read_to_string(path).unwrap()) {
+            // A part by itself belongs to some route.
+            let alone =
+                block.find("[[route.reward]]").is_some_and(|at| !block[..at].contains("[[route]]"));
+            let whole = match alone {
+                true => block.replacen(
+                    "[[route.reward]]",
+                    "[[route]]\nname = \"r\"\n[[route.reward]]",
+                    1,
+                ),
+                false => block.clone(),
+            };
+            let checked = hone::config::parse(&whole);
+            assert!(checked.is_ok(), "{document}: {}\n{block}", checked.unwrap_err());
+            seen += 1;
+        }
+    }
+    assert!(seen > 15, "only {seen} blocks");
+}

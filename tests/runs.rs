@@ -144,7 +144,7 @@ fn a_judge_of_ones_own_is_tried_without_a_server() {
     std::fs::write(
         &config,
         "[[route]]\nname = \"default\"\n[[route.reward]]\nname = \"judged\"\nkind = \"judge\"\n\
-         base_url = \"self\"\nrubric = \"custom\"\ntemplate = \"What is 2 + 5?\"\n",
+         base_url = \"self\"\nrubric = \"custom\"\ntemplate = \"What is 2 + 5?{% if not completion %}!{% endif %}\"\n",
     )
     .unwrap();
     let row = r#"{"prompt": "What is 2 + 3?", "completion": "5"}"#;

@@ -1,17 +1,19 @@
 //! The dataset's prompts as jobs: what [`crate::dataset`] draws, tokenised for the engine.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use rand::RngCore;
-use rand_chacha::ChaCha12Rng;
+use std::time::{Duration, Instant};
 
 use super::queue::Job;
 use super::{RolloutError, Shared};
 use crate::config::DatasetConfig;
-use crate::dataset::{self, Prompt, Sampler};
+use crate::dataset::{self, Prompt, Sampler, SamplerState};
 use crate::reward::{Route, Routes};
 use crate::types::{Interaction, InteractionId, PromptSource, SamplingParams, now_ms};
+
+/// How long a daemon that is killed may have drawn prompts that the next start draws again.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// The prompts to train on, drawn in the configured order.
 pub(super) struct Dataset {
@@ -20,16 +22,19 @@ pub(super) struct Dataset {
     routes: Vec<Arc<Route>>,
     /// Longest prompt in tokens; 0 as the context allows.
     max_tokens: usize,
+    /// Where the sampler's state is kept, if anywhere.
+    kept: Option<PathBuf>,
+    saved: Instant,
 }
 
 impl Dataset {
     /// Reads and checks the file; the error names the line or the key. `route` scores the stages
-    /// that name none.
+    /// that name none. It goes on where the state `kept` was left by an earlier daemon.
     pub fn load(
         config: &DatasetConfig,
         route: &str,
         routes: &Routes,
-        rng: &mut ChaCha12Rng,
+        kept: Option<PathBuf>,
     ) -> Result<Self, RolloutError> {
         let fail = |error: dataset::DatasetError| RolloutError::Dataset(error.to_string());
         let graded = |key, name: &str| {
@@ -42,16 +47,35 @@ impl Dataset {
         let default = graded("rollout.dataset_route", route)?;
         let dataset = dataset::Dataset::open(config).map_err(fail)?;
         tracing::info!(report = %dataset.report, "dataset opened");
-        // The position is not kept over a restart, so each start takes another order.
-        let config = DatasetConfig { seed: config.seed ^ rng.next_u64(), ..config.clone() };
-        let sampler = Sampler::new(&dataset.train, &config).map_err(fail)?;
+        let sampler = match kept.as_deref().and_then(read_state) {
+            None => Sampler::new(&dataset.train, config).map_err(fail)?,
+            Some(state) => Sampler::resume(&dataset.train, config, state).or_else(|error| {
+                tracing::warn!(%error, "the dataset begins anew: what was kept does not go with it");
+                Sampler::new(&dataset.train, config).map_err(fail)
+            })?,
+        };
         let stages = sampler.curriculum().stages();
         let routes = stages.map(|stage| match &stage.route {
             Some(name) => graded("dataset.stage.route", name),
             None => Ok(Arc::clone(&default)),
         });
         let routes = routes.collect::<Result<_, _>>()?;
-        Ok(Self { sampler, routes, max_tokens: config.max_prompt_tokens })
+        let (max_tokens, saved) = (config.max_prompt_tokens, Instant::now());
+        Ok(Self { sampler, routes, max_tokens, kept, saved })
+    }
+
+    /// Keeps where it is, whole or not at all. What goes wrong costs the next start its place.
+    pub fn save(&mut self) {
+        self.saved = Instant::now();
+        let Some(path) = &self.kept else { return };
+        let whole = path.with_extension("tmp");
+        let written = serde_json::to_vec(&self.sampler.state())
+            .map_err(std::io::Error::from)
+            .and_then(|bytes| std::fs::write(&whole, bytes))
+            .and_then(|()| std::fs::rename(&whole, path));
+        if let Err(error) = written {
+            tracing::warn!(%error, file = %path.display(), "the dataset's place is not kept");
+        }
     }
 
     /// Whether the next group takes a live prompt; see [`Sampler::takes_live`].
@@ -61,6 +85,9 @@ impl Dataset {
 
     /// The next prompt as a job. Prompts that the model cannot take are left out for good.
     pub fn next_job(&mut self, shared: &Shared) -> Option<Job> {
+        if self.saved.elapsed() > SAVE_EVERY {
+            self.save();
+        }
         for (prompt, rewards) in shared.outcomes().drain(..) {
             self.sampler.report(prompt, &rewards);
         }
@@ -82,6 +109,13 @@ impl Dataset {
         }
         None
     }
+}
+
+/// What an earlier daemon kept; a file that is torn or of another form is as none.
+fn read_state(path: &Path) -> Option<SamplerState> {
+    let bytes = std::fs::read(path).ok()?;
+    let state = serde_json::from_slice(&bytes);
+    state.map_err(|error| tracing::warn!(%error, file = %path.display(), "not understood")).ok()
 }
 
 fn interaction(

@@ -13,6 +13,7 @@
 //! [`Priority::Shadow`]: crate::engine::Priority::Shadow
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -112,20 +113,21 @@ impl Rollout {
         routes: Arc<Routes>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, RolloutError> {
-        Self::start_seeded(config, dataset, 0, engine, store, routes, metrics)
+        Self::start_kept(config, dataset, (0, None), engine, store, routes, metrics)
     }
 
-    /// [`Self::start`] with a seed for the shadows' random numbers and the dataset's order.
+    /// [`Self::start`] with a seed for the shadows' random numbers, and a file in which the
+    /// dataset's place is kept from one start to the next.
     ///
     /// Each start of a daemon draws from another stream of the seed, chosen by the number of
     /// samples in the ledger, so that a restart repeats no sample.
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub fn start_seeded(
+    pub fn start_kept(
         config: &RolloutConfig,
         dataset: Option<&DatasetConfig>,
-        seed: u64,
+        (seed, kept): (u64, Option<PathBuf>),
         engine: Arc<dyn Engine>,
         store: Store,
         routes: Arc<Routes>,
@@ -135,7 +137,7 @@ impl Rollout {
         rng.set_stream(store.stats()?.samples);
         let dataset = dataset
             .filter(|_| config.enabled)
-            .map(|dataset| Dataset::load(dataset, &config.dataset_route, &routes, &mut rng))
+            .map(|dataset| Dataset::load(dataset, &config.dataset_route, &routes, kept))
             .transpose()?;
         let shared = Arc::new(Shared {
             queue: Queue::new(config.queue),

@@ -97,6 +97,9 @@ pub(super) async fn run(shared: Arc<Shared>, dataset: Option<Dataset>, rng: ChaC
     while let Some(done) = groups.join_next().await {
         report(done);
     }
+    if let Some(dataset) = &mut scheduler.dataset {
+        dataset.save();
+    }
 }
 
 fn report(done: Result<(), tokio::task::JoinError>) {

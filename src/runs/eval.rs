@@ -9,10 +9,10 @@ use super::compare;
 use super::evaluate::{Evaluation, Exam};
 use super::report::Comparison;
 use super::stats::{self, Estimate};
-use super::warnings::Roles;
 use crate::app::Core;
 use crate::config::Config;
 use crate::dataset::Dataset;
+use crate::train::warnings::Roles;
 use crate::types::PolicyVersion;
 
 /// What `hone eval` was told beside the configuration.

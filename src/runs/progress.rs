@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::names;
-use super::warnings::Warning;
+use crate::train::names;
+use crate::train::warnings::Warning;
 use crate::types::StepRecord;
 
 /// The state of a run after a step. Figures that are not known are left out of the line.
@@ -175,7 +175,7 @@ fn write_line(line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runs::warnings::WarningKind;
+    use crate::train::warnings::WarningKind;
 
     fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
         let metrics = figures.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();

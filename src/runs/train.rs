@@ -15,12 +15,13 @@ use super::early_stop::Verdict;
 use super::evaluate::{Evaluation, Exam};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
-use super::warnings::WarningKind;
-use super::{names, table};
+use super::table;
 use crate::app::Core;
 use crate::config::Config;
 use crate::dataset::Dataset;
 use crate::train::TrainState;
+use crate::train::names;
+use crate::train::warnings::Watchman;
 use crate::types::{StepRecord, now_ms};
 
 mod samples;
@@ -102,6 +103,7 @@ struct Run {
     exam: Exam,
     folder: PathBuf,
     state: RunState,
+    watchman: Watchman,
     logs: Logs,
     progress: RunProgress,
     view: RunView,
@@ -124,7 +126,20 @@ impl Run {
         let view = RunView { step: first, steps, first, ..RunView::default() };
         let folder = folder.to_owned();
         let began = Instant::now();
-        Ok(Self { config, options, core, exam, folder, state, logs, progress, view, began })
+        let watchman = Watchman::new(&config, state.watch.clone());
+        Ok(Self {
+            config,
+            options,
+            core,
+            exam,
+            folder,
+            state,
+            watchman,
+            logs,
+            progress,
+            view,
+            began,
+        })
     }
 
     /// From evaluation to evaluation; how it ended.
@@ -191,24 +206,11 @@ impl Run {
     fn took(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.view.take(record, self.began.elapsed());
         self.logs.step(record)?;
-        let raised = self.state.observe(&self.config, &self.core.routes, record);
-        let metrics = &self.core.metrics;
+        let raised = self.watchman.observe(record, &self.core.metrics);
+        self.state.watch = self.watchman.state().clone();
         for warning in raised {
-            let kind = warning.kind.as_str();
-            metrics.train_warnings.with_label_values(&[kind]).inc();
-            tracing::warn!(
-                kind,
-                step = warning.step,
-                advice = warning.advice,
-                "{}",
-                warning.message
-            );
             self.progress.note(&warning_text(&warning));
             self.state.warnings.push(warning);
-        }
-        for kind in WarningKind::ALL {
-            let active = i64::from(self.state.is_active(kind));
-            metrics.train_warning_active.with_label_values(&[kind.as_str()]).set(active);
         }
         self.progress.update(&self.view);
         let every = self.config.run.samples_every;

@@ -18,6 +18,7 @@ pub mod loss;
 #[cfg(test)]
 mod loss_tests;
 pub mod model;
+pub mod names;
 mod observe;
 pub mod optim;
 #[cfg(test)]
@@ -34,6 +35,7 @@ mod step_bench;
 #[cfg(test)]
 mod testing;
 mod trainer;
+pub mod warnings;
 mod weights;
 mod worker;
 #[cfg(test)]

@@ -77,7 +77,14 @@ async fn what_is_wrong_with_a_grader_is_named() {
         let error = &answer["error"];
         lines.push(format!("{} | {}", error["message"].as_str().unwrap(), error["param"]));
     }
-    assert_snapshot!(lines.join("\n"), @"");
+    assert_snapshot!(lines.join("\n"), @r#"
+    grader.operation is "equals": it must be one of eq, ne, like, ilike, neq | "grader.operation"
+    grader is missing: it must be a grader | "grader"
+    model_sample is missing: it must be a completion's text | "model_sample"
+    model_sample is 5: it must be a string | "model_sample"
+    items is not a field: the fields are grader, item, model_sample, reference_answer | "items"
+    grader.calculate_output is "same +": the end at character 7: a number, a grader's name, a function or "(" must stand there | "grader.calculate_output"
+    "#);
 }
 
 /// What a model grader's endpoint was asked; it scores 0.75.

@@ -12,8 +12,8 @@ use crate::daemon::Daemon;
 const CONFIG: &str = "configs/examples/multi-objective.toml";
 const STEPS: u64 = 40;
 
-/// Mean held-out reward of a data directory's active policy, with its 95 % interval.
-fn measured(data: &Path) -> (f64, f64, f64) {
+/// Mean held-out reward of the base and of a data directory's active policy.
+fn measured(data: &Path) -> (f64, f64) {
     let output = Command::new(env!("CARGO_BIN_EXE_hone"))
         .args(["eval", "--config", CONFIG, "--samples", "8", "--json", "--data"])
         .arg(data)
@@ -28,7 +28,7 @@ fn measured(data: &Path) -> (f64, f64, f64) {
     let (before, after) = (&total["before"], &total["after"]);
     let interval = &after["interval"];
     assert!(figure(&interval["low"]) > figure(&before["interval"]["high"]), "it learns: {total}");
-    (figure(&after["mean"]), figure(&interval["low"]), figure(&interval["high"]))
+    (figure(&before["mean"]), figure(&after["mean"]))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,6 +67,8 @@ async fn live_prompts_and_a_dataset_reach_the_same_reward() {
     assert_eq!(daemon.terminate(), Some(0));
 
     let (offline, live) = (measured(&offline), measured(&dir.path().join("data")));
-    println!("held-out reward (mean, 95 % interval): dataset {offline:?}, live {live:?}");
-    assert!(offline.1 <= live.2 && live.1 <= offline.2, "dataset {offline:?}, live {live:?}");
+    println!("held-out reward (before, after): dataset {offline:?}, live {live:?}");
+    // Two runs of one kind with other seeds differ by a few hundredths of what they gain.
+    let gained = offline.1 - offline.0;
+    assert!((offline.1 - live.1).abs() < 0.15 * gained, "dataset {offline:?}, live {live:?}");
 }

@@ -3,7 +3,7 @@
 use rapidfuzz::fuzz;
 
 /// Characters of each text that [`fuzzy_match`] looks at: the rest would cost quadratic time.
-pub const FUZZY_CHARS: usize = 32_768;
+pub const FUZZY_CHARS: usize = 8_192;
 
 /// rapidfuzz's `fuzz.ratio / 100` without a processor (case and punctuation count):
 /// `1 - (insertions + deletions) / (|candidate| + |reference|)` in characters, in 0..1; 1 for two

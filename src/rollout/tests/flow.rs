@@ -1,6 +1,6 @@
 //! Which prompts get a group, and when.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -242,6 +242,30 @@ async fn stages_are_scored_by_their_own_routes() {
     world.dataset.stages[0].route = "users".to_owned();
     let error = world.try_start().err().unwrap().to_string();
     assert!(error.starts_with("dataset.stage.route = `users` has no reward"), "{error}");
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_in_the_datasets_order() {
+    let mut world = World::new();
+    let rows: Vec<String> = (0..8)
+        .map(|i| format!(r#"{{"messages":[{{"role":"user","content":"{i}+0="}}],"answer":"{i}"}}"#))
+        .collect();
+    let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
+    world.config.dataset = Some(dataset(&world, &rows));
+    world.config.max_concurrent = 1;
+    for (life, groups) in [3, 8].into_iter().enumerate() {
+        world.config.max_ready_groups = groups;
+        let rollout = world.start();
+        world.until(|| world.store.ready_groups(100).unwrap().len() >= groups).await;
+        rollout.stop().await;
+        let ready = world.store.ready_groups(100).unwrap();
+        let asked = ready.iter().map(|g| world.store.interaction(g.interaction).unwrap().unwrap());
+        let answers: BTreeSet<String> = asked.map(|i| i.metadata["answer"].clone()).collect();
+        assert_eq!(answers.len(), ready.len().min(8), "life {life}: none twice before all once");
+    }
+    // What does not go with the configuration any more is no reason to fail.
+    std::fs::write(world.dir.path().join("dataset.json"), b"{").unwrap();
+    world.start().stop().await;
 }
 
 #[tokio::test]

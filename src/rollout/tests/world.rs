@@ -127,7 +127,8 @@ impl World {
         let path = self.config.dataset.clone();
         let dataset = path.map(|path| DatasetConfig { path, ..self.dataset.clone() });
         let (config, dataset) = (&self.config, dataset.as_ref());
-        Rollout::start_seeded(config, dataset, 7, engine, self.store.clone(), routes, metrics)
+        let kept = (7, Some(self.dir.path().join("dataset.json")));
+        Rollout::start_kept(config, dataset, kept, engine, self.store.clone(), routes, metrics)
     }
 
     pub fn start(&self) -> Rollout {

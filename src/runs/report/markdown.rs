@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use super::super::progress::clock;
 use super::super::stats::Estimate;
+use super::super::table;
 use super::super::table::number;
-use super::super::{names, table};
 use super::{Ending, RunReport, plots};
+use crate::train::names;
 
 /// Characters of a prompt or a completion that are shown.
 const SHOWN: usize = 2000;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::early_stop::Best;
 use super::stats::Estimate;
-use super::warnings::Warning;
+use crate::train::warnings::Warning;
 use crate::types::{StepRecord, UnixMillis};
 
 mod markdown;

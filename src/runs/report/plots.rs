@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::super::names;
 use super::RunReport;
 use super::svg::{Chart, Series, render};
+use crate::train::names;
 use crate::types::StepRecord;
 
 /// A plot beside the report's text.

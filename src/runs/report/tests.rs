@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::svg::{Chart, Series, render};
 use super::*;
 use crate::runs::stats::{estimate, paired_difference};
-use crate::runs::warnings::WarningKind;
+use crate::train::warnings::WarningKind;
 
 fn step(step: u64) -> StepRecord {
     let x = step as f64 / 60.0;

@@ -8,12 +8,11 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::reward::Routes;
 use crate::runs::early_stop::BestTracker;
 use crate::runs::evaluate::Evaluation;
 use crate::runs::jsonl::JsonlLog;
 use crate::runs::tensorboard::EventWriter;
-use crate::runs::warnings::{Roles, Warning, WarningKind, Watch, WatchState};
+use crate::train::warnings::{Warning, WatchState};
 use crate::types::{StepRecord, UnixMillis, now_ms};
 
 /// What a resumed run goes on with.
@@ -33,8 +32,7 @@ pub(super) struct RunState {
     pub(super) best_adapter: Option<String>,
     /// Every warning that was raised.
     pub(super) warnings: Vec<Warning>,
-    watch: WatchState,
-    active: Vec<WarningKind>,
+    pub(super) watch: WatchState,
 }
 
 impl RunState {
@@ -60,34 +58,6 @@ impl RunState {
         let whole = path.with_extension("json.tmp");
         let written = fs::write(&whole, serde_json::to_vec(self)?);
         written.and_then(|()| fs::rename(&whole, path)).with_context(|| path.display().to_string())
-    }
-
-    /// The warnings that a step raises.
-    pub(super) fn observe(
-        &mut self,
-        config: &Config,
-        routes: &Routes,
-        record: &StepRecord,
-    ) -> Vec<Warning> {
-        let used = routes.get(&config.rollout.dataset_route);
-        let kinds =
-            config.routes.0.iter().filter(|route| used.is_some_and(|u| u.name == route.name));
-        let parts: Vec<(String, String)> = kinds
-            .flat_map(|route| route.parts())
-            .map(|part| (part.name.clone(), part.kind.name().to_owned()))
-            .collect();
-        let roles = Roles::of(parts.iter().map(|(name, kind)| (name.as_str(), kind.as_str())));
-        let mut watch =
-            Watch::new(config.run.warnings.clone(), roles, std::mem::take(&mut self.watch));
-        let raised = watch.observe(record);
-        self.active = watch.active().collect();
-        self.watch = watch.state().clone();
-        raised
-    }
-
-    /// Whether a warning's episode has not ended.
-    pub(super) fn is_active(&self, kind: WarningKind) -> bool {
-        self.active.contains(&kind)
     }
 }
 

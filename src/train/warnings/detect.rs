@@ -1,8 +1,8 @@
 //! The conditions: what the last steps say about each kind of trouble.
 
-use super::super::names;
 use super::watch::WatchState;
 use super::{Roles, WarningConfig, WarningKind};
+use crate::train::names;
 use crate::types::StepRecord;
 
 /// What a step says about one kind of trouble.

@@ -13,9 +13,11 @@ mod detect;
 #[cfg(test)]
 mod tests;
 mod watch;
+mod watchman;
 
 pub use crate::config::WarningConfig;
 pub use watch::{Watch, WatchState};
+pub use watchman::Watchman;
 
 /// What is going wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

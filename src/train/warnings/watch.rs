@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::names;
 use super::detect::{Scene, Signal};
 use super::{Roles, Warning, WarningConfig, WarningKind};
+use crate::train::names;
 use crate::types::StepRecord;
 
 /// One kind's episode.
