@@ -48,7 +48,7 @@ fn near_samples(model: &Model, lora: &Lora, count: usize) -> Vec<TrainSample> {
     for (i, sample) in samples.iter_mut().enumerate() {
         let parts = [(sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)];
         let layout = Layout::new(&parts, model.device()).unwrap();
-        let hidden = model.hidden(&layout.ids, Some(lora), None).unwrap();
+        let hidden = model.hidden(&layout.ids, &layout.segments, Some(lora), None).unwrap();
         let logits = model.logits(&hidden.index_select(&layout.rows, 0).unwrap()).unwrap();
         let stats = token_stats(&logits, &layout.targets, &layout.temperatures).unwrap();
         for (t, own) in values(&stats.narrow(1, 0, 1).unwrap()).into_iter().enumerate() {
@@ -160,7 +160,7 @@ fn micro_batches_do_not_change_the_gradient() {
 }
 
 #[test]
-fn order_and_padding_do_not_change_the_gradient() {
+fn order_and_company_do_not_change_the_gradient() {
     let config = tiny_config();
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 9);
@@ -169,7 +169,7 @@ fn order_and_padding_do_not_change_the_gradient() {
     reversed.reverse();
     let after = run(&model, &lora, &config, &reversed);
     assert!(relative_difference(&before.gradients, &after.gradients) < 5e-6);
-    // A long sample of weight 0 beside them pads all others.
+    // Nor does a long sample of weight 0 beside them.
     let mut padded = samples.clone();
     let mut long = samples[0].clone();
     long.prompt_ids = vec![7; 60];

@@ -1,10 +1,14 @@
 //! One decoder block: attention and gated MLP, each behind an RMSNorm and a residual.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::ops::{self, Heads};
+use super::attention::Heads;
+use super::attention_options::AttentionOptions;
+use super::ops;
+use super::segments::{Segments, rope_tables};
 use super::spec::ModelSpec;
 use crate::config::LinearKind;
 use crate::train::error::Result;
@@ -12,32 +16,34 @@ use crate::train::lora::{Dropout, Lora};
 
 /// What every block of one forward pass shares.
 pub(super) struct Context {
-    batch: usize,
-    len: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    segments: Arc<Segments>,
+    heads: Heads,
+    attention: AttentionOptions,
     eps: f64,
-    /// Cosines and sines, each `[len, head_dim]`.
+    /// Cosines and sines of every token, each `[tokens, head_dim / 2]`.
     tables: (Tensor, Tensor),
 }
 
 impl Context {
     pub(super) fn new(
         spec: &ModelSpec,
-        batch: usize,
-        len: usize,
+        segments: &Arc<Segments>,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        let frequencies: Vec<f32> = (0..spec.head_dim / 2)
+            .map(|i| spec.rope_theta.powf(-((2 * i) as f64) / spec.head_dim as f64) as f32)
+            .collect();
         Ok(Self {
-            batch,
-            len,
-            heads: spec.num_heads,
-            kv_heads: spec.num_kv_heads,
-            head_dim: spec.head_dim,
+            segments: Arc::clone(segments),
+            heads: Heads { queries: spec.num_heads, keys: spec.num_kv_heads, dim: spec.head_dim },
+            attention: AttentionOptions {
+                scale: 1.0 / (spec.head_dim as f64).sqrt(),
+                softcap: None,
+                window: None,
+            },
             eps: spec.rms_norm_eps,
-            tables: ops::rope_tables(len, spec.head_dim, spec.rope_theta, dtype, device)?,
+            tables: rope_tables(&segments.positions(), &frequencies, dtype, device)?,
         })
     }
 }
@@ -114,7 +120,7 @@ impl Block {
         norms.into_iter().chain(self.linears.values().map(|linear| &linear.weight))
     }
 
-    /// `x` `[batch * len, hidden]` to the same shape.
+    /// `x` `[tokens, hidden]` to the same shape.
     pub(super) fn forward(
         &self,
         x: &Tensor,
@@ -131,28 +137,21 @@ impl Block {
     }
 }
 
-/// Causal grouped-query attention with rotary positions; `x` `[batch * len, hidden]`.
+/// Causal grouped-query attention with rotary positions; `x` `[tokens, hidden]`.
 fn attention(
     x: &Tensor,
     context: &Context,
     linears: &mut Linears<'_>,
 ) -> candle_core::Result<Tensor> {
-    let Context { batch, len, heads, kv_heads, head_dim, .. } = *context;
-    let queries = Heads { batch, len, heads, head_dim };
-    let keys = Heads { heads: kv_heads, ..queries };
-    let q = queries.split(&linears.apply(LinearKind::QProj, x)?, Some(&context.tables))?;
-    let k = keys.split(&linears.apply(LinearKind::KProj, x)?, Some(&context.tables))?;
-    let v = keys.split(&linears.apply(LinearKind::VProj, x)?, None)?;
-    // Query head h looks at key head h / group: the heads of a group become rows of one product.
-    let rows = heads / kv_heads * len;
-    let q = q.reshape((batch, kv_heads, rows, head_dim))?;
-    let scores = q.matmul(&k.t()?)?;
-    let weights = ops::causal_softmax(&scores, 1.0 / (head_dim as f64).sqrt())?;
-    let mixed = weights.matmul(&v)?.reshape((batch, heads, len, head_dim))?;
-    linears.apply(LinearKind::OProj, &queries.merge(&mixed)?)
+    let Context { segments, heads, tables, .. } = context;
+    let q = ops::rope(&linears.apply(LinearKind::QProj, x)?, heads.dim, tables)?;
+    let k = ops::rope(&linears.apply(LinearKind::KProj, x)?, heads.dim, tables)?;
+    let v = linears.apply(LinearKind::VProj, x)?;
+    let mixed = super::attention::attention((&q, &k, &v), segments, *heads, context.attention)?;
+    linears.apply(LinearKind::OProj, &mixed)
 }
 
-/// `down(silu(gate(x)) * up(x))` (Shazeer 2020); `x` `[batch * len, hidden]`.
+/// `down(silu(gate(x)) * up(x))` (Shazeer 2020); `x` `[tokens, hidden]`.
 fn mlp(x: &Tensor, linears: &mut Linears<'_>) -> candle_core::Result<Tensor> {
     let gate = linears.apply(LinearKind::GateProj, x)?;
     let up = linears.apply(LinearKind::UpProj, x)?;
