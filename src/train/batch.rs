@@ -166,20 +166,23 @@ pub(super) fn shards(
         let mut shards: Vec<Vec<usize>> = Vec::new();
         let mut used = 0;
         for group in batch.chunk_by(same) {
-            // A group too large for one shard is cut into pieces of about the same size.
             let prompt = samples[group[0]].prompt_ids.len();
-            let room = tokens.saturating_sub(prompt).max(1);
-            let pieces = (cost(group) - prompt).div_ceil(room).clamp(1, group.len());
-            for piece in group.chunks(group.len().div_ceil(pieces)) {
-                match shards.last_mut() {
-                    Some(shard) if used + cost(piece) <= tokens => {
-                        shard.extend_from_slice(piece);
-                        used += cost(piece);
-                    }
-                    _ => {
-                        shards.push(piece.to_vec());
-                        used = cost(piece);
-                    }
+            // Whole in the shard at hand, or else from a new one on, as full as they get.
+            if used == 0 || used + cost(group) > tokens {
+                shards.push(Vec::new());
+                used = prompt;
+            } else {
+                used += prompt;
+            }
+            for index in group {
+                let full = used + own(index) > tokens;
+                if full && shards.last().is_some_and(|shard| !shard.is_empty()) {
+                    shards.push(Vec::new());
+                    used = prompt;
+                }
+                used += own(index);
+                if let Some(shard) = shards.last_mut() {
+                    shard.push(*index);
                 }
             }
         }

@@ -208,7 +208,7 @@ impl Learner {
         };
         sample.validate(0, self.spec().vocab_size)?;
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, true)?;
+        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
         let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
         let stats = self.model.stats(trace.hidden(), rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)

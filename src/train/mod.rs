@@ -17,6 +17,7 @@ pub mod lora;
 pub mod loss;
 #[cfg(test)]
 mod loss_tests;
+mod memory;
 pub mod model;
 mod observe;
 pub mod optim;

@@ -78,20 +78,24 @@ impl Pass<'_> {
                     (serial, shard)
                 })
                 .collect();
-            let this: &Self = self;
-            let shards: Vec<Result<Shard>> = if memory::shards_in_parallel(spec) {
-                jobs.par_iter().map(|(serial, shard)| this.shard(*serial, shard)).collect()
-            } else {
+            // Shards of a wide model come one by one, so that one shard's gradients are held.
+            let parallel = memory::shards_in_parallel(spec);
+            for wave in jobs.chunks(if parallel { jobs.len() } else { 1 }) {
+                let this: &Self = self;
                 let shard = |(serial, shard): &(u64, Vec<usize>)| this.shard(*serial, shard);
-                with_threads(threads, || jobs.iter().map(shard).collect())
-            };
-            for shard in shards {
-                let shard = shard?;
-                add_gradients(&mut outcome.gradients, shard.gradients)?;
-                outcome.totals.add(&shard.totals);
-                outcome.differences.extend(shard.differences);
-                for (index, reference) in shard.references {
-                    self.references[index] = Some(reference);
+                let shards: Vec<Result<Shard>> = if parallel {
+                    wave.par_iter().map(shard).collect()
+                } else {
+                    with_threads(threads, || wave.iter().map(shard).collect())
+                };
+                for shard in shards {
+                    let shard = shard?;
+                    add_gradients(&mut outcome.gradients, shard.gradients)?;
+                    outcome.totals.add(&shard.totals);
+                    outcome.differences.extend(shard.differences);
+                    for (index, reference) in shard.references {
+                        self.references[index] = Some(reference);
+                    }
                 }
             }
         }
@@ -108,8 +112,8 @@ impl Pass<'_> {
             .collect();
         let layout = Layout::new(&parts, self.model.device())?;
         let mut dropout = self.dropout(serial);
-        let recompute = memory::recompute(self.config, self.model.spec(), layout.segments.tokens());
-        let trace = self.trace(&layout, dropout.as_mut(), recompute)?;
+        let keep = memory::kept_layers(self.config, self.model.spec(), layout.segments.tokens());
+        let trace = self.trace(&layout, dropout.as_mut(), keep)?;
         let stats = self.stats(&layout, trace.hidden())?;
         let columns = columns(&stats)?;
         let references = self.references(&layout, indices)?;
@@ -117,7 +121,7 @@ impl Pass<'_> {
             (None, _) => None,
             (Some(version), None) => Some((version, columns.0.clone())),
             (Some(version), Some(_)) => {
-                let plain = self.trace(&layout, None, true)?;
+                let plain = self.trace(&layout, None, 0)?;
                 Some((version, self::columns(&self.stats(&layout, plain.hidden())?)?.0))
             }
         };
@@ -181,13 +185,8 @@ impl Pass<'_> {
     }
 
     /// The forward pass with the adapter on.
-    fn trace(
-        &self,
-        layout: &Layout,
-        dropout: Option<&mut Dropout>,
-        recompute: bool,
-    ) -> Result<Trace> {
-        self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, recompute)
+    fn trace(&self, layout: &Layout, dropout: Option<&mut Dropout>, keep: usize) -> Result<Trace> {
+        self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, keep)
     }
 
     /// `[tokens, 2]`: log-probability and entropy of every sampled token.

@@ -195,6 +195,7 @@ fn share_of_the_peak() {
             lora: LoraConfig { r: 16, ..LoraConfig::default() },
             ..TrainConfig::default()
         };
+        println!("{}", super::memory::Plan::new(&spec, &config, threads, 0));
         let mut learner = Learner::with_model(model(spec.clone()), &config).unwrap();
         for (prompt, completion) in [(32, 480), (256, 256)] {
             let samples = samples(&learner, 1, prompt, completion);

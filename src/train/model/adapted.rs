@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor};
 
 use super::kernel::{Saved, slice, with_values};
-use super::product::{Matrix, Store, multiply};
+use super::product::{Matrix, Store, multiply, product};
 use super::real::Real;
 
 type Result<T> = candle_core::Result<T>;
@@ -52,23 +52,20 @@ impl Frozen {
         (n, inner, out): (usize, usize, usize),
         adapter: Option<Adapter<'_, T>>,
     ) -> Result<CpuStorage> {
-        let mut y = vec![T::of(0.0); n * out];
-        let mut store = Store::Replace;
+        let x = Matrix::new(x, n, inner);
+        let mut y = with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
+            Ok(product(1.0, x, Matrix::new(weight, out, inner).t()))
+        })?;
         if let Some(bias) = &self.bias {
             with_values::<T, 1, _>([bias], NAME, |[bias]| {
-                y.chunks_exact_mut(out).for_each(|row| row.copy_from_slice(bias));
+                for row in y.chunks_exact_mut(out) {
+                    row.iter_mut().zip(bias).for_each(|(y, bias)| *y += *bias);
+                }
                 Ok(())
             })?;
-            store = Store::Add;
         }
-        let x = Matrix::new(x, n, inner);
-        with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
-            multiply((&mut y, out), store, 1.0, x, Matrix::new(weight, out, inner).t());
-            Ok(())
-        })?;
         if let Some(Adapter { a, b, r }) = adapter {
-            let mut down = vec![T::of(0.0); n * r];
-            multiply((&mut down, r), Store::Replace, 1.0, x, Matrix::new(a, r, inner).t());
+            let down = product(1.0, x, Matrix::new(a, r, inner).t());
             let delta = Matrix::new(&down, n, r);
             multiply((&mut y, out), Store::Add, self.scale, delta, Matrix::new(b, out, r).t());
             self.down.put(T::to_cpu_storage_owned(down));
@@ -84,11 +81,8 @@ impl Frozen {
     ) -> Result<Vec<T>> {
         let (out, inner) = self.weight.dims2()?;
         let n = grad.len() / out.max(1);
-        let mut dx = vec![T::of(0.0); n * inner];
-        with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
-            let (grad, weight) = (Matrix::new(grad, n, out), Matrix::new(weight, out, inner));
-            multiply((&mut dx, inner), Store::Replace, 1.0, grad, weight);
-            Ok(())
+        let mut dx = with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
+            Ok(product(1.0, Matrix::new(grad, n, out), Matrix::new(weight, out, inner)))
         })?;
         if let Some((up, Adapter { a, r, .. })) = adapter {
             let (up, a) = (Matrix::new(up, n, r), Matrix::new(a, r, inner));
@@ -112,14 +106,9 @@ impl Frozen {
         let track = x.track_op();
         with_values::<T, 4, _>([x, a, b, grad], NAME, |[x, a, b, grad]| {
             let g = Matrix::new(grad, n, out);
-            let mut up = vec![T::of(0.0); n * r];
-            multiply((&mut up, r), Store::Replace, self.scale, g, Matrix::new(b, out, r));
-            let mut da = vec![T::of(0.0); r * inner];
-            let rows = Matrix::new(&up, n, r).t();
-            multiply((&mut da, inner), Store::Replace, 1.0, rows, Matrix::new(x, n, inner));
-            let mut db = vec![T::of(0.0); out * r];
-            let down = Matrix::new(&down, n, r);
-            multiply((&mut db, r), Store::Replace, self.scale, g.t(), down);
+            let up = product(self.scale, g, Matrix::new(b, out, r));
+            let da = product(1.0, Matrix::new(&up, n, r).t(), Matrix::new(x, n, inner));
+            let db = product(self.scale, g.t(), Matrix::new(&down, n, r));
             let dx = if track {
                 let dx = self.to_input(grad, Some((&up, Adapter { a, b, r })))?;
                 Some(Tensor::from_vec(dx, (n, inner), device)?)

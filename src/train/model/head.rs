@@ -16,7 +16,7 @@ type Result<T> = candle_core::Result<T>;
 const NAME: &str = "head-stats";
 
 /// Most logits that exist at once.
-pub(super) const LOGITS: usize = 1 << 22;
+const LOGITS: usize = 1 << 22;
 
 /// Rows of a chunk.
 fn chunk_rows(vocab: usize) -> usize {
@@ -24,7 +24,7 @@ fn chunk_rows(vocab: usize) -> usize {
 }
 
 /// Logits that a pass over `rows` rows holds at once.
-pub(super) fn logits_held(rows: usize, vocab: usize) -> usize {
+pub(in crate::train) fn logits_held(rows: usize, vocab: usize) -> usize {
     rows.min(chunk_rows(vocab)) * vocab
 }
 

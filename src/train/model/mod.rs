@@ -31,6 +31,8 @@ mod kernel;
 pub mod ops;
 pub(crate) mod parallel;
 mod product;
+#[cfg(test)]
+mod product_tests;
 mod real;
 mod segments;
 mod simd;
@@ -43,6 +45,7 @@ mod trace;
 pub use attention_options::AttentionOptions;
 use block::{Block, Context};
 pub use head::head_stats;
+pub(super) use head::logits_held;
 pub use segments::{Segment, Segments, rope_tables};
 pub use spec::{ModelSpec, SUPPORTED};
 pub use token_stats::token_stats;

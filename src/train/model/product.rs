@@ -41,6 +41,20 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize) -> bool {
     rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= len
 }
 
+/// `scale * left right` in new memory, row after row.
+pub(super) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
+    let (m, n) = (left.rows, right.columns);
+    if left.columns == 0 {
+        return vec![T::of(0.0); m * n];
+    }
+    let mut out = Vec::with_capacity(m * n);
+    run(out.as_mut_ptr(), n, Store::Replace, scale, left, right, m * n);
+    // SAFETY: the capacity is m * n, and the product has written every one of these values: its inner
+    // dimension is above 0, and its rows of n values leave no gaps.
+    unsafe { out.set_len(m * n) };
+    out
+}
+
 /// Whether a product replaces what is there or is added to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Store {
@@ -55,33 +69,54 @@ pub(super) enum Store {
 /// If the inner dimensions differ or `out` is too short.
 pub(super) fn multiply<T: Real>(
     (out, stride): (&mut [T], usize),
-    into: Store,
+    store: Store,
     scale: f64,
     left: Matrix<'_, T>,
     right: Matrix<'_, T>,
 ) {
+    if left.columns == 0 && store == Store::Replace {
+        for row in out.chunks_mut(stride.max(1)).take(left.rows) {
+            row[..right.columns].fill(T::of(0.0));
+        }
+        return;
+    }
+    run(out.as_mut_ptr(), stride, store, scale, left, right, out.len());
+}
+
+/// The product into `len` values at `out`, which may be uninitialised where they are replaced.
+fn run<T: Real>(
+    out: *mut T,
+    stride: usize,
+    store: Store,
+    scale: f64,
+    left: Matrix<'_, T>,
+    right: Matrix<'_, T>,
+    len: usize,
+) {
     let (m, n, k) = (left.rows, right.columns, left.columns);
     assert_eq!(k, right.rows, "inner dimensions differ");
-    assert!(fits(out.len(), m, n, stride) && (m <= 1 || n <= stride), "the output is too short");
-    if m == 0 || n == 0 {
+    assert!(fits(len, m, n, stride) && (m <= 1 || n <= stride), "the output is too short");
+    if m == 0 || n == 0 || k == 0 {
         return;
     }
     let parallelism = match threads() {
         1 => gemm::Parallelism::None,
         threads => gemm::Parallelism::Rayon(threads),
     };
-    // SAFETY: the assertions here and in `Matrix::strided` keep every index that the product touches
-    // (row * row_stride + column * column_stride) within the three slices, `out` is borrowed
-    // mutably and its rows do not overlap, and strides of slices fit in isize.
+    // SAFETY: both callers own the `len` values at `out` and give them to nobody else meanwhile. The
+    // assertions here and in `Matrix::strided` keep every index that the product touches
+    // (row * row_stride + column * column_stride) within these and the two slices; rows of `out` do
+    // not overlap; strides of slices fit in isize. `out` is read only with `Store::Add`, which
+    // `product` never asks for.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr(),
+            out,
             1,
             stride as isize,
-            into == Store::Add,
+            store == Store::Add,
             left.values.as_ptr(),
             left.column_stride as isize,
             left.row_stride as isize,

@@ -75,8 +75,8 @@ fn backward_from(y: &Tensor, grad: &Tensor) -> candle_core::Result<GradStore> {
 }
 
 impl Model {
-    /// As [`Model::hidden`], ready for [`Self::backward`]. With `recompute` only every layer's input
-    /// is kept.
+    /// As [`Model::hidden`], ready for [`Self::backward`]. The activations of the last `keep` layers
+    /// are kept; those of the others are computed again.
     ///
     /// # Errors
     /// As [`Model::forward`].
@@ -86,7 +86,7 @@ impl Model {
         segments: &Arc<Segments>,
         lora: &Lora,
         mut dropout: Option<&mut Dropout>,
-        recompute: bool,
+        keep: usize,
     ) -> Result<Trace> {
         let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
         let mut layers = Vec::with_capacity(self.blocks.len());
@@ -95,7 +95,7 @@ impl Model {
             let before = dropout.as_deref().cloned();
             let y = block.forward(&x, index, &context, Some(lora), dropout.as_deref_mut())?;
             let next = Var::from_tensor(&y.detach())?;
-            let output = if recompute { None } else { Some(y) };
+            let output = if index + keep < self.blocks.len() { None } else { Some(y) };
             layers.push(Layer { input: x, output, dropout: before });
             x = next.into_inner();
         }
