@@ -47,7 +47,7 @@ pub enum LossKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Those layers whose activations would take more than 512 MiB.
+    /// Those layers whose activations would take more than 768 MiB.
     #[default]
     Auto,
     /// All: least memory, about a third more time.

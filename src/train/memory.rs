@@ -12,7 +12,7 @@ const WIDE: usize = 512;
 
 /// Bytes of activations that `train.recompute = "auto"` keeps for the backward pass, all shards in
 /// flight together.
-const KEPT: usize = 512 << 20;
+const KEPT: usize = 768 << 20;
 
 /// Bytes of a value.
 const F32: usize = 4;

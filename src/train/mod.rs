@@ -18,6 +18,7 @@ pub mod loss;
 #[cfg(test)]
 mod loss_tests;
 mod memory;
+mod memory;
 pub mod model;
 mod observe;
 pub mod optim;
@@ -45,5 +46,6 @@ pub use error::LearnError;
 pub use handle::{TrainError, TrainHandle, TrainState, TrainStatus};
 pub use learner::{Learner, StepStats};
 pub use lora::Lora;
+pub use memory::Plan;
 pub use model::{Model, ModelSpec};
 pub use worker::{Parts, Worker};

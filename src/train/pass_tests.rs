@@ -262,8 +262,8 @@ fn computing_layers_again_changes_no_bit() {
 #[test]
 fn shards_keep_groups_together_within_their_bound() {
     let mut samples = random_samples(30, 8);
-    for i in 0..samples.len() {
-        samples[i].prompt_ids = vec![i as u32 / 6; 4 + i / 6];
+    for (i, sample) in samples.iter_mut().enumerate() {
+        sample.prompt_ids = vec![i as u32 / 6; 4 + i / 6];
     }
     let active: Vec<usize> = (0..samples.len()).filter(|i| i % 7 != 3).collect();
     let tokens = |shard: &[usize]| {

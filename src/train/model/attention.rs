@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
 
 use super::attention_options::AttentionOptions;
 use super::kernel::{Saved, runs_on, slice, with_values};
@@ -20,14 +20,17 @@ use super::parallel;
 use super::product::{Matrix, Store, multiply};
 use super::real::Real;
 use super::segments::{Family, Segments};
-use super::simd::{self, Loop, dot};
+use super::simd;
+
+mod chain;
+mod tile;
+
+pub(super) use chain::chain;
+use tile::{Dot, Softmax, SoftmaxGrad, Tile, tiles};
 
 type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "attention";
-
-/// Queries of a tile.
-const TILE: usize = 64;
 
 /// The heads of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,121 +55,14 @@ pub fn attention(
     heads: Heads,
     options: AttentionOptions,
 ) -> Result<Tensor> {
+    if options.window == Some(0) {
+        candle_core::bail!("attention: a window of 0 sees nothing");
+    }
     if runs_on(q) && q.is_contiguous() && k.is_contiguous() && v.is_contiguous() {
         let (segments, lse) = (Arc::clone(segments), Saved::empty());
         return q.apply_op3(k, v, Attention { segments, heads, options, lse });
     }
     chain((q, k, v), segments, heads, options)
-}
-
-/// [`attention`] as a chain of candle's operations.
-pub(super) fn chain(
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    segments: &Segments,
-    heads: Heads,
-    options: AttentionOptions,
-) -> Result<Tensor> {
-    let rows = |x: &Tensor, start, len, count| {
-        x.narrow(0, start, len)?.reshape((len, count, heads.dim))?.transpose(0, 1)?.contiguous()
-    };
-    let repeated = |x: Tensor, len: usize| {
-        let group = heads.queries / heads.keys;
-        x.unsqueeze(1)?.broadcast_as((heads.keys, group, len, heads.dim))?.reshape((
-            heads.queries,
-            len,
-            heads.dim,
-        ))
-    };
-    let mut outputs = Vec::new();
-    for family in segments.families() {
-        let own = (family.start, family.prefix);
-        for (branch, (start, len)) in std::iter::once(&own).chain(&family.branches).enumerate() {
-            if *len == 0 {
-                continue;
-            }
-            let before = if branch == 0 { 0 } else { family.prefix };
-            let keys = |x: &Tensor| {
-                let own = rows(x, *start, *len, heads.keys)?;
-                let all = if before == 0 {
-                    own
-                } else {
-                    Tensor::cat(&[&rows(x, family.start, before, heads.keys)?, &own], 1)?
-                };
-                repeated(all, before + len)
-            };
-            let q = rows(q, *start, *len, heads.queries)?;
-            let mut scores = (q.matmul(&keys(k)?.t()?)? * options.scale)?;
-            if let Some(cap) = options.softcap {
-                scores = ((scores / cap)?.tanh()? * cap)?;
-            }
-            let hidden = |row: usize, key: usize| {
-                let position = before + row;
-                key > position || options.window.is_some_and(|w| key + w <= position)
-            };
-            let mask: Vec<f32> = (0..*len)
-                .flat_map(|row| (0..before + len).map(move |key| (row, key)))
-                .map(|(row, key)| if hidden(row, key) { f32::NEG_INFINITY } else { 0.0 })
-                .collect();
-            let mask = Tensor::from_vec(mask, (*len, before + len), q.device())?;
-            let scores = scores.broadcast_add(&mask.to_dtype(q.dtype())?)?;
-            let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
-            let weights = exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?;
-            let mixed = weights.matmul(&keys(v)?)?.transpose(0, 1)?;
-            outputs.push(mixed.reshape((*len, heads.queries * heads.dim))?);
-        }
-    }
-    Tensor::cat(&outputs, 0)
-}
-
-/// Queries of one segment, and the consecutive positions of the keys that they see.
-#[derive(Clone, Copy)]
-struct Tile {
-    /// The first query: token, and position in its sequence.
-    token: usize,
-    position: usize,
-    rows: usize,
-    /// The first key's position.
-    first: usize,
-    /// Keys in the prefix: first token, count.
-    prefix: (usize, usize),
-    /// Keys in the segment itself.
-    own: (usize, usize),
-}
-
-impl Tile {
-    fn keys(&self) -> usize {
-        self.prefix.1 + self.own.1
-    }
-
-    /// The columns that a row sees.
-    fn seen(&self, row: usize, window: Option<usize>) -> std::ops::Range<usize> {
-        let position = self.position + row;
-        let first = window.map_or(0, |w| (position + 1).saturating_sub(w)).max(self.first);
-        first - self.first..position + 1 - self.first
-    }
-}
-
-fn tiles(family: &Family, window: Option<usize>) -> Vec<Tile> {
-    let own = (family.start, family.prefix);
-    let mut tiles = Vec::new();
-    for (i, (start, len)) in std::iter::once(&own).chain(&family.branches).enumerate() {
-        let before = if i == 0 { 0 } else { family.prefix };
-        for row in (0..*len).step_by(TILE) {
-            let rows = TILE.min(len - row);
-            let position = before + row;
-            let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let skipped = first.saturating_sub(before);
-            tiles.push(Tile {
-                token: start + row,
-                position,
-                rows,
-                first,
-                prefix: (family.start + first.min(before), before - first.min(before)),
-                own: (start + skipped, row + rows - skipped),
-            });
-        }
-    }
-    tiles
 }
 
 #[derive(Clone)]
@@ -195,94 +91,6 @@ impl<'a, T> Columns<'a, T> {
 
     fn row(&self, token: usize) -> &'a [T] {
         &self.values[token * self.stride + self.offset..][..self.dim]
-    }
-}
-
-/// Softmax of a tile's scores in place; writes the logarithm of each sum.
-struct Softmax<'a, T> {
-    tile: Tile,
-    options: AttentionOptions,
-    scores: &'a mut [T],
-    lse: &'a mut [T],
-}
-
-impl<T: Real> Loop for Softmax<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let scale = T::of(self.options.scale);
-        let rows = self.scores.chunks_exact_mut(self.tile.keys()).zip(self.lse);
-        for (i, (row, lse)) in rows.enumerate() {
-            let seen = self.tile.seen(i, self.options.window);
-            row[..seen.start].fill(T::of(0.0));
-            row[seen.end..].fill(T::of(0.0));
-            let row = &mut row[seen];
-            row.iter_mut().for_each(|s| *s *= scale);
-            if let Some(cap) = self.options.softcap {
-                let (cap, inverse) = (T::of(cap), T::of(1.0 / cap));
-                row.iter_mut().for_each(|s| *s = cap * (*s * inverse).tanh());
-            }
-            let max = simd::max(row);
-            row.iter_mut().for_each(|s| *s = (*s - max).exp());
-            let sum = simd::sum(row);
-            let inverse = T::of(1.0) / sum;
-            row.iter_mut().for_each(|s| *s *= inverse);
-            *lse = max + sum.ln();
-        }
-    }
-}
-
-/// Turns products `q k` into probabilities and gradients of the probabilities, `g v`, into those of
-/// the products.
-struct SoftmaxGrad<'a, T> {
-    tile: Tile,
-    options: AttentionOptions,
-    scores: &'a mut [T],
-    grads: &'a mut [T],
-    /// Of each row: the logarithm of its sum, and `g o`.
-    rows: &'a [(T, T)],
-}
-
-impl<T: Real> Loop for SoftmaxGrad<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let scale = T::of(self.options.scale);
-        let keys = self.tile.keys();
-        let rows = self.scores.chunks_exact_mut(keys).zip(self.grads.chunks_exact_mut(keys));
-        for (i, ((p, ds), (lse, mean))) in rows.zip(self.rows).enumerate() {
-            let seen = self.tile.seen(i, self.options.window);
-            for row in [&mut *p, &mut *ds] {
-                row[..seen.start].fill(T::of(0.0));
-                row[seen.end..].fill(T::of(0.0));
-            }
-            let both = p[seen.clone()].iter_mut().zip(&mut ds[seen]);
-            match self.options.softcap {
-                None => both.for_each(|(p, d)| {
-                    *p = (*p * scale - *lse).exp();
-                    *d = *p * (*d - *mean) * scale;
-                }),
-                Some(cap) => {
-                    let (cap, inverse) = (T::of(cap), scale / T::of(cap));
-                    both.for_each(|(p, d)| {
-                        let t = (*p * inverse).tanh();
-                        *p = (cap * t - *lse).exp();
-                        *d = *p * (*d - *mean) * scale * (T::of(1.0) - t * t);
-                    });
-                }
-            }
-        }
-    }
-}
-
-/// `sum a_i b_i` of two rows.
-struct Dot<'a, T>(&'a [T], &'a [T]);
-
-impl<T: Real> Loop for Dot<'_, T> {
-    type Output = T;
-    #[inline(always)]
-    fn run(self) -> T {
-        dot(self.0, self.1)
     }
 }
 
