@@ -37,7 +37,7 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{AdvantageScale, LossKind, ScheduleKind, TrainConfig};
+pub use train::{AdvantageScale, LossKind, Recompute, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.

@@ -43,6 +43,19 @@ pub enum LossKind {
     Dapo,
 }
 
+/// Whether the backward pass computes layers again, to save memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Those layers whose activations would take more than 768 MiB.
+    #[default]
+    Auto,
+    /// All: least memory, about a third more time.
+    Always,
+    /// None.
+    Never,
+}
+
 /// The trainer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -57,6 +70,8 @@ pub struct TrainConfig {
     pub samples_per_step: usize,
     /// Samples computed at once; the rest of the step accumulates gradients.
     pub micro_batch: usize,
+    /// Whether the backward pass computes layers again.
+    pub recompute: Recompute,
     /// Optimiser steps on the same samples.
     pub num_iterations: usize,
     /// Peak learning rate.
@@ -112,6 +127,7 @@ impl Default for TrainConfig {
             max_steps: 0,
             samples_per_step: 64,
             micro_batch: 64,
+            recompute: Recompute::default(),
             num_iterations: 1,
             learning_rate: 1e-4,
             schedule: ScheduleKind::Constant,

@@ -18,7 +18,7 @@ use super::checkpoint::{self, Checkpoint, State};
 use super::error::{LearnError, Result};
 use super::lora::Lora;
 use super::loss::sequence_weights;
-use super::model::{Model, ModelSpec, token_stats};
+use super::model::{Model, ModelSpec};
 use super::optim::{AdamMoments, AdamW, AdamWConfig, clip_global_norm};
 use super::pass::{Pass, Totals};
 use super::{peft, schedule};
@@ -36,6 +36,8 @@ pub struct StepStats {
     /// - `sampler_difference_mean`, `_max`: |recorded - recomputed| log-probability over tokens of
     ///   samples of the current version, before the update, dropout off; absent without such samples
     /// - `completion_length`: mean; `tokens`: completion tokens trained on; `samples`
+    /// - `loss_token_fraction`: completion tokens per token that the forward pass computed, prompts
+    ///   included; above 1 where many short completions share a prompt
     ///
     /// All but the sampler difference are means over the step's `train.num_iterations` passes.
     pub metrics: BTreeMap<String, f64>,
@@ -206,9 +208,9 @@ impl Learner {
         };
         sample.validate(0, self.spec().vocab_size)?;
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let hidden = self.model.hidden(&layout.ids, Some(&self.lora), None)?;
-        let logits = self.model.logits(&hidden.index_select(&layout.rows, 0)?)?;
-        let stats = token_stats(&logits, &layout.targets, &layout.temperatures)?;
+        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
+        let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
+        let stats = self.model.stats(trace.hidden(), rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 

@@ -17,6 +17,8 @@ pub mod lora;
 pub mod loss;
 #[cfg(test)]
 mod loss_tests;
+mod memory;
+mod memory;
 pub mod model;
 pub mod names;
 mod observe;
@@ -46,5 +48,6 @@ pub use error::LearnError;
 pub use handle::{TrainError, TrainHandle, TrainState, TrainStatus};
 pub use learner::{Learner, StepStats};
 pub use lora::Lora;
+pub use memory::Plan;
 pub use model::{Model, ModelSpec};
 pub use worker::{Parts, Worker};

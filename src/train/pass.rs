@@ -7,17 +7,14 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::batch::{Layout, TrainSample};
+use super::batch::{self, Layout, TrainSample};
 use super::error::Result;
 use super::lora::{Dropout, Lora};
 use super::loss::{LossConfig, TokenLoss, token_loss};
-use super::model::{Model, token_stats};
+use super::memory;
+use super::model::parallel::with_threads;
+use super::model::{Model, Trace};
 use crate::config::TrainConfig;
-
-/// Samples of one forward and backward pass. Fixed, so that results do not depend on the number of
-/// threads. From 4 to 32 a step costs the same processor time within noise (see `step_bench`); 8 of
-/// the default 64 samples leave enough shards for several cores and hold few activations.
-const SHARD: usize = 8;
 
 /// What a pass reads.
 pub(super) struct Pass<'a> {
@@ -63,33 +60,42 @@ struct Shard {
 
 impl Pass<'_> {
     pub fn run(&mut self) -> Result<Outcome> {
-        // Samples of like length share a shard, so that little is computed for padding.
-        let mut order = self.active.to_vec();
-        order.sort_by_key(|index| (self.samples[*index].positions(), *index));
         let mut outcome = Outcome {
             gradients: BTreeMap::new(),
             totals: Totals { passes: 1.0, ..Totals::default() },
             differences: Vec::new(),
         };
+        let spec = self.model.spec();
+        let tokens = memory::shard_tokens(spec);
+        let threads = rayon::current_num_threads();
         let mut serial = 0_u64;
-        for micro_batch in order.chunks(self.config.micro_batch) {
-            let jobs: Vec<(u64, &[usize])> = micro_batch
-                .chunks(SHARD)
+        for micro_batch in batch::shards(self.samples, self.active, self.config.micro_batch, tokens)
+        {
+            let jobs: Vec<(u64, Vec<usize>)> = micro_batch
+                .into_iter()
                 .map(|shard| {
                     serial += 1;
                     (serial, shard)
                 })
                 .collect();
-            let this: &Self = self;
-            let shards: Vec<Result<Shard>> =
-                jobs.into_par_iter().map(|(serial, shard)| this.shard(serial, shard)).collect();
-            for shard in shards {
-                let shard = shard?;
-                add_gradients(&mut outcome.gradients, shard.gradients)?;
-                outcome.totals.add(&shard.totals);
-                outcome.differences.extend(shard.differences);
-                for (index, reference) in shard.references {
-                    self.references[index] = Some(reference);
+            // Shards of a wide model come one by one, so that one shard's gradients are held.
+            let parallel = memory::shards_in_parallel(spec);
+            for wave in jobs.chunks(if parallel { jobs.len() } else { 1 }) {
+                let this: &Self = self;
+                let shard = |(serial, shard): &(u64, Vec<usize>)| this.shard(*serial, shard);
+                let shards: Vec<Result<Shard>> = if parallel {
+                    wave.par_iter().map(shard).collect()
+                } else {
+                    with_threads(threads, || wave.iter().map(shard).collect())
+                };
+                for shard in shards {
+                    let shard = shard?;
+                    add_gradients(&mut outcome.gradients, shard.gradients)?;
+                    outcome.totals.add(&shard.totals);
+                    outcome.differences.extend(shard.differences);
+                    for (index, reference) in shard.references {
+                        self.references[index] = Some(reference);
+                    }
                 }
             }
         }
@@ -106,15 +112,17 @@ impl Pass<'_> {
             .collect();
         let layout = Layout::new(&parts, self.model.device())?;
         let mut dropout = self.dropout(serial);
-        let stats = self.stats(&layout, Some(self.lora), dropout.as_mut())?;
+        let keep = memory::kept_layers(self.config, self.model.spec(), layout.segments.tokens());
+        let trace = self.trace(&layout, dropout.as_mut(), keep)?;
+        let stats = self.stats(&layout, trace.hidden())?;
         let columns = columns(&stats)?;
         let references = self.references(&layout, indices)?;
         let compared = match (self.current_version, &dropout) {
             (None, _) => None,
             (Some(version), None) => Some((version, columns.0.clone())),
             (Some(version), Some(_)) => {
-                let plain = self.stats(&layout, Some(self.lora), None)?;
-                Some((version, self::columns(&plain)?.0))
+                let plain = self.trace(&layout, None, 0)?;
+                Some((version, self::columns(&self.stats(&layout, plain.hidden())?)?.0))
             }
         };
         let mut shard = Shard {
@@ -123,6 +131,7 @@ impl Pass<'_> {
             differences: Vec::new(),
             references: Vec::new(),
         };
+        shard.totals.computed = layout.segments.tokens() as f64;
         let mut slopes = Vec::with_capacity(columns.0.len());
         let mut row = 0;
         for (place, index) in indices.iter().enumerate() {
@@ -154,7 +163,7 @@ impl Pass<'_> {
         if let Some(references) = references {
             shard.references = indices.iter().copied().zip(references).collect();
         }
-        shard.gradients = self.gradients(&stats, slopes)?;
+        shard.gradients = self.gradients(trace, &stats, slopes)?;
         Ok(shard)
     }
 
@@ -175,16 +184,14 @@ impl Pass<'_> {
         })
     }
 
+    /// The forward pass with the adapter on.
+    fn trace(&self, layout: &Layout, dropout: Option<&mut Dropout>, keep: usize) -> Result<Trace> {
+        self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, keep)
+    }
+
     /// `[tokens, 2]`: log-probability and entropy of every sampled token.
-    fn stats(
-        &self,
-        layout: &Layout,
-        lora: Option<&Lora>,
-        dropout: Option<&mut Dropout>,
-    ) -> Result<Tensor> {
-        let hidden = self.model.hidden(&layout.ids, lora, dropout)?;
-        let logits = self.model.logits(&hidden.index_select(&layout.rows, 0)?)?;
-        Ok(token_stats(&logits, &layout.targets, &layout.temperatures)?)
+    fn stats(&self, layout: &Layout, hidden: &Tensor) -> Result<Tensor> {
+        self.model.stats(hidden, &layout.rows, &layout.targets, &layout.temperatures)
     }
 
     /// Log-probabilities under the base, adapters off, by sample; `None` where beta is 0.
@@ -197,7 +204,8 @@ impl Pass<'_> {
         if kept.is_some() {
             return Ok(kept);
         }
-        let logprobs = columns(&self.stats(layout, None, None)?)?.0;
+        let hidden = self.model.hidden(&layout.ids, &layout.segments, None, None)?;
+        let logprobs = columns(&self.stats(layout, &hidden)?)?.0;
         let mut rest = logprobs.as_slice();
         let mut out = Vec::with_capacity(indices.len());
         for index in indices {
@@ -210,20 +218,16 @@ impl Pass<'_> {
 
     /// The loss depends on the network through the log-probabilities alone, so its gradient is that
     /// of their sum weighted by the loss's slopes.
-    fn gradients(&self, stats: &Tensor, slopes: Vec<f64>) -> Result<BTreeMap<String, Tensor>> {
+    fn gradients(
+        &self,
+        trace: Trace,
+        stats: &Tensor,
+        slopes: Vec<f64>,
+    ) -> Result<BTreeMap<String, Tensor>> {
         let count = slopes.len();
-        let slopes =
-            Tensor::from_vec(slopes, count, self.model.device())?.to_dtype(stats.dtype())?;
-        let store = (stats.narrow(1, 0, 1)?.squeeze(1)? * slopes)?.sum_all()?.backward()?;
-        let mut gradients = BTreeMap::new();
-        for (name, var) in self.lora.parameters() {
-            let gradient = match store.get(var.as_tensor()) {
-                Some(gradient) => gradient.clone(),
-                None => var.zeros_like()?,
-            };
-            gradients.insert(name, gradient);
-        }
-        Ok(gradients)
+        let both: Vec<f64> = slopes.into_iter().flat_map(|slope| [slope, 0.0]).collect();
+        let grad = Tensor::from_vec(both, (count, 2), self.model.device())?;
+        self.model.backward(trace, stats, &grad.to_dtype(stats.dtype())?, self.lora)
     }
 }
 
@@ -255,6 +259,8 @@ pub(super) struct Totals {
     pub samples: f64,
     pub loss: f64,
     tokens: f64,
+    /// Tokens of the forward passes.
+    computed: f64,
     kl: f64,
     entropy: f64,
     clipped_low: f64,
@@ -302,6 +308,7 @@ impl Totals {
         self.samples += other.samples;
         self.loss += other.loss;
         self.tokens += other.tokens;
+        self.computed += other.computed;
         self.kl += other.kl;
         self.entropy += other.entropy;
         self.clipped_low += other.clipped_low;
@@ -328,6 +335,7 @@ impl Totals {
             put("ratio_mean", self.ratio / self.tokens);
             put("ratio_max", high);
             put("completion_length", self.tokens / self.samples);
+            put("loss_token_fraction", self.tokens / self.computed);
             put("tokens", self.tokens / self.passes);
             put("samples", self.samples / self.passes);
             if with_kl {

@@ -48,7 +48,7 @@ fn near_samples(model: &Model, lora: &Lora, count: usize) -> Vec<TrainSample> {
     for (i, sample) in samples.iter_mut().enumerate() {
         let parts = [(sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)];
         let layout = Layout::new(&parts, model.device()).unwrap();
-        let hidden = model.hidden(&layout.ids, Some(lora), None).unwrap();
+        let hidden = model.hidden(&layout.ids, &layout.segments, Some(lora), None).unwrap();
         let logits = model.logits(&hidden.index_select(&layout.rows, 0).unwrap()).unwrap();
         let stats = token_stats(&logits, &layout.targets, &layout.temperatures).unwrap();
         for (t, own) in values(&stats.narrow(1, 0, 1).unwrap()).into_iter().enumerate() {
@@ -160,7 +160,7 @@ fn micro_batches_do_not_change_the_gradient() {
 }
 
 #[test]
-fn order_and_padding_do_not_change_the_gradient() {
+fn order_and_company_do_not_change_the_gradient() {
     let config = tiny_config();
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 9);
@@ -169,7 +169,7 @@ fn order_and_padding_do_not_change_the_gradient() {
     reversed.reverse();
     let after = run(&model, &lora, &config, &reversed);
     assert!(relative_difference(&before.gradients, &after.gradients) < 5e-6);
-    // A long sample of weight 0 beside them pads all others.
+    // Nor does a long sample of weight 0 beside them.
     let mut padded = samples.clone();
     let mut long = samples[0].clone();
     long.prompt_ids = vec![7; 60];
@@ -205,5 +205,86 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
     assert_eq!(one.totals.loss.to_bits(), three.totals.loss.to_bits());
     for (name, gradient) in &one.gradients {
         assert_eq!(values(gradient), values(&three.gradients[name]), "{name}");
+    }
+}
+
+#[test]
+fn shared_prompts_give_what_repeated_prompts_give() {
+    use super::batch::Layout;
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F64, &config);
+    let samples = random_samples(7, 4);
+    // Two prompts, mixed; a completion of one token makes an empty branch.
+    let parts: Vec<_> = samples
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (samples[i % 2].prompt_ids.as_slice(), s.ids.as_slice(), s.temperature))
+        .collect();
+    assert!(parts.iter().any(|part| part.1.len() == 1));
+    let run = |layout: &Layout| {
+        let trace = model.trace(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
+        let (targets, temperatures) = (&layout.targets, &layout.temperatures);
+        let stats = model.stats(trace.hidden(), &layout.rows, targets, temperatures).unwrap();
+        let probe: Vec<f64> = (0..stats.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
+        let probe = Tensor::from_vec(probe, stats.shape(), model.device()).unwrap();
+        let gradients = model.backward(trace, &stats, &probe, &lora).unwrap();
+        (values(&stats), gradients)
+    };
+    let shared = Layout::new(&parts, model.device()).unwrap();
+    let repeated = Layout::unshared(&parts, model.device()).unwrap();
+    assert!(shared.segments.tokens() < repeated.segments.tokens());
+    let (a, b) = (run(&shared), run(&repeated));
+    for (x, y) in a.0.iter().zip(&b.0) {
+        assert!((x - y).abs() < 1e-12);
+    }
+    assert!(relative_difference(&a.1, &b.1) < 1e-12);
+}
+
+#[test]
+fn computing_layers_again_changes_no_bit() {
+    use crate::config::Recompute;
+    let run = |recompute, dropout| {
+        let mut config = TrainConfig { recompute, ..tiny_config() };
+        config.lora.dropout = dropout;
+        let (model, lora) = setup(DType::F32, &config);
+        let samples = near_samples(&model, &lora, 9);
+        run(&model, &lora, &config, &samples)
+    };
+    for dropout in [0.0, 0.3] {
+        let (kept, again) = (run(Recompute::Never, dropout), run(Recompute::Always, dropout));
+        assert_eq!(kept.totals.loss.to_bits(), again.totals.loss.to_bits());
+        for (name, gradient) in &kept.gradients {
+            assert_eq!(values(gradient), values(&again.gradients[name]), "{name}");
+        }
+    }
+}
+
+#[test]
+fn shards_keep_groups_together_within_their_bound() {
+    let mut samples = random_samples(30, 8);
+    for (i, sample) in samples.iter_mut().enumerate() {
+        sample.prompt_ids = vec![i as u32 / 6; 4 + i / 6];
+    }
+    let active: Vec<usize> = (0..samples.len()).filter(|i| i % 7 != 3).collect();
+    let tokens = |shard: &[usize]| {
+        let mut prompts: Vec<_> = shard.iter().map(|i| &samples[*i].prompt_ids).collect();
+        prompts.dedup();
+        prompts.iter().map(|p| p.len()).sum::<usize>()
+            + shard.iter().map(|i| samples[*i].ids.len() - 1).sum::<usize>()
+    };
+    for (bound, micro_batch) in [(1, 64), (25, 64), (40, 64), (1000, 64), (40, 5)] {
+        let batches = super::batch::shards(&samples, &active, micro_batch, bound);
+        let mut seen: Vec<usize> = batches.iter().flatten().flatten().copied().collect();
+        seen.sort_unstable();
+        assert_eq!(seen, active, "every sample once");
+        for batch in &batches {
+            assert!(batch.iter().map(Vec::len).sum::<usize>() <= micro_batch);
+            for shard in batch {
+                assert!(tokens(shard) <= bound || shard.len() == 1, "{shard:?} for {bound}");
+            }
+        }
+        if bound == 1000 {
+            assert_eq!(batches[0].len(), 1);
+        }
     }
 }

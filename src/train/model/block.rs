@@ -2,53 +2,57 @@
 //! options are on is in [`ModelSpec`]; there is no other block.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::AttentionOptions;
-use super::ops::{self, Heads};
+use super::attention::Heads;
+use super::ops;
 use super::rope::{rope_frequencies, rope_tables};
+use super::segments::Segments;
 use super::spec::{Activation, ModelSpec};
 use crate::config::LinearKind;
 use crate::train::error::Result;
 use crate::train::lora::{Dropout, Lora};
 
 /// What every block of one forward pass shares.
-pub(super) struct Context<'a> {
-    spec: &'a ModelSpec,
-    queries: Heads,
-    keys: Heads,
-    /// Cosines and sines, each `[len, rotary_dim]`.
+pub(super) struct Context {
+    spec: ModelSpec,
+    segments: Arc<Segments>,
+    heads: Heads,
+    /// Cosines and sines of every token, each `[tokens, rotary_dim / 2]`.
     tables: (Tensor, Tensor),
 }
 
-impl<'a> Context<'a> {
+impl Context {
     pub(super) fn new(
-        spec: &'a ModelSpec,
-        batch: usize,
-        len: usize,
+        spec: &ModelSpec,
+        segments: &Arc<Segments>,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let queries = Heads { batch, len, heads: spec.num_heads, head_dim: spec.head_dim };
+        let positions = segments.positions();
+        spec.check_length(positions.iter().max().map_or(0, |last| last + 1))?;
         let factor = spec.rope.attention_factor();
         Ok(Self {
-            spec,
-            queries,
-            keys: Heads { heads: spec.num_kv_heads, ..queries },
-            tables: rope_tables(len, &rope_frequencies(spec), factor, dtype, device)?,
+            spec: spec.clone(),
+            segments: Arc::clone(segments),
+            heads: Heads { queries: spec.num_heads, keys: spec.num_kv_heads, dim: spec.head_dim },
+            tables: rope_tables(&positions, &rope_frequencies(spec), factor, dtype, device)?,
         })
     }
 
-    /// The tables of a layer that turns queries and keys by their positions.
-    fn tables(&self, layer: usize) -> Option<&(Tensor, Tensor)> {
-        let turned = self.spec.layers.get(layer).is_some_and(|layer| layer.rope);
-        turned.then_some(&self.tables)
+    /// `x` `[tokens, heads * head_dim]` turned by its positions, in the layers that do.
+    fn turned(&self, layer: usize, x: Tensor) -> candle_core::Result<Tensor> {
+        match self.spec.layers.get(layer).is_some_and(|layer| layer.rope) {
+            true => ops::rope(&x, self.spec.head_dim, &self.tables),
+            false => Ok(x),
+        }
     }
 
     /// RMSNorm over the last dimension, by `weight + norm_offset`.
-    pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-        norm(self.spec, x, weight)
+    fn norm(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+        norm(&self.spec, x, weight)
     }
 }
 
@@ -150,12 +154,12 @@ impl Block {
         norms.into_iter().chain(more).chain(self.linears.values().map(|linear| &linear.weight))
     }
 
-    /// `x` `[batch * len, hidden]` to the same shape.
+    /// `x` `[tokens, hidden]` to the same shape.
     pub(super) fn forward(
         &self,
         x: &Tensor,
         layer: usize,
-        context: &Context<'_>,
+        context: &Context,
         lora: Option<&Lora>,
         dropout: Option<&mut Dropout>,
     ) -> candle_core::Result<Tensor> {
@@ -173,23 +177,22 @@ impl Block {
     }
 }
 
-/// Causal grouped-query attention; `x` `[batch * len, hidden]`.
+/// Causal grouped-query attention; `x` `[tokens, hidden]`.
 fn attention(
     x: &Tensor,
-    context: &Context<'_>,
+    context: &Context,
     linears: &mut Linears<'_>,
 ) -> candle_core::Result<Tensor> {
-    let Context { spec, queries, keys, .. } = *context;
-    let tables = context.tables(linears.layer);
-    let [q, k, v] = project(x, spec, linears)?;
-    let q = queries.split(&q, tables)?;
-    let k = keys.split(&k, tables)?;
-    let v = keys.split(&v, None)?;
-    let mixed = attend((&q, &k, &v), queries, keys, spec.attention_options(linears.layer))?;
-    linears.apply(LinearKind::OProj, &queries.merge(&mixed)?)
+    let layer = linears.layer;
+    let [q, k, v] = project(x, &context.spec, linears)?;
+    let (q, k) = (context.turned(layer, q)?, context.turned(layer, k)?);
+    let options = context.spec.attention_options(layer);
+    let mixed =
+        super::attention::attention((&q, &k, &v), &context.segments, context.heads, options)?;
+    linears.apply(LinearKind::OProj, &mixed)
 }
 
-/// Queries, keys and values `[batch * len, heads * head_dim]`, not yet turned.
+/// Queries, keys and values `[tokens, heads * head_dim]`, not yet turned.
 fn project(
     x: &Tensor,
     spec: &ModelSpec,
@@ -216,28 +219,13 @@ fn project(
     Ok([q, k, v])
 }
 
-/// Mixes values by attention weights: `[batch, heads, len, head_dim]` each, and as the queries.
-fn attend(
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    queries: Heads,
-    keys: Heads,
-    options: AttentionOptions,
-) -> candle_core::Result<Tensor> {
-    let Heads { batch, len, heads, head_dim } = queries;
-    // Query head h looks at key head h / group: the heads of a group become rows of one product.
-    let rows = heads / keys.heads * len;
-    let q = q.reshape((batch, keys.heads, rows, head_dim))?;
-    let weights = ops::attention_weights(&q.matmul(&k.t()?)?, options)?;
-    weights.matmul(v)?.reshape((batch, heads, len, head_dim))
-}
-
-/// `down(activation(gate(x)) * up(x))` (Shazeer 2020); `x` `[batch * len, hidden]`.
+/// `down(activation(gate(x)) * up(x))` (Shazeer 2020); `x` `[tokens, hidden]`.
 fn mlp(
     x: &Tensor,
-    context: &Context<'_>,
+    context: &Context,
     linears: &mut Linears<'_>,
 ) -> candle_core::Result<Tensor> {
-    let spec = context.spec;
+    let spec = &context.spec;
     let (gate, up) = if spec.fused {
         let both = linears.apply(LinearKind::GateUpProj, x)?;
         let part = |start| both.narrow(1, start, spec.intermediate_size)?.contiguous();

@@ -6,7 +6,7 @@
 use candle_core::{D, Tensor};
 
 use super::adapted::Frozen;
-use super::{AttentionOptions, fused, kernel};
+use super::{fused, kernel};
 
 type Result<T> = candle_core::Result<T>;
 
@@ -24,34 +24,37 @@ pub(super) fn rms_norm_chain(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Te
     x.broadcast_div(&(mean_square + eps)?.sqrt()?)?.broadcast_mul(weight)
 }
 
-/// `softmax` over the last dimension; the shift by the maximum carries no gradient.
-fn softmax(x: &Tensor) -> Result<Tensor> {
-    let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
-    exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
+/// Turns every head of x `[tokens, heads * head_dim]` by its token's angles: `tables` are cosines and
+/// sines, each `[tokens, half]` (see [`super::rope_tables`]); pairs are (i, i + half) as in
+/// Hugging Face's layout, and values from `2 half` on stay.
+pub fn rope(x: &Tensor, head_dim: usize, tables: &(Tensor, Tensor)) -> Result<Tensor> {
+    if kernel::runs_on(x) && x.is_contiguous() {
+        return x.apply_op1(fused::Rope { head_dim, tables: tables.clone() });
+    }
+    rope_chain(x, head_dim, tables)
 }
 
-/// Rotates the first `rotary_dim` values of every head of `x` `[batch, heads, len, head_dim]` by its
-/// positions.
-fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    let (width, rotary) = (x.dim(D::Minus1)?, cos.dim(D::Minus1)?);
-    let half = rotary / 2;
-    let first = x.narrow(D::Minus1, 0, half)?;
-    let second = x.narrow(D::Minus1, half, half)?;
-    let turned = x.narrow(D::Minus1, 0, rotary)?;
-    let rotated = Tensor::cat(&[&second.neg()?, &first], D::Minus1)?;
-    let turned = (turned.broadcast_mul(cos)? + rotated.broadcast_mul(sin)?)?;
-    if rotary == width {
-        return Ok(turned);
-    }
-    Tensor::cat(&[&turned, &x.narrow(D::Minus1, rotary, width - rotary)?], D::Minus1)
+/// [`rope`] as a chain of candle's operations.
+pub(super) fn rope_chain(
+    x: &Tensor,
+    head_dim: usize,
+    (cos, sin): &(Tensor, Tensor),
+) -> Result<Tensor> {
+    let ((tokens, width), half) = (x.dims2()?, cos.dim(1)?);
+    let heads = x.reshape((tokens, width / head_dim, head_dim))?;
+    let (a, b) = (heads.narrow(2, 0, half)?, heads.narrow(2, half, half)?);
+    let (cos, sin) = (cos.unsqueeze(1)?, sin.unsqueeze(1)?);
+    let turned_a = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let turned_b = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    let still = heads.narrow(2, 2 * half, head_dim - 2 * half)?;
+    Tensor::cat(&[&turned_a, &turned_b, &still], 2)?.reshape((tokens, width))
 }
 
 /// `x W^T + bias` for `x` `[n, in]` and `W` `[out, in]`.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let trained = weight.track_op() || bias.is_some_and(Tensor::track_op);
-    if !trained && kernel::runs_on(x) {
-        let op = Frozen { weight: weight.clone(), bias: bias.cloned(), scale: 0.0 };
-        return x.apply_op1(op);
+    if !trained && kernel::runs_on(x) && weight.is_contiguous() {
+        return x.contiguous()?.apply_op1(Frozen::new(weight, bias, 0.0));
     }
     let y = x.matmul(&weight.t()?)?;
     bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
@@ -65,9 +68,8 @@ pub(crate) fn adapted_linear(
     (a, b, scale): (&Tensor, &Tensor, f64),
 ) -> Result<Tensor> {
     let trained = weight.track_op() || bias.is_some_and(Tensor::track_op);
-    if !trained && x_dropped.is_none() && kernel::runs_on(x) {
-        let op = Frozen { weight: weight.clone(), bias: bias.cloned(), scale };
-        return x.apply_op3(a, b, op);
+    if !trained && x_dropped.is_none() && kernel::runs_on(x) && weight.is_contiguous() {
+        return x.contiguous()?.apply_op3(a, b, Frozen::new(weight, bias, scale));
     }
     let delta = x_dropped.unwrap_or(x).matmul(&a.t()?)?.matmul(&b.t()?)?;
     linear(x, weight, bias)? + (delta * scale)?
@@ -81,83 +83,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     gate.silu()? * up
 }
 
-/// Softmax of `scale * x` over the keys that a causal query sees; `x` `[..., rows, keys]`, where row
-/// i is the query at position `i % keys`.
-pub fn causal_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
-    if kernel::runs_on(x) && x.is_contiguous() {
-        return x.apply_op1(fused::CausalSoftmax { scale });
-    }
-    masked_softmax(&(x * scale)?, None)
-}
-
 /// Soft cap (Gemma 2): `cap tanh(x / cap)`, within `±cap`.
 pub fn softcap(x: &Tensor, cap: f64) -> Result<Tensor> {
     (x / cap)?.tanh()? * cap
-}
-
-/// Attention weights of unscaled scores `x` `[..., rows, keys]`, where row i is the query at
-/// position `i % keys`.
-pub fn attention_weights(x: &Tensor, options: AttentionOptions) -> Result<Tensor> {
-    let AttentionOptions { scale, softcap: cap, window } = options;
-    // A window that reaches back to the first position hides nothing.
-    let window = window.filter(|window| x.dim(D::Minus1).is_ok_and(|keys| *window < keys));
-    if cap.is_none() && window.is_none() {
-        return causal_softmax(x, scale);
-    }
-    let scores = (x * scale)?;
-    let scores = cap.map_or(Ok(scores.clone()), |cap| softcap(&scores, cap))?;
-    masked_softmax(&scores, window)
-}
-
-/// Softmax over the keys that a causal query sees, within its window where there is one.
-fn masked_softmax(x: &Tensor, window: Option<usize>) -> Result<Tensor> {
-    let (rows, keys) = (x.dim(D::Minus2)?, x.dim(D::Minus1)?);
-    let window = window.unwrap_or(keys);
-    let seen = |query: usize, key: usize| key <= query && query < key + window;
-    let mask: Vec<f32> = (0..rows)
-        .flat_map(|row| {
-            (0..keys).map(move |key| if seen(row % keys, key) { 0.0 } else { f32::NEG_INFINITY })
-        })
-        .collect();
-    let mask = Tensor::from_vec(mask, (rows, keys), x.device())?.to_dtype(x.dtype())?;
-    softmax(&x.broadcast_add(&mask)?)
-}
-
-/// How a matrix of rows is split into heads.
-#[derive(Clone, Copy, Debug)]
-pub struct Heads {
-    /// Sequences.
-    pub batch: usize,
-    /// Positions of each.
-    pub len: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-impl Heads {
-    /// `[batch * len, heads * head_dim]` to `[batch, heads, len, head_dim]`, turned by position
-    /// where `tables` (see [`rope_tables`](super::rope_tables)) are given.
-    pub fn split(self, x: &Tensor, tables: Option<&(Tensor, Tensor)>) -> Result<Tensor> {
-        let Self { batch, len, heads, head_dim } = self;
-        if kernel::runs_on(x) && x.is_contiguous() {
-            return x.apply_op1(self.fused(tables.cloned()));
-        }
-        let x = x.reshape((batch, len, heads, head_dim))?.transpose(1, 2)?.contiguous()?;
-        tables.map_or(Ok(x.clone()), |(cos, sin)| rope(&x, cos, sin))
-    }
-
-    /// `[batch, heads, len, head_dim]` to `[batch * len, heads * head_dim]`.
-    pub fn merge(self, x: &Tensor) -> Result<Tensor> {
-        if kernel::runs_on(x) && x.is_contiguous() {
-            return x.apply_op1(fused::MergeHeads(self.fused(None)));
-        }
-        x.transpose(1, 2)?.reshape((self.batch * self.len, self.heads * self.head_dim))
-    }
-
-    fn fused(self, tables: Option<(Tensor, Tensor)>) -> fused::SplitHeads {
-        let Self { batch, len, heads, head_dim } = self;
-        fused::SplitHeads { batch, len, heads, head_dim, tables }
-    }
 }

@@ -215,29 +215,32 @@ pub fn rope_frequencies(spec: &ModelSpec) -> Vec<f32> {
     }
 }
 
-/// Cosines and sines for positions `0..len`, each `[len, rotary_dim]`, halves repeated (the
-/// half-split layout of Hugging Face), multiplied by the attention factor. Angles are rounded to f32
-/// as transformers and mistral.rs compute them.
+/// Cosines and sines at every position, each `[positions.len(), frequencies.len()]`, multiplied by
+/// the attention factor. Angles are rounded to f32 as transformers and mistral.rs compute them.
+///
+/// # Errors
+/// If a tensor cannot be made.
 pub fn rope_tables(
-    len: usize,
+    positions: &[usize],
     frequencies: &[f32],
     attention_factor: f64,
     dtype: DType,
     device: &Device,
 ) -> candle_core::Result<(Tensor, Tensor)> {
-    let width = 2 * frequencies.len();
-    let mut cos = Vec::with_capacity(len * width);
-    let mut sin = Vec::with_capacity(len * width);
-    for position in 0..len {
-        for frequency in frequencies.iter().chain(frequencies) {
-            let angle = f64::from(position as f32 * frequency);
-            cos.push(angle.cos() * attention_factor);
-            sin.push(angle.sin() * attention_factor);
+    let half = frequencies.len();
+    let count = positions.iter().max().map_or(0, |last| last + 1);
+    let angles: Vec<(f64, f64)> = (0..count)
+        .flat_map(|p| frequencies.iter().map(move |f| f64::from(p as f32 * f).sin_cos()))
+        .map(|(sin, cos)| (cos * attention_factor, sin * attention_factor))
+        .collect();
+    let table = |part: fn(&(f64, f64)) -> f64| {
+        let rows = positions.iter().flat_map(|p| angles[p * half..][..half].iter().map(part));
+        let shape = (positions.len(), half);
+        if dtype == DType::F32 {
+            Tensor::from_vec(rows.map(|x| x as f32).collect::<Vec<_>>(), shape, device)
+        } else {
+            Tensor::from_vec(rows.collect::<Vec<_>>(), shape, device)?.to_dtype(dtype)
         }
-    }
-    let shape = (len, width);
-    Ok((
-        Tensor::from_vec(cos, shape, device)?.to_dtype(dtype)?,
-        Tensor::from_vec(sin, shape, device)?.to_dtype(dtype)?,
-    ))
+    };
+    Ok((table(|angle| angle.0)?, table(|angle| angle.1)?))
 }
