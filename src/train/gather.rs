@@ -95,6 +95,7 @@ impl Batch {
                     temperature: member.sample.params.temperature,
                     advantage: (*advantage)?,
                     version: member.sample.version.0,
+                    truncated: member.sample.finish == FinishReason::Length,
                 })
             })
             .collect()

@@ -17,10 +17,10 @@ use super::batch::{Layout, TrainSample};
 use super::checkpoint::{self, Checkpoint, State};
 use super::error::{LearnError, Result};
 use super::lora::Lora;
-use super::loss::sequence_weights;
 use super::model::{Model, ModelSpec, token_stats};
+use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamMoments, AdamW, AdamWConfig, clip_global_norm};
-use super::pass::{Pass, Totals};
+use super::pass::Pass;
 use super::{peft, schedule};
 use crate::config::TrainConfig;
 use crate::engine::ModelDir;
@@ -28,16 +28,32 @@ use crate::engine::ModelDir;
 /// What a step did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepStats {
-    /// - `loss`, `grad_norm` (before clipping), `learning_rate`
-    /// - `kl`: mean k3 over tokens; absent when `train.beta` is 0, as it is not computed then
-    /// - `entropy`: of the policy at the sample's temperature, mean over tokens, in nats
-    /// - `clip_low`, `clip_high`: share of tokens whose gradient a bound cut
-    /// - `ratio_min`, `ratio_mean`, `ratio_max`: exp(logp - recorded logp)
-    /// - `sampler_difference_mean`, `_max`: |recorded - recomputed| log-probability over tokens of
-    ///   samples of the current version, before the update, dropout off; absent without such samples
-    /// - `completion_length`: mean; `tokens`: completion tokens trained on; `samples`
+    /// Where TRL has a figure of the same meaning, its name follows the arrow.
     ///
-    /// All but the sampler difference are means over the step's `train.num_iterations` passes.
+    /// - `loss` (with KL and entropy bonus), `grad_norm` (before clipping), `learning_rate`
+    /// - `num_tokens`: prompt and completion tokens of all steps so far
+    /// - `kl`: mean of the KL's estimator over tokens; absent when `train.beta` is 0, as it is not
+    ///   computed then; `beta` where it is adaptive
+    /// - `entropy`: of the policy at the sample's temperature, mean over tokens, in nats;
+    ///   `entropy_coef` where there is a bonus, as it has come to be after the step
+    /// - `clip_low`, `clip_high`, `clip_region` -> `clip_ratio/{low,high,region}_mean`: share of ratios
+    ///   (of tokens, or of sequences) whose gradient a bound cut; `clip_low_min`, `clip_high_max` ->
+    ///   `clip_ratio/{low_min,high_max}`: the least and greatest share of one sequence. For `cispo`,
+    ///   `clip_high` -> `cispo_clip_ratio`; absent for losses without bounds
+    /// - `ratio_min`, `ratio_mean`, `ratio_max`: the surrogate's ratio
+    /// - `sampler_ratio_min`, `_mean`, `_max` -> `sampling/importance_sampling_ratio/*`: the sampler
+    ///   correction's weights; absent without one
+    /// - `sampler_difference_mean`, `_max` -> `sampling/sampling_logp_difference/*`: |recorded -
+    ///   recomputed| log-probability over tokens of samples of the current version, before the update,
+    ///   dropout off; absent without such samples
+    /// - `off_policy_ratio`: share of sequences without surrogate for `train.off_policy_mask_threshold`
+    /// - `completion_length`, `completion_length_min`, `_max` -> `completions/{mean,min,max}_length`;
+    ///   `terminated_length`, `_min`, `_max` -> `completions/{mean,min,max}_terminated_length`;
+    ///   `truncated_ratio` -> `completions/clipped_ratio`: of all samples given, trained on or not
+    /// - `tokens`: completion tokens trained on; `samples` trained on
+    ///
+    /// All figures of the passes but the sampler difference are over the step's
+    /// `train.num_iterations` passes.
     pub metrics: BTreeMap<String, f64>,
     /// Why nothing was changed: a loss or gradient that is not finite, or no sample left.
     pub skipped: Option<String>,
@@ -54,6 +70,9 @@ pub struct Learner {
     config: TrainConfig,
     rng: ChaCha8Rng,
     steps: u64,
+    adaptive: Adaptive,
+    /// Prompt and completion tokens of all steps.
+    tokens: u64,
 }
 
 impl Learner {
@@ -81,7 +100,16 @@ impl Learner {
             eps: config.adam_eps,
             weight_decay: config.weight_decay,
         });
-        Ok(Self { model, lora, optimizer, config: config.clone(), rng, steps: 0 })
+        Ok(Self {
+            model,
+            lora,
+            optimizer,
+            config: config.clone(),
+            rng,
+            steps: 0,
+            adaptive: Adaptive::new(config),
+            tokens: 0,
+        })
     }
 
     /// The model's shape.
@@ -124,9 +152,12 @@ impl Learner {
             sample.validate(index, self.spec().vocab_size)?;
         }
         let mut stats = StepStats::default();
-        let mut active: Vec<usize> = (0..samples.len()).collect();
+        let masks = self.config.mask_truncated_completions;
+        let mut active: Vec<usize> =
+            (0..samples.len()).filter(|index| !(masks && samples[*index].truncated)).collect();
         let mut totals = Totals::default();
         let mut references = vec![None; samples.len()];
+        let mut old = vec![None; samples.len()];
         let learning_rate = schedule::learning_rate(&self.config, self.steps);
         let mut norms = Vec::new();
         for iteration in 0..self.config.num_iterations {
@@ -141,10 +172,13 @@ impl Learner {
                     config: &self.config,
                     samples,
                     active: &active,
-                    weights: self.weights(samples, &active, max_completion_tokens),
+                    objective: Objective::new(&self.config, &self.adaptive),
+                    lengths: lengths(samples, &active),
+                    max_completion_tokens,
                     current_version: (iteration == 0).then_some(current_version),
                     dropout_seed,
                     references: &mut references,
+                    old: &mut old,
                 };
                 let outcome = pass.run()?;
                 let refused = outcome.refused(self.config.max_sampler_difference);
@@ -168,8 +202,10 @@ impl Learner {
             norms.push(norm);
             let parameters = self.lora.parameters();
             self.optimizer.update(&parameters, &outcome.gradients, learning_rate)?;
+            self.adaptive.update(&outcome.totals, &self.config);
         }
-        totals.describe(self.config.beta != 0.0, &mut stats.metrics);
+        totals.describe(&self.config, &mut stats.metrics);
+        self.describe(samples, &mut stats);
         stats.metrics.insert("learning_rate".to_owned(), learning_rate);
         if !norms.is_empty() {
             let mean = norms.iter().sum::<f64>() / norms.len() as f64;
@@ -181,14 +217,20 @@ impl Learner {
         Ok(stats)
     }
 
-    /// The weight of every sample's tokens; 0 for those that are not trained on.
-    fn weights(&self, samples: &[TrainSample], active: &[usize], max_tokens: usize) -> Vec<f64> {
-        let lengths: Vec<usize> = samples
-            .iter()
-            .enumerate()
-            .map(|(i, s)| if active.contains(&i) { s.ids.len() } else { 0 })
-            .collect();
-        sequence_weights(self.config.loss, &lengths, max_tokens)
+    /// What is known without the network.
+    fn describe(&mut self, samples: &[TrainSample], stats: &mut StepStats) {
+        let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
+        self.tokens += tokens as u64;
+        let lengths = samples.iter().map(|s| (s.ids.len(), s.truncated));
+        stats.metrics.extend(objective::completions(lengths));
+        let mut put = |name: &str, value| stats.metrics.insert(name.to_owned(), value);
+        put("num_tokens", self.tokens as f64);
+        if self.config.kl.target > 0.0 {
+            put("beta", self.adaptive.beta);
+        }
+        if self.config.entropy.coef > 0.0 || self.config.entropy.adaptive {
+            put("entropy_coef", self.adaptive.entropy_coef);
+        }
     }
 
     /// Natural-log probability of each of `ids` after `prompt` under the policy at `temperature`.
@@ -203,6 +245,7 @@ impl Learner {
             temperature,
             advantage: 0.0,
             version: 0,
+            truncated: false,
         };
         sample.validate(0, self.spec().vocab_size)?;
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
@@ -229,7 +272,8 @@ impl Learner {
     }
 
     /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
-    /// the optimiser's moments. The step count and the schedule go on.
+    /// the optimiser's moments and what adaptive coefficients have come to. The step count and the
+    /// schedule go on.
     ///
     /// # Errors
     /// If the adapter cannot be read or has another rank, alpha or set of modules than
@@ -250,6 +294,7 @@ impl Learner {
             }
         };
         self.optimizer.clear();
+        self.adaptive = Adaptive::new(&self.config);
         Ok(())
     }
 
@@ -298,6 +343,8 @@ impl Learner {
             rng: self.rng.clone(),
             model: self.model.digest()?,
             lora: self.config.lora.clone(),
+            adaptive: Some(self.adaptive),
+            tokens: self.tokens,
             extra: extra.clone(),
         };
         checkpoint::save(dir, &Checkpoint { state, adapter: self.lora.tensors()?, moments })
@@ -337,8 +384,22 @@ impl Learner {
         self.optimizer.restore(loaded.state.updates, moments);
         self.rng = loaded.state.rng;
         self.steps = loaded.state.step;
+        self.adaptive = loaded.state.adaptive.map_or_else(
+            || Adaptive::new(&self.config),
+            |adaptive| adaptive.configured(&self.config),
+        );
+        self.tokens = loaded.state.tokens;
         Ok(loaded.state.extra)
     }
+}
+
+/// The length of every completion; 0 for those that are not trained on.
+fn lengths(samples: &[TrainSample], active: &[usize]) -> Vec<usize> {
+    let mut lengths = vec![0; samples.len()];
+    for index in active {
+        lengths[*index] = samples[*index].ids.len();
+    }
+    lengths
 }
 
 /// Settings without which a step makes no sense.

@@ -66,6 +66,7 @@ fn repeated_steps_learn_a_preferred_answer() {
         temperature: 1.0,
         advantage,
         version: 0,
+        truncated: false,
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
     let score = |learner: &Learner, i: usize, samples: &[TrainSample]| -> f32 {

@@ -5,6 +5,7 @@
 
 pub mod advantage;
 mod batch;
+mod bits;
 pub mod checkpoint;
 pub mod error;
 mod files;
@@ -15,9 +16,8 @@ pub mod learner;
 mod learner_tests;
 pub mod lora;
 pub mod loss;
-#[cfg(test)]
-mod loss_tests;
 pub mod model;
+mod objective;
 mod observe;
 pub mod optim;
 #[cfg(test)]

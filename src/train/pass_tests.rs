@@ -6,8 +6,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::batch::TrainSample;
 use super::lora::Lora;
-use super::loss::sequence_weights;
 use super::model::{Model, token_stats};
+use super::objective::{Adaptive, Objective};
 use super::pass::{Outcome, Pass};
 use super::testing::{
     random_samples, randomise, relative_difference, tiny_config, tiny_model, values,
@@ -31,10 +31,13 @@ fn run(model: &Model, lora: &Lora, config: &TrainConfig, samples: &[TrainSample]
         config,
         samples,
         active: &active,
-        weights: sequence_weights(config.loss, &lengths, 12),
+        objective: Objective::new(config, &Adaptive::new(config)),
+        lengths,
+        max_completion_tokens: 12,
         current_version: None,
         dropout_seed: 5,
         references: &mut vec![None; samples.len()],
+        old: &mut vec![None; samples.len()],
     }
     .run()
     .unwrap()
@@ -127,7 +130,7 @@ fn the_test_batch_reaches_every_branch_of_the_loss() {
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 6);
     let mut metrics = std::collections::BTreeMap::new();
-    run(&model, &lora, &config, &samples).totals.describe(true, &mut metrics);
+    run(&model, &lora, &config, &samples).totals.describe(&config, &mut metrics);
     for name in ["clip_low", "clip_high"] {
         assert!(metrics[name] > 0.0 && metrics[name] < 0.6, "{name} is {}", metrics[name]);
     }
@@ -182,10 +185,13 @@ fn order_and_padding_do_not_change_the_gradient() {
         config: &config,
         samples: &padded,
         active: &active,
-        weights: sequence_weights(config.loss, &lengths, 12),
+        objective: Objective::new(&config, &Adaptive::new(&config)),
+        lengths,
+        max_completion_tokens: 12,
         current_version: None,
         dropout_seed: 5,
         references: &mut vec![None; padded.len()],
+        old: &mut vec![None; padded.len()],
     }
     .run()
     .unwrap();

@@ -53,6 +53,7 @@ fn samples(learner: &Learner) -> Vec<TrainSample> {
                 temperature: 1.0,
                 advantage: if i % 2 == 0 { 1.0 } else { -1.0 },
                 version: 0,
+                truncated: false,
             }
         })
         .collect()
