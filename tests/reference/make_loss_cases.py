@@ -3,18 +3,22 @@
 Settings are Hone's configuration keys (`train.*`). Where TRL has the option, its own
 `GRPOTrainer._compute_loss` runs on prescribed log-probabilities and entropies of a tiny vocabulary,
 with a stand-in for the trainer; `written` states the rest (k1, k2, dual clip, reinforce) and is first
-held equal to TRL wherever both have a case. Gradients are by the logits, so they cover log-probability
+held equal to TRL wherever both have a case. What TRL computes inside the method that also generates
+(sampler weights, advantages) runs from that method's own lines. Gradients are by the logits, so they cover log-probability
 and entropy alike. Float64 throughout. Needs torch and trl; run from the repository root:
     python tests/reference/make_loss_cases.py
 """
 
+import inspect
 import json
 import pathlib
+import textwrap
 from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 OUT = pathlib.Path(__file__).resolve().parent / "loss_cases.json"
 VOCAB, MAX_TOKENS = 5, 8
@@ -93,21 +97,62 @@ def behaviour(data: Data, s: dict) -> torch.Tensor:
     return data.recorded if s["sampler_correction"]["mode"] == "none" else data.old
 
 
+def run_lines(first: str, last: str, names: dict) -> dict:
+    """Runs TRL's lines from the one that begins with `first` to before the one with `last`."""
+    text = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith(first))
+    stop = next(i for i, line in enumerate(lines) if i > start and line.strip().startswith(last))
+    scope = vars(grpo_trainer) | names
+    exec(textwrap.dedent("\n".join(lines[start:stop])), scope)  # noqa: S102
+    return scope
+
+
 def sampler_weights(data: Data, s: dict) -> torch.Tensor | None:
-    """TRL computes these while generating; its text there, on [batch, time] or [batch, 1]."""
+    """On [batch, time] or [batch, 1]."""
     mode = s["sampler_correction"]["mode"]
     if mode == "none":
         return None
-    level, rule = mode.split("_")
-    low, high = s["sampler_correction"]["clip_min"], s["sampler_correction"]["clip_max"]
-    high = high if high > 0 else float("inf")
-    difference = (data.old - data.recorded) * data.mask
-    if level == "sequence":
-        difference = difference.sum(-1, keepdim=True)
-    ratio = difference.exp()
-    if rule == "truncate":
-        return ratio.clamp(low, high)
-    return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
+    own = SimpleNamespace(
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=s["sampler_correction"]["clip_min"],
+        vllm_importance_sampling_clip_max=s["sampler_correction"]["clip_max"] or None,
+    )
+    names = {"old_per_token_logps": data.old, "sampling_per_token_logps": data.recorded}
+    names |= {"self": own, "mask": data.mask}
+    end = "# Compute the per-token log probabilities for the reference model"
+    return run_lines("per_token_logps_diff = ", end, names)["vllm_importance_sampling_ratio"]
+
+
+def advantage_case(seed: int, groups: int, size: int, aggregation: str, scale: str) -> dict:
+    torch.manual_seed(seed)
+    rewards = torch.randint(0, 4, (groups * size, 3)).double() / 4
+    rewards[:, 2] = torch.round(torch.randn(groups * size) * 256) / 256
+    rewards[:size] = rewards[0]  # a group without a difference
+    weights = torch.tensor([1.0, -0.5, 2.0])
+    own = SimpleNamespace(
+        multi_objective_aggregation=aggregation,
+        scale_rewards=scale,
+        reward_weights=weights,
+        reward_funcs=[None] * 3,
+        reward_func_names=["a", "b", "c"],
+        _metrics={"train": defaultdict(list)},
+    )
+    names = {"self": own, "device": "cpu", "rewards_per_func": rewards, "mode": "train"}
+    names |= {"num_generations": size, "prompts": [None] * len(rewards)}
+    names |= {"unscorable_mask": torch.isnan(rewards).all(dim=1)}
+    own.accelerator = SimpleNamespace(process_index=0)
+    scope = run_lines("if self.multi_objective_aggregation ==", "# Log prompts and completions", names)
+    figures = {name: round_all(values[-1]) for name, values in own._metrics["train"].items()}
+    return {
+        "aggregation": {"normalize_then_sum": "gdpo"}.get(aggregation, aggregation),
+        "scale": scale,
+        "size": size,
+        "weights": weights.tolist(),
+        "rewards": rewards.T.tolist(),
+        "advantages": round_all(scope["advantages"]),
+        "figures": figures,
+    }
 
 
 def by_trl(data: Data, s: dict, leaf: torch.Tensor) -> tuple[torch.Tensor, dict]:
@@ -296,7 +341,19 @@ def main() -> None:
         Data(3, [1, 6, 3], 0.15),
     ]
     cases = [case(i % len(data), data[i % len(data)], s) for i, s in enumerate(all_settings())]
-    text = json.dumps({"max_tokens": MAX_TOKENS, "data": [d.describe() for d in data], "cases": cases})
+    advantages = [
+        advantage_case(seed, groups, size, aggregation, scale)
+        for seed, (groups, size, aggregation, scale) in enumerate(
+            [
+                (3, 4, "sum_then_normalize", "group"),
+                (2, 5, "sum_then_normalize", "batch"),
+                (4, 2, "sum_then_normalize", "none"),
+                (3, 4, "normalize_then_sum", "group"),
+            ]
+        )
+    ]
+    out = {"max_tokens": MAX_TOKENS, "data": [d.describe() for d in data], "cases": cases}
+    text = json.dumps(out | {"advantages": advantages})
     OUT.write_text(text + "\n")
     print(len(cases), "cases,", sum(c["trl"] for c in cases), "of them TRL's,", len(text), "bytes")
 
