@@ -333,8 +333,11 @@ fn correction(c: &TrainConfig) -> Checked {
     let truncates =
         matches!(s.mode, CorrectionMode::TokenTruncate | CorrectionMode::SequenceTruncate);
     if truncates && s.clip_min == 0.0 && s.clip_max == 0.0 {
-        let allowed = format!("greater than 0 with mode {}, or clip_min is", name(&s.mode));
+        let allowed = format!("greater than 0, or clip_min, with mode {}", name(&s.mode));
         return Err(Problem::value("train.sampler_correction.clip_max", s.clip_max, &allowed));
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

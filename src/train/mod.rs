@@ -31,6 +31,7 @@ pub mod schedule;
 mod shares;
 #[cfg(test)]
 mod step_bench;
+mod step_stats;
 #[cfg(test)]
 mod testing;
 mod trainer;

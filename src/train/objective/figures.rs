@@ -16,7 +16,8 @@ pub(in crate::train) fn completions(
     if all.is_empty() {
         return Vec::new();
     }
-    let mut out = vec![("truncated_ratio".to_owned(), 1.0 - ended.len() as f64 / all.len() as f64)];
+    let cut = (all.len() - ended.len()) as f64 / all.len() as f64;
+    let mut out = vec![("truncated_ratio".to_owned(), cut)];
     for (name, list) in [("completion_length", &all), ("terminated_length", &ended)] {
         let sum = list.iter().sum::<usize>() as f64;
         let least = list.iter().min().copied().unwrap_or(0) as f64;
