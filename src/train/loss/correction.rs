@@ -54,6 +54,7 @@ pub fn keeps(advantage: f64, logprobs: &[f64], recorded: &[f64], threshold: f64)
         return true;
     }
     let sum: f64 = recorded.iter().zip(logprobs).map(|(s, l)| s - l).sum();
-    // What is not finite is kept, so that the step is seen not to be.
-    !(sum / logprobs.len().max(1) as f64 > threshold)
+    let drift = sum / logprobs.len().max(1) as f64;
+    // What is not a number is kept, so that the step is seen not to be finite.
+    drift.is_nan() || drift <= threshold
 }

@@ -11,7 +11,7 @@
 //! loss    = sum over tokens of w_i (m rho surrogate(r, l, A) + beta kl) - coef mean(H)
 //! ```
 //!
-//! - `surrogate`: [`surrogate`]; `kl`: [`kl::estimate`], times r where it is corrected;
+//! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r where it is corrected;
 //! - `rho`: [`correction::sampler_weights`]; `m`: 0 for tokens below the entropy threshold
 //!   ([`entropy::threshold`]) and for sequences that [`correction::keeps`] drops, else 1. Neither acts
 //!   on the KL or on `w_i`;
