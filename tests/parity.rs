@@ -80,6 +80,7 @@ impl Pair {
                 temperature,
                 advantage,
                 version,
+                truncated: false,
             });
         }
         (greatest, samples)

@@ -3,6 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::lora::LoraConfig;
+use super::objective::{
+    AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
+    RatioLevel, RewardAggregation, ZeroVariance,
+};
 
 /// How the learning rate moves after warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,32 +19,6 @@ pub enum ScheduleKind {
     Linear,
     /// Falls to 0 at `total_steps` along half a cosine.
     Cosine,
-}
-
-/// What group advantages are divided by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdvantageScale {
-    /// The group's standard deviation (GRPO).
-    #[default]
-    Group,
-    /// The batch's standard deviation.
-    Batch,
-    /// Nothing (Dr. GRPO).
-    None,
-}
-
-/// How token losses are summed to the optimiser step's loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossKind {
-    /// Mean per sequence, then over sequences.
-    Grpo,
-    /// Sum over sequences x `max_completion_tokens`.
-    DrGrpo,
-    /// Mean over all tokens of the optimiser step.
-    #[default]
-    Dapo,
 }
 
 /// Whether the backward pass computes layers again, to save memory.
@@ -92,16 +70,39 @@ pub struct TrainConfig {
     pub weight_decay: f64,
     /// Gradient norm limit; 0 leaves gradients alone.
     pub max_grad_norm: f64,
-    /// Coefficient of the k3 KL to the reference policy.
+    /// Coefficient of the KL to the reference policy.
     pub beta: f64,
     /// The ratio's lower clip is 1 minus this.
     pub clip_low: f64,
     /// The ratio's upper clip is 1 plus this.
     pub clip_high: f64,
-    /// How token losses are summed.
+    /// The surrogate and how token losses are summed.
     pub loss: LossKind,
+    /// What the importance ratio is taken of.
+    pub importance_sampling_level: RatioLevel,
+    /// The ratio is bounded by this before the clipped surrogate's minimum; 0 is no bound.
+    pub delta: f64,
+    /// The loss of a negative advantage A is bounded by -A times this; 0 is no bound.
+    pub dual_clip: f64,
+    /// Sharpness of sapo's gate for positive advantages.
+    pub sapo_tau_pos: f64,
+    /// Sharpness of sapo's gate for the others.
+    pub sapo_tau_neg: f64,
+    /// Only this share of the step's tokens, those of the highest entropy, carries the surrogate.
+    pub top_entropy_quantile: f64,
+    /// Sequences of negative advantage whose recorded log-probabilities are higher than the
+    /// policy's by more than this in the mean carry no surrogate; 0 keeps all.
+    pub off_policy_mask_threshold: f64,
+    /// Completions that ended at their token limit are not trained on.
+    pub mask_truncated_completions: bool,
     /// What group advantages are divided by.
     pub advantage_scale: AdvantageScale,
+    /// What a group's rewards are compared with.
+    pub advantage_baseline: AdvantageBaseline,
+    /// How several rewards become one advantage.
+    pub reward_aggregation: RewardAggregation,
+    /// What happens to groups whose rewards are all equal.
+    pub zero_variance_groups: ZeroVariance,
     /// Samples that a running baseline remembers (an exponential window).
     pub baseline_window: f64,
     /// Members more versions behind than this are dropped; 0 allows the current version only.
@@ -115,6 +116,12 @@ pub struct TrainConfig {
     pub nice: i32,
     /// Checkpoints to keep.
     pub keep_checkpoints: usize,
+    /// The KL to the reference.
+    pub kl: KlConfig,
+    /// The entropy bonus.
+    pub entropy: EntropyConfig,
+    /// Correction for the sampler's difference.
+    pub sampler_correction: CorrectionConfig,
     /// The adapter.
     pub lora: LoraConfig,
 }
@@ -142,13 +149,27 @@ impl Default for TrainConfig {
             clip_low: 0.2,
             clip_high: 0.2,
             loss: LossKind::default(),
+            importance_sampling_level: RatioLevel::default(),
+            delta: 0.0,
+            dual_clip: 0.0,
+            sapo_tau_pos: 1.0,
+            sapo_tau_neg: 1.05,
+            top_entropy_quantile: 1.0,
+            off_policy_mask_threshold: 0.0,
+            mask_truncated_completions: false,
             advantage_scale: AdvantageScale::default(),
+            advantage_baseline: AdvantageBaseline::default(),
+            reward_aggregation: RewardAggregation::default(),
+            zero_variance_groups: ZeroVariance::default(),
             baseline_window: 256.0,
             max_staleness: 8,
             max_sampler_difference: 0.05,
             threads: 0,
             nice: 10,
             keep_checkpoints: 2,
+            kl: KlConfig::default(),
+            entropy: EntropyConfig::default(),
+            sampler_correction: CorrectionConfig::default(),
             lora: LoraConfig::default(),
         }
     }

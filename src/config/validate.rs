@@ -8,7 +8,7 @@ use super::{
     Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, ScheduleKind, ServerConfig,
     StoreConfig, TrainConfig,
 };
-use super::{dataset, run};
+use super::{dataset, objective, run};
 
 /// One sentence with the key, the value and what is allowed.
 #[derive(Debug, thiserror::Error)]
@@ -118,9 +118,7 @@ fn train(c: &TrainConfig) -> Checked {
     above("train.adam_eps", c.adam_eps, 0.0)?;
     at_least("train.weight_decay", c.weight_decay, 0.0)?;
     at_least("train.max_grad_norm", c.max_grad_norm, 0.0)?;
-    at_least("train.beta", c.beta, 0.0)?;
-    between("train.clip_low", c.clip_low, 0.0, 1.0)?;
-    at_least("train.clip_high", c.clip_high, 0.0)?;
+    objective::check(c)?;
     at_least("train.baseline_window", c.baseline_window, 1.0)?;
     at_least("train.max_sampler_difference", c.max_sampler_difference, 0.0)?;
     between("train.threads", c.threads, 0, 4096)?;

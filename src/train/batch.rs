@@ -23,6 +23,8 @@ pub struct TrainSample {
     pub advantage: f64,
     /// The policy version that sampled it.
     pub version: u64,
+    /// Whether it ended at its token limit rather than by itself.
+    pub truncated: bool,
 }
 
 impl TrainSample {

@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::{LearnError, Result};
 use super::files::{at, remove_any, safetensors_bytes, sync_dir, write_synced};
+use super::objective::Adaptive;
 use crate::config::LoraConfig;
 
 const FORMAT: &str = "hone-checkpoint";
@@ -50,6 +51,12 @@ pub(super) struct State {
     pub model: String,
     /// The adapter's settings.
     pub lora: LoraConfig,
+    /// Coefficients that follow a target; absent from older checkpoints.
+    #[serde(default)]
+    pub adaptive: Option<Adaptive>,
+    /// Prompt and completion tokens of all steps.
+    #[serde(default)]
+    pub tokens: u64,
     /// What the caller keeps with it: baselines, ledger cursor.
     pub extra: Value,
 }

@@ -17,36 +17,14 @@ use super::batch::{Layout, TrainSample};
 use super::checkpoint::{self, Checkpoint, State};
 use super::error::{LearnError, Result};
 use super::lora::Lora;
-use super::loss::sequence_weights;
 use super::model::{Model, ModelSpec};
+use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamMoments, AdamW, AdamWConfig, clip_global_norm};
-use super::pass::{Pass, Totals};
+use super::pass::Pass;
+pub use super::step_stats::StepStats;
 use super::{peft, schedule};
 use crate::config::TrainConfig;
 use crate::engine::ModelDir;
-
-/// What a step did.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepStats {
-    /// - `loss`, `grad_norm` (before clipping), `learning_rate`
-    /// - `kl`: mean k3 over tokens; absent when `train.beta` is 0, as it is not computed then
-    /// - `entropy`: of the policy at the sample's temperature, mean over tokens, in nats
-    /// - `clip_low`, `clip_high`: share of tokens whose gradient a bound cut
-    /// - `ratio_min`, `ratio_mean`, `ratio_max`: exp(logp - recorded logp)
-    /// - `sampler_difference_mean`, `_max`: |recorded - recomputed| log-probability over tokens of
-    ///   samples of the current version, before the update, dropout off; absent without such samples
-    /// - `completion_length`: mean; `tokens`: completion tokens trained on; `samples`
-    /// - `loss_token_fraction`: completion tokens per token that the forward pass computed, prompts
-    ///   included; above 1 where many short completions share a prompt
-    ///
-    /// All but the sampler difference are means over the step's `train.num_iterations` passes.
-    pub metrics: BTreeMap<String, f64>,
-    /// Why nothing was changed: a loss or gradient that is not finite, or no sample left.
-    pub skipped: Option<String>,
-    /// Samples left out because recorded and recomputed log-probabilities of the same version
-    /// differ by more than `train.max_sampler_difference` in the mean.
-    pub refused: Vec<usize>,
-}
 
 /// The adapter, its optimiser and its random stream over a frozen base model.
 pub struct Learner {
@@ -56,6 +34,9 @@ pub struct Learner {
     config: TrainConfig,
     rng: ChaCha8Rng,
     steps: u64,
+    adaptive: Adaptive,
+    /// Prompt and completion tokens of all steps.
+    tokens: u64,
 }
 
 impl Learner {
@@ -83,7 +64,16 @@ impl Learner {
             eps: config.adam_eps,
             weight_decay: config.weight_decay,
         });
-        Ok(Self { model, lora, optimizer, config: config.clone(), rng, steps: 0 })
+        Ok(Self {
+            model,
+            lora,
+            optimizer,
+            config: config.clone(),
+            rng,
+            steps: 0,
+            adaptive: Adaptive::new(config),
+            tokens: 0,
+        })
     }
 
     /// The model's shape.
@@ -126,9 +116,12 @@ impl Learner {
             sample.validate(index, self.spec().vocab_size)?;
         }
         let mut stats = StepStats::default();
-        let mut active: Vec<usize> = (0..samples.len()).collect();
+        let masks = self.config.mask_truncated_completions;
+        let mut active: Vec<usize> =
+            (0..samples.len()).filter(|index| !(masks && samples[*index].truncated)).collect();
         let mut totals = Totals::default();
         let mut references = vec![None; samples.len()];
+        let mut old = vec![None; samples.len()];
         let learning_rate = schedule::learning_rate(&self.config, self.steps);
         let mut norms = Vec::new();
         for iteration in 0..self.config.num_iterations {
@@ -143,10 +136,13 @@ impl Learner {
                     config: &self.config,
                     samples,
                     active: &active,
-                    weights: self.weights(samples, &active, max_completion_tokens),
+                    objective: Objective::new(&self.config, &self.adaptive),
+                    lengths: lengths(samples, &active),
+                    max_completion_tokens,
                     current_version: (iteration == 0).then_some(current_version),
                     dropout_seed,
                     references: &mut references,
+                    old: &mut old,
                 };
                 let outcome = pass.run()?;
                 let refused = outcome.refused(self.config.max_sampler_difference);
@@ -170,8 +166,10 @@ impl Learner {
             norms.push(norm);
             let parameters = self.lora.parameters();
             self.optimizer.update(&parameters, &outcome.gradients, learning_rate)?;
+            self.adaptive.update(&outcome.totals, &self.config);
         }
-        totals.describe(self.config.beta != 0.0, &mut stats.metrics);
+        totals.describe(&self.config, &mut stats.metrics);
+        self.describe(samples, &mut stats);
         stats.metrics.insert("learning_rate".to_owned(), learning_rate);
         if !norms.is_empty() {
             let mean = norms.iter().sum::<f64>() / norms.len() as f64;
@@ -183,14 +181,20 @@ impl Learner {
         Ok(stats)
     }
 
-    /// The weight of every sample's tokens; 0 for those that are not trained on.
-    fn weights(&self, samples: &[TrainSample], active: &[usize], max_tokens: usize) -> Vec<f64> {
-        let lengths: Vec<usize> = samples
-            .iter()
-            .enumerate()
-            .map(|(i, s)| if active.contains(&i) { s.ids.len() } else { 0 })
-            .collect();
-        sequence_weights(self.config.loss, &lengths, max_tokens)
+    /// What is known without the network.
+    fn describe(&mut self, samples: &[TrainSample], stats: &mut StepStats) {
+        let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
+        self.tokens += tokens as u64;
+        let lengths = samples.iter().map(|s| (s.ids.len(), s.truncated));
+        stats.metrics.extend(objective::completions(lengths));
+        let mut put = |name: &str, value| stats.metrics.insert(name.to_owned(), value);
+        put("num_tokens", self.tokens as f64);
+        if self.config.kl.target > 0.0 {
+            put("beta", self.adaptive.beta);
+        }
+        if self.config.entropy.coef > 0.0 || self.config.entropy.adaptive {
+            put("entropy_coef", self.adaptive.entropy_coef);
+        }
     }
 
     /// Natural-log probability of each of `ids` after `prompt` under the policy at `temperature`.
@@ -205,6 +209,7 @@ impl Learner {
             temperature,
             advantage: 0.0,
             version: 0,
+            truncated: false,
         };
         sample.validate(0, self.spec().vocab_size)?;
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
@@ -231,7 +236,8 @@ impl Learner {
     }
 
     /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
-    /// the optimiser's moments. The step count and the schedule go on.
+    /// the optimiser's moments and what adaptive coefficients have come to. The step count and the
+    /// schedule go on.
     ///
     /// # Errors
     /// If the adapter cannot be read or has another rank, alpha or set of modules than
@@ -252,6 +258,7 @@ impl Learner {
             }
         };
         self.optimizer.clear();
+        self.adaptive = Adaptive::new(&self.config);
         Ok(())
     }
 
@@ -298,6 +305,8 @@ impl Learner {
             rng: self.rng.clone(),
             model: self.model.digest()?,
             lora: self.config.lora.clone(),
+            adaptive: Some(self.adaptive),
+            tokens: self.tokens,
             extra: extra.clone(),
         };
         checkpoint::save(dir, &Checkpoint { state, adapter: self.lora.tensors()?, moments })
@@ -337,8 +346,22 @@ impl Learner {
         self.optimizer.restore(loaded.state.updates, moments);
         self.rng = loaded.state.rng;
         self.steps = loaded.state.step;
+        self.adaptive = loaded.state.adaptive.map_or_else(
+            || Adaptive::new(&self.config),
+            |adaptive| adaptive.configured(&self.config),
+        );
+        self.tokens = loaded.state.tokens;
         Ok(loaded.state.extra)
     }
+}
+
+/// The length of every completion; 0 for those that are not trained on.
+fn lengths(samples: &[TrainSample], active: &[usize]) -> Vec<usize> {
+    let mut lengths = vec![0; samples.len()];
+    for index in active {
+        lengths[*index] = samples[*index].ids.len();
+    }
+    lengths
 }
 
 /// Settings without which a step makes no sense.

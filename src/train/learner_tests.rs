@@ -13,7 +13,7 @@ use super::testing::{
     random_samples, randomise, record, tiny_config, tiny_learner, tiny_model, values,
 };
 use super::{Model, ModelSpec, peft};
-use crate::config::{LinearKind, ScheduleKind, TrainConfig};
+use crate::config::{CorrectionMode, LinearKind, ScheduleKind, TrainConfig};
 
 /// All bits of the adapter, in a fixed order.
 fn bits(learner: &Learner) -> Vec<u64> {
@@ -66,6 +66,7 @@ fn repeated_steps_learn_a_preferred_answer() {
         temperature: 1.0,
         advantage,
         version: 0,
+        truncated: false,
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
     let score = |learner: &Learner, i: usize, samples: &[TrainSample]| -> f32 {
@@ -133,6 +134,61 @@ fn samples_that_the_sampler_cannot_have_drawn_are_refused() {
 }
 
 #[test]
+fn truncated_completions_are_left_out_where_asked() {
+    let config = TrainConfig { mask_truncated_completions: true, ..tiny_config() };
+    let (mut learner, mut other) = (tiny_learner(&config), tiny_learner(&tiny_config()));
+    let mut samples = batch(3);
+    record(&learner, &mut samples, 0.1, 0);
+    let (longest, shortest) = (10, 1);
+    assert_eq!((samples[4].ids.len(), samples[8].ids.len()), (7, 2));
+    samples[4].truncated = true;
+    samples[8].truncated = true;
+    let stats = learner.step(&samples, 9, 16).unwrap();
+    assert_eq!(stats.metrics["samples"], 8.0);
+    // The figures of completions are of all.
+    let tokens: usize = samples.iter().map(|s| s.ids.len()).sum();
+    let prompts: usize = samples.iter().map(|s| s.prompt_ids.len()).sum();
+    assert_eq!(stats.metrics["truncated_ratio"], 0.2);
+    assert_eq!(stats.metrics["completion_length"], tokens as f64 / 10.0);
+    assert_eq!(stats.metrics["terminated_length"], (tokens - 9) as f64 / 8.0);
+    assert!(stats.metrics["completion_length_max"] >= f64::from(longest));
+    assert_eq!(stats.metrics["terminated_length_min"], f64::from(shortest));
+    assert_eq!(stats.metrics["num_tokens"], (tokens + prompts) as f64);
+    // As if they had never been there, normaliser included.
+    samples.retain(|sample| !sample.truncated);
+    other.step(&samples, 9, 16).unwrap();
+    for (a, b) in learner.adapter().unwrap().values().zip(other.adapter().unwrap().values()) {
+        for (a, b) in values(a).iter().zip(values(b)) {
+            assert!((a - b).abs() < 1e-4, "{a} against {b}");
+        }
+    }
+}
+
+#[test]
+fn a_sampler_correction_takes_the_ratio_against_the_first_pass() {
+    let mut config = TrainConfig { num_iterations: 3, ..tiny_config() };
+    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    config.lora.dropout = 0.2;
+    let mut learner = tiny_learner(&config);
+    let mut samples = batch(3);
+    record(&learner, &mut samples, 0.2, 1);
+    let stats = learner.step(&samples, 1, 16).unwrap();
+    // The weights are of the same old log-probabilities in every pass.
+    let get = |name: &str| stats.metrics[name];
+    let bound = 0.2_f64.exp() + 1e-4;
+    assert!(get("sampler_ratio_max") < bound && get("sampler_ratio_max") > 1.1);
+    assert!(get("sampler_ratio_min") > 1.0 / bound && get("sampler_ratio_min") < 0.9);
+    assert!(get("sampler_difference_max") < 0.2 + 1e-5);
+    // What the updates moved is in the ratio.
+    assert!(get("ratio_max") > 1.001);
+    config.num_iterations = 1;
+    config.lora.dropout = 0.0;
+    let mut learner = tiny_learner(&config);
+    let stats = learner.step(&samples, 1, 16).unwrap();
+    assert_eq!((stats.metrics["ratio_min"], stats.metrics["ratio_max"]), (1.0, 1.0));
+}
+
+#[test]
 fn malformed_samples_are_errors_that_name_the_field() {
     let mut learner = tiny_learner(&tiny_config());
     let mut message = |change: &dyn Fn(&mut TrainSample)| {
@@ -163,10 +219,16 @@ fn several_iterations_update_as_often_on_the_same_samples() {
     assert_eq!(stats.metrics["samples"], 10.0);
 }
 
-/// Everything on: dropout, warm-up, decay, weight decay, iterations, micro-batches.
+/// Everything on: adaptive coefficients, sampler correction, entropy quantile, dropout, warm-up, decay, weight decay, iterations, micro-batches.
 fn busy_config() -> TrainConfig {
     let mut config = tiny_config();
     config.lora.dropout = 0.2;
+    config.kl.target = 0.001;
+    config.kl.horizon = 100.0;
+    config.entropy.adaptive = true;
+    config.entropy.target = 9.0;
+    config.sampler_correction.mode = CorrectionMode::SequenceMask;
+    config.top_entropy_quantile = 0.8;
     TrainConfig {
         seed: 7,
         schedule: ScheduleKind::Cosine,
@@ -199,6 +261,9 @@ fn an_interrupted_run_goes_on_to_the_same_numbers() {
         let a = whole.step(&batch(step), 9, 16).unwrap();
         let b = second.step(&batch(step), 9, 16).unwrap();
         assert_eq!(a, b);
+        // Two updates a step.
+        assert!((a.metrics["entropy_coef"] - 0.01 * (step + 1) as f64).abs() < 1e-12);
+        assert!(a.metrics["beta"] != 0.1);
     }
     assert_eq!(bits(&whole), bits(&second));
 }

@@ -5,6 +5,7 @@
 
 pub mod advantage;
 mod batch;
+mod bits;
 pub mod checkpoint;
 pub mod error;
 mod files;
@@ -15,12 +16,10 @@ pub mod learner;
 mod learner_tests;
 pub mod lora;
 pub mod loss;
-#[cfg(test)]
-mod loss_tests;
-mod memory;
 mod memory;
 pub mod model;
 pub mod names;
+mod objective;
 mod observe;
 pub mod optim;
 #[cfg(test)]
@@ -34,6 +33,7 @@ pub mod schedule;
 mod shares;
 #[cfg(test)]
 mod step_bench;
+mod step_stats;
 #[cfg(test)]
 mod testing;
 mod trainer;

@@ -6,13 +6,16 @@ use rand_chacha::ChaCha8Rng;
 
 use super::batch::TrainSample;
 use super::lora::Lora;
-use super::loss::sequence_weights;
 use super::model::{Model, token_stats};
+use super::objective::{Adaptive, Objective};
 use super::pass::{Outcome, Pass};
 use super::testing::{
     random_samples, randomise, relative_difference, tiny_config, tiny_model, values,
 };
-use crate::config::{LossKind, TrainConfig};
+use crate::config::{
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
+    TrainConfig,
+};
 
 fn setup(dtype: DType, config: &TrainConfig) -> (Model, Lora) {
     let model = tiny_model(dtype);
@@ -23,6 +26,16 @@ fn setup(dtype: DType, config: &TrainConfig) -> (Model, Lora) {
 }
 
 fn run(model: &Model, lora: &Lora, config: &TrainConfig, samples: &[TrainSample]) -> Outcome {
+    run_with(model, lora, config, samples, &mut vec![None; samples.len()])
+}
+
+fn run_with(
+    model: &Model,
+    lora: &Lora,
+    config: &TrainConfig,
+    samples: &[TrainSample],
+    old: &mut [Option<Vec<f64>>],
+) -> Outcome {
     let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).collect();
     let active: Vec<usize> = (0..samples.len()).collect();
     Pass {
@@ -31,10 +44,13 @@ fn run(model: &Model, lora: &Lora, config: &TrainConfig, samples: &[TrainSample]
         config,
         samples,
         active: &active,
-        weights: sequence_weights(config.loss, &lengths, 12),
+        objective: Objective::new(config, &Adaptive::new(config)),
+        lengths,
+        max_completion_tokens: 12,
         current_version: None,
         dropout_seed: 5,
         references: &mut vec![None; samples.len()],
+        old,
     }
     .run()
     .unwrap()
@@ -59,12 +75,25 @@ fn near_samples(model: &Model, lora: &Lora, count: usize) -> Vec<TrainSample> {
     samples
 }
 
-/// Every tensor of the adapter: one random direction, and single entries.
 fn check_gradients(config: &TrainConfig, dtype: DType, step: f64, tolerance: f64) {
+    check_gradients_of(config, dtype, step, tolerance, |_| {});
+}
+
+/// Every tensor of the adapter: one random direction, and single entries.
+fn check_gradients_of(
+    config: &TrainConfig,
+    dtype: DType,
+    step: f64,
+    tolerance: f64,
+    change: impl Fn(&mut TrainSample),
+) {
     let (model, lora) = setup(dtype, config);
-    let samples = near_samples(&model, &lora, 6);
-    let outcome = run(&model, &lora, config, &samples);
-    let loss = || run(&model, &lora, config, &samples).totals.loss;
+    let mut samples = near_samples(&model, &lora, 6);
+    samples.iter_mut().for_each(change);
+    // Log-probabilities from before the first update stay what they are at the start.
+    let mut old = vec![None; samples.len()];
+    let outcome = run_with(&model, &lora, config, &samples, &mut old);
+    let loss = || run_with(&model, &lora, config, &samples, &mut old.clone()).totals.loss;
     let scale =
         outcome.gradients.values().flat_map(values).fold(0.0_f64, |max, g| max.max(g.abs()));
     let mut checked = 0;
@@ -108,6 +137,50 @@ fn gradients_of_every_adapter_tensor_equal_finite_differences() {
     }
 }
 
+/// One setting for each term of the loss that the others do not reach.
+fn other_losses() -> Vec<TrainConfig> {
+    let config = tiny_config();
+    let with = |loss| TrainConfig { loss, ..config.clone() };
+    let kl = |estimator| KlConfig { estimator, ..KlConfig::default() };
+    let correction = |mode| CorrectionConfig { mode, clip_min: 0.7, clip_max: 1.5 };
+    vec![
+        TrainConfig {
+            entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
+            ..with(LossKind::Bnpo)
+        },
+        TrainConfig { kl: kl(KlEstimator::Corrected), ..with(LossKind::Gspo) },
+        TrainConfig { importance_sampling_level: RatioLevel::Sequence, ..with(LossKind::Luspo) },
+        TrainConfig { kl: kl(KlEstimator::K2), sapo_tau_neg: 2.0, ..with(LossKind::Sapo) },
+        TrainConfig { kl: kl(KlEstimator::K1), ..with(LossKind::Reinforce) },
+        TrainConfig { delta: 1.4, kl: kl(KlEstimator::Corrected), ..with(LossKind::Dapo) },
+        TrainConfig { dual_clip: 1.4, off_policy_mask_threshold: 0.02, ..with(LossKind::Grpo) },
+        TrainConfig {
+            top_entropy_quantile: 0.4,
+            entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
+            ..with(LossKind::Dapo)
+        },
+        TrainConfig {
+            sampler_correction: correction(CorrectionMode::SequenceTruncate),
+            ..with(LossKind::Dapo)
+        },
+        TrainConfig {
+            sampler_correction: correction(CorrectionMode::TokenMask),
+            ..with(LossKind::Sapo)
+        },
+    ]
+}
+
+#[test]
+fn gradients_of_every_other_loss_equal_finite_differences() {
+    for config in other_losses() {
+        check_gradients(&config, DType::F64, 1e-5, 1e-6);
+    }
+    // Of cispo the ratio is a constant where its bound holds it: all ratios are above 1 + 0.
+    let config = TrainConfig { loss: LossKind::Cispo, clip_high: 0.0, ..tiny_config() };
+    let below = |sample: &mut TrainSample| sample.logprobs.iter_mut().for_each(|l| *l -= 1.0);
+    check_gradients_of(&config, DType::F64, 1e-5, 1e-6, below);
+}
+
 #[test]
 fn gradients_in_single_precision_equal_finite_differences() {
     check_gradients(&tiny_config(), DType::F32, 1e-2, 2e-2);
@@ -127,7 +200,7 @@ fn the_test_batch_reaches_every_branch_of_the_loss() {
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 6);
     let mut metrics = std::collections::BTreeMap::new();
-    run(&model, &lora, &config, &samples).totals.describe(true, &mut metrics);
+    run(&model, &lora, &config, &samples).totals.describe(&config, &mut metrics);
     for name in ["clip_low", "clip_high"] {
         assert!(metrics[name] > 0.0 && metrics[name] < 0.6, "{name} is {}", metrics[name]);
     }
@@ -135,11 +208,10 @@ fn the_test_batch_reaches_every_branch_of_the_loss() {
 }
 
 /// The largest relative change of the gradient over several ways to cut the step.
-fn cut_difference(dtype: DType, loss: LossKind) -> f64 {
-    let config = TrainConfig { loss, ..tiny_config() };
-    let (model, lora) = setup(dtype, &config);
+fn cut_difference(dtype: DType, config: &TrainConfig) -> f64 {
+    let (model, lora) = setup(dtype, config);
     let samples = near_samples(&model, &lora, 24);
-    let whole = run(&model, &lora, &config, &samples);
+    let whole = run(&model, &lora, config, &samples);
     [1, 3, 7, 16].into_iter().fold(0.0, |max: f64, micro_batch| {
         let config = TrainConfig { micro_batch, ..config.clone() };
         let parts = run(&model, &lora, &config, &samples);
@@ -151,11 +223,16 @@ fn cut_difference(dtype: DType, loss: LossKind) -> f64 {
 #[test]
 fn micro_batches_do_not_change_the_gradient() {
     for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
-        let exact = cut_difference(DType::F64, loss);
+        let config = TrainConfig { loss, ..tiny_config() };
+        let exact = cut_difference(DType::F64, &config);
         assert!(exact < 1e-12, "{loss:?}: {exact:e}");
         // What is left in single precision is rounding.
-        let rounded = cut_difference(DType::F32, loss);
+        let rounded = cut_difference(DType::F32, &config);
         assert!(rounded < 5e-6, "{loss:?}: {rounded:e}");
+    }
+    for config in other_losses() {
+        let exact = cut_difference(DType::F64, &config);
+        assert!(exact < 1e-12, "{:?}: {exact:e}", config.loss);
     }
 }
 
@@ -182,10 +259,13 @@ fn order_and_company_do_not_change_the_gradient() {
         config: &config,
         samples: &padded,
         active: &active,
-        weights: sequence_weights(config.loss, &lengths, 12),
+        objective: Objective::new(&config, &Adaptive::new(&config)),
+        lengths,
+        max_completion_tokens: 12,
         current_version: None,
         dropout_seed: 5,
         references: &mut vec![None; padded.len()],
+        old: &mut vec![None; padded.len()],
     }
     .run()
     .unwrap();

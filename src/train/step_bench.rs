@@ -70,6 +70,7 @@ fn samples(learner: &Learner, groups: usize, prompt: usize, completion: usize) -
                 temperature: 1.0,
                 advantage: if i % 2 == 0 { 1.0 } else { -1.0 },
                 version: 0,
+                truncated: false,
             });
         }
     }

@@ -90,6 +90,7 @@ pub(super) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
                 temperature: [1.0, 0.7, 1.3][i % 3],
                 advantage: rng.random_range(-2.0..2.0),
                 version: 1,
+                truncated: false,
             }
         })
         .collect()
