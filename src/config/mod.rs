@@ -12,6 +12,7 @@ mod dataset;
 mod describe;
 mod load;
 mod lora;
+mod modules;
 mod range;
 pub mod reward;
 mod run;
@@ -27,7 +28,8 @@ pub use dataset::{
 };
 pub use describe::Problem;
 pub use load::{environment_names, load, load_from, parse};
-pub use lora::{LinearKind, LoraConfig};
+pub use lora::{LinearKind, LoraConfig, LoraInit};
+pub use modules::{Factor, Modules, Patterns, Rules};
 pub use reward::{
     Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, Preset,
     RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule, TokenLimitField,
@@ -35,7 +37,7 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{AdvantageScale, LossKind, ScheduleKind, TrainConfig};
+pub use train::{AdvantageScale, LossKind, OptimizerKind, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.

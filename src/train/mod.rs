@@ -4,8 +4,10 @@
 //! gathers groups from the ledger, takes steps, checkpoints and offers versions to `policy`.
 
 pub mod advantage;
+mod average;
 mod batch;
 pub mod checkpoint;
+mod eight_bit;
 pub mod error;
 mod files;
 mod gather;

@@ -4,22 +4,46 @@ use crate::config::{ScheduleKind, TrainConfig};
 
 /// The learning rate of the optimiser step that follows `done` steps.
 ///
-/// Warm-up rises in a line, `peak * (done + 1) / warmup_steps`, and reaches the peak with its last
-/// step (transformers starts from a step with rate 0, which learns nothing). After it, with
-/// `x = (done - warmup) / (total - warmup)` held within 0 and 1: constant `peak`, linear
-/// `peak (1 - x)`, cosine `peak (1 + cos(pi x)) / 2`, as transformers has them.
+/// Warm-up rises in a line, `peak * (done + 1) / warmup`, and reaches the peak with its last step
+/// (transformers starts from a step with rate 0, which learns nothing). After it, as transformers
+/// has them, with `x = (done - warmup) / (total - warmup)` held within 0 and 1 and `low` the
+/// `train.min_learning_rate`:
+///
+/// - constant: `peak`
+/// - linear: `peak (1 - x)`
+/// - cosine: `low + (peak - low) (1 + cos(pi x)) / 2`
+/// - polynomial: `low + (peak - low) (1 - x)^power`
+/// - inverse_sqrt: `peak / sqrt((done + t - warmup) / t)`, `t` the warm-up's steps, 10 000 without
 pub fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     let peak = config.learning_rate;
-    if done < config.warmup_steps {
-        return peak * (done + 1) as f64 / config.warmup_steps as f64;
+    // A stage of a curriculum may peak lower.
+    let low = config.min_learning_rate.min(peak);
+    let warmup = warmup_steps(config);
+    if done < warmup {
+        return peak * (done + 1) as f64 / warmup as f64;
     }
-    let past = (done - config.warmup_steps) as f64;
-    let span = config.total_steps.saturating_sub(config.warmup_steps).max(1) as f64;
+    let past = (done - warmup) as f64;
+    let span = config.total_steps.saturating_sub(warmup).max(1) as f64;
     let x = (past / span).min(1.0);
     match config.schedule {
         ScheduleKind::Constant => peak,
         ScheduleKind::Linear => peak * (1.0 - x),
-        ScheduleKind::Cosine => peak * 0.5 * (1.0 + (std::f64::consts::PI * x).cos()),
+        ScheduleKind::Cosine => low + (peak - low) * 0.5 * (1.0 + (std::f64::consts::PI * x).cos()),
+        ScheduleKind::Polynomial => low + (peak - low) * (1.0 - x).powf(config.schedule_power),
+        ScheduleKind::InverseSqrt => {
+            let t = if warmup == 0 { 10_000.0 } else { warmup as f64 };
+            peak / ((past + t) / t).sqrt()
+        }
+    }
+}
+
+/// Steps of warm-up: `train.warmup_steps`, or `train.warmup_ratio` of `train.total_steps`, rounded
+/// up.
+pub fn warmup_steps(config: &TrainConfig) -> u64 {
+    if config.warmup_ratio > 0.0 {
+        (config.total_steps as f64 * config.warmup_ratio).ceil() as u64
+    } else {
+        config.warmup_steps
     }
 }
 

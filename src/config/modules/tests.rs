@@ -1,0 +1,3 @@
+//! PEFT's rules on names.
+
+use super::*;
