@@ -5,7 +5,6 @@
 //! with a dot, synced, and renamed.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +15,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::{LearnError, Result};
-use super::files::{at, remove_any, safetensors_bytes, sync_dir, write_synced};
+use super::files::{at, remove_any, safetensors_bytes, sibling, sync_dir, write_synced};
 use super::lora::named_plan;
 use super::model::ModelSpec;
 use crate::config::{Factor, LoraConfig};
@@ -144,13 +143,6 @@ pub fn prune(root: &Path, keep: usize) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn sibling(dir: &Path, suffix: &str) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(dir.file_name().unwrap_or_default());
-    name.push(suffix);
-    dir.with_file_name(name)
 }
 
 /// Writes a checkpoint to `dir`, replacing one that is there: whole or not at all.

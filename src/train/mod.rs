@@ -19,6 +19,9 @@ pub mod lora;
 pub mod loss;
 #[cfg(test)]
 mod loss_tests;
+pub mod merge;
+#[cfg(test)]
+mod merge_tests;
 pub mod model;
 mod observe;
 pub mod optim;
