@@ -5,6 +5,8 @@
 
 pub mod advantage;
 mod average;
+#[cfg(test)]
+mod average_tests;
 mod batch;
 pub mod checkpoint;
 mod eight_bit;
@@ -31,7 +33,11 @@ mod pass;
 #[cfg(test)]
 mod pass_tests;
 pub mod peft;
+#[cfg(test)]
+mod peft_tests;
 mod progress;
+#[cfg(test)]
+mod resume_tests;
 pub mod schedule;
 mod shares;
 #[cfg(test)]

@@ -85,6 +85,44 @@ mod tests {
     }
 
     #[test]
+    fn rates_are_those_of_transformers() {
+        let path = crate::train::testing::test_file("reference/optimiser_cases.json");
+        let text = std::fs::read(path).unwrap();
+        let cases: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        for case in cases["schedules"].as_array().unwrap() {
+            let config: TrainConfig = serde_json::from_value(case["settings"].clone()).unwrap();
+            let rates: Vec<f64> = serde_json::from_value(case["rates"].clone()).unwrap();
+            let warmup = config.warmup_steps;
+            for done in 0..rates.len() as u64 - 1 {
+                // Ours leaves out their first step of warm-up, whose rate is 0.
+                let theirs = rates[(done + u64::from(done < warmup)) as usize];
+                let own = learning_rate(&config, done);
+                let shown = &case["settings"];
+                assert!((own - theirs).abs() < 1e-12, "{shown} {done}: {own} against {theirs}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_steps_warms_up_as_their_number_does() {
+        let config = TrainConfig { warmup_ratio: 0.1, total_steps: 42, ..TrainConfig::default() };
+        assert_eq!(warmup_steps(&config), 5);
+        let counted = TrainConfig { warmup_ratio: 0.0, warmup_steps: 5, ..config.clone() };
+        assert!((0..50).all(|done| learning_rate(&config, done) == learning_rate(&counted, done)));
+    }
+
+    #[test]
+    fn a_lower_peak_lowers_the_floor() {
+        let config = TrainConfig {
+            schedule: ScheduleKind::Cosine,
+            learning_rate: 1e-6,
+            min_learning_rate: 1e-5,
+            ..TrainConfig::default()
+        };
+        assert!((0..2000).all(|done| learning_rate(&config, done) <= 1e-6));
+    }
+
+    #[test]
     fn a_total_below_the_warm_up_does_not_divide_by_zero() {
         assert!(rates(ScheduleKind::Cosine, 5, 3).iter().all(|r| r.is_finite()));
     }

@@ -1,0 +1,105 @@
+"""Schedules, averages and eight-bit moments: tests/reference/optimiser_cases.json.
+
+Schedules by transformers, averages by torch.optim.swa_utils, the code books and the eight-bit AdamW by
+bitsandbytes (on the CPU). Run from the repository root, with torch, transformers and bitsandbytes:
+    python tests/reference/make_optimiser_cases.py
+"""
+
+import json
+import pathlib
+
+import bitsandbytes as bnb
+import torch
+from bitsandbytes.functional import create_dynamic_map
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import get_scheduler
+
+OUT = pathlib.Path(__file__).resolve().parent / "optimiser_cases.json"
+PEAK = 0.5
+
+
+def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dict:
+    """Rates before step 0, 1, ... as transformers has them; `settings` are ours."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    specific = {}
+    if theirs == "cosine_with_min_lr":
+        specific = {"min_lr": settings["min_learning_rate"]}
+    if theirs == "polynomial":
+        specific = {"lr_end": settings["min_learning_rate"], "power": settings["schedule_power"]}
+    scheduler = get_scheduler(
+        theirs,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        scheduler_specific_kwargs=specific,
+    )
+    rates = []
+    for _ in range(total + 3):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return {
+        "settings": {
+            "schedule": name,
+            "learning_rate": PEAK,
+            "warmup_steps": warmup,
+            "total_steps": total,
+            **settings,
+        },
+        "rates": rates,
+    }
+
+
+def average(steps: int, first: int, **averaged) -> list:
+    """The average after each step of a parameter that takes `values`."""
+    model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    average = AveragedModel(model, **averaged)
+    result = []
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[float(step**2), 1.0 / step]]))
+        if step >= first:
+            average.update_parameters(model)
+            result.append(average.module.weight.detach().flatten().tolist())
+    return result
+
+
+def eight_bit() -> dict:
+    """Gradients are `sin(0.37 i + t) 10^-(i mod 5)`; every 128th value after each step."""
+    n, steps, every = 4096, 12, 128
+    settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+    p = torch.nn.Parameter(torch.linspace(-1, 1, n))
+    optimizer = bnb.optim.AdamW8bit([p], **settings)
+    i = torch.arange(n, dtype=torch.float64)
+    values = []
+    for t in range(steps):
+        p.grad = (torch.sin(0.37 * i + t) * 10.0 ** (-(i % 5))).float()
+        optimizer.step()
+        values.append(p.detach()[::every].tolist())
+    return {"count": n, "every": every, "settings": settings, "values": values}
+
+
+def main() -> None:
+    cases = {
+        "schedules": [
+            schedule("constant", "constant_with_warmup", 3, 8),
+            schedule("linear", "linear", 2, 9),
+            schedule("cosine", "cosine", 0, 7),
+            schedule("cosine", "cosine_with_min_lr", 3, 12, min_learning_rate=0.05),
+            schedule(
+                "polynomial", "polynomial", 2, 10, min_learning_rate=0.02, schedule_power=2.5
+            ),
+            schedule("inverse_sqrt", "inverse_sqrt", 4, 9),
+            schedule("inverse_sqrt", "inverse_sqrt", 0, 5),
+        ],
+        "ema": {"decay": 0.8, "values": average(5, 1, multi_avg_fn=get_ema_multi_avg_fn(0.8))},
+        "swa": {"start": 3, "values": average(6, 3)},
+        "signed": create_dynamic_map(True).tolist(),
+        "unsigned": create_dynamic_map(False).tolist(),
+        "eight_bit": eight_bit(),
+    }
+    OUT.write_text(json.dumps(cases) + "\n")
+
+
+if __name__ == "__main__":
+    main()
