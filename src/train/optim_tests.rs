@@ -124,7 +124,11 @@ fn eight_bit_updates_are_those_of_bitsandbytes() {
     assert_eq!(steps.len(), 12);
     for (t, expected) in steps.iter().enumerate() {
         let gradient = (0..n)
-            .map(|i| ((0.37 * i as f64 + t as f64).sin() * 10_f64.powi(-(i as i32 % 5))) as f32)
+            .map(|i| {
+                let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
+                let size = 1.2 + (0.37 * i as f64 + t as f64).sin();
+                (sign * size * 10_f64.powi(-(i as i32 % 3))) as f32
+            })
             .collect();
         assert!(update(&mut optimizer, &var, gradient, rate));
         let own: Vec<f64> = values(&var).into_iter().step_by(every).collect();

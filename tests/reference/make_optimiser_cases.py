@@ -34,7 +34,8 @@ def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dic
         scheduler_specific_kwargs=specific,
     )
     rates = []
-    for _ in range(total + 3):
+    # Beyond the end transformers lets the cosine rise again.
+    for _ in range(total + 1):
         rates.append(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
@@ -57,7 +58,7 @@ def average(steps: int, first: int, **averaged) -> list:
     result = []
     for step in range(1, steps + 1):
         with torch.no_grad():
-            model.weight.copy_(torch.tensor([[float(step**2), 1.0 / step]]))
+            model.weight.copy_(torch.tensor([[float(step**2), 1.0 / step]], dtype=torch.float64))
         if step >= first:
             average.update_parameters(model)
             result.append(average.module.weight.detach().flatten().tolist())
@@ -65,7 +66,8 @@ def average(steps: int, first: int, **averaged) -> list:
 
 
 def eight_bit() -> dict:
-    """Gradients are `sin(0.37 i + t) 10^-(i mod 5)`; every 128th value after each step."""
+    """Every 128th value after each step. No second moment is so small that it is rounded to 0, which
+    bitsandbytes lets happen and Hone does not."""
     n, steps, every = 4096, 12, 128
     settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
     p = torch.nn.Parameter(torch.linspace(-1, 1, n))
@@ -73,7 +75,7 @@ def eight_bit() -> dict:
     i = torch.arange(n, dtype=torch.float64)
     values = []
     for t in range(steps):
-        p.grad = (torch.sin(0.37 * i + t) * 10.0 ** (-(i % 5))).float()
+        p.grad = ((1.2 + torch.sin(0.37 * i + t)) * 10.0 ** (-(i % 3)) * (-1.0) ** i).float()
         optimizer.step()
         values.append(p.detach()[::every].tolist())
     return {"count": n, "every": every, "settings": settings, "values": values}
