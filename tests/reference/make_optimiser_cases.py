@@ -1,14 +1,13 @@
 """Schedules, averages and eight-bit moments: tests/reference/optimiser_cases.json.
 
-Schedules by transformers, averages by torch.optim.swa_utils, the code books and the eight-bit AdamW by
-bitsandbytes (on the CPU). Run from the repository root, with torch, transformers and bitsandbytes:
+Schedules by transformers, averages by torch.optim.swa_utils, code books by bitsandbytes, AdamW on
+moments rounded to them in PyTorch. Run from the repository root, with torch, transformers and bitsandbytes:
     python tests/reference/make_optimiser_cases.py
 """
 
 import json
 import pathlib
 
-import bitsandbytes as bnb
 import torch
 from bitsandbytes.functional import create_dynamic_map
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -65,19 +64,37 @@ def average(steps: int, first: int, **averaged) -> list:
     return result
 
 
+def rounded(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+    """Each value by the nearest of the code book, in blocks of 256 over their largest magnitude."""
+    blocks = values.view(-1, 256)
+    largest = blocks.abs().max(1, keepdim=True).values
+    middles = (book[1:] + book[:-1]) / 2
+    return (book[torch.searchsorted(middles, blocks / largest)] * largest).flatten()
+
+
 def eight_bit() -> dict:
-    """Every 128th value after each step. No second moment is so small that it is rounded to 0, which
-    bitsandbytes lets happen and Hone does not."""
-    n, steps, every = 4096, 12, 128
-    settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
-    p = torch.nn.Parameter(torch.linspace(-1, 1, n))
-    optimizer = bnb.optim.AdamW8bit([p], **settings)
+    """Every 128th value after each step of AdamW whose moments are rounded after it.
+
+    Not by bitsandbytes' own AdamW8bit: on the CPU it looks codes up in a coarser table, which does not
+    always give the nearest. No second moment is so small that it would be rounded to 0, which Hone does
+    not let happen.
+    """
+    n, steps, every, lr, beta1, beta2, eps = 4096, 12, 128, 0.01, 0.9, 0.99, 1e-8
+    signed, unsigned = create_dynamic_map(True), create_dynamic_map(False)
+    p = torch.linspace(-1, 1, n)
+    m, v = torch.zeros(n), torch.zeros(n)
     i = torch.arange(n, dtype=torch.float64)
     values = []
     for t in range(steps):
-        p.grad = ((1.2 + torch.sin(0.37 * i + t)) * 10.0 ** (-(i % 3)) * (-1.0) ** i).float()
-        optimizer.step()
-        values.append(p.detach()[::every].tolist())
+        g = ((1.2 + torch.sin(0.37 * i + t)) * 10.0 ** (-(i % 3)) * (-1.0) ** i).float()
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        root = (1 - beta2 ** (t + 1)) ** 0.5
+        p = p - lr / (1 - beta1 ** (t + 1)) * m / (v.sqrt() / root + eps)
+        assert (v.view(-1, 256) / v.view(-1, 256).max(1, keepdim=True).values).min() > 2e-7
+        m, v = rounded(m, signed), rounded(v, unsigned)
+        values.append(p[::every].tolist())
+    settings = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": 0.0}
     return {"count": n, "every": every, "settings": settings, "values": values}
 
 
