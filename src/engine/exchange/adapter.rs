@@ -182,7 +182,7 @@ fn even_out(
     let rank = modules.iter().map(|module| rules.scaled(module).r).max().unwrap_or(1);
     for module in modules {
         let Factor { r, scale } = rules.scaled(module);
-        for (half, side, factor) in [("lora_A", 0, 1.0), ("lora_B", 1, scale)] {
+        for (half, side, factor) in [("lora_A", 0_usize, 1.0), ("lora_B", 1, scale)] {
             let name = format!("{PREFIX}{module}.{half}.weight");
             let Some(tensor) = tensors.get(&name) else { continue };
             if tensor.dim(side)? != r {
