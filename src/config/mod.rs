@@ -13,6 +13,7 @@ mod describe;
 mod graders;
 mod load;
 mod lora;
+mod modules;
 mod objective;
 mod range;
 pub mod reward;
@@ -30,7 +31,8 @@ pub use dataset::{
 pub use describe::Problem;
 pub use graders::GradersConfig;
 pub use load::{environment_names, load, load_from, parse};
-pub use lora::{LinearKind, LoraConfig};
+pub use lora::{LinearKind, LoraConfig, LoraInit};
+pub use modules::{Factor, Modules, Patterns, Rules};
 pub use objective::{
     AdvantageBaseline, AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
     KlEstimator, LossKind, RatioLevel, RewardAggregation, ZeroVariance,
@@ -42,7 +44,7 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{Recompute, ScheduleKind, TrainConfig};
+pub use train::{OptimizerKind, Recompute, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.

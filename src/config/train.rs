@@ -17,8 +17,24 @@ pub enum ScheduleKind {
     Constant,
     /// Falls to 0 at `total_steps` in a line.
     Linear,
-    /// Falls to 0 at `total_steps` along half a cosine.
+    /// Falls to `min_learning_rate` at `total_steps` along half a cosine.
     Cosine,
+    /// Falls to `min_learning_rate` at `total_steps` with `schedule_power`.
+    Polynomial,
+    /// Falls with the square root of the steps, without end.
+    InverseSqrt,
+}
+
+/// What turns gradients into steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerKind {
+    /// AdamW with moments in 32 bits.
+    #[default]
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// AdamW with moments in 8 bits (Dettmers et al. 2021): a quarter of the memory.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
 }
 
 /// Whether the backward pass computes layers again, to save memory.
@@ -58,8 +74,16 @@ pub struct TrainConfig {
     pub schedule: ScheduleKind,
     /// Steps over which the rate rises from 0.
     pub warmup_steps: u64,
-    /// Where linear and cosine schedules reach 0.
+    /// The same as a share of `total_steps`; 0 leaves it to `warmup_steps`.
+    pub warmup_ratio: f64,
+    /// Where linear, cosine and polynomial schedules end.
     pub total_steps: u64,
+    /// Where cosine and polynomial schedules end up.
+    pub min_learning_rate: f64,
+    /// The polynomial schedule's power.
+    pub schedule_power: f64,
+    /// What turns gradients into steps.
+    pub optimizer: OptimizerKind,
     /// AdamW's first decay.
     pub adam_beta1: f64,
     /// AdamW's second decay.
@@ -70,6 +94,10 @@ pub struct TrainConfig {
     pub weight_decay: f64,
     /// Gradient norm limit; 0 leaves gradients alone.
     pub max_grad_norm: f64,
+    /// Serve an exponential average of the adapter with this decay per step; 0 serves the adapter.
+    pub ema_decay: f64,
+    /// Serve the mean of the adapter over all steps from this one on; 0 serves the adapter.
+    pub swa_start: u64,
     /// Coefficient of the KL to the reference policy.
     pub beta: f64,
     /// The ratio's lower clip is 1 minus this.
@@ -139,12 +167,18 @@ impl Default for TrainConfig {
             learning_rate: 1e-4,
             schedule: ScheduleKind::Constant,
             warmup_steps: 0,
+            warmup_ratio: 0.0,
             total_steps: 1000,
+            min_learning_rate: 0.0,
+            schedule_power: 1.0,
+            optimizer: OptimizerKind::default(),
             adam_beta1: 0.9,
             adam_beta2: 0.999,
             adam_eps: 1e-8,
             weight_decay: 0.0,
             max_grad_norm: 1.0,
+            ema_decay: 0.0,
+            swa_start: 0,
             beta: 0.01,
             clip_low: 0.2,
             clip_high: 0.2,

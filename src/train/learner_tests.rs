@@ -13,7 +13,7 @@ use super::testing::{
     random_samples, randomise, record, tiny_config, tiny_learner, tiny_model, values,
 };
 use super::{Model, ModelSpec, peft};
-use crate::config::{CorrectionMode, LinearKind, ScheduleKind, TrainConfig};
+use crate::config::{CorrectionMode, Modules, ScheduleKind, TrainConfig};
 
 /// All bits of the adapter, in a fixed order.
 fn bits(learner: &Learner) -> Vec<u64> {
@@ -293,15 +293,21 @@ fn roll_back_restores_the_policy_and_forgets_the_moments() {
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut narrow = tiny_config();
-    narrow.lora.target_modules = vec![LinearKind::QProj];
+    narrow.lora.target_modules = ["q_proj"].into();
     tiny_learner(&narrow).write_adapter(&dir.path().join("narrow"), "tiny").unwrap();
     tiny_learner(&narrow).save(&dir.path().join("step-1"), &json!(null)).unwrap();
     let mut learner = tiny_learner(&tiny_config());
     let before = bits(&learner);
     let error = learner.reset_to(Some(&dir.path().join("narrow"))).unwrap_err();
-    assert!(error.to_string().contains("its target_modules is q_proj, but"), "{error}");
+    assert!(
+        error.to_string().contains("it has nothing on model.layers.0.mlp.down_proj, which"),
+        "{error}"
+    );
     let error = learner.load(&dir.path().join("step-1")).unwrap_err();
-    assert!(error.to_string().contains("its target_modules is q_proj, but"), "{error}");
+    assert!(
+        error.to_string().contains("it has nothing on model.layers.0.mlp.down_proj, which"),
+        "{error}"
+    );
     let error = learner.reset_to(Some(&dir.path().join("nothing"))).unwrap_err();
     assert!(error.to_string().contains("adapter_config.json"), "{error}");
     let config = dir.path().join("narrow").join(peft::CONFIG_FILE);
@@ -404,7 +410,9 @@ fn settings_out_of_range_are_refused_by_name() {
     assert!(message(&|c| c.micro_batch = 0).contains("train.micro_batch"));
     assert!(message(&|c| c.num_iterations = 0).contains("train.num_iterations"));
     assert!(message(&|c| c.lora.dropout = 1.0).contains("train.lora.dropout"));
-    assert!(message(&|c| c.lora.target_modules.clear()).contains("target_modules"));
+    assert!(
+        message(&|c| c.lora.target_modules = Modules::Names(Vec::new())).contains("target_modules")
+    );
 }
 
 #[test]
@@ -444,7 +452,7 @@ fn an_adapter_for_python() {
     let dir = std::env::var("HONE_TEST_PEFT_DIR").unwrap();
     let dir = Path::new(&dir);
     let mut config = tiny_config();
-    config.lora.target_modules.retain(|kind| *kind != LinearKind::UpProj);
+    config.lora.exclude_modules = ["up_proj"].into();
     let learner = tiny_learner(&config);
     learner.write_adapter(dir, "qwen2-tiny").unwrap();
     let spec: &ModelSpec = learner.spec();

@@ -4,9 +4,13 @@
 //! gathers groups from the ledger, takes steps, checkpoints and offers versions to `policy`.
 
 pub mod advantage;
+mod average;
+#[cfg(test)]
+mod average_tests;
 mod batch;
 mod bits;
 pub mod checkpoint;
+mod eight_bit;
 pub mod error;
 mod files;
 mod gather;
@@ -17,6 +21,9 @@ mod learner_tests;
 pub mod lora;
 pub mod loss;
 mod memory;
+pub mod merge;
+#[cfg(test)]
+mod merge_tests;
 pub mod model;
 pub mod names;
 mod objective;
@@ -28,7 +35,11 @@ mod pass;
 #[cfg(test)]
 mod pass_tests;
 pub mod peft;
+#[cfg(test)]
+mod peft_tests;
 mod progress;
+#[cfg(test)]
+mod resume_tests;
 pub mod schedule;
 mod shares;
 #[cfg(test)]

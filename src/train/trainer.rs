@@ -16,7 +16,7 @@ use super::worker::Parts;
 use super::{LearnError, Learner, checkpoint, objective, observe, shares};
 use crate::policy::{Candidate, Verdict};
 use crate::store::Op;
-use crate::types::{GroupId, GroupState, PolicyState, StepRecord, TokenId, now_ms};
+use crate::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepRecord, TokenId, now_ms};
 
 /// How often an idle worker looks around by itself.
 const TICK: Duration = Duration::from_secs(1);
@@ -62,13 +62,20 @@ impl<'a> Trainer<'a> {
             rollbacks,
             feedback: Vec::new(),
         };
-        if let Some(dir) = checkpoint::latest(&parts.checkpoints).map_err(failed)? {
-            let extra = trainer.learner.load(&dir).map_err(failed)?;
+        let saved = checkpoint::latest(&parts.checkpoints).map_err(failed)?;
+        if let Some(dir) = &saved {
+            let extra = trainer.learner.load(dir).map_err(failed)?;
             trainer.progress = serde_json::from_value(extra)
                 .map_err(|error| failed(format!("{}: {error}", dir.display())))?;
             trainer.progress.baselines.set_window(parts.config.baseline_window);
         }
         trainer.reconcile()?;
+        // Samples of the base are none of the adapter that the run starts from.
+        let adapter = &parts.config.lora.init_adapter;
+        let begins = saved.is_none() && !adapter.as_os_str().is_empty();
+        if begins && parts.policies.active() == PolicyVersion::BASE {
+            trainer.publish()?;
+        }
         trainer.report();
         Ok(trainer)
     }

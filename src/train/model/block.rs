@@ -102,12 +102,11 @@ impl Linears<'_> {
         let Some(pair) = self.lora.and_then(|lora| lora.pair(self.layer, kind)) else {
             return ops::linear(x, frozen.0, frozen.1);
         };
-        let scale = self.lora.map_or(0.0, |lora| lora.scale);
         let dropped = match &mut self.dropout {
             Some(dropout) => Some(dropout.apply(x)?),
             None => None,
         };
-        let adapter = (pair.a.as_tensor(), pair.b.as_tensor(), scale);
+        let adapter = (pair.a.as_tensor(), pair.b.as_tensor(), pair.scale);
         ops::adapted_linear((x, dropped.as_ref()), frozen, adapter)
     }
 }

@@ -189,51 +189,6 @@ impl ModelSpec {
         shapes.into_iter()
     }
 
-    /// The linear layers that names in `target_modules` mean here, sorted, each once. Where layers
-    /// are fused, naming all parts of one (`q_proj`, `k_proj` and `v_proj`; `gate_proj` and
-    /// `up_proj`) means the fused one, so that the default list means all linear layers everywhere.
-    ///
-    /// # Errors
-    /// If a name means no layer of this model, or only a part of a fused one.
-    pub fn target_linears(&self, named: &[LinearKind]) -> Result<Vec<LinearKind>> {
-        const FUSED: [(LinearKind, &[LinearKind]); 2] = [
-            (LinearKind::QkvProj, &[LinearKind::QProj, LinearKind::KProj, LinearKind::VProj]),
-            (LinearKind::GateUpProj, &[LinearKind::GateProj, LinearKind::UpProj]),
-        ];
-        let present: Vec<LinearKind> = self.linears(0).map(|(kind, _)| kind).collect();
-        let mut kinds = Vec::new();
-        for kind in named {
-            let whole = FUSED.into_iter().find(|(_, parts)| parts.contains(kind));
-            match whole {
-                _ if present.contains(kind) => kinds.push(*kind),
-                Some((fused, parts))
-                    if present.contains(&fused)
-                        && parts.iter().all(|part| named.contains(part)) =>
-                {
-                    kinds.push(fused);
-                }
-                _ => {
-                    let names: Vec<_> = present.iter().map(|kind| kind.as_str()).collect();
-                    return Err(LearnError::Unsupported(format!(
-                        "`target_modules` names {}, but a layer of a {} model has {}{}",
-                        kind.as_str(),
-                        self.architecture,
-                        names.join(", "),
-                        if self.fused {
-                            " (qkv_proj can be named by q_proj, k_proj and v_proj together, \
-                             gate_up_proj by gate_proj and up_proj)"
-                        } else {
-                            ""
-                        }
-                    )));
-                }
-            }
-        }
-        kinds.sort_unstable();
-        kinds.dedup();
-        Ok(kinds)
-    }
-
     /// `(out_features, in_features)` of a linear layer.
     pub fn linear_shape(&self, kind: LinearKind) -> (usize, usize) {
         let (q, kv) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);

@@ -120,16 +120,3 @@ fn refusals_say_what_and_why() {
     insta::assert_snapshot!(
         message("gemma2", json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}})), @r#"config.json: `rope_parameters` is {"full_attention":{"rope_theta":1.0}}, but only one set of rotary parameters for all layers is supported"#);
 }
-
-#[test]
-fn target_modules_of_a_fused_family_mean_its_fused_layers() {
-    use LinearKind::{DownProj, GateProj, GateUpProj, OProj, QProj, QkvProj, UpProj};
-    let (fused, plain) = (spec("phi3"), spec("llama3"));
-    let all = fused.target_linears(&LinearKind::ALL).unwrap();
-    assert_eq!(all, [OProj, DownProj, QkvProj, GateUpProj]);
-    assert_eq!(fused.target_linears(&[UpProj, GateProj, OProj]).unwrap(), [OProj, GateUpProj]);
-    assert_eq!(fused.target_linears(&[QkvProj]).unwrap(), [QkvProj]);
-    assert_eq!(plain.target_linears(&LinearKind::ALL).unwrap(), LinearKind::ALL);
-    insta::assert_snapshot!(fused.target_linears(&[QProj]).unwrap_err(), @"`target_modules` names q_proj, but a layer of a phi3 model has o_proj, qkv_proj, down_proj, gate_up_proj (qkv_proj can be named by q_proj, k_proj and v_proj together, gate_up_proj by gate_proj and up_proj)");
-    insta::assert_snapshot!(plain.target_linears(&[QkvProj]).unwrap_err(), @"`target_modules` names qkv_proj, but a layer of a llama model has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj");
-}
