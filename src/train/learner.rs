@@ -125,7 +125,7 @@ impl Learner {
         current_version: u64,
         max_completion_tokens: usize,
     ) -> Result<StepStats> {
-        let (rng, adaptive) = (self.rng.clone(), self.adaptive);
+        let (rng, adaptive, tokens) = (self.rng.clone(), self.adaptive, self.tokens);
         // One iteration changes parameters last of all, if at all.
         let before = match self.config.num_iterations {
             1 => None,
@@ -133,7 +133,7 @@ impl Learner {
         };
         let outcome = self.try_step(samples, current_version, max_completion_tokens);
         if outcome.as_ref().map_or(true, |stats| stats.skipped.is_some()) {
-            (self.rng, self.adaptive) = (rng, adaptive);
+            (self.rng, self.adaptive, self.tokens) = (rng, adaptive, tokens);
             if let Some((tensors, optimizer)) = before {
                 self.lora.assign(&tensors)?;
                 self.optimizer = optimizer;

@@ -3,8 +3,9 @@
 
 use std::fmt;
 
+use super::lora;
 use super::model::{ModelSpec, logits_held};
-use crate::config::{LinearKind, Recompute, TrainConfig};
+use crate::config::{Factor, LinearKind, OptimizerKind, Recompute, TrainConfig};
 
 /// Width from which one shard at a time runs on all threads. Below it, products are too small to be
 /// shared between threads, and each shard has a thread.
@@ -33,11 +34,14 @@ fn layer_values(spec: &ModelSpec, r: usize) -> usize {
     let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
     let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
     // Two norms, two outputs of attention and MLP, two sums.
-    let residual = 6 * hidden;
+    let residual = (6 + if spec.output_norms { 2 } else { 0 }) * hidden;
     // q and k before and after turning, v, the mixture, and the logarithm of each softmax's sum.
-    let attention = 3 * q + 3 * kv + spec.num_heads;
+    let normed = if spec.head_norms { q + kv } else { 0 };
+    let attention = 3 * q + 3 * kv + normed + spec.num_heads;
+    // What fused layers give is held beside its parts.
+    let fused = if spec.fused { q + 2 * kv + 2 * inner } else { 0 };
     // Gate, up, their product, and the adapters' inner values.
-    residual + attention + 3 * inner + LinearKind::ALL.len() * r
+    residual + attention + fused + 3 * inner + LinearKind::ALL.len() * r
 }
 
 /// Layers, the last ones, whose activations are kept for the backward pass; results do not depend on
@@ -95,12 +99,17 @@ impl Plan {
         let shapes = spec.weight_shapes();
         let base: usize = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         let r = config.lora.r;
-        let pair = |kind: &LinearKind| {
+        // Settings that fit no module are refused where the adapter is made.
+        let modules = lora::plan(spec, &config.lora).unwrap_or_default();
+        let pair = |((_, kind), factor): (&(usize, LinearKind), &Factor)| {
             let (out, inner) = spec.linear_shape(*kind);
-            r * (out + inner)
+            factor.r * (out + inner)
         };
-        let modules = LinearKind::ALL.iter().filter(|k| config.lora.target_modules.contains(k));
-        let adapter = spec.num_layers * modules.map(pair).sum::<usize>() * F32;
+        let adapter = modules.iter().map(pair).sum::<usize>() * F32;
+        let moments = match config.optimizer {
+            OptimizerKind::AdamW => 2 * adapter,
+            OptimizerKind::AdamW8bit => adapter / 2,
+        };
         let layer = layer_values(spec, r) * all;
         let kept = kept(config, spec, tokens * in_flight);
         Self {
@@ -110,7 +119,7 @@ impl Plan {
             base: base * F32,
             adapter,
             gradients: adapter * (1 + in_flight),
-            moments: 2 * adapter,
+            moments,
             layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
             kept: kept * layer,
             one_layer: if kept == spec.num_layers { layer / 2 } else { layer + layer / 2 },
@@ -168,15 +177,11 @@ mod tests {
     use crate::train::testing::{tiny_config, tiny_spec};
 
     fn wide() -> ModelSpec {
-        ModelSpec {
-            hidden_size: 1024,
-            num_heads: 16,
-            num_kv_heads: 4,
-            head_dim: 64,
-            num_layers: 24,
-            intermediate_size: 4096,
-            ..tiny_spec()
-        }
+        ModelSpec::from_config(&serde_json::json!({
+            "model_type": "qwen2", "vocab_size": 96, "hidden_size": 1024, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "num_hidden_layers": 24, "intermediate_size": 4096,
+        }))
+        .unwrap()
     }
 
     #[test]

@@ -219,11 +219,7 @@ fn project(
 }
 
 /// `down(activation(gate(x)) * up(x))` (Shazeer 2020); `x` `[tokens, hidden]`.
-fn mlp(
-    x: &Tensor,
-    context: &Context,
-    linears: &mut Linears<'_>,
-) -> candle_core::Result<Tensor> {
+fn mlp(x: &Tensor, context: &Context, linears: &mut Linears<'_>) -> candle_core::Result<Tensor> {
     let spec = &context.spec;
     let (gate, up) = if spec.fused {
         let both = linears.apply(LinearKind::GateUpProj, x)?;

@@ -51,9 +51,9 @@ mod trace;
 
 pub use attention_options::AttentionOptions;
 use block::{Block, Context};
+pub use family::SUPPORTED;
 pub use head::head_stats;
 pub(super) use head::logits_held;
-pub use family::SUPPORTED;
 pub use rope::{RopeScaling, RopeSpec, rope_frequencies, rope_tables};
 pub use segments::{Segment, Segments};
 pub use spec::{Activation, LayerSpec, ModelSpec};

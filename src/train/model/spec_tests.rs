@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::ModelSpec;
 use super::family_tests::{NAMES, config, spec};
-use crate::config::LinearKind;
 use crate::engine::ModelDir;
 use crate::train::testing::test_file;
 

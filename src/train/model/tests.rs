@@ -183,7 +183,8 @@ fn rope_turns_by_position_and_leaves_the_rest() {
     // Two heads of six values, of which four turn.
     let frequencies = [1.0, 0.25];
     let positions = [0, 3, 4, 3];
-    let tables = super::rope_tables(&positions, &frequencies, 1.0, DType::F64, &Device::Cpu).unwrap();
+    let tables =
+        super::rope_tables(&positions, &frequencies, 1.0, DType::F64, &Device::Cpu).unwrap();
     let x = wave((4, 12));
     check_operation(&x, |x| ops::rope(x, 6, &tables).unwrap());
     let turned = ops::rope(&x, 6, &tables).unwrap();
