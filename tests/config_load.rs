@@ -109,7 +109,7 @@ fn environment_wins_over_file() {
     assert_eq!(config.server.bind.to_string(), "[::1]:9");
     assert_eq!(config.server.client_keys, ["one", "two"]);
     assert_eq!(config.train.lora.r, 4);
-    assert_eq!(config.train.lora.target_modules.len(), 2);
+    assert_eq!(config.train.lora.target_modules, ["q_proj", "v_proj"].into());
     assert!(!config.train.enabled);
     assert_eq!(config.rollout.dataset.unwrap(), Path::new("prompts.jsonl"));
     assert_eq!(config.model.path, "/models/tiny");
@@ -130,7 +130,7 @@ fn unknown_keys() {
     assert_snapshot!(error("[train]\nlerning_rate = 1"), @"train.lerning_rate is not a key: did you mean train.learning_rate?");
     assert_snapshot!(error("[tran]\nseed = 1"), @"tran is not a key: did you mean train?");
     assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are replicas, queue");
-    assert_snapshot!(error("[train.lora]\nrank = 1"), @"train.lora.rank is not a key: the keys there are r, alpha, dropout, target_modules");
+    assert_snapshot!(error("[train.lora]\nrank = 1"), @"train.lora.rank is not a key: the keys there are r, alpha, use_rslora, dropout, target_modules, exclude_modules, layers_to_transform, rank_pattern, alpha_pattern, init_weights, init_adapter");
     assert_snapshot!(error("[[route]]\nname = 'a'\nmodle = 'b'"), @"route[0].modle is not a key: did you mean route[0].model?");
 }
 
@@ -140,7 +140,7 @@ fn wrong_types() {
     assert_snapshot!(error("[train]\nseed = -1"), @"train.seed is -1: it must be a whole number, 0 or more");
     assert_snapshot!(error("[train]\nseed = 1.5"), @"train.seed is 1.5: it must be a whole number, 0 or more");
     assert_snapshot!(error("[train]\nenabled = 1"), @"train.enabled is 1: it must be true or false");
-    assert_snapshot!(error("[train]\nschedule = 'sine'"), @r#"train.schedule is "sine": it must be "constant", "linear" or "cosine""#);
+    assert_snapshot!(error("[train]\nschedule = 'sine'"), @r#"train.schedule is "sine": it must be "constant", "linear", "cosine", "polynomial" or "inverse_sqrt""#);
     assert_snapshot!(error("[rollout]\nmax_ready_groups = 7"), @"rollout.max_ready_groups is 7: it must be 8 or more, so that groups of rollout.group_size 8 hold train.samples_per_step 64");
     assert_snapshot!(error("[train]\nlearning_rate = true"), @"train.learning_rate is true: it must be a number");
     assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
@@ -150,7 +150,9 @@ fn wrong_types() {
     assert_snapshot!(error("[server]\nbind = 8080"), @r#"server.bind is 8080: it must be an address and a port, such as "127.0.0.1:8080""#);
     assert_snapshot!(error("[server]\nclient_keys = 'sesame'"), @"server.client_keys is a hidden value: it must be a list");
     assert_snapshot!(error("[server]\nclient_keys = ['sesame', 5]"), @"server.client_keys[1] is a hidden value: it must be a text in quotes");
-    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'x_proj']"), @r#"train.lora.target_modules[1] is "x_proj": it must be "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj" or "down_proj""#);
+    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'x_proj']"), @r#"train.lora.target_modules[1] is "x_proj": it must be "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj" or "down_proj", or a name that ends in a dot and one of them"#);
+    assert_snapshot!(error("[train.lora]\ntarget_modules = 3"), @r#"train.lora.target_modules is 3: it must be a list of names, a regular expression or "all-linear""#);
+    assert_snapshot!(error("[train.lora]\ninit_weights = 'pissa'"), @r#"train.lora.init_weights is "pissa": it must be "kaiming" or "gaussian""#);
     assert_snapshot!(error("[train]\nseed = \n"), @"the configuration is not valid TOML at line 2: string values must be quoted, expected literal string");
     assert_snapshot!(error("route = 3"), @"route is 3: it must be a list");
 }
@@ -164,7 +166,19 @@ fn values_out_of_range() {
     assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nschedule = 'cosine'\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than train.total_steps (1000)");
     assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"train.lora.dropout is 1.1: it must be at least 0 and less than 1");
-    assert_snapshot!(error("[train.lora]\ntarget_modules = []"), @"train.lora.target_modules is []: it must be at least one of the seven linear layers, each once");
+    assert_snapshot!(error("[train.lora]\ntarget_modules = []"), @r#"train.lora.target_modules is []: it must be "all-linear", a regular expression or at least one name"#);
+    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'q_proj']"), @r#"train.lora.target_modules[1] is "q_proj": it must be a name that is not in the list already"#);
+    assert_snapshot!(error("[train.lora]\ntarget_modules = '(.*q_proj'"), @"train.lora.target_modules: error: unclosed group");
+    assert_snapshot!(error("[train.lora]\ntarget_modules = '.*q_proj'\nlayers_to_transform = [1]"), @"train.lora.layers_to_transform is [1]: it must be [] where train.lora.target_modules is a regular expression: name the layers there");
+    assert_snapshot!(error("[train.lora]\nexclude_modules = 'all-linear'"), @r#"train.lora.exclude_modules is "all-linear": it must be less than every linear layer"#);
+    assert_snapshot!(error("[train.lora]\nrank_pattern = { q_proj = 0 }"), @r#"train.lora.rank_pattern."q_proj" is 0: it must be from 1 to 4096"#);
+    assert_snapshot!(error("[train.lora]\nalpha_pattern = { q_proj = -1 }"), @r#"train.lora.alpha_pattern."q_proj" is -1: it must be greater than 0"#);
+    assert_snapshot!(error("[train]\nwarmup_ratio = 1.0"), @"train.warmup_ratio is 1: it must be at least 0 and less than 1");
+    assert_snapshot!(error("[train]\nwarmup_ratio = 0.1\nwarmup_steps = 3"), @"train.warmup_steps is 3: it must be 0 where train.warmup_ratio (0.1) is set");
+    assert_snapshot!(error("[train]\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.0001)");
+    assert_snapshot!(error("[train]\nmin_learning_rate = 1e-6\nschedule = 'linear'"), @r#"train.min_learning_rate is 0.000001: it must be 0 unless train.schedule is "cosine" or "polynomial""#);
+    assert_snapshot!(error("[train]\nema_decay = 1.0"), @"train.ema_decay is 1: it must be at least 0 and less than 1");
+    assert_snapshot!(error("[train]\nema_decay = 0.9\nswa_start = 5"), @"train.swa_start is 5: it must be 0 where train.ema_decay (0.9) is set");
     assert_snapshot!(error("[rollout]\ngroup_size = 1"), @"rollout.group_size is 1: it must be from 2 to 1024");
     assert_snapshot!(error("[rollout]\ntemperature = 0"), @"rollout.temperature is 0: it must be from 0.01 to 10");
     assert_snapshot!(error("[rollout]\ndataset = 'a'\ndataset_route = 'none'"), @r#"rollout.dataset_route is "none": it must be the name of a route"#);

@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hone::config::{EngineConfig, LinearKind, LoraConfig, TrainConfig};
+use hone::config::{EngineConfig, LinearKind, LoraConfig, Modules, TrainConfig};
 use hone::engine::{
     Completion, Engine, GenerateRequest, MistralEngine, ModelDir, Priority, Publisher,
 };
@@ -35,7 +35,9 @@ impl Pair {
         let metrics = Arc::new(Metrics::new().unwrap());
         let config = EngineConfig { replicas: 1, queue: 8 };
         let engine = MistralEngine::start(&dir, &normalised, &config, metrics).unwrap();
-        let lora = LoraConfig { r: 4, target_modules: modules.to_vec(), ..LoraConfig::default() };
+        let names = modules.iter().map(|kind| kind.as_str().to_owned()).collect();
+        let target_modules = Modules::Names(names);
+        let lora = LoraConfig { r: 4, target_modules, ..LoraConfig::default() };
         let config = TrainConfig { lora, learning_rate: 0.02, ..TrainConfig::default() };
         Self { engine, learner: Learner::new(&dir, &config).unwrap(), files }
     }
@@ -80,6 +82,7 @@ impl Pair {
                 temperature,
                 advantage,
                 version,
+                truncated: false,
             });
         }
         (greatest, samples)

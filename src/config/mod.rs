@@ -13,6 +13,8 @@ mod describe;
 mod graders;
 mod load;
 mod lora;
+mod modules;
+mod objective;
 mod range;
 pub mod reward;
 mod run;
@@ -29,7 +31,12 @@ pub use dataset::{
 pub use describe::Problem;
 pub use graders::GradersConfig;
 pub use load::{environment_names, load, load_from, parse};
-pub use lora::{LinearKind, LoraConfig};
+pub use lora::{LinearKind, LoraConfig, LoraInit};
+pub use modules::{Factor, Modules, Patterns, Rules};
+pub use objective::{
+    AdvantageBaseline, AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
+    KlEstimator, LossKind, RatioLevel, RewardAggregation, ZeroVariance,
+};
 pub use reward::{
     Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, METRICS,
     OWN_MODEL, Preset, RewardConfig, RewardKind, RouteConfig, RouteList, Rubric, ShareRule,
@@ -37,7 +44,7 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{AdvantageScale, LossKind, ScheduleKind, TrainConfig};
+pub use train::{OptimizerKind, Recompute, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.

@@ -13,7 +13,7 @@ fn shipped(name: &str) -> Config {
 fn common(config: &Config) {
     let train = &config.train;
     assert_eq!((train.lora.r, train.lora.alpha), (16, 32.0));
-    assert_eq!(train.lora.target_modules, LinearKind::ALL);
+    assert_eq!(train.lora.target_modules, LinearKind::ALL.map(LinearKind::as_str).into());
     assert_eq!((train.clip_low, train.clip_high), (0.2, 0.2));
     // A warm-up of a tenth, over one epoch that ends with the run.
     assert_eq!(train.warmup_steps * 10, train.total_steps);

@@ -3,6 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::lora::LoraConfig;
+use super::objective::{
+    AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
+    RatioLevel, RewardAggregation, ZeroVariance,
+};
 
 /// How the learning rate moves after warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,34 +17,37 @@ pub enum ScheduleKind {
     Constant,
     /// Falls to 0 at `total_steps` in a line.
     Linear,
-    /// Falls to 0 at `total_steps` along half a cosine.
+    /// Falls to `min_learning_rate` at `total_steps` along half a cosine.
     Cosine,
+    /// Falls to `min_learning_rate` at `total_steps` with `schedule_power`.
+    Polynomial,
+    /// Falls with the square root of the steps, without end.
+    InverseSqrt,
 }
 
-/// What group advantages are divided by.
+/// What turns gradients into steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdvantageScale {
-    /// The group's standard deviation (GRPO).
+pub enum OptimizerKind {
+    /// AdamW with moments in 32 bits.
     #[default]
-    Group,
-    /// The batch's standard deviation.
-    Batch,
-    /// Nothing (Dr. GRPO).
-    None,
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// AdamW with moments in 8 bits (Dettmers et al. 2021): a quarter of the memory.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
 }
 
-/// How token losses are summed to the optimiser step's loss.
+/// Whether the backward pass computes layers again, to save memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LossKind {
-    /// Mean per sequence, then over sequences.
-    Grpo,
-    /// Sum over sequences x `max_completion_tokens`.
-    DrGrpo,
-    /// Mean over all tokens of the optimiser step.
+pub enum Recompute {
+    /// Those layers whose activations would take more than 768 MiB.
     #[default]
-    Dapo,
+    Auto,
+    /// All: least memory, about a third more time.
+    Always,
+    /// None.
+    Never,
 }
 
 /// The trainer.
@@ -57,6 +64,8 @@ pub struct TrainConfig {
     pub samples_per_step: usize,
     /// Samples computed at once; the rest of the step accumulates gradients.
     pub micro_batch: usize,
+    /// Whether the backward pass computes layers again.
+    pub recompute: Recompute,
     /// Optimiser steps on the same samples.
     pub num_iterations: usize,
     /// Peak learning rate.
@@ -65,8 +74,16 @@ pub struct TrainConfig {
     pub schedule: ScheduleKind,
     /// Steps over which the rate rises from 0.
     pub warmup_steps: u64,
-    /// Where linear and cosine schedules reach 0.
+    /// The same as a share of `total_steps`; 0 leaves it to `warmup_steps`.
+    pub warmup_ratio: f64,
+    /// Where linear, cosine and polynomial schedules end.
     pub total_steps: u64,
+    /// Where cosine and polynomial schedules end up.
+    pub min_learning_rate: f64,
+    /// The polynomial schedule's power.
+    pub schedule_power: f64,
+    /// What turns gradients into steps.
+    pub optimizer: OptimizerKind,
     /// AdamW's first decay.
     pub adam_beta1: f64,
     /// AdamW's second decay.
@@ -77,16 +94,43 @@ pub struct TrainConfig {
     pub weight_decay: f64,
     /// Gradient norm limit; 0 leaves gradients alone.
     pub max_grad_norm: f64,
-    /// Coefficient of the k3 KL to the reference policy.
+    /// Serve an exponential average of the adapter with this decay per step; 0 serves the adapter.
+    pub ema_decay: f64,
+    /// Serve the mean of the adapter over all steps from this one on; 0 serves the adapter.
+    pub swa_start: u64,
+    /// Coefficient of the KL to the reference policy.
     pub beta: f64,
     /// The ratio's lower clip is 1 minus this.
     pub clip_low: f64,
     /// The ratio's upper clip is 1 plus this.
     pub clip_high: f64,
-    /// How token losses are summed.
+    /// The surrogate and how token losses are summed.
     pub loss: LossKind,
+    /// What the importance ratio is taken of.
+    pub importance_sampling_level: RatioLevel,
+    /// The ratio is bounded by this before the clipped surrogate's minimum; 0 is no bound.
+    pub delta: f64,
+    /// The loss of a negative advantage A is bounded by -A times this; 0 is no bound.
+    pub dual_clip: f64,
+    /// Sharpness of sapo's gate for positive advantages.
+    pub sapo_tau_pos: f64,
+    /// Sharpness of sapo's gate for the others.
+    pub sapo_tau_neg: f64,
+    /// Only this share of the step's tokens, those of the highest entropy, carries the surrogate.
+    pub top_entropy_quantile: f64,
+    /// Sequences of negative advantage whose recorded log-probabilities are higher than the
+    /// policy's by more than this in the mean carry no surrogate; 0 keeps all.
+    pub off_policy_mask_threshold: f64,
+    /// Completions that ended at their token limit are not trained on.
+    pub mask_truncated_completions: bool,
     /// What group advantages are divided by.
     pub advantage_scale: AdvantageScale,
+    /// What a group's rewards are compared with.
+    pub advantage_baseline: AdvantageBaseline,
+    /// How several rewards become one advantage.
+    pub reward_aggregation: RewardAggregation,
+    /// What happens to groups whose rewards are all equal.
+    pub zero_variance_groups: ZeroVariance,
     /// Samples that a running baseline remembers (an exponential window).
     pub baseline_window: f64,
     /// Members more versions behind than this are dropped; 0 allows the current version only.
@@ -100,6 +144,12 @@ pub struct TrainConfig {
     pub nice: i32,
     /// Checkpoints to keep.
     pub keep_checkpoints: usize,
+    /// The KL to the reference.
+    pub kl: KlConfig,
+    /// The entropy bonus.
+    pub entropy: EntropyConfig,
+    /// Correction for the sampler's difference.
+    pub sampler_correction: CorrectionConfig,
     /// The adapter.
     pub lora: LoraConfig,
 }
@@ -112,27 +162,48 @@ impl Default for TrainConfig {
             max_steps: 0,
             samples_per_step: 64,
             micro_batch: 64,
+            recompute: Recompute::default(),
             num_iterations: 1,
             learning_rate: 1e-4,
             schedule: ScheduleKind::Constant,
             warmup_steps: 0,
+            warmup_ratio: 0.0,
             total_steps: 1000,
+            min_learning_rate: 0.0,
+            schedule_power: 1.0,
+            optimizer: OptimizerKind::default(),
             adam_beta1: 0.9,
             adam_beta2: 0.999,
             adam_eps: 1e-8,
             weight_decay: 0.0,
             max_grad_norm: 1.0,
+            ema_decay: 0.0,
+            swa_start: 0,
             beta: 0.01,
             clip_low: 0.2,
             clip_high: 0.2,
             loss: LossKind::default(),
+            importance_sampling_level: RatioLevel::default(),
+            delta: 0.0,
+            dual_clip: 0.0,
+            sapo_tau_pos: 1.0,
+            sapo_tau_neg: 1.05,
+            top_entropy_quantile: 1.0,
+            off_policy_mask_threshold: 0.0,
+            mask_truncated_completions: false,
             advantage_scale: AdvantageScale::default(),
+            advantage_baseline: AdvantageBaseline::default(),
+            reward_aggregation: RewardAggregation::default(),
+            zero_variance_groups: ZeroVariance::default(),
             baseline_window: 256.0,
             max_staleness: 8,
             max_sampler_difference: 0.05,
             threads: 0,
             nice: 10,
             keep_checkpoints: 2,
+            kl: KlConfig::default(),
+            entropy: EntropyConfig::default(),
+            sampler_correction: CorrectionConfig::default(),
             lora: LoraConfig::default(),
         }
     }

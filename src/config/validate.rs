@@ -8,7 +8,7 @@ use super::{
     Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, ScheduleKind, ServerConfig,
     StoreConfig, TrainConfig,
 };
-use super::{dataset, run};
+use super::{dataset, lora, objective, run};
 
 /// One sentence with the key, the value and what is allowed.
 #[derive(Debug, thiserror::Error)]
@@ -109,31 +109,48 @@ fn train(c: &TrainConfig) -> Checked {
     between("train.num_iterations", c.num_iterations, 1, 64)?;
     above("train.learning_rate", c.learning_rate, 0.0)?;
     between("train.total_steps", c.total_steps, 1, u64::MAX)?;
-    if c.schedule != ScheduleKind::Constant && c.warmup_steps >= c.total_steps {
-        let allowed = format!("less than train.total_steps ({})", c.total_steps);
-        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
-    }
+    optimiser(c)?;
     below("train.adam_beta1", c.adam_beta1, 0.0, 1.0)?;
     below("train.adam_beta2", c.adam_beta2, 0.0, 1.0)?;
     above("train.adam_eps", c.adam_eps, 0.0)?;
     at_least("train.weight_decay", c.weight_decay, 0.0)?;
     at_least("train.max_grad_norm", c.max_grad_norm, 0.0)?;
-    at_least("train.beta", c.beta, 0.0)?;
-    between("train.clip_low", c.clip_low, 0.0, 1.0)?;
-    at_least("train.clip_high", c.clip_high, 0.0)?;
+    objective::check(c)?;
     at_least("train.baseline_window", c.baseline_window, 1.0)?;
     at_least("train.max_sampler_difference", c.max_sampler_difference, 0.0)?;
     between("train.threads", c.threads, 0, 4096)?;
     between("train.nice", c.nice, 0, 19)?;
     between("train.keep_checkpoints", c.keep_checkpoints, 1, 10_000)?;
-    between("train.lora.r", c.lora.r, 1, 4096)?;
-    above("train.lora.alpha", c.lora.alpha, 0.0)?;
-    below("train.lora.dropout", c.lora.dropout, 0.0, 1.0)?;
-    let distinct: BTreeSet<_> = c.lora.target_modules.iter().collect();
-    if distinct.is_empty() || distinct.len() != c.lora.target_modules.len() {
-        let names: Vec<&str> = c.lora.target_modules.iter().map(|m| m.as_str()).collect();
-        let allowed = "at least one of the seven linear layers, each once";
-        return Err(Problem::value("train.lora.target_modules", format!("{names:?}"), allowed));
+    lora::check(&c.lora)
+}
+
+fn optimiser(c: &TrainConfig) -> Checked {
+    below("train.warmup_ratio", c.warmup_ratio, 0.0, 1.0)?;
+    if c.warmup_ratio > 0.0 && c.warmup_steps > 0 {
+        let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
+        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
+    }
+    let ends = !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt);
+    if ends && c.warmup_steps >= c.total_steps {
+        let allowed = format!("less than train.total_steps ({})", c.total_steps);
+        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
+    }
+    at_least("train.min_learning_rate", c.min_learning_rate, 0.0)?;
+    if c.min_learning_rate > c.learning_rate {
+        let allowed = format!("at most train.learning_rate ({})", c.learning_rate);
+        return Err(Problem::value("train.min_learning_rate", c.min_learning_rate, &allowed));
+    }
+    if c.min_learning_rate > 0.0
+        && !matches!(c.schedule, ScheduleKind::Cosine | ScheduleKind::Polynomial)
+    {
+        let allowed = "0 unless train.schedule is \"cosine\" or \"polynomial\"";
+        return Err(Problem::value("train.min_learning_rate", c.min_learning_rate, allowed));
+    }
+    above("train.schedule_power", c.schedule_power, 0.0)?;
+    below("train.ema_decay", c.ema_decay, 0.0, 1.0)?;
+    if c.ema_decay > 0.0 && c.swa_start > 0 {
+        let allowed = format!("0 where train.ema_decay ({}) is set", c.ema_decay);
+        return Err(Problem::value("train.swa_start", c.swa_start, &allowed));
     }
     Ok(())
 }

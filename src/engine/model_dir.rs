@@ -6,18 +6,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::EngineError;
 
+mod family;
 mod files;
 mod hub;
 mod normalise;
 
+use family::{FAMILIES, Family};
 use files::{object, show};
-
-/// `architectures` that can be served and trained.
-pub const SUPPORTED: &[&str] = &["Qwen2ForCausalLM"];
 
 /// A Hugging Face directory that has been read and found servable.
 #[derive(Clone, Debug)]
@@ -26,8 +25,9 @@ pub struct ModelDir {
     pub path: PathBuf,
     /// What the model is called; the directory's name unless somebody says otherwise.
     pub name: String,
-    /// The parsed `config.json`, transformers 5's `rope_parameters` folded to the top level and
-    /// the architecture's defaults filled in.
+    /// The parsed `config.json`, transformers 5's `rope_parameters` folded into the `rope_theta`,
+    /// `partial_rotary_factor` and `rope_scaling` of earlier versions, and the architecture's
+    /// defaults filled in.
     pub config: Value,
     /// Tokens that end a completion, from `generation_config.json` and `config.json`.
     pub stop_ids: Vec<u32>,
@@ -50,10 +50,11 @@ impl ModelDir {
             return Err(refuse(format!("{} is not a directory", path.display())));
         }
         let mut config = object(&path.join("config.json"))?;
-        check_architecture(&config)?;
+        let family = family(&config)?;
         fold_rope(&mut config)?;
-        fill_defaults(&mut config);
+        family.fill_defaults(&mut config);
         check_values(&config)?;
+        family.check(&config)?;
         if !path.join("tokenizer.json").is_file() {
             return Err(refuse(format!("{} has no tokenizer.json", path.display())));
         }
@@ -96,9 +97,11 @@ impl ModelDir {
         normalise::write(self, cache_dir)
     }
 
-    /// Context length in tokens, prompt and completion together.
+    /// Context length in tokens, prompt and completion together: as far as what is served equals
+    /// what the model computes elsewhere (a sliding window ends it, for one).
     pub fn context(&self) -> usize {
-        self.integer("max_position_embeddings")
+        let config = self.config.as_object();
+        config.and_then(|c| Some(family(c).ok()?.context(c) as usize)).unwrap_or(0)
     }
 
     /// Logits per position.
@@ -121,22 +124,22 @@ fn refuse_value(key: &str, value: &Value, wanted: &str) -> EngineError {
     refuse(format!("config.json: {key} is {}; {wanted}", show(value)))
 }
 
-fn check_architecture(config: &Map<String, Value>) -> Result<(), EngineError> {
+/// The family that `architectures` names.
+fn family(config: &Map<String, Value>) -> Result<Family, EngineError> {
     let value = config.get("architectures").unwrap_or(&Value::Null);
     let names: Vec<&str> =
         value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    match names.as_slice() {
-        [name] if SUPPORTED.contains(name) => {}
-        _ => {
-            return Err(refuse_value(
-                "architectures",
-                value,
-                &format!("supported is one of {}", SUPPORTED.join(", ")),
-            ));
-        }
-    }
+    let found = match names.as_slice() {
+        [name] => Family::of(name),
+        _ => None,
+    };
+    let Some(family) = found else {
+        let wanted =
+            format!("supported is one of {}", FAMILIES.map(|family| family.class).join(", "));
+        return Err(refuse_value("architectures", value, &wanted));
+    };
     match config.get("quantization_config") {
-        None | Some(Value::Null) => Ok(()),
+        None | Some(Value::Null) => Ok(family),
         Some(value) => Err(refuse_value(
             "quantization_config",
             value,
@@ -145,57 +148,39 @@ fn check_architecture(config: &Map<String, Value>) -> Result<(), EngineError> {
     }
 }
 
-/// transformers 5 writes `rope_parameters: {rope_type, rope_theta}`, earlier versions
-/// `rope_theta` and `rope_scaling`. Afterwards there is a top-level `rope_theta` and no more.
+/// transformers 5 writes everything into `rope_parameters`, earlier versions `rope_theta`,
+/// `partial_rotary_factor` and `rope_scaling` beside each other. Afterwards it is as in the earlier
+/// ones, and there is a `rope_scaling` with a `rope_type` only where something is scaled.
 fn fold_rope(config: &mut Map<String, Value>) -> Result<(), EngineError> {
+    let mut scaling = None;
     for key in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = config.remove(key) else { continue };
-        let Value::Object(rope) = &value else {
-            if value.is_null() {
-                continue;
-            }
-            return Err(refuse_value(key, &value, "an object was expected"));
+        let mut rope = match config.remove(key) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Object(rope)) => rope,
+            Some(value) => return Err(refuse_value(key, &value, "an object was expected")),
         };
-        let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-        if kind.is_some_and(|kind| kind != "default") {
-            return Err(refuse_value(
-                &format!("{key}.rope_type"),
-                kind.unwrap_or(&Value::Null),
-                "only plain rotary embeddings (\"default\") can be served",
-            ));
+        if rope.values().any(Value::is_object) {
+            let wanted = "only one set of rotary parameters for all layers can be served";
+            return Err(refuse_value(key, &Value::Object(rope), wanted));
         }
-        if let Some(theta) = rope.get("rope_theta") {
-            config.insert("rope_theta".to_owned(), theta.clone());
+        for name in ["rope_theta", "partial_rotary_factor"] {
+            if let Some(value) = rope.remove(name) {
+                config.insert(name.to_owned(), value);
+            }
         }
-        if let Some(share) = rope.get("partial_rotary_factor") {
-            config.insert("partial_rotary_factor".to_owned(), share.clone());
-        }
-    }
-    match config.remove("partial_rotary_factor") {
-        Some(share) if share.as_f64() != Some(1.0) && !share.is_null() => {
-            Err(refuse_value("partial_rotary_factor", &share, "only 1.0 can be served"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Defaults of transformers' `Qwen2Config`, for files that leave them out.
-fn fill_defaults(config: &mut Map<String, Value>) {
-    let heads = config.get("num_attention_heads").cloned().unwrap_or(Value::Null);
-    for (key, value) in [
-        ("rope_theta", json!(10_000.0)),
-        ("rms_norm_eps", json!(1e-6)),
-        ("hidden_act", json!("silu")),
-        ("max_position_embeddings", json!(32_768)),
-        ("num_key_value_heads", heads),
-        ("tie_word_embeddings", json!(false)),
-        ("use_sliding_window", json!(false)),
-    ] {
-        let slot = config.entry(key).or_insert(Value::Null);
-        if slot.is_null() {
-            *slot = value;
+        let (old, new) = (rope.remove("type"), rope.remove("rope_type"));
+        match new.or(old) {
+            Some(kind) if kind != "default" && scaling.is_none() => {
+                rope.insert("rope_type".to_owned(), kind);
+                scaling = Some(Value::Object(rope));
+            }
+            _ => {}
         }
     }
+    if let Some(scaling) = scaling {
+        config.insert("rope_scaling".to_owned(), scaling);
+    }
+    Ok(())
 }
 
 fn check_values(config: &Map<String, Value>) -> Result<(), EngineError> {
@@ -210,7 +195,11 @@ fn check_values(config: &Map<String, Value>) -> Result<(), EngineError> {
         whole(key)?;
     }
     let (hidden, heads) = (whole("hidden_size")?, whole("num_attention_heads")?);
-    if hidden % (2 * heads) != 0 {
+    let head_dim = get("head_dim");
+    if !head_dim.is_null() && !head_dim.as_u64().is_some_and(|n| n > 0 && n.is_multiple_of(2)) {
+        return Err(refuse_value("head_dim", head_dim, "an even whole number was expected"));
+    }
+    if head_dim.is_null() && hidden % (2 * heads) != 0 {
         let wanted = format!("it must divide hidden_size {hidden} into even parts");
         return Err(refuse_value("num_attention_heads", get("num_attention_heads"), &wanted));
     }
@@ -218,17 +207,10 @@ fn check_values(config: &Map<String, Value>) -> Result<(), EngineError> {
         let wanted = format!("it must divide num_attention_heads {heads}");
         return Err(refuse_value("num_key_value_heads", get("num_key_value_heads"), &wanted));
     }
-    if !get("head_dim").is_null() && get("head_dim").as_u64() != Some(hidden / heads) {
-        let wanted = format!("hidden_size / num_attention_heads = {} was expected", hidden / heads);
-        return Err(refuse_value("head_dim", get("head_dim"), &wanted));
-    }
     for key in ["rope_theta", "rms_norm_eps"] {
         if !get(key).as_f64().is_some_and(|x| x.is_finite() && x > 0.0) {
             return Err(refuse_value(key, get(key), "a positive number was expected"));
         }
-    }
-    if get("hidden_act") != "silu" {
-        return Err(refuse_value("hidden_act", get("hidden_act"), "only \"silu\" can be served"));
     }
     if !get("tie_word_embeddings").is_boolean() {
         return Err(refuse_value(
@@ -237,22 +219,7 @@ fn check_values(config: &Map<String, Value>) -> Result<(), EngineError> {
             "true or false was expected",
         ));
     }
-    check_attention(config)
-}
-
-/// Sliding windows are served by neither the engine nor the trainer.
-fn check_attention(config: &Map<String, Value>) -> Result<(), EngineError> {
-    let sliding = config.get("use_sliding_window").unwrap_or(&Value::Null);
-    if *sliding != Value::Bool(false) {
-        return Err(refuse_value("use_sliding_window", sliding, "only false can be served"));
-    }
-    let layers = config.get("layer_types").and_then(Value::as_array);
-    match layers.into_iter().flatten().find(|kind| *kind != "full_attention") {
-        Some(kind) => {
-            Err(refuse_value("layer_types", kind, "only \"full_attention\" can be served"))
-        }
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 //! Samples laid out for one forward pass.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use candle_core::{Device, Tensor};
 
 use super::error::{LearnError, Result};
+use super::model::{Segment, Segments};
 
 /// One completion to train on, exactly as it was sampled.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +23,8 @@ pub struct TrainSample {
     pub advantage: f64,
     /// The policy version that sampled it.
     pub version: u64,
+    /// Whether it ended at its token limit rather than by itself.
+    pub truncated: bool,
 }
 
 impl TrainSample {
@@ -52,18 +58,18 @@ impl TrainSample {
         }
         Ok(())
     }
-
-    /// Positions that the forward pass computes: the last sampled token predicts nothing.
-    pub(super) fn positions(&self) -> usize {
-        self.prompt_ids.len() + self.ids.len() - 1
-    }
 }
 
-/// A few completions, padded on the right to the longest.
+/// A completion to compute: prompt, completion, temperature.
+pub(super) type Part<'a> = (&'a [u32], &'a [u32], f32);
+
+/// A few completions laid end to end, each distinct prompt once, followed by all that continues it.
 pub(super) struct Layout {
-    /// `[batch, len]`
+    /// `[tokens]`
     pub ids: Tensor,
-    /// Rows of the flattened hidden states that predict a sampled token, sample by sample.
+    /// Prompts and completions within `ids`.
+    pub segments: Arc<Segments>,
+    /// Tokens that predict a sampled token, sample by sample.
     pub rows: Tensor,
     /// The token that each row predicts.
     pub targets: Vec<u32>,
@@ -72,30 +78,117 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Lays out `(prompt, completion, temperature)` triples.
-    pub fn new(parts: &[(&[u32], &[u32], f32)], device: &Device) -> Result<Self> {
-        let positions =
-            |(prompt, ids, _): &(&[u32], &[u32], f32)| (prompt.len() + ids.len()).saturating_sub(1);
-        let len = parts.iter().map(positions).max().unwrap_or(0);
-        let mut ids = Vec::with_capacity(parts.len() * len);
-        let (mut rows, mut targets, mut temperatures) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, part) in parts.iter().enumerate() {
-            let (prompt, completion, temperature) = *part;
-            let start = ids.len();
-            ids.extend(prompt.iter().chain(completion).take(positions(part)));
-            // Padding may be any id: no real position looks at it and it carries no loss.
-            ids.resize(start + len, 0);
-            let first = index * len + prompt.len() - 1;
-            rows.extend((0..completion.len()).map(|t| (first + t) as u32));
-            targets.extend_from_slice(completion);
-            temperatures.extend(std::iter::repeat_n(temperature, completion.len()));
+    /// Lays out completions; rows come in their order.
+    pub fn new(parts: &[Part<'_>], device: &Device) -> Result<Self> {
+        let mut prompts: Vec<(&[u32], Vec<usize>)> = Vec::new();
+        let mut known: HashMap<&[u32], usize> = HashMap::new();
+        for (index, (prompt, ..)) in parts.iter().enumerate() {
+            let place = *known.entry(prompt).or_insert(prompts.len());
+            match prompts.get_mut(place) {
+                Some((_, members)) => members.push(index),
+                None => prompts.push((prompt, vec![index])),
+            }
         }
-        let count = rows.len();
+        Self::with_families(parts, &prompts, device)
+    }
+
+    /// As [`Self::new`], with a prompt of its own for every completion.
+    #[cfg(test)]
+    pub fn unshared(parts: &[Part<'_>], device: &Device) -> Result<Self> {
+        let prompts: Vec<_> = parts.iter().enumerate().map(|(i, p)| (p.0, vec![i])).collect();
+        Self::with_families(parts, &prompts, device)
+    }
+
+    fn with_families(
+        parts: &[Part<'_>],
+        prompts: &[(&[u32], Vec<usize>)],
+        device: &Device,
+    ) -> Result<Self> {
+        let (mut ids, mut table) = (Vec::new(), Vec::new());
+        // Of each part, the token that predicts its first one, and the first of its branch.
+        let mut firsts = vec![(0, 0); parts.len()];
+        for (prompt, members) in prompts {
+            let root = table.len();
+            table.push(Segment { start: ids.len(), len: prompt.len(), prefix: None });
+            ids.extend_from_slice(prompt);
+            let last = ids.len() - 1;
+            for member in members {
+                firsts[*member] = (last, ids.len());
+                // The last sampled token predicts nothing.
+                let fed = parts[*member].1.split_last().map_or(&[][..], |(_, fed)| fed);
+                table.push(Segment { start: ids.len(), len: fed.len(), prefix: Some(root) });
+                ids.extend_from_slice(fed);
+            }
+        }
+        let (mut rows, mut targets, mut temperatures) = (Vec::new(), Vec::new(), Vec::new());
+        for ((_, completion, temperature), (last, branch)) in parts.iter().zip(firsts) {
+            let predicting = std::iter::once(last).chain(branch..);
+            rows.extend(predicting.take(completion.len()).map(|row| row as u32));
+            targets.extend_from_slice(completion);
+            temperatures.extend(std::iter::repeat_n(*temperature, completion.len()));
+        }
+        let (tokens, count) = (ids.len(), rows.len());
         Ok(Self {
-            ids: Tensor::from_vec(ids, (parts.len(), len), device)?,
+            ids: Tensor::from_vec(ids, tokens, device)?,
+            segments: Arc::new(Segments::new(&table)?),
             rows: Tensor::from_vec(rows, count, device)?,
             targets,
             temperatures,
         })
     }
+}
+
+/// Splits `active` samples into micro-batches of at most `micro_batch` samples and those into shards
+/// of about `tokens` computed tokens or fewer (a longer sample has a shard of its own). Samples of
+/// one prompt stay together where they fit; prompts with the most tokens come first.
+pub(super) fn shards(
+    samples: &[TrainSample],
+    active: &[usize],
+    micro_batch: usize,
+    tokens: usize,
+) -> Vec<Vec<Vec<usize>>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut known: HashMap<&[u32], usize> = HashMap::new();
+    for index in active {
+        let place = *known.entry(&samples[*index].prompt_ids).or_insert(groups.len());
+        match groups.get_mut(place) {
+            Some(group) => group.push(*index),
+            None => groups.push(vec![*index]),
+        }
+    }
+    let own = |index: &usize| samples[*index].ids.len() - 1;
+    let cost = |members: &[usize]| {
+        let prompt = members.first().map_or(0, |first| samples[*first].prompt_ids.len());
+        prompt + members.iter().map(own).sum::<usize>()
+    };
+    groups.sort_by_key(|group| (std::cmp::Reverse(cost(group)), group[0]));
+    let order: Vec<usize> = groups.into_iter().flatten().collect();
+    let same = |a: &usize, b: &usize| samples[*a].prompt_ids == samples[*b].prompt_ids;
+    let split = |batch: &[usize]| {
+        let mut shards: Vec<Vec<usize>> = Vec::new();
+        let mut used = 0;
+        for group in batch.chunk_by(same) {
+            let prompt = samples[group[0]].prompt_ids.len();
+            // Whole in the shard at hand, or else from a new one on, as full as they get.
+            if used == 0 || used + cost(group) > tokens {
+                shards.push(Vec::new());
+                used = prompt;
+            } else {
+                used += prompt;
+            }
+            for index in group {
+                let full = used + own(index) > tokens;
+                if full && shards.last().is_some_and(|shard| !shard.is_empty()) {
+                    shards.push(Vec::new());
+                    used = prompt;
+                }
+                used += own(index);
+                if let Some(shard) = shards.last_mut() {
+                    shard.push(*index);
+                }
+            }
+        }
+        shards
+    };
+    order.chunks(micro_batch.max(1)).map(split).collect()
 }

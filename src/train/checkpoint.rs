@@ -1,11 +1,10 @@
 //! Checkpoints: a directory that is either whole or not there.
 //!
-//! `step-000000000012/` holds `adapter.safetensors`, `moments.safetensors` and `state.json`, which
-//! carries the SHA-256 of the other two. It is written beside its place under a name that starts
+//! `step-000000000012/` holds `adapter.safetensors`, `moments.safetensors`, `average.safetensors`
+//! where the adapter is averaged, and `state.json`, which carries the SHA-256 of the others. It is written beside its place under a name that starts
 //! with a dot, synced, and renamed.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,14 +15,18 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::{LearnError, Result};
-use super::files::{at, remove_any, safetensors_bytes, sync_dir, write_synced};
-use crate::config::LoraConfig;
+use super::files::{at, remove_any, safetensors_bytes, sibling, sync_dir, write_synced};
+use super::lora::named_plan;
+use super::model::ModelSpec;
+use super::objective::Adaptive;
+use crate::config::{Factor, LoraConfig};
 
 const FORMAT: &str = "hone-checkpoint";
 const VERSION: u32 = 1;
 const STATE_FILE: &str = "state.json";
 const ADAPTER_FILE: &str = "adapter.safetensors";
 const MOMENTS_FILE: &str = "moments.safetensors";
+const AVERAGE_FILE: &str = "average.safetensors";
 const PREFIX: &str = "step-";
 
 /// Everything a learner needs to go on exactly.
@@ -33,8 +36,10 @@ pub(super) struct Checkpoint {
     pub state: State,
     /// The adapter under its PEFT names.
     pub adapter: BTreeMap<String, Tensor>,
-    /// `NAME.first` and `NAME.second` for every name of the adapter that was updated.
+    /// The optimiser's, for every tensor of the adapter that was updated.
     pub moments: BTreeMap<String, Tensor>,
+    /// The averaged adapter; empty where there is none.
+    pub average: BTreeMap<String, Tensor>,
 }
 
 /// The part of a checkpoint that is not a tensor.
@@ -48,10 +53,33 @@ pub(super) struct State {
     pub rng: ChaCha8Rng,
     /// Tells the base model it belongs to: see `Model::digest`.
     pub model: String,
-    /// The adapter's settings.
+    /// The adapter's settings, for people and for checkpoints without `factors`.
     pub lora: LoraConfig,
+    /// Coefficients that follow a target; absent from older checkpoints.
+    #[serde(default)]
+    pub adaptive: Option<Adaptive>,
+    /// Prompt and completion tokens of all steps.
+    #[serde(default)]
+    pub tokens: u64,
+    /// Rank and scale of each module, which the settings lead to.
+    #[serde(default)]
+    pub factors: BTreeMap<String, Factor>,
+    /// Values in the average.
+    #[serde(default)]
+    pub averaged: u64,
     /// What the caller keeps with it: baselines, ledger cursor.
     pub extra: Value,
+}
+
+impl State {
+    /// Rank and scale of each module.
+    pub(super) fn factors(&self, spec: &ModelSpec) -> Result<BTreeMap<String, Factor>> {
+        if self.factors.is_empty() {
+            named_plan(spec, &self.lora)
+        } else {
+            Ok(self.factors.clone())
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -124,13 +152,6 @@ pub fn prune(root: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-fn sibling(dir: &Path, suffix: &str) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(dir.file_name().unwrap_or_default());
-    name.push(suffix);
-    dir.with_file_name(name)
-}
-
 /// Writes a checkpoint to `dir`, replacing one that is there: whole or not at all.
 pub(super) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     let parent = dir.parent().unwrap_or(Path::new("."));
@@ -139,9 +160,14 @@ pub(super) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     remove_any(&temporary)?;
     fs::create_dir(&temporary).map_err(at(&temporary))?;
     let mut sha256 = BTreeMap::new();
-    for (name, tensors) in
-        [(ADAPTER_FILE, &checkpoint.adapter), (MOMENTS_FILE, &checkpoint.moments)]
-    {
+    for (name, tensors) in [
+        (ADAPTER_FILE, &checkpoint.adapter),
+        (MOMENTS_FILE, &checkpoint.moments),
+        (AVERAGE_FILE, &checkpoint.average),
+    ] {
+        if name == AVERAGE_FILE && tensors.is_empty() {
+            continue;
+        }
         let bytes = safetensors_bytes(tensors)?;
         write_synced(&temporary.join(name), &bytes)?;
         sha256.insert(name.to_owned(), digest(&bytes));
@@ -186,7 +212,13 @@ pub(super) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
             .map_err(|e| wrong(dir, format!("{name}: {e}")))?;
         Ok(loaded.into_iter().collect())
     };
-    Ok(Checkpoint { adapter: tensors(ADAPTER_FILE)?, moments: tensors(MOMENTS_FILE)?, state })
+    let averaged = file.sha256.contains_key(AVERAGE_FILE);
+    Ok(Checkpoint {
+        adapter: tensors(ADAPTER_FILE)?,
+        moments: tensors(MOMENTS_FILE)?,
+        average: if averaged { tensors(AVERAGE_FILE)? } else { BTreeMap::new() },
+        state,
+    })
 }
 
 /// An error that names the checkpoint.

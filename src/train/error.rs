@@ -24,6 +24,14 @@ pub enum LearnError {
     /// A weight is missing or has the wrong shape.
     #[error("model weights: {0}")]
     Weights(String),
+    /// A model directory cannot be read or used.
+    #[error("model {path}: {reason}")]
+    Model {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// An adapter cannot be read or does not fit.
     #[error("adapter {path}: {reason}")]
     Adapter {

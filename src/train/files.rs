@@ -1,9 +1,10 @@
 //! Writing files so that they survive a crash.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 
@@ -12,6 +13,14 @@ use super::error::{LearnError, Result};
 /// Names the file in an I/O error.
 pub(super) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> LearnError + '_ {
     move |source| LearnError::Io { path: path.to_owned(), source }
+}
+
+/// A hidden name beside `path`: `.NAME` and a suffix.
+pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(suffix);
+    path.with_file_name(name)
 }
 
 /// Writes a whole file and waits until it is on disk.

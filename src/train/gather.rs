@@ -95,6 +95,7 @@ impl Batch {
                     temperature: member.sample.params.temperature,
                     advantage: (*advantage)?,
                     version: member.sample.version.0,
+                    truncated: member.sample.finish == FinishReason::Length,
                 })
             })
             .collect()
@@ -124,11 +125,9 @@ impl Batch {
         behind.iter().sum::<u64>() as f64 / behind.len().max(1) as f64
     }
 
-    /// Share of the completions that ended at their token limit.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    pub(super) fn truncated_ratio(&self) -> f64 {
-        let cut = self.members().filter(|(_, m)| m.sample.finish == FinishReason::Length).count();
-        cut as f64 / self.members().count().max(1) as f64
+    /// The length of every completion, and whether it ended at its token limit.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = (usize, bool)> {
+        self.members().map(|(_, m)| (m.sample.ids.len(), m.sample.finish == FinishReason::Length))
     }
 
     /// When the feedback that this batch trains on arrived.

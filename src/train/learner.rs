@@ -13,47 +13,32 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
+use super::average::Average;
 use super::batch::{Layout, TrainSample};
 use super::checkpoint::{self, Checkpoint, State};
 use super::error::{LearnError, Result};
 use super::lora::Lora;
-use super::loss::sequence_weights;
-use super::model::{Model, ModelSpec, token_stats};
-use super::optim::{AdamMoments, AdamW, AdamWConfig, clip_global_norm};
-use super::pass::{Pass, Totals};
+use super::model::{Model, ModelSpec};
+use super::objective::{self, Adaptive, Objective, Totals};
+use super::optim::{AdamW, AdamWConfig, clip_global_norm};
+use super::pass::Pass;
+pub use super::step_stats::StepStats;
 use super::{peft, schedule};
-use crate::config::TrainConfig;
+use crate::config::{Factor, OptimizerKind, TrainConfig};
 use crate::engine::ModelDir;
-
-/// What a step did.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepStats {
-    /// - `loss`, `grad_norm` (before clipping), `learning_rate`
-    /// - `kl`: mean k3 over tokens; absent when `train.beta` is 0, as it is not computed then
-    /// - `entropy`: of the policy at the sample's temperature, mean over tokens, in nats
-    /// - `clip_low`, `clip_high`: share of tokens whose gradient a bound cut
-    /// - `ratio_min`, `ratio_mean`, `ratio_max`: exp(logp - recorded logp)
-    /// - `sampler_difference_mean`, `_max`: |recorded - recomputed| log-probability over tokens of
-    ///   samples of the current version, before the update, dropout off; absent without such samples
-    /// - `completion_length`: mean; `tokens`: completion tokens trained on; `samples`
-    ///
-    /// All but the sampler difference are means over the step's `train.num_iterations` passes.
-    pub metrics: BTreeMap<String, f64>,
-    /// Why nothing was changed: a loss or gradient that is not finite, or no sample left.
-    pub skipped: Option<String>,
-    /// Samples left out because recorded and recomputed log-probabilities of the same version
-    /// differ by more than `train.max_sampler_difference` in the mean.
-    pub refused: Vec<usize>,
-}
 
 /// The adapter, its optimiser and its random stream over a frozen base model.
 pub struct Learner {
     model: Model,
     lora: Lora,
     optimizer: AdamW,
+    average: Option<Average>,
     config: TrainConfig,
     rng: ChaCha8Rng,
     steps: u64,
+    adaptive: Adaptive,
+    /// Prompt and completion tokens of all steps.
+    tokens: u64,
 }
 
 impl Learner {
@@ -66,22 +51,41 @@ impl Learner {
         Self::with_model(Model::load(spec, &model.weights, &Device::Cpu)?, config)
     }
 
-    /// Starts with a fresh adapter over a model that is loaded already.
+    /// Starts with a fresh adapter, or with `train.lora.init_adapter`, over a model that is loaded
+    /// already.
     ///
     /// # Errors
-    /// If the configuration is out of range.
+    /// If the configuration is out of range, or the adapter to start from cannot be read, does not
+    /// fit the model or is of another shape than `train.lora` asks for.
     pub fn with_model(model: Model, config: &TrainConfig) -> Result<Self> {
         validate(config)?;
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
-        let lora =
-            Lora::fresh(model.spec(), &config.lora, &mut rng, model.dtype(), model.device())?;
+        let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
+        let mut config = config.clone();
+        let lora = if config.lora.init_adapter.as_os_str().is_empty() {
+            Lora::fresh(spec, &config.lora, &mut rng, dtype, device)?
+        } else {
+            let path = config.lora.init_adapter.clone();
+            let (found, lora) = peft::read(&path, spec, dtype, device)?;
+            config.lora = config.lora.adopt(found).map_err(|(key, own, found)| {
+                let reason = format!(
+                    "its {key} is {found}, but `train.lora.{key}` is {own}; leave the key out to \
+                     take the adapter's"
+                );
+                LearnError::Adapter { path, reason }
+            })?;
+            lora
+        };
         let optimizer = AdamW::new(AdamWConfig {
             beta1: config.adam_beta1,
             beta2: config.adam_beta2,
             eps: config.adam_eps,
             weight_decay: config.weight_decay,
+            eight_bit: config.optimizer == OptimizerKind::AdamW8bit,
         });
-        Ok(Self { model, lora, optimizer, config: config.clone(), rng, steps: 0 })
+        let average = Average::new(&config);
+        let adaptive = Adaptive::new(&config);
+        Ok(Self { model, lora, optimizer, average, config, rng, steps: 0, adaptive, tokens: 0 })
     }
 
     /// The model's shape.
@@ -89,7 +93,7 @@ impl Learner {
         self.model.spec()
     }
 
-    /// The settings it trains with.
+    /// The settings it trains with; those of an adapter it started from are in `lora`.
     pub fn config(&self) -> &TrainConfig {
         &self.config
     }
@@ -109,8 +113,9 @@ impl Learner {
     /// learner has moved on since the last published one. `max_completion_tokens` is the divisor of
     /// the `dr_grpo` loss.
     ///
-    /// A loss or gradient that is not finite changes neither parameters nor moments;
-    /// [`StepStats::skipped`] says so. (With several iterations, the ones before it stand.)
+    /// A loss, gradient or update that is not finite changes nothing, in whichever iteration it
+    /// comes: parameters, moments, average, schedule and random stream stay as they were before the
+    /// step. [`StepStats::skipped`] says so.
     ///
     /// # Errors
     /// If a sample is malformed or a tensor operation fails; nothing is changed then either.
@@ -120,14 +125,42 @@ impl Learner {
         current_version: u64,
         max_completion_tokens: usize,
     ) -> Result<StepStats> {
+        let (rng, adaptive, tokens) = (self.rng.clone(), self.adaptive, self.tokens);
+        // One iteration changes parameters last of all, if at all.
+        let before = match self.config.num_iterations {
+            1 => None,
+            _ => Some((self.lora.tensors()?, self.optimizer.clone())),
+        };
+        let outcome = self.try_step(samples, current_version, max_completion_tokens);
+        if outcome.as_ref().map_or(true, |stats| stats.skipped.is_some()) {
+            (self.rng, self.adaptive, self.tokens) = (rng, adaptive, tokens);
+            if let Some((tensors, optimizer)) = before {
+                self.lora.assign(&tensors)?;
+                self.optimizer = optimizer;
+            }
+        }
+        outcome
+    }
+
+    fn try_step(
+        &mut self,
+        samples: &[TrainSample],
+        current_version: u64,
+        max_completion_tokens: usize,
+    ) -> Result<StepStats> {
         for (index, sample) in samples.iter().enumerate() {
             sample.validate(index, self.spec().vocab_size)?;
         }
         let mut stats = StepStats::default();
-        let mut active: Vec<usize> = (0..samples.len()).collect();
+        let masks = self.config.mask_truncated_completions;
+        let mut active: Vec<usize> =
+            (0..samples.len()).filter(|index| !(masks && samples[*index].truncated)).collect();
         let mut totals = Totals::default();
         let mut references = vec![None; samples.len()];
+        let mut old = vec![None; samples.len()];
         let learning_rate = schedule::learning_rate(&self.config, self.steps);
+        // What is served is the average, once it is one of several steps.
+        let own_served = self.average.as_ref().is_none_or(|average| average.count() < 2);
         let mut norms = Vec::new();
         for iteration in 0..self.config.num_iterations {
             let dropout_seed = self.rng.random();
@@ -141,10 +174,13 @@ impl Learner {
                     config: &self.config,
                     samples,
                     active: &active,
-                    weights: self.weights(samples, &active, max_completion_tokens),
-                    current_version: (iteration == 0).then_some(current_version),
+                    objective: Objective::new(&self.config, &self.adaptive),
+                    lengths: lengths(samples, &active),
+                    max_completion_tokens,
+                    current_version: (iteration == 0 && own_served).then_some(current_version),
                     dropout_seed,
                     references: &mut references,
+                    old: &mut old,
                 };
                 let outcome = pass.run()?;
                 let refused = outcome.refused(self.config.max_sampler_difference);
@@ -167,31 +203,57 @@ impl Learner {
             }
             norms.push(norm);
             let parameters = self.lora.parameters();
-            self.optimizer.update(&parameters, &outcome.gradients, learning_rate)?;
+            if !self.optimizer.update(&parameters, &outcome.gradients, learning_rate)? {
+                stats.skipped = Some("an updated value is not finite".to_owned());
+                break;
+            }
+            self.adaptive.update(&outcome.totals, &self.config);
         }
-        totals.describe(self.config.beta != 0.0, &mut stats.metrics);
+        totals.describe(&self.config, &mut stats.metrics);
+        self.describe(samples, &mut stats);
         stats.metrics.insert("learning_rate".to_owned(), learning_rate);
         if !norms.is_empty() {
             let mean = norms.iter().sum::<f64>() / norms.len() as f64;
             stats.metrics.insert("grad_norm".to_owned(), mean);
         }
         if stats.skipped.is_none() {
+            if let Some(average) = &mut self.average {
+                average.observe(&self.lora, self.steps + 1)?;
+            }
             self.steps += 1;
         }
         Ok(stats)
     }
 
-    /// The weight of every sample's tokens; 0 for those that are not trained on.
-    fn weights(&self, samples: &[TrainSample], active: &[usize], max_tokens: usize) -> Vec<f64> {
-        let lengths: Vec<usize> = samples
-            .iter()
-            .enumerate()
-            .map(|(i, s)| if active.contains(&i) { s.ids.len() } else { 0 })
-            .collect();
-        sequence_weights(self.config.loss, &lengths, max_tokens)
+    /// What is known without the network.
+    fn describe(&mut self, samples: &[TrainSample], stats: &mut StepStats) {
+        let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
+        self.tokens += tokens as u64;
+        let lengths = samples.iter().map(|s| (s.ids.len(), s.truncated));
+        stats.metrics.extend(objective::completions(lengths));
+        let mut put = |name: &str, value| stats.metrics.insert(name.to_owned(), value);
+        put("num_tokens", self.tokens as f64);
+        if self.config.kl.target > 0.0 {
+            put("beta", self.adaptive.beta);
+        }
+        if self.config.entropy.coef > 0.0 || self.config.entropy.adaptive {
+            put("entropy_coef", self.adaptive.entropy_coef);
+        }
     }
 
-    /// Natural-log probability of each of `ids` after `prompt` under the policy at `temperature`.
+    /// What is served and saved: the average where `train.ema_decay` or `train.swa_start` asks for
+    /// one and there is one, else the adapter itself.
+    pub fn served(&self) -> &Lora {
+        self.average.as_ref().and_then(Average::lora).unwrap_or(&self.lora)
+    }
+
+    /// Bytes that the optimiser's moments take.
+    pub fn optimizer_bytes(&self) -> usize {
+        self.optimizer.bytes()
+    }
+
+    /// Natural-log probability of each of `ids` after `prompt` under the policy as it is
+    /// [served](Self::served) at `temperature`.
     ///
     /// # Errors
     /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
@@ -203,16 +265,17 @@ impl Learner {
             temperature,
             advantage: 0.0,
             version: 0,
+            truncated: false,
         };
         sample.validate(0, self.spec().vocab_size)?;
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let hidden = self.model.hidden(&layout.ids, Some(&self.lora), None)?;
-        let logits = self.model.logits(&hidden.index_select(&layout.rows, 0)?)?;
-        let stats = token_stats(&logits, &layout.targets, &layout.temperatures)?;
+        let trace = self.model.trace(&layout.ids, &layout.segments, self.served(), None, 0)?;
+        let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
+        let stats = self.model.stats(trace.hidden(), rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 
-    /// Copies of the adapter's tensors under their PEFT names.
+    /// Copies of the tensors being trained under their PEFT names.
     ///
     /// # Errors
     /// If a copy fails.
@@ -220,20 +283,22 @@ impl Learner {
         self.lora.tensors()
     }
 
-    /// Writes the adapter as a PEFT directory and waits until it is on disk.
+    /// Writes the adapter as it is [served](Self::served) as a PEFT directory and waits until it is
+    /// on disk.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub fn write_adapter(&self, dir: &Path, base_model_name: &str) -> Result<()> {
-        peft::write(dir, &self.lora, &self.config.lora, base_model_name)
+        peft::write(dir, self.served(), &self.config.lora, base_model_name)
     }
 
     /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
-    /// the optimiser's moments. The step count and the schedule go on.
+    /// the optimiser's moments, the average and what adaptive coefficients have come to. The step
+    /// count and the schedule go on.
     ///
     /// # Errors
-    /// If the adapter cannot be read or has another rank, alpha or set of modules than
-    /// `train.lora`; nothing is changed then.
+    /// If the adapter cannot be read or has other ranks, scales or modules than `train.lora`; nothing
+    /// is changed then.
     pub fn reset_to(&mut self, adapter: Option<&Path>) -> Result<()> {
         let spec = self.model.spec();
         let (dtype, device) = (self.model.dtype(), self.model.device());
@@ -243,40 +308,39 @@ impl Learner {
                 Lora::fresh(spec, &self.config.lora, &mut rng, dtype, device)?
             }
             Some(dir) => {
-                let (found, lora) = peft::read(dir, spec, dtype, device)?;
-                self.same_lora(&found)
+                let (_, lora) = peft::read(dir, spec, dtype, device)?;
+                self.same_shape(&lora.factors())
                     .map_err(|reason| LearnError::Adapter { path: dir.to_owned(), reason })?;
                 lora
             }
         };
         self.optimizer.clear();
+        self.adaptive = Adaptive::new(&self.config);
+        if let Some(average) = &mut self.average {
+            average.clear();
+        }
         Ok(())
     }
 
-    /// Whether an adapter's settings are those of `train.lora`, dropout aside.
-    fn same_lora(&self, found: &crate::config::LoraConfig) -> std::result::Result<(), String> {
-        let own = &self.config.lora;
-        let sorted = |config: &crate::config::LoraConfig| {
-            let mut kinds = config.target_modules.clone();
-            kinds.sort_unstable();
-            kinds.dedup();
-            kinds
-        };
-        let differs = |key: &str, found: String, own: String| {
-            Err(format!("its {key} is {found}, but `train.lora.{key}` is {own}"))
-        };
-        if found.r != own.r {
-            return differs("r", found.r.to_string(), own.r.to_string());
+    /// Whether an adapter has the ranks, scales and modules of `train.lora`, however they are put.
+    fn same_shape(&self, found: &BTreeMap<String, Factor>) -> std::result::Result<(), String> {
+        let own = self.lora.factors();
+        if let Some(module) = own.keys().find(|module| !found.contains_key(*module)) {
+            return Err(format!("it has nothing on {module}, which `train.lora` asks for"));
         }
-        if (found.alpha - own.alpha).abs() > 1e-9 * own.alpha.abs() {
-            return differs("alpha", found.alpha.to_string(), own.alpha.to_string());
-        }
-        if sorted(found) != sorted(own) {
-            let names = |config| {
-                let names: Vec<&str> = sorted(config).iter().map(|k| k.as_str()).collect();
-                names.join(", ")
+        for (module, theirs) in found {
+            let Some(ours) = own.get(module) else {
+                return Err(format!("it is on {module} too, which `train.lora` leaves out"));
             };
-            return differs("target_modules", names(found), names(own));
+            let differs = |what: &str, theirs: String, ours: String| {
+                Err(format!("its {what} on {module} is {theirs}, but `train.lora` gives {ours}"))
+            };
+            if theirs.r != ours.r {
+                return differs("rank", theirs.r.to_string(), ours.r.to_string());
+            }
+            if (theirs.scale - ours.scale).abs() > 1e-9 * ours.scale.abs() {
+                return differs("scale", theirs.scale.to_string(), ours.scale.to_string());
+            }
         }
         Ok(())
     }
@@ -287,20 +351,22 @@ impl Learner {
     /// # Errors
     /// If a file cannot be written; an older checkpoint there is kept then.
     pub fn save(&self, dir: &Path, extra: &Value) -> Result<()> {
-        let mut moments = BTreeMap::new();
-        for (name, pair) in self.optimizer.moments() {
-            moments.insert(format!("{name}.first"), pair.first.clone());
-            moments.insert(format!("{name}.second"), pair.second.clone());
-        }
+        let average = self.average.as_ref();
         let state = State {
             step: self.steps,
             updates: self.optimizer.updates(),
             rng: self.rng.clone(),
             model: self.model.digest()?,
             lora: self.config.lora.clone(),
+            adaptive: Some(self.adaptive),
+            tokens: self.tokens,
+            factors: self.lora.factors(),
+            averaged: average.map_or(0, Average::count),
             extra: extra.clone(),
         };
-        checkpoint::save(dir, &Checkpoint { state, adapter: self.lora.tensors()?, moments })
+        let average = average.map_or_else(|| Ok(BTreeMap::new()), Average::tensors)?;
+        let (adapter, moments) = (self.lora.tensors()?, self.optimizer.tensors()?);
+        checkpoint::save(dir, &Checkpoint { state, adapter, moments, average })
     }
 
     /// Goes on from a checkpoint; returns the `extra` it was saved with.
@@ -315,30 +381,40 @@ impl Learner {
         if loaded.state.model != self.model.digest()? {
             return Err(wrong("it belongs to another base model".to_owned()));
         }
-        self.same_lora(&loaded.state.lora).map_err(wrong)?;
         let (spec, dtype) = (self.model.spec(), self.model.dtype());
-        let lora = Lora::from_tensors(spec, &self.config.lora, loaded.adapter, dtype, &device)
+        let saved = loaded.state.factors(spec).map_err(|e| wrong(e.to_string()))?;
+        self.same_shape(&saved).map_err(wrong)?;
+        let read = |tensors| {
+            Lora::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
+                .map_err(|e| wrong(e.to_string()))
+        };
+        let lora = read(loaded.adapter)?;
+        let averaged = if loaded.average.is_empty() { None } else { Some(read(loaded.average)?) };
+        self.optimizer
+            .restore(loaded.state.updates, &lora.parameters(), loaded.moments)
             .map_err(|e| wrong(e.to_string()))?;
-        let mut tensors = loaded.moments;
-        let mut moments = BTreeMap::new();
-        for (name, var) in lora.parameters() {
-            let mut take = |suffix| tensors.remove(&format!("{name}.{suffix}"));
-            match (take("first"), take("second")) {
-                (Some(first), Some(second))
-                    if first.dims() == var.dims() && second.dims() == var.dims() =>
-                {
-                    moments.insert(name, AdamMoments { first, second });
-                }
-                (None, None) => {}
-                _ => return Err(wrong(format!("the moments of `{name}` do not fit"))),
-            }
+        if let Some(average) = &mut self.average {
+            average.restore(averaged, loaded.state.averaged);
         }
         self.lora = lora;
-        self.optimizer.restore(loaded.state.updates, moments);
         self.rng = loaded.state.rng;
         self.steps = loaded.state.step;
+        self.adaptive = loaded.state.adaptive.map_or_else(
+            || Adaptive::new(&self.config),
+            |adaptive| adaptive.configured(&self.config),
+        );
+        self.tokens = loaded.state.tokens;
         Ok(loaded.state.extra)
     }
+}
+
+/// The length of every completion; 0 for those that are not trained on.
+fn lengths(samples: &[TrainSample], active: &[usize]) -> Vec<usize> {
+    let mut lengths = vec![0; samples.len()];
+    for index in active {
+        lengths[*index] = samples[*index].ids.len();
+    }
+    lengths
 }
 
 /// Settings without which a step makes no sense.

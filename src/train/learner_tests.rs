@@ -13,7 +13,7 @@ use super::testing::{
     random_samples, randomise, record, tiny_config, tiny_learner, tiny_model, values,
 };
 use super::{Model, ModelSpec, peft};
-use crate::config::{LinearKind, ScheduleKind, TrainConfig};
+use crate::config::{CorrectionMode, Modules, ScheduleKind, TrainConfig};
 
 /// All bits of the adapter, in a fixed order.
 fn bits(learner: &Learner) -> Vec<u64> {
@@ -66,6 +66,7 @@ fn repeated_steps_learn_a_preferred_answer() {
         temperature: 1.0,
         advantage,
         version: 0,
+        truncated: false,
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
     let score = |learner: &Learner, i: usize, samples: &[TrainSample]| -> f32 {
@@ -133,6 +134,61 @@ fn samples_that_the_sampler_cannot_have_drawn_are_refused() {
 }
 
 #[test]
+fn truncated_completions_are_left_out_where_asked() {
+    let config = TrainConfig { mask_truncated_completions: true, ..tiny_config() };
+    let (mut learner, mut other) = (tiny_learner(&config), tiny_learner(&tiny_config()));
+    let mut samples = batch(3);
+    record(&learner, &mut samples, 0.1, 0);
+    let (longest, shortest) = (10, 1);
+    assert_eq!((samples[4].ids.len(), samples[8].ids.len()), (7, 2));
+    samples[4].truncated = true;
+    samples[8].truncated = true;
+    let stats = learner.step(&samples, 9, 16).unwrap();
+    assert_eq!(stats.metrics["samples"], 8.0);
+    // The figures of completions are of all.
+    let tokens: usize = samples.iter().map(|s| s.ids.len()).sum();
+    let prompts: usize = samples.iter().map(|s| s.prompt_ids.len()).sum();
+    assert_eq!(stats.metrics["truncated_ratio"], 0.2);
+    assert_eq!(stats.metrics["completion_length"], tokens as f64 / 10.0);
+    assert_eq!(stats.metrics["terminated_length"], (tokens - 9) as f64 / 8.0);
+    assert!(stats.metrics["completion_length_max"] >= f64::from(longest));
+    assert_eq!(stats.metrics["terminated_length_min"], f64::from(shortest));
+    assert_eq!(stats.metrics["num_tokens"], (tokens + prompts) as f64);
+    // As if they had never been there, normaliser included.
+    samples.retain(|sample| !sample.truncated);
+    other.step(&samples, 9, 16).unwrap();
+    for (a, b) in learner.adapter().unwrap().values().zip(other.adapter().unwrap().values()) {
+        for (a, b) in values(a).iter().zip(values(b)) {
+            assert!((a - b).abs() < 1e-4, "{a} against {b}");
+        }
+    }
+}
+
+#[test]
+fn a_sampler_correction_takes_the_ratio_against_the_first_pass() {
+    let mut config = TrainConfig { num_iterations: 3, ..tiny_config() };
+    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    config.lora.dropout = 0.2;
+    let mut learner = tiny_learner(&config);
+    let mut samples = batch(3);
+    record(&learner, &mut samples, 0.2, 1);
+    let stats = learner.step(&samples, 1, 16).unwrap();
+    // The weights are of the same old log-probabilities in every pass.
+    let get = |name: &str| stats.metrics[name];
+    let bound = 0.2_f64.exp() + 1e-4;
+    assert!(get("sampler_ratio_max") < bound && get("sampler_ratio_max") > 1.1);
+    assert!(get("sampler_ratio_min") > 1.0 / bound && get("sampler_ratio_min") < 0.9);
+    assert!(get("sampler_difference_max") < 0.2 + 1e-5);
+    // What the updates moved is in the ratio.
+    assert!(get("ratio_max") > 1.001);
+    config.num_iterations = 1;
+    config.lora.dropout = 0.0;
+    let mut learner = tiny_learner(&config);
+    let stats = learner.step(&samples, 1, 16).unwrap();
+    assert_eq!((stats.metrics["ratio_min"], stats.metrics["ratio_max"]), (1.0, 1.0));
+}
+
+#[test]
 fn malformed_samples_are_errors_that_name_the_field() {
     let mut learner = tiny_learner(&tiny_config());
     let mut message = |change: &dyn Fn(&mut TrainSample)| {
@@ -163,10 +219,16 @@ fn several_iterations_update_as_often_on_the_same_samples() {
     assert_eq!(stats.metrics["samples"], 10.0);
 }
 
-/// Everything on: dropout, warm-up, decay, weight decay, iterations, micro-batches.
+/// Everything on: adaptive coefficients, sampler correction, entropy quantile, dropout, warm-up, decay, weight decay, iterations, micro-batches.
 fn busy_config() -> TrainConfig {
     let mut config = tiny_config();
     config.lora.dropout = 0.2;
+    config.kl.target = 0.001;
+    config.kl.horizon = 100.0;
+    config.entropy.adaptive = true;
+    config.entropy.target = 9.0;
+    config.sampler_correction.mode = CorrectionMode::SequenceMask;
+    config.top_entropy_quantile = 0.8;
     TrainConfig {
         seed: 7,
         schedule: ScheduleKind::Cosine,
@@ -199,6 +261,9 @@ fn an_interrupted_run_goes_on_to_the_same_numbers() {
         let a = whole.step(&batch(step), 9, 16).unwrap();
         let b = second.step(&batch(step), 9, 16).unwrap();
         assert_eq!(a, b);
+        // Two updates a step.
+        assert!((a.metrics["entropy_coef"] - 0.01 * (step + 1) as f64).abs() < 1e-12);
+        assert!(a.metrics["beta"] != 0.1);
     }
     assert_eq!(bits(&whole), bits(&second));
 }
@@ -228,15 +293,21 @@ fn roll_back_restores_the_policy_and_forgets_the_moments() {
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut narrow = tiny_config();
-    narrow.lora.target_modules = vec![LinearKind::QProj];
+    narrow.lora.target_modules = ["q_proj"].into();
     tiny_learner(&narrow).write_adapter(&dir.path().join("narrow"), "tiny").unwrap();
     tiny_learner(&narrow).save(&dir.path().join("step-1"), &json!(null)).unwrap();
     let mut learner = tiny_learner(&tiny_config());
     let before = bits(&learner);
     let error = learner.reset_to(Some(&dir.path().join("narrow"))).unwrap_err();
-    assert!(error.to_string().contains("its target_modules is q_proj, but"), "{error}");
+    assert!(
+        error.to_string().contains("it has nothing on model.layers.0.mlp.down_proj, which"),
+        "{error}"
+    );
     let error = learner.load(&dir.path().join("step-1")).unwrap_err();
-    assert!(error.to_string().contains("its target_modules is q_proj, but"), "{error}");
+    assert!(
+        error.to_string().contains("it has nothing on model.layers.0.mlp.down_proj, which"),
+        "{error}"
+    );
     let error = learner.reset_to(Some(&dir.path().join("nothing"))).unwrap_err();
     assert!(error.to_string().contains("adapter_config.json"), "{error}");
     let config = dir.path().join("narrow").join(peft::CONFIG_FILE);
@@ -339,7 +410,9 @@ fn settings_out_of_range_are_refused_by_name() {
     assert!(message(&|c| c.micro_batch = 0).contains("train.micro_batch"));
     assert!(message(&|c| c.num_iterations = 0).contains("train.num_iterations"));
     assert!(message(&|c| c.lora.dropout = 1.0).contains("train.lora.dropout"));
-    assert!(message(&|c| c.lora.target_modules.clear()).contains("target_modules"));
+    assert!(
+        message(&|c| c.lora.target_modules = Modules::Names(Vec::new())).contains("target_modules")
+    );
 }
 
 #[test]
@@ -379,7 +452,7 @@ fn an_adapter_for_python() {
     let dir = std::env::var("HONE_TEST_PEFT_DIR").unwrap();
     let dir = Path::new(&dir);
     let mut config = tiny_config();
-    config.lora.target_modules.retain(|kind| *kind != LinearKind::UpProj);
+    config.lora.exclude_modules = ["up_proj"].into();
     let learner = tiny_learner(&config);
     learner.write_adapter(dir, "qwen2-tiny").unwrap();
     let spec: &ModelSpec = learner.spec();

@@ -1,12 +1,12 @@
 //! Low-rank adapters (Hu et al. 2021) on any linear layer, laid out and named as PEFT does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType, Device, Tensor, Var};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::config::{LinearKind, LoraConfig};
+use crate::config::{Factor, LinearKind, LoraConfig, LoraInit, Rules};
 use crate::train::error::{LearnError, Result};
 use crate::train::model::ModelSpec;
 
@@ -39,25 +39,23 @@ pub struct Pair {
     pub a: Var,
     /// `[out_features, r]`
     pub b: Var,
+    /// `alpha / r`, or `alpha / sqrt(r)` with rslora.
+    pub scale: f64,
 }
 
 /// Adapters on the chosen linears of every layer.
 #[derive(Clone, Debug)]
 pub struct Lora {
-    /// Rank.
-    pub r: usize,
-    /// `alpha / r`.
-    pub scale: f64,
     pairs: BTreeMap<(usize, LinearKind), Pair>,
 }
 
 impl Lora {
-    /// A fresh adapter: A uniform in `±1/sqrt(in_features)` (PEFT's `kaiming_uniform_(a=sqrt(5))`),
-    /// B zero, so that the policy starts as the base. The random numbers come from `rng` in a fixed
-    /// order.
+    /// A fresh adapter: A as `train.lora.init_weights` says, B zero, so that the policy starts as the
+    /// base. The random numbers come from `rng` in a fixed order.
     ///
     /// # Errors
-    /// If the rank is 0, no module is named, or a tensor cannot be made.
+    /// If a setting is out of range, no module or one that the model does not have is named, or a
+    /// tensor cannot be made.
     pub fn fresh(
         spec: &ModelSpec,
         config: &LoraConfig,
@@ -65,23 +63,15 @@ impl Lora {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let kinds = checked_modules(config)?;
         let mut pairs = BTreeMap::new();
-        for layer in 0..spec.num_layers {
-            for kind in &kinds {
-                let (out, inp) = spec.linear_shape(*kind);
-                let bound = 1.0 / (inp as f32).sqrt();
-                let a: Vec<f32> =
-                    (0..config.r * inp).map(|_| rng.random_range(-bound..bound)).collect();
-                let a = Tensor::from_vec(a, (config.r, inp), device)?.to_dtype(dtype)?;
-                let pair = Pair {
-                    a: Var::from_tensor(&a)?,
-                    b: Var::zeros((out, config.r), dtype, device)?,
-                };
-                pairs.insert((layer, *kind), pair);
-            }
+        for ((layer, kind), Factor { r, scale }) in plan(spec, config)? {
+            let (out, inp) = spec.linear_shape(kind);
+            let a = Tensor::from_vec(starting(config.init_weights, r, inp, rng), (r, inp), device)?
+                .to_dtype(dtype)?;
+            let (a, b) = (Var::from_tensor(&a)?, Var::zeros((out, r), dtype, device)?);
+            pairs.insert((layer, kind), Pair { a, b, scale });
         }
-        Ok(Self { r: config.r, scale: config.alpha / config.r as f64, pairs })
+        Ok(Self { pairs })
     }
 
     /// An adapter from tensors under their PEFT names: exactly those that `config` asks for.
@@ -95,40 +85,49 @@ impl Lora {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        unknown_modules(spec, &tensors)?;
         let mut pairs = BTreeMap::new();
-        for layer in 0..spec.num_layers {
-            for kind in checked_modules(config)? {
-                let (out, inp) = spec.linear_shape(kind);
-                let [a_name, b_name] = peft_names(layer, kind);
-                let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
-                    let tensor = tensors
-                        .remove(&name)
-                        .ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))?;
-                    if tensor.dims() != shape {
-                        return Err(LearnError::Weights(format!(
-                            "`{name}` has shape {:?} instead of {shape:?}",
-                            tensor.dims()
-                        )));
-                    }
-                    let tensor = tensor.to_device(device)?.to_dtype(dtype)?.copy()?;
-                    Ok(Var::from_tensor(&tensor)?)
-                };
-                let a = take(a_name, [config.r, inp])?;
-                let b = take(b_name, [out, config.r])?;
-                pairs.insert((layer, kind), Pair { a, b });
-            }
+        for ((layer, kind), Factor { r, scale }) in plan(spec, config)? {
+            let (out, inp) = spec.linear_shape(kind);
+            let [a_name, b_name] = peft_names(layer, kind);
+            let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
+                let tensor = tensors
+                    .remove(&name)
+                    .ok_or_else(|| LearnError::Weights(format!("`{name}` is missing")))?;
+                if tensor.dims() != shape {
+                    return Err(LearnError::Weights(format!(
+                        "`{name}` has shape {:?} instead of {shape:?}",
+                        tensor.dims()
+                    )));
+                }
+                let tensor = tensor.to_device(device)?.to_dtype(dtype)?.copy()?;
+                Ok(Var::from_tensor(&tensor)?)
+            };
+            let (a, b) = (take(a_name, [r, inp])?, take(b_name, [out, r])?);
+            pairs.insert((layer, kind), Pair { a, b, scale });
         }
         if let Some(name) = tensors.keys().next() {
             return Err(LearnError::Weights(format!(
                 "`{name}` is not on a linear layer that the adapter names"
             )));
         }
-        Ok(Self { r: config.r, scale: config.alpha / config.r as f64, pairs })
+        Ok(Self { pairs })
     }
 
     /// The adapter on one linear layer, if it has one.
     pub fn pair(&self, layer: usize, kind: LinearKind) -> Option<&Pair> {
         self.pairs.get(&(layer, kind))
+    }
+
+    /// Rank and scale by the module's name.
+    pub fn factors(&self) -> BTreeMap<String, Factor> {
+        self.pairs
+            .iter()
+            .map(|((layer, kind), pair)| {
+                let r = pair.a.dims().first().copied().unwrap_or(0);
+                (module_name(*layer, *kind), Factor { r, scale: pair.scale })
+            })
+            .collect()
     }
 
     /// Every trainable tensor under its PEFT name, in a fixed order.
@@ -152,32 +151,148 @@ impl Lora {
             .map(|(name, var)| Ok((name, var.as_detached_tensor().copy()?)))
             .collect()
     }
+
+    /// An adapter of its own with the same values.
+    ///
+    /// # Errors
+    /// If a copy fails.
+    pub fn copy(&self) -> Result<Self> {
+        let own =
+            |var: &Var| -> Result<Var> { Ok(Var::from_tensor(&var.as_detached_tensor().copy()?)?) };
+        let pairs = self.pairs.iter().map(|(place, pair)| {
+            Ok((*place, Pair { a: own(&pair.a)?, b: own(&pair.b)?, scale: pair.scale }))
+        });
+        Ok(Self { pairs: pairs.collect::<Result<_>>()? })
+    }
+
+    /// Takes the values of tensors under their PEFT names; names it does not have are ignored.
+    ///
+    /// # Errors
+    /// If a tensor has another shape than its variable.
+    pub fn assign(&self, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+        for (name, var) in self.parameters() {
+            if let Some(tensor) = tensors.get(&name) {
+                var.set(tensor)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// First values of A, `[r, inp]` by rows.
+fn starting(init: LoraInit, r: usize, inp: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
+    match init {
+        LoraInit::Kaiming => {
+            let bound = 1.0 / (inp as f32).sqrt();
+            (0..r * inp).map(|_| rng.random_range(-bound..bound)).collect()
+        }
+        // Box & Muller 1958; 1 - u is never 0.
+        LoraInit::Gaussian => (0..r * inp)
+            .map(|_| {
+                let (u, v): (f64, f64) = (rng.random(), rng.random());
+                let z = (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+                (z / r as f64) as f32
+            })
+            .collect(),
+    }
+}
+
+/// Rank and scale of every linear layer that carries an adapter.
+pub(super) type Plan = BTreeMap<(usize, LinearKind), Factor>;
+
+/// What settings mean for a model.
+///
+/// # Errors
+/// If a rank is 0, a pattern does not compile, no module is chosen, or a name of the list means no
+/// module of the model.
+pub(super) fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
+    let wrong = |key, value: String, expected| Err(LearnError::Setting { key, value, expected });
+    if config.r == 0 {
+        return wrong("train.lora.r", "0".to_owned(), "at least 1");
+    }
+    let rules = Rules::new(config).map_err(|(key, reason)| {
+        LearnError::Unsupported(format!("`train.lora.{key}` cannot be used: {reason}"))
+    })?;
+    let names: Vec<String> = places(spec).map(|(layer, kind)| module_name(layer, kind)).collect();
+    let unmatched = rules.unmatched(&names);
+    if !unmatched.is_empty() {
+        return Err(LearnError::Unsupported(format!(
+            "`train.lora.target_modules` names {}, but the model has no such linear layer",
+            list(unmatched)
+        )));
+    }
+    let plan: Plan = places(spec)
+        .zip(&names)
+        .filter_map(|(place, name)| Some((place, rules.factor(name)?)))
+        .collect();
+    if plan.is_empty() {
+        return wrong(
+            "train.lora.target_modules",
+            serde_json::to_string(&config.target_modules).unwrap_or_default(),
+            "names or a pattern of at least one linear layer that is not excluded",
+        );
+    }
+    if plan.values().any(|factor| factor.r == 0) {
+        return wrong("train.lora.rank_pattern", "0".to_owned(), "at least 1 for every module");
+    }
+    Ok(plan)
+}
+
+/// The same by the modules' names.
+pub(super) fn named_plan(
+    spec: &ModelSpec,
+    config: &LoraConfig,
+) -> Result<BTreeMap<String, Factor>> {
+    let named = |((layer, kind), factor)| (module_name(layer, kind), factor);
+    Ok(plan(spec, config)?.into_iter().map(named).collect())
+}
+
+/// The linear layers that can carry an adapter.
+fn places(spec: &ModelSpec) -> impl Iterator<Item = (usize, LinearKind)> {
+    (0..spec.num_layers).flat_map(|layer| spec.linears(layer).map(move |(kind, _)| (layer, kind)))
+}
+
+/// Tells of tensors on modules that the model does not have.
+fn unknown_modules(spec: &ModelSpec, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+    let known: BTreeSet<String> =
+        places(spec).flat_map(|(layer, kind)| peft_names(layer, kind)).collect();
+    let unknown: BTreeSet<String> = tensors
+        .keys()
+        .filter(|name| !known.contains(*name))
+        .map(|name| {
+            let module = name.strip_prefix(PREFIX).unwrap_or(name);
+            let halves = [".lora_A.weight", ".lora_B.weight"];
+            halves.iter().find_map(|half| module.strip_suffix(half)).unwrap_or(module).to_owned()
+        })
+        .collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    Err(LearnError::Weights(format!(
+        "the adapter has tensors on {}, which the model does not have or which cannot be trained",
+        list(unknown.iter().map(String::as_str).collect())
+    )))
+}
+
+/// The first few names, in quotes.
+fn list(names: Vec<&str>) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// What PEFT puts before the model's own names.
+pub(super) const PREFIX: &str = "base_model.model.";
+
+fn module_name(layer: usize, kind: LinearKind) -> String {
+    format!("model.layers.{layer}.{}.{}", kind.parent(), kind.as_str())
 }
 
 /// The names of A and B in `adapter_model.safetensors`.
 fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
-    let module =
-        format!("base_model.model.model.layers.{layer}.{}.{}", kind.parent(), kind.as_str());
-    [format!("{module}.lora_A.weight"), format!("{module}.lora_B.weight")]
-}
-
-fn checked_modules(config: &LoraConfig) -> Result<Vec<LinearKind>> {
-    if config.r == 0 {
-        return Err(LearnError::Setting {
-            key: "train.lora.r",
-            value: "0".to_owned(),
-            expected: "at least 1",
-        });
-    }
-    let mut kinds = config.target_modules.clone();
-    kinds.sort_unstable();
-    kinds.dedup();
-    if kinds.is_empty() {
-        return Err(LearnError::Setting {
-            key: "train.lora.target_modules",
-            value: "empty".to_owned(),
-            expected: "at least one linear layer",
-        });
-    }
-    Ok(kinds)
+    let module = module_name(layer, kind);
+    [format!("{PREFIX}{module}.lora_A.weight"), format!("{PREFIX}{module}.lora_B.weight")]
 }

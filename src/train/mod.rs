@@ -4,8 +4,13 @@
 //! gathers groups from the ledger, takes steps, checkpoints and offers versions to `policy`.
 
 pub mod advantage;
+mod average;
+#[cfg(test)]
+mod average_tests;
 mod batch;
+mod bits;
 pub mod checkpoint;
+mod eight_bit;
 pub mod error;
 mod files;
 mod gather;
@@ -15,10 +20,13 @@ pub mod learner;
 mod learner_tests;
 pub mod lora;
 pub mod loss;
+mod memory;
+pub mod merge;
 #[cfg(test)]
-mod loss_tests;
+mod merge_tests;
 pub mod model;
 pub mod names;
+mod objective;
 mod observe;
 pub mod optim;
 #[cfg(test)]
@@ -27,11 +35,16 @@ mod pass;
 #[cfg(test)]
 mod pass_tests;
 pub mod peft;
+#[cfg(test)]
+mod peft_tests;
 mod progress;
+#[cfg(test)]
+mod resume_tests;
 pub mod schedule;
 mod shares;
 #[cfg(test)]
 mod step_bench;
+mod step_stats;
 #[cfg(test)]
 mod testing;
 mod trainer;
@@ -46,5 +59,6 @@ pub use error::LearnError;
 pub use handle::{TrainError, TrainHandle, TrainState, TrainStatus};
 pub use learner::{Learner, StepStats};
 pub use lora::Lora;
+pub use memory::Plan;
 pub use model::{Model, ModelSpec};
 pub use worker::{Parts, Worker};

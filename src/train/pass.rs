@@ -7,17 +7,14 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::batch::{Layout, TrainSample};
+use super::batch::{self, Layout, TrainSample};
 use super::error::Result;
 use super::lora::{Dropout, Lora};
-use super::loss::{LossConfig, TokenLoss, token_loss};
-use super::model::{Model, token_stats};
+use super::memory;
+use super::model::parallel::with_threads;
+use super::model::{Model, Trace};
+use super::objective::{Objective, Plan, Rows, Slopes, Totals};
 use crate::config::TrainConfig;
-
-/// Samples of one forward and backward pass. Fixed, so that results do not depend on the number of
-/// threads. From 4 to 32 a step costs the same processor time within noise (see `step_bench`); 8 of
-/// the default 64 samples leave enough shards for several cores and hold few activations.
-const SHARD: usize = 8;
 
 /// What a pass reads.
 pub(super) struct Pass<'a> {
@@ -27,13 +24,19 @@ pub(super) struct Pass<'a> {
     pub samples: &'a [TrainSample],
     /// The samples that are trained on.
     pub active: &'a [usize],
-    /// The weight of each sample's tokens.
-    pub weights: Vec<f64>,
+    pub objective: Objective,
+    /// The length of each completion; 0 for those that are not trained on.
+    pub lengths: Vec<usize>,
+    /// The divisor of the `dr_grpo` loss.
+    pub max_completion_tokens: usize,
     /// Compare recorded and recomputed log-probabilities of this version.
     pub current_version: Option<u64>,
     pub dropout_seed: u64,
     /// Reference log-probabilities by sample, kept from one pass to the next.
     pub references: &'a mut [Option<Vec<f64>>],
+    /// Log-probabilities from before the step's first update by sample, kept likewise; filled where
+    /// the objective wants them.
+    pub old: &'a mut [Option<Vec<f64>>],
 }
 
 /// What a pass gives.
@@ -59,31 +62,40 @@ struct Shard {
     totals: Totals,
     differences: Vec<(usize, f64)>,
     references: Vec<(usize, Vec<f64>)>,
+    old: Vec<(usize, Vec<f64>)>,
 }
+
+/// Samples of one forward pass, numbered for dropout.
+type Job = (u64, Vec<usize>);
 
 impl Pass<'_> {
     pub fn run(&mut self) -> Result<Outcome> {
-        // Samples of like length share a shard, so that little is computed for padding.
-        let mut order = self.active.to_vec();
-        order.sort_by_key(|index| (self.samples[*index].positions(), *index));
         let mut outcome = Outcome {
             gradients: BTreeMap::new(),
-            totals: Totals { passes: 1.0, ..Totals::default() },
+            totals: Totals::of_a_pass(),
             differences: Vec::new(),
         };
+        let spec = self.model.spec();
+        let tokens = memory::shard_tokens(spec);
         let mut serial = 0_u64;
-        for micro_batch in order.chunks(self.config.micro_batch) {
-            let jobs: Vec<(u64, &[usize])> = micro_batch
-                .chunks(SHARD)
-                .map(|shard| {
-                    serial += 1;
-                    (serial, shard)
-                })
+        let mut number = |shard| {
+            serial += 1;
+            (serial, shard)
+        };
+        let batches: Vec<Vec<Job>> =
+            batch::shards(self.samples, self.active, self.config.micro_batch, tokens)
+                .into_iter()
+                .map(|micro_batch| micro_batch.into_iter().map(&mut number).collect())
                 .collect();
-            let this: &Self = self;
-            let shards: Vec<Result<Shard>> =
-                jobs.into_par_iter().map(|(serial, shard)| this.shard(serial, shard)).collect();
-            for shard in shards {
+        let plan = self.plan(&batches)?;
+        // Shards of a wide model come one by one, so that one shard's gradients are held.
+        let parallel = memory::shards_in_parallel(spec);
+        let waves = batches.iter().flat_map(|jobs| {
+            let together = if parallel { jobs.len() } else { 1 };
+            jobs.chunks(together.max(1))
+        });
+        for wave in waves {
+            for shard in self.each(wave, |(serial, shard)| self.shard(*serial, shard, &plan)) {
                 let shard = shard?;
                 add_gradients(&mut outcome.gradients, shard.gradients)?;
                 outcome.totals.add(&shard.totals);
@@ -91,12 +103,53 @@ impl Pass<'_> {
                 for (index, reference) in shard.references {
                     self.references[index] = Some(reference);
                 }
+                for (index, old) in shard.old {
+                    self.old[index] = Some(old);
+                }
             }
         }
         Ok(outcome)
     }
 
-    fn shard(&self, serial: u64, indices: &[usize]) -> Result<Shard> {
+    /// Does something with each shard: side by side, one thread each, or, with a wide model, one
+    /// after the other on all threads.
+    fn each<T: Send>(&self, jobs: &[Job], f: impl Fn(&Job) -> Result<T> + Sync) -> Vec<Result<T>> {
+        if memory::shards_in_parallel(self.model.spec()) {
+            return jobs.par_iter().map(|job| f(job)).collect();
+        }
+        with_threads(rayon::current_num_threads(), || jobs.iter().map(|job| f(job)).collect())
+    }
+
+    /// What depends on all samples, for which they may have to be run through first.
+    fn plan(&self, batches: &[Vec<Job>]) -> Result<Plan> {
+        let mut entropies = Vec::new();
+        if self.objective.wants_entropies() {
+            for jobs in batches {
+                for shard in self.each(jobs, |(serial, shard)| self.entropies(*serial, shard)) {
+                    entropies.extend(shard?);
+                }
+            }
+        }
+        Ok(self.objective.plan(&self.lengths, self.max_completion_tokens, &entropies))
+    }
+
+    /// The entropies of the tokens that are trained on, as the pass itself will see them.
+    fn entropies(&self, serial: u64, indices: &[usize]) -> Result<Vec<f64>> {
+        let layout = self.layout(indices)?;
+        let trace = self.trace(&layout, self.dropout(serial).as_mut(), 0)?;
+        let stats = self.stats(&layout, trace.hidden())?;
+        let mut rest = columns(&stats)?.1;
+        let mut out = Vec::with_capacity(rest.len());
+        for index in indices {
+            let own = rest.drain(..self.samples[*index].ids.len());
+            if self.lengths[*index] > 0 {
+                out.extend(own);
+            }
+        }
+        Ok(out)
+    }
+
+    fn layout(&self, indices: &[usize]) -> Result<Layout> {
         let parts: Vec<(&[u32], &[u32], f32)> = indices
             .iter()
             .map(|index| {
@@ -104,17 +157,25 @@ impl Pass<'_> {
                 (s.prompt_ids.as_slice(), s.ids.as_slice(), s.temperature)
             })
             .collect();
-        let layout = Layout::new(&parts, self.model.device())?;
+        Layout::new(&parts, self.model.device())
+    }
+
+    fn shard(&self, serial: u64, indices: &[usize], plan: &Plan) -> Result<Shard> {
+        let layout = self.layout(indices)?;
         let mut dropout = self.dropout(serial);
-        let stats = self.stats(&layout, Some(self.lora), dropout.as_mut())?;
+        let keep = memory::kept_layers(self.config, self.model.spec(), layout.segments.tokens());
+        let trace = self.trace(&layout, dropout.as_mut(), keep)?;
+        let stats = self.stats(&layout, trace.hidden())?;
         let columns = columns(&stats)?;
         let references = self.references(&layout, indices)?;
-        let compared = match (self.current_version, &dropout) {
-            (None, _) => None,
-            (Some(version), None) => Some((version, columns.0.clone())),
-            (Some(version), Some(_)) => {
-                let plain = self.stats(&layout, Some(self.lora), None)?;
-                Some((version, self::columns(&plain)?.0))
+        let missing = |index: &usize| self.old[*index].is_none();
+        let wants_old = self.objective.wants_old() && indices.iter().any(missing);
+        let plain = match &dropout {
+            _ if self.current_version.is_none() && !wants_old => None,
+            None => Some(columns.0.clone()),
+            Some(_) => {
+                let plain = self.trace(&layout, None, 0)?;
+                Some(self::columns(&self.stats(&layout, plain.hidden())?)?.0)
             }
         };
         let mut shard = Shard {
@@ -122,48 +183,37 @@ impl Pass<'_> {
             totals: Totals::default(),
             differences: Vec::new(),
             references: Vec::new(),
+            old: Vec::new(),
         };
-        let mut slopes = Vec::with_capacity(columns.0.len());
+        shard.totals.computed = layout.segments.tokens() as f64;
+        let mut slopes = Slopes::default();
         let mut row = 0;
         for (place, index) in indices.iter().enumerate() {
             let sample = &self.samples[*index];
             let rows = row..row + sample.ids.len();
             row = rows.end;
-            let reference = references.as_ref().map(|all| all[place].as_slice());
-            let weight = self.weights[*index];
-            for (t, at) in rows.clone().enumerate() {
-                let behaviour = f64::from(sample.logprobs[t]);
-                let loss = token_loss(
-                    columns.0[at],
-                    behaviour,
-                    reference.map(|r| r[t]),
-                    sample.advantage,
-                    &self.loss_config(),
-                );
-                slopes.push(weight * loss.slope);
-                shard.totals.token(&loss, weight, columns.1[at]);
-            }
-            shard.totals.samples += 1.0;
-            if let Some((version, plain)) = &compared
-                && *version == sample.version
+            let plain = plain.as_ref().map(|plain| &plain[rows.clone()]);
+            let old = self.old[*index].as_deref().or(plain).filter(|_| self.objective.wants_old());
+            let rows = Rows {
+                logprobs: &columns.0[rows.clone()],
+                entropies: &columns.1[rows],
+                old,
+                reference: references.as_ref().map(|all| all[place].as_slice()),
+            };
+            plan.sample(*index, sample, &rows, &mut slopes, &mut shard.totals);
+            shard.old.extend(old.map(|old| (*index, old.to_vec())));
+            if let Some(plain) = plain
+                && self.current_version == Some(sample.version)
             {
-                let difference = shard.totals.compare(sample, &plain[rows]);
+                let difference = shard.totals.compare(sample, plain);
                 shard.differences.push((*index, difference));
             }
         }
         if let Some(references) = references {
             shard.references = indices.iter().copied().zip(references).collect();
         }
-        shard.gradients = self.gradients(&stats, slopes)?;
+        shard.gradients = self.gradients(trace, &stats, &slopes)?;
         Ok(shard)
-    }
-
-    fn loss_config(&self) -> LossConfig {
-        LossConfig {
-            clip_low: self.config.clip_low,
-            clip_high: self.config.clip_high,
-            beta: self.config.beta,
-        }
     }
 
     fn dropout(&self, serial: u64) -> Option<Dropout> {
@@ -175,16 +225,14 @@ impl Pass<'_> {
         })
     }
 
+    /// The forward pass with the adapter on.
+    fn trace(&self, layout: &Layout, dropout: Option<&mut Dropout>, keep: usize) -> Result<Trace> {
+        self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, keep)
+    }
+
     /// `[tokens, 2]`: log-probability and entropy of every sampled token.
-    fn stats(
-        &self,
-        layout: &Layout,
-        lora: Option<&Lora>,
-        dropout: Option<&mut Dropout>,
-    ) -> Result<Tensor> {
-        let hidden = self.model.hidden(&layout.ids, lora, dropout)?;
-        let logits = self.model.logits(&hidden.index_select(&layout.rows, 0)?)?;
-        Ok(token_stats(&logits, &layout.targets, &layout.temperatures)?)
+    fn stats(&self, layout: &Layout, hidden: &Tensor) -> Result<Tensor> {
+        self.model.stats(hidden, &layout.rows, &layout.targets, &layout.temperatures)
     }
 
     /// Log-probabilities under the base, adapters off, by sample; `None` where beta is 0.
@@ -197,7 +245,8 @@ impl Pass<'_> {
         if kept.is_some() {
             return Ok(kept);
         }
-        let logprobs = columns(&self.stats(layout, None, None)?)?.0;
+        let hidden = self.model.hidden(&layout.ids, &layout.segments, None, None)?;
+        let logprobs = columns(&self.stats(layout, &hidden)?)?.0;
         let mut rest = logprobs.as_slice();
         let mut out = Vec::with_capacity(indices.len());
         for index in indices {
@@ -208,22 +257,18 @@ impl Pass<'_> {
         Ok(Some(out))
     }
 
-    /// The loss depends on the network through the log-probabilities alone, so its gradient is that
-    /// of their sum weighted by the loss's slopes.
-    fn gradients(&self, stats: &Tensor, slopes: Vec<f64>) -> Result<BTreeMap<String, Tensor>> {
-        let count = slopes.len();
-        let slopes =
-            Tensor::from_vec(slopes, count, self.model.device())?.to_dtype(stats.dtype())?;
-        let store = (stats.narrow(1, 0, 1)?.squeeze(1)? * slopes)?.sum_all()?.backward()?;
-        let mut gradients = BTreeMap::new();
-        for (name, var) in self.lora.parameters() {
-            let gradient = match store.get(var.as_tensor()) {
-                Some(gradient) => gradient.clone(),
-                None => var.zeros_like()?,
-            };
-            gradients.insert(name, gradient);
-        }
-        Ok(gradients)
+    /// The loss depends on the network through the log-probabilities and entropies alone, so its
+    /// gradient is that of their sum weighted by the loss's slopes.
+    fn gradients(
+        &self,
+        trace: Trace,
+        stats: &Tensor,
+        slopes: &Slopes,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let count = slopes.logprob.len();
+        let both = slopes.logprob.iter().zip(&slopes.entropy).flat_map(|(l, h)| [*l, *h]);
+        let grad = Tensor::from_vec(both.collect::<Vec<f64>>(), (count, 2), self.model.device())?;
+        self.model.backward(trace, stats, &grad.to_dtype(stats.dtype())?, self.lora)
     }
 }
 
@@ -246,97 +291,4 @@ fn columns(stats: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let stats = stats.detach().to_dtype(DType::F64)?;
     let column = |i| stats.narrow(1, i, 1)?.flatten_all()?.to_vec1::<f64>();
     Ok((column(0)?, column(1)?))
-}
-
-/// Sums over tokens, samples and passes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Totals {
-    pub passes: f64,
-    pub samples: f64,
-    pub loss: f64,
-    tokens: f64,
-    kl: f64,
-    entropy: f64,
-    clipped_low: f64,
-    clipped_high: f64,
-    ratio: f64,
-    ratio_range: Option<(f64, f64)>,
-    compared: f64,
-    difference: f64,
-    difference_max: f64,
-}
-
-impl Totals {
-    fn token(&mut self, token: &TokenLoss, weight: f64, entropy: f64) {
-        self.tokens += 1.0;
-        self.loss += weight * token.loss;
-        self.kl += token.kl;
-        self.entropy += entropy;
-        self.clipped_low += f64::from(u8::from(token.clipped_low));
-        self.clipped_high += f64::from(u8::from(token.clipped_high));
-        self.ratio += token.ratio;
-        self.widen(token.ratio, token.ratio);
-    }
-
-    fn widen(&mut self, low: f64, high: f64) {
-        let (a, b) = self.ratio_range.unwrap_or((low, high));
-        self.ratio_range = Some((a.min(low), b.max(high)));
-    }
-
-    /// Adds one sample's |recorded - recomputed| log-probabilities; returns their mean.
-    fn compare(&mut self, sample: &TrainSample, recomputed: &[f64]) -> f64 {
-        let mut sum = 0.0;
-        for (recorded, recomputed) in sample.logprobs.iter().zip(recomputed) {
-            let difference = (f64::from(*recorded) - recomputed).abs();
-            sum += difference;
-            self.difference_max = self.difference_max.max(difference);
-        }
-        self.compared += recomputed.len() as f64;
-        self.difference += sum;
-        sum / recomputed.len() as f64
-    }
-
-    /// Adds what another shard or pass counted.
-    pub fn add(&mut self, other: &Self) {
-        self.passes += other.passes;
-        self.samples += other.samples;
-        self.loss += other.loss;
-        self.tokens += other.tokens;
-        self.kl += other.kl;
-        self.entropy += other.entropy;
-        self.clipped_low += other.clipped_low;
-        self.clipped_high += other.clipped_high;
-        self.ratio += other.ratio;
-        if let Some((low, high)) = other.ratio_range {
-            self.widen(low, high);
-        }
-        self.compared += other.compared;
-        self.difference += other.difference;
-        self.difference_max = self.difference_max.max(other.difference_max);
-    }
-
-    /// Means under the names that [`super::learner::StepStats`] lists.
-    pub fn describe(&self, with_kl: bool, metrics: &mut BTreeMap<String, f64>) {
-        let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
-        if self.tokens > 0.0 {
-            let (low, high) = self.ratio_range.unwrap_or_default();
-            put("loss", self.loss / self.passes);
-            put("entropy", self.entropy / self.tokens);
-            put("clip_low", self.clipped_low / self.tokens);
-            put("clip_high", self.clipped_high / self.tokens);
-            put("ratio_min", low);
-            put("ratio_mean", self.ratio / self.tokens);
-            put("ratio_max", high);
-            put("completion_length", self.tokens / self.samples);
-            put("tokens", self.tokens / self.passes);
-            put("samples", self.samples / self.passes);
-            if with_kl {
-                put("kl", self.kl / self.tokens);
-            }
-        }
-        if self.compared > 0.0 {
-            put("sampler_difference_mean", self.difference / self.compared);
-            put("sampler_difference_max", self.difference_max);
-        }
-    }
 }

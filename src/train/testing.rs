@@ -12,7 +12,7 @@ use super::batch::TrainSample;
 use super::learner::Learner;
 use super::lora::Lora;
 use super::model::{Model, ModelSpec};
-use crate::config::{LinearKind, LoraConfig, TrainConfig};
+use crate::config::{LoraConfig, TrainConfig};
 
 /// A file under `tests/`.
 pub(super) fn test_file(name: &str) -> PathBuf {
@@ -47,12 +47,7 @@ pub(super) fn tiny_config() -> TrainConfig {
         beta: 0.1,
         micro_batch: 64,
         max_sampler_difference: 0.0,
-        lora: LoraConfig {
-            r: 2,
-            alpha: 4.0,
-            dropout: 0.0,
-            target_modules: LinearKind::ALL.to_vec(),
-        },
+        lora: LoraConfig { r: 2, alpha: 4.0, ..LoraConfig::default() },
         ..TrainConfig::default()
     }
 }
@@ -90,6 +85,7 @@ pub(super) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
                 temperature: [1.0, 0.7, 1.3][i % 3],
                 advantage: rng.random_range(-2.0..2.0),
                 version: 1,
+                truncated: false,
             }
         })
         .collect()

@@ -13,10 +13,10 @@ use super::gather::{self, Batch};
 use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
 use super::progress::Progress;
 use super::worker::Parts;
-use super::{LearnError, Learner, checkpoint, observe, shares};
+use super::{LearnError, Learner, checkpoint, objective, observe, shares};
 use crate::policy::{Candidate, Verdict};
 use crate::store::Op;
-use crate::types::{GroupId, GroupState, PolicyState, StepRecord, TokenId, now_ms};
+use crate::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepRecord, TokenId, now_ms};
 
 /// How often an idle worker looks around by itself.
 const TICK: Duration = Duration::from_secs(1);
@@ -62,13 +62,20 @@ impl<'a> Trainer<'a> {
             rollbacks,
             feedback: Vec::new(),
         };
-        if let Some(dir) = checkpoint::latest(&parts.checkpoints).map_err(failed)? {
-            let extra = trainer.learner.load(&dir).map_err(failed)?;
+        let saved = checkpoint::latest(&parts.checkpoints).map_err(failed)?;
+        if let Some(dir) = &saved {
+            let extra = trainer.learner.load(dir).map_err(failed)?;
             trainer.progress = serde_json::from_value(extra)
                 .map_err(|error| failed(format!("{}: {error}", dir.display())))?;
             trainer.progress.baselines.set_window(parts.config.baseline_window);
         }
         trainer.reconcile()?;
+        // Samples of the base are none of the adapter that the run starts from.
+        let adapter = &parts.config.lora.init_adapter;
+        let begins = saved.is_none() && !adapter.as_os_str().is_empty();
+        if begins && parts.policies.active() == PolicyVersion::BASE {
+            trainer.publish()?;
+        }
         trainer.report();
         Ok(trainer)
     }
@@ -202,7 +209,7 @@ impl<'a> Trainer<'a> {
         self.progress.weights.apply(&self.parts.routes, batch);
         let batch = &*batch;
         let mut baselines = self.progress.baselines.clone();
-        let advantages = baselines.advantages(&batch.rewards(), self.parts.config.advantage_scale);
+        let advantages = baselines.advantages(&batch.rewards(), &self.parts.config);
         let samples = batch.train_samples(&advantages);
         // No sample has this version: after a step that was not published the weights are nobody's.
         let current = self.progress.current_version().map_or(u64::MAX, |v| v.0);
@@ -235,13 +242,16 @@ impl<'a> Trainer<'a> {
         for (name, value) in [
             ("reward_mean", advantages.reward_mean),
             ("reward_std", advantages.reward_std),
+            ("reward_batch_std", advantages.reward_batch_std),
             ("zero_std_groups_ratio", advantages.zero_std_groups_ratio),
         ] {
             metrics.extend(value.map(|v| (name.to_owned(), v)));
         }
         metrics
             .insert("staleness_versions".to_owned(), batch.staleness(self.parts.policies.active()));
-        metrics.insert("truncated_ratio".to_owned(), batch.truncated_ratio());
+        // Of all completions, those without an advantage included.
+        metrics.extend(objective::completions(batch.lengths()));
+        metrics.insert("dropped_groups".to_owned(), advantages.dropped_groups as f64);
         metrics.extend(advantages.part_figures());
         for (_, part, weight) in self.progress.weights.all() {
             metrics.insert(format!("weight/{part}"), weight);

@@ -13,6 +13,7 @@ use mistralrs_quant::{
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::config::{Factor, LoraConfig as Settings, Patterns, Rules};
 use crate::engine::EngineError;
 
 /// What PEFT puts before the model's own names.
@@ -24,11 +25,36 @@ struct PeftConfig {
     peft_type: String,
     r: usize,
     lora_alpha: f64,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    rank_pattern: Patterns<usize>,
+    #[serde(default)]
+    alpha_pattern: Patterns<f64>,
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
-/// A LoRA read from a PEFT directory: `W + alpha / r * B A` for each of its modules.
+impl PeftConfig {
+    /// Whether every module has the same rank and is scaled by `alpha / r`.
+    fn is_plain(&self) -> bool {
+        !self.use_rslora && self.rank_pattern.0.is_empty() && self.alpha_pattern.0.is_empty()
+    }
+
+    fn rules(&self) -> Result<Rules, String> {
+        let settings = Settings {
+            r: self.r,
+            alpha: self.lora_alpha,
+            use_rslora: self.use_rslora,
+            rank_pattern: self.rank_pattern.clone(),
+            alpha_pattern: self.alpha_pattern.clone(),
+            ..Settings::default()
+        };
+        Rules::new(&settings).map_err(|(key, reason)| format!("{key}: {reason}"))
+    }
+}
+
+/// A LoRA read from a PEFT directory: `W + alpha / rank * B A` for each of its modules.
 pub(in crate::engine) struct Adapter {
     rank: usize,
     alpha: f64,
@@ -53,7 +79,7 @@ impl Adapter {
         let config: PeftConfig = serde_json::from_str(&text)
             .map_err(|e| refuse(dir, &format!("adapter_config.json: {e}")))?;
         check(&config).map_err(|reason| refuse(dir, &reason))?;
-        let tensors =
+        let mut tensors =
             candle_core::safetensors::load(dir.join("adapter_model.safetensors"), &Device::Cpu)
                 .and_then(|tensors| {
                     let f32 =
@@ -62,7 +88,14 @@ impl Adapter {
                 })
                 .map_err(|e| refuse(dir, &format!("adapter_model.safetensors: {e}")))?;
         let modules = modules(&tensors).map_err(|reason| refuse(dir, &reason))?;
-        Ok(Self { rank: config.r, alpha: config.lora_alpha, tensors, modules })
+        let (mut rank, mut alpha) = (config.r, config.lora_alpha);
+        if !config.is_plain() {
+            let rules = config.rules().map_err(|reason| refuse(dir, &reason))?;
+            rank = even_out(&mut tensors, &modules, &rules)
+                .map_err(|e| refuse(dir, &format!("adapter_model.safetensors: {e}")))?;
+            alpha = rank as f64;
+        }
+        Ok(Self { rank, alpha, tensors, modules })
     }
 
     /// Merges this adapter into whatever the current thread loads until the result is dropped.
@@ -93,11 +126,8 @@ fn check(config: &PeftConfig) -> Result<(), String> {
         return Err("r is 0; at least 1 was expected".to_owned());
     }
     for key in [
-        "use_rslora",
         "use_dora",
         "fan_in_fan_out",
-        "rank_pattern",
-        "alpha_pattern",
         "bias",
         "modules_to_save",
         "lora_bias",
@@ -140,6 +170,29 @@ fn modules(tensors: &HashMap<String, Tensor>) -> Result<BTreeSet<String>, String
         }
     }
     if modules.is_empty() { Err("there is no tensor in it".to_owned()) } else { Ok(modules) }
+}
+
+/// Gives all modules one rank and the scale 1, as the loader has only one of each: A gets rows and B
+/// columns of zeros, and B is multiplied by its scale. Returns the rank.
+fn even_out(
+    tensors: &mut HashMap<String, Tensor>,
+    modules: &BTreeSet<String>,
+    rules: &Rules,
+) -> candle_core::Result<usize> {
+    let rank = modules.iter().map(|module| rules.scaled(module).r).max().unwrap_or(1);
+    for module in modules {
+        let Factor { r, scale } = rules.scaled(module);
+        for (half, side, factor) in [("lora_A", 0_usize, 1.0), ("lora_B", 1, scale)] {
+            let name = format!("{PREFIX}{module}.{half}.weight");
+            let Some(tensor) = tensors.get(&name) else { continue };
+            if tensor.dim(side)? != r {
+                candle_core::bail!("{name:?} has shape {:?} for rank {r}", tensor.dims());
+            }
+            let padded = (tensor * factor)?.pad_with_zeros(side, 0, rank - r)?;
+            tensors.insert(name, padded);
+        }
+    }
+    Ok(rank)
 }
 
 /// While this lives, the thread's loads merge an adapter.

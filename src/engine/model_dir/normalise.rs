@@ -1,10 +1,11 @@
 //! Writes the directory that mistral.rs accepts.
 //!
-//! Why one is needed (mistralrs-core 0.8.1): `rope_theta` must be at the top level; a
-//! `sliding_window` is applied even where `use_sliding_window` is false; end-of-sequence ids are
-//! read from `generation_config.json` only; the key-value cache grows by 512 positions and fails
-//! above `max_position_embeddings`; and a chat template switches on parsers of thinking tags, so
-//! that it gets an empty one (Hone renders templates itself).
+//! Why one is needed (mistralrs-core 0.8.1): `rope_theta` must be at the top level, and so on with
+//! other keys of each family (`family.rs`); a `sliding_window` is applied even where
+//! `use_sliding_window` is false; end-of-sequence ids are read from `generation_config.json` only;
+//! the key-value cache grows by 512 positions and fails above `max_position_embeddings`; and a chat
+//! template switches on parsers of thinking tags, so that it gets an empty one (Hone renders
+//! templates itself).
 
 use std::fs;
 use std::io;
@@ -15,9 +16,6 @@ use sha2::{Digest, Sha256};
 
 use super::{ModelDir, refuse};
 use crate::engine::EngineError;
-
-/// Positions by which mistral.rs grows a sequence's key-value cache.
-const CACHE_STEP: usize = 512;
 
 /// See [`ModelDir::normalised`].
 pub(super) fn write(model: &ModelDir, cache_dir: &Path) -> Result<PathBuf, EngineError> {
@@ -50,14 +48,12 @@ pub(super) fn write(model: &ModelDir, cache_dir: &Path) -> Result<PathBuf, Engin
 
 /// The small files by name.
 fn texts(model: &ModelDir) -> Result<Vec<(&'static str, String)>, EngineError> {
-    let mut config = model.config.clone();
-    if let Value::Object(config) = &mut config {
-        config.insert("sliding_window".to_owned(), Value::Null);
-        let context = model.context().next_multiple_of(CACHE_STEP);
-        config.insert("max_position_embeddings".to_owned(), json!(context));
-    }
+    let config = match model.config.as_object() {
+        Some(config) => super::family(config)?.for_engine(config),
+        None => return Err(refuse("config.json holds no object".to_owned())),
+    };
     Ok(vec![
-        ("config.json", config.to_string()),
+        ("config.json", Value::Object(config).to_string()),
         ("generation_config.json", json!({ "eos_token_id": model.stop_ids }).to_string()),
         ("tokenizer_config.json", json!({ "chat_template": "" }).to_string()),
         ("tokenizer.json", super::files::read(&model.path.join("tokenizer.json"))?),

@@ -1,5 +1,7 @@
 use std::fs;
 
+use serde_json::json;
+
 use super::*;
 
 fn fixture() -> PathBuf {
@@ -124,18 +126,21 @@ fn weights_come_from_the_index_and_never_from_an_adapter() {
 #[test]
 fn says_what_cannot_be_served() {
     for (key, value, says) in [
-        ("architectures", json!(["LlamaForCausalLM"]), "supported is one of Qwen2ForCausalLM"),
+        (
+            "architectures",
+            json!(["MambaForCausalLM"]),
+            "supported is one of Qwen2ForCausalLM, Qwen3",
+        ),
         ("architectures", Value::Null, "config.json: architectures is missing; supported"),
         ("quantization_config", json!({ "bits": 4 }), "{\"bits\":4}; only unquantised"),
         (
             "rope_parameters",
             json!({ "rope_type": "yarn" }),
-            "rope_parameters.rope_type is \"yarn\"",
+            "rope_scaling.rope_type is \"yarn\"; only plain",
         ),
         ("rope_scaling", json!({ "type": "linear" }), "rope_scaling.rope_type is \"linear\""),
         ("partial_rotary_factor", json!(0.5), "partial_rotary_factor is 0.5; only 1.0"),
-        ("use_sliding_window", json!(true), "use_sliding_window is true; only false"),
-        ("layer_types", json!(["sliding_attention"]), "layer_types is \"sliding_attention\""),
+        ("layer_types", json!(["chunked_attention"]), "layer_types is \"chunked_attention\""),
         ("hidden_act", json!("gelu"), "hidden_act is \"gelu\"; only \"silu\""),
         ("hidden_size", json!(33), "num_attention_heads is 4; it must divide hidden_size 33"),
         ("num_key_value_heads", json!(3), "num_key_value_heads is 3; it must divide"),
@@ -180,4 +185,74 @@ fn writes_a_directory_for_the_engine_once() {
     // Another model under the same path gets another directory.
     set(dir.path(), "config.json", "rope_parameters", json!({ "rope_theta": 2.0 }));
     assert_ne!(ModelDir::open(dir.path()).unwrap().normalised(cache.path()).unwrap(), written);
+}
+
+fn families() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families")
+}
+
+/// A family's `config.json` with a key changed, through `open` in a copy of another directory.
+fn family_error(name: &str, key: &str, value: Value) -> String {
+    let dir = copy();
+    fs::copy(families().join(name).join("config.json"), dir.path().join("config.json")).unwrap();
+    set(dir.path(), "config.json", key, value);
+    error(dir.path())
+}
+
+#[test]
+fn every_family_is_read_and_written_for_the_engine() {
+    let cache = tempfile::tempdir().unwrap();
+    for (name, context) in [
+        ("qwen2", 24),
+        ("qwen3", 256),
+        ("llama2", 256),
+        ("llama3", 256),
+        ("mistral", 24),
+        ("smollm3", 256),
+        ("gemma2", 24),
+        ("phi3", 24),
+        ("phi3-longrope", 64),
+    ] {
+        let model = ModelDir::open(&families().join(name)).unwrap();
+        assert_eq!(model.context(), context, "{name}");
+        let written = model.normalised(cache.path()).unwrap();
+        let config = object(&written.join("config.json")).unwrap();
+        assert_eq!(config["max_position_embeddings"], 512, "{name}");
+        assert!(config["rope_theta"].is_f64() && config.get("rope_parameters").is_none());
+        let window = if name == "gemma2" { json!(512) } else { Value::Null };
+        assert_eq!(config["sliding_window"], window, "{name}: no window is left to be misread");
+        match name {
+            "llama3" => assert_eq!(config["rope_scaling"]["rope_type"], "llama3"),
+            "phi3-longrope" => {
+                assert_eq!(config["rope_scaling"]["type"], "longrope");
+                assert_eq!(config["partial_rotary_factor"], 0.5);
+                assert_eq!(config["original_max_position_embeddings"], 64);
+            }
+            "phi3" => assert!(config["eos_token_id"].is_null()),
+            "qwen3" => assert_eq!(
+                (&config["head_dim"], &config["max_window_layers"]),
+                (&json!(12), &json!(2))
+            ),
+            "gemma2" => assert_eq!(config["hidden_act"], "gelu_pytorch_tanh"),
+            "smollm3" => assert_eq!(config["no_rope_layers"], json!([1, 0, 1, 0])),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn options_that_the_engine_would_ignore_are_refused() {
+    insta::assert_snapshot!(family_error("llama-biases", "x", json!(1)), @"config.json: attention_bias is true; only false can be served");
+    insta::assert_snapshot!(
+        family_error("mistral", "rope_scaling", json!({"type": "linear", "factor": 2.0})), @r#"config.json: rope_scaling.rope_type is "linear"; only plain rotary embeddings ("default") can be served"#);
+    insta::assert_snapshot!(
+        family_error("llama3", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})), @r#"config.json: rope_scaling.rope_type is "dynamic"; "default" or one of linear, llama3 can be served"#);
+    insta::assert_snapshot!(family_error("llama3", "head_dim", json!(16)), @"config.json: head_dim is 16; hidden_size / num_attention_heads = 8 was expected");
+    insta::assert_snapshot!(family_error("gemma2", "tie_word_embeddings", json!(false)), @"config.json: tie_word_embeddings is false; only true can be served for this architecture");
+    insta::assert_snapshot!(family_error("gemma2", "hidden_activation", json!("gelu")), @r#"config.json: hidden_act is "gelu"; only "gelu_pytorch_tanh" can be served"#);
+    insta::assert_snapshot!(family_error("qwen3", "head_dim", json!(7)), @"config.json: head_dim is 7; an even whole number was expected");
+    insta::assert_snapshot!(
+        family_error("phi3-longrope", "max_position_embeddings", json!(500)), @"config.json: max_position_embeddings is 500; with longrope, only multiples of 512 can be served");
+    insta::assert_snapshot!(
+        family_error("gemma2", "rope_parameters", json!({"full_attention": {"rope_theta": 1.0}})), @r#"config.json: rope_parameters is {"full_attention":{"rope_theta":1.0}}; only one set of rotary parameters for all layers can be served"#);
 }

@@ -14,18 +14,37 @@
 //!   with, and bounded by [`RUNNING_LIMIT`], since the deviation of a few equal values is 0.
 //!
 //! A member without any value has no advantage and is no part of any statistic.
+//!
+//! [`Rules`] change what happens within a group, for the parts that all its members have:
+//!
+//! - *leave-one-out* (RLOO, Ahmadian et al. 2024): `mean_p` is that of the other members, which
+//!   multiplies every advantage by `n / (n - 1)`
+//! - *sum, then normalise* (TRL's `sum_then_normalize`): the weighted sum of those parts is compared
+//!   and scaled as one value; its advantage counts the least share that a member has of any of them
+//! - *GDPO* (Liu et al. 2026; TRL's `normalize_then_sum`): the summed advantages are then standardised
+//!   over all members of the batch
+//! - groups in which no member differs may be dropped, as in DAPO's dynamic sampling: no KL, no bonus
+//!   and no place in the normaliser
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::AdvantageScale;
+use crate::config::{
+    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
+};
 
+mod batch;
+mod compare;
 mod moments;
+mod sums;
 #[cfg(test)]
 mod tests;
 
+use batch::{Batch, Summary};
+use compare::{running_advantages, standardise};
 pub use moments::Moments;
+use sums::Sums;
 
 /// Added to a standard deviation before dividing by it.
 const EPSILON: f64 = 1e-4;
@@ -36,6 +55,37 @@ pub const RUNNING_LIMIT: f64 = 5.0;
 
 /// Values beyond this are taken as this, so that finite rewards never overflow.
 pub const VALUE_LIMIT: f64 = 1e9;
+
+/// How rewards become advantages: `train.advantage_scale`, `train.advantage_baseline`,
+/// `train.reward_aggregation` and `train.zero_variance_groups`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// What they are divided by.
+    pub scale: AdvantageScale,
+    /// What a group's rewards are compared with.
+    pub baseline: AdvantageBaseline,
+    /// How parts become one.
+    pub aggregation: RewardAggregation,
+    /// What happens to groups without a difference.
+    pub zero_variance: ZeroVariance,
+}
+
+impl From<&TrainConfig> for Rules {
+    fn from(config: &TrainConfig) -> Self {
+        Self {
+            scale: config.advantage_scale,
+            baseline: config.advantage_baseline,
+            aggregation: config.reward_aggregation,
+            zero_variance: config.zero_variance_groups,
+        }
+    }
+}
+
+impl From<AdvantageScale> for Rules {
+    fn from(scale: AdvantageScale) -> Self {
+        Self { scale, ..Self::default() }
+    }
+}
 
 /// One named part of the rewards of one group.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,11 +129,8 @@ impl GroupRewards {
             .collect()
     }
 
-    /// The values of a part that every trained member of two or more has.
+    /// The values of a part that every trained member has.
     fn complete(&self, part: &PartRewards, trained: &[usize]) -> Option<Vec<f64>> {
-        if trained.len() < 2 {
-            return None;
-        }
         trained.iter().map(|m| self.value(part, *m)).collect()
     }
 }
@@ -105,18 +152,33 @@ pub struct Advantages {
     /// Mean over groups of the standard deviation (n - 1) of the weighted sum of the parts that
     /// all their members have; `None` without a group that has one.
     pub reward_std: Option<f64>,
+    /// The standard deviation (n - 1) of that sum over all trained members of the batch (TRL's
+    /// `reward_std`); `None` below two.
+    pub reward_batch_std: Option<f64>,
+    /// Groups that are not trained on because nothing in them was better than the rest.
+    pub dropped_groups: u64,
     /// Mean of each `(route, part)` over the samples that have it.
     pub part_means: BTreeMap<(String, String), f64>,
+    /// Their standard deviations (n - 1); absent below two values.
+    pub part_stds: BTreeMap<(String, String), f64>,
 }
 
 impl Advantages {
-    /// [`Self::part_means`] under `part/NAME`, or `part/ROUTE/NAME` where several routes of the step
+    /// [`Self::part_means`] under `part/NAME` and [`Self::part_stds`] under `part_std/NAME` (TRL's
+    /// `rewards/NAME/mean` and `std`), or `part/ROUTE/NAME` and so on where several routes of the step
     /// have a part of that name.
     pub fn part_figures(&self) -> impl Iterator<Item = (String, f64)> {
-        self.part_means.iter().map(|((route, part), mean)| {
-            let alone = self.part_means.keys().filter(|(_, other)| other == part).count() == 1;
-            let name = if alone { format!("part/{part}") } else { format!("part/{route}/{part}") };
-            (name, *mean)
+        let figures = [("part", &self.part_means), ("part_std", &self.part_stds)];
+        figures.into_iter().flat_map(move |(prefix, map)| {
+            map.iter().map(move |((route, part), value)| {
+                let alone = self.part_means.keys().filter(|(_, other)| other == part).count() == 1;
+                let name = if alone {
+                    format!("{prefix}/{part}")
+                } else {
+                    format!("{prefix}/{route}/{part}")
+                };
+                (name, *value)
+            })
         })
     }
 }
@@ -147,49 +209,84 @@ impl Baselines {
     }
 
     /// Turns a batch of rewards into advantages, then adds the batch to the past.
-    pub fn advantages(&mut self, groups: &[GroupRewards], scale: AdvantageScale) -> Advantages {
+    pub fn advantages(&mut self, groups: &[GroupRewards], rules: impl Into<Rules>) -> Advantages {
+        let rules = rules.into();
         let batch = Batch::collect(groups);
+        let sums: Vec<Sums> = groups.iter().map(Sums::of).collect();
         let mut out = Advantages::default();
         let mut summary = Summary::default();
+        // What members gain within their groups, and against the past.
+        let (mut within, mut past) = (Vec::new(), Vec::new());
         for (index, group) in groups.iter().enumerate() {
-            let trained = group.trained();
-            let mut values: Vec<Option<f64>> = vec![None; group.members];
-            for member in &trained {
-                values[*member] = Some(0.0);
+            let own = &sums[index];
+            if own.members.len() > 1 && !own.parts.is_empty() {
+                summary.add_group(&own.values);
+                out.group_count += (own.members.len() * own.parts.len()) as u64;
             }
-            let mut sums = vec![0.0; trained.len()];
-            let mut complete_parts = 0_usize;
-            for (part_index, part) in group.parts.iter().enumerate() {
-                let list = batch.part(&group.route, &part.name);
-                let gains = if let Some(complete) = group.complete(part, &trained) {
-                    complete_parts += 1;
-                    out.group_count += complete.len() as u64;
-                    for (sum, x) in sums.iter_mut().zip(&complete) {
-                        *sum += part.weight * x;
-                    }
-                    let gains = group_advantages(&complete, list, scale);
-                    trained.iter().copied().zip(gains).collect()
-                } else {
-                    let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
-                    let gains = running_advantages((index, part_index), list, past, scale);
-                    out.running_count += gains.len() as u64;
-                    gains
-                };
-                for (member, gain) in gains {
-                    if let Some(total) = values[member].as_mut() {
-                        *total += part.weight * GroupRewards::share(part, member) * gain;
-                    }
-                }
-            }
-            if complete_parts > 0 {
-                summary.add_group(&sums);
+            summary.add_rewards(&own.values);
+            let deviation = match rules.scale {
+                AdvantageScale::Batch => Sums::deviation(&sums, groups, &group.route),
+                _ => None,
+            };
+            within.push(own.gains(group, &batch, deviation, &rules));
+            let (gains, count) = self.against_the_past(index, group, own, &batch, rules.scale);
+            out.running_count += count;
+            past.push(gains);
+        }
+        let dropped: Vec<bool> = sums
+            .iter()
+            .enumerate()
+            .map(|(index, own)| {
+                let none = |gains: &[Option<f64>]| gains.iter().flatten().all(|gain| *gain == 0.0);
+                rules.zero_variance == ZeroVariance::Drop
+                    && own.members.len() > 1
+                    && none(&within[index])
+                    && none(&past[index])
+            })
+            .collect();
+        if rules.aggregation == RewardAggregation::Gdpo {
+            standardise(&mut within);
+        }
+        for (index, own) in sums.iter().enumerate() {
+            let mut values = vec![None; groups[index].members];
+            for member in own.members.iter().filter(|_| !dropped[index]) {
+                let gains = [within[index][*member], past[index][*member]];
+                values[*member] = Some(gains.into_iter().flatten().sum());
             }
             out.values.push(values);
         }
+        out.dropped_groups = dropped.iter().filter(|dropped| **dropped).count() as u64;
         summary.finish(&mut out);
         batch.describe(groups, &mut out);
         self.remember(&batch);
         out
+    }
+
+    /// Gains by member from the parts that are not compared within the group, and how many values
+    /// those are.
+    fn against_the_past(
+        &self,
+        index: usize,
+        group: &GroupRewards,
+        sums: &Sums,
+        batch: &Batch,
+        scale: AdvantageScale,
+    ) -> (Vec<Option<f64>>, u64) {
+        let mut out = vec![None; group.members];
+        let mut count = 0;
+        for (part_index, part) in group.parts.iter().enumerate() {
+            if sums.members.len() > 1 && sums.parts.contains(&part_index) {
+                continue;
+            }
+            let list = batch.part(&group.route, &part.name);
+            let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
+            for (member, gain) in running_advantages((index, part_index), list, past, scale) {
+                count += 1;
+                let gain = part.weight * GroupRewards::share(part, member) * gain;
+                *out[member].get_or_insert(0.0) += gain;
+            }
+        }
+        (out, count)
     }
 
     fn remember(&mut self, batch: &Batch) {
@@ -200,162 +297,5 @@ impl Baselines {
             let new = entries.iter().fold(Moments::default(), |all, e| all.joined(e.moments()));
             *past = past.decayed(keep.powf(new.count)).joined(new);
         }
-    }
-}
-
-/// One value and where it stands: group, part within the group, member.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    group: usize,
-    part: usize,
-    member: usize,
-    value: f64,
-    share: f64,
-}
-
-impl Entry {
-    fn moments(self) -> Moments {
-        Moments::one(self.value).decayed(self.share)
-    }
-}
-
-/// All values of a batch by route and part.
-#[derive(Default)]
-struct Batch {
-    parts: BTreeMap<(String, String), Vec<Entry>>,
-}
-
-impl Batch {
-    fn collect(groups: &[GroupRewards]) -> Self {
-        let mut parts: BTreeMap<(String, String), Vec<Entry>> = BTreeMap::new();
-        for (group_index, group) in groups.iter().enumerate() {
-            for (part_index, part) in group.parts.iter().enumerate() {
-                for member in 0..group.members {
-                    if let Some(value) = group.value(part, member) {
-                        parts.entry((group.route.clone(), part.name.clone())).or_default().push(
-                            Entry {
-                                group: group_index,
-                                part: part_index,
-                                member,
-                                value,
-                                share: GroupRewards::share(part, member),
-                            },
-                        );
-                    }
-                }
-            }
-        }
-        Self { parts }
-    }
-
-    fn part(&self, route: &str, part: &str) -> &[Entry] {
-        self.parts.get(&(route.to_owned(), part.to_owned())).map_or(&[], Vec::as_slice)
-    }
-
-    /// Means of parts, and of the reward as a whole.
-    fn describe(&self, groups: &[GroupRewards], out: &mut Advantages) {
-        let mut weights: BTreeMap<(&str, &str), f64> = BTreeMap::new();
-        let mut members: BTreeMap<&str, f64> = BTreeMap::new();
-        for group in groups {
-            *members.entry(&group.route).or_default() += group.trained().len() as f64;
-            for part in &group.parts {
-                weights.entry((&group.route, &part.name)).or_insert(part.weight);
-            }
-        }
-        let mut by_route: BTreeMap<&str, f64> = BTreeMap::new();
-        for (key, entries) in &self.parts {
-            let mean = Moments::of(entries.iter().map(|e| e.value)).mean;
-            let weight = weights.get(&(key.0.as_str(), key.1.as_str())).copied().unwrap_or(0.0);
-            *by_route.entry(&key.0).or_default() += weight * mean;
-            out.part_means.insert(key.clone(), mean);
-        }
-        let total: f64 = members.values().sum();
-        if total > 0.0 {
-            let sum: f64 = by_route
-                .iter()
-                .map(|(route, reward)| reward * members.get(route).copied().unwrap_or(0.0))
-                .sum();
-            out.reward_mean = Some(sum / total);
-        }
-    }
-}
-
-/// Spread of the rewards within groups.
-#[derive(Default)]
-struct Summary {
-    groups: f64,
-    equal: f64,
-    deviations: f64,
-}
-
-impl Summary {
-    fn add_group(&mut self, sums: &[f64]) {
-        let all_equal = sums.iter().all(|x| (x - sums[0]).abs() <= 1e-12 * x.abs().max(1.0));
-        self.groups += 1.0;
-        self.equal += f64::from(u8::from(all_equal));
-        self.deviations += Moments::of(sums.iter().copied()).deviation().unwrap_or(0.0);
-    }
-
-    fn finish(self, out: &mut Advantages) {
-        if self.groups > 0.0 {
-            out.zero_std_groups_ratio = Some(self.equal / self.groups);
-            out.reward_std = Some(self.deviations / self.groups);
-        }
-    }
-}
-
-/// `(x - mean) / (s + 1e-4)` within one group.
-fn group_advantages(values: &[f64], route: &[Entry], scale: AdvantageScale) -> Vec<f64> {
-    if values.iter().all(|x| *x == values[0]) {
-        return vec![0.0; values.len()];
-    }
-    let own = Moments::of(values.iter().copied());
-    let divisor = match scale {
-        AdvantageScale::None => 1.0,
-        AdvantageScale::Group => own.deviation().unwrap_or(0.0) + EPSILON,
-        AdvantageScale::Batch => {
-            Moments::of(route.iter().map(|e| e.value)).deviation().unwrap_or(0.0) + EPSILON
-        }
-    };
-    values.iter().map(|x| (x - own.mean) / divisor).collect()
-}
-
-/// Advantages of the values of one part of one group (`key`: their place in the batch), each
-/// against the past joined with all other values of the batch. `(member, advantage)`.
-fn running_advantages(
-    key: (usize, usize),
-    batch: &[Entry],
-    past: Moments,
-    scale: AdvantageScale,
-) -> Vec<(usize, f64)> {
-    // Moments of everything before and after each entry, so that its own value enters nowhere.
-    let mut after = vec![Moments::default(); batch.len() + 1];
-    for (i, entry) in batch.iter().enumerate().rev() {
-        after[i] = after[i + 1].joined(entry.moments());
-    }
-    let mut before = past;
-    let mut out = Vec::new();
-    for (i, entry) in batch.iter().enumerate() {
-        if (entry.group, entry.part) == key {
-            let others = before.joined(after[i + 1]);
-            out.push((entry.member, running_advantage(entry.value, others, scale)));
-        }
-        before = before.joined(entry.moments());
-    }
-    out
-}
-
-fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 {
-    if others.count <= 0.0 {
-        return 0.0;
-    }
-    let centred = value - others.mean;
-    match (scale, others.deviation()) {
-        (AdvantageScale::None, _) => centred,
-        (_, Some(deviation)) => {
-            (centred / (deviation + EPSILON)).clamp(-RUNNING_LIMIT, RUNNING_LIMIT)
-        }
-        // One value says nothing of how far values lie apart.
-        (_, None) => 0.0,
     }
 }

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::{Baselines, GroupRewards, Moments, PartRewards, RUNNING_LIMIT};
 use crate::config::AdvantageScale;
 
+mod rules;
+
 fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
     let shares = vec![1.0; values.len()];
     PartRewards { name: name.to_owned(), weight, values: values.to_vec(), shares }

@@ -1,96 +1,123 @@
 //! A frozen linear layer and its adapter as one operation (CPU).
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Shape, Storage, Tensor, WithDType};
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Tensor};
 
+use super::kernel::{Saved, slice, with_values};
+use super::product::{Matrix, Store, multiply, product};
 use super::real::Real;
 
 type Result<T> = candle_core::Result<T>;
+
+const NAME: &str = "linear";
 
 /// `x W^T + bias` for a constant `W` `[out, in]`; with an adapter,
 /// `+ scale (x A^T) B^T`. Only what is trained gets a gradient computed, which candle's own product
 /// would do for `W` too and throw away.
 #[derive(Clone)]
 pub(super) struct Frozen {
-    pub weight: Tensor,
-    pub bias: Option<Tensor>,
+    weight: Tensor,
+    bias: Option<Tensor>,
     /// `alpha / r`
-    pub scale: f64,
+    scale: f64,
+    /// `x A^T`
+    down: Saved<CpuStorage>,
 }
 
-/// The storage of a CPU tensor, for the time of a call.
-fn with_cpu<R>(tensor: &Tensor, f: impl FnOnce(&CpuStorage, &Layout) -> Result<R>) -> Result<R> {
-    let (guard, layout) = tensor.storage_and_layout();
-    match &*guard {
-        Storage::Cpu(storage) => f(storage, layout),
-        _ => candle_core::bail!("linear: a weight is not on the CPU"),
-    }
-}
-
-/// `x W^T`
-fn product(
-    x: (&CpuStorage, &Layout),
-    weight: (&CpuStorage, &Layout),
-) -> Result<(CpuStorage, usize, usize)> {
-    let (n, inner) = x.1.shape().dims2()?;
-    let (out, weight_inner) = weight.1.shape().dims2()?;
-    if inner != weight_inner {
-        candle_core::bail!("linear: {inner} columns meet {weight_inner}");
-    }
-    let transposed = weight.1.transpose(0, 1)?;
-    Ok((x.0.matmul(weight.0, (1, n, out, inner), x.1, &transposed)?, n, out))
-}
-
-/// `y + scale * delta + bias`, row by row.
-fn combine<T: Real>(
-    y: CpuStorage,
-    delta: Option<(&CpuStorage, f64)>,
-    bias: Option<&[T]>,
-    out: usize,
-) -> Result<CpuStorage> {
-    let mut y = T::cpu_storage_data(y)?;
-    if let Some((delta, scale)) = delta {
-        let scale = T::of(scale);
-        for (y, d) in y.iter_mut().zip(T::cpu_storage_as_slice(delta)?) {
-            *y += scale * *d;
-        }
-    }
-    if let Some(bias) = bias {
-        for row in y.chunks_exact_mut(out) {
-            for (y, b) in row.iter_mut().zip(bias) {
-                *y += *b;
-            }
-        }
-    }
-    Ok(T::to_cpu_storage_owned(y))
+/// Inputs `[n, in]` and the adapter's factors A `[r, in]` and B `[out, r]`.
+#[derive(Clone, Copy)]
+struct Adapter<'a, T> {
+    a: &'a [T],
+    b: &'a [T],
+    r: usize,
 }
 
 impl Frozen {
-    fn finish(
+    pub fn new(weight: &Tensor, bias: Option<&Tensor>, scale: f64) -> Self {
+        Self { weight: weight.clone(), bias: bias.cloned(), scale, down: Saved::empty() }
+    }
+
+    /// `(out, in)`, if `x` fits.
+    fn dims(&self, x: &Layout) -> Result<(usize, usize, usize)> {
+        let (n, inner) = x.shape().dims2()?;
+        let (out, weight_inner) = self.weight.dims2()?;
+        if inner != weight_inner {
+            candle_core::bail!("linear: {inner} columns meet {weight_inner}");
+        }
+        Ok((n, inner, out))
+    }
+
+    fn forward<T: Real>(
         &self,
-        y: CpuStorage,
-        delta: Option<(&CpuStorage, f64)>,
-        out: usize,
+        x: &[T],
+        (n, inner, out): (usize, usize, usize),
+        adapter: Option<Adapter<'_, T>>,
     ) -> Result<CpuStorage> {
-        fn typed<T: Real + WithDType>(
-            frozen: &Frozen,
-            y: CpuStorage,
-            delta: Option<(&CpuStorage, f64)>,
-            out: usize,
-        ) -> Result<CpuStorage> {
-            let Some(bias) = &frozen.bias else { return combine::<T>(y, delta, None, out) };
-            with_cpu(bias, |storage, layout| match layout.contiguous_offsets() {
-                Some((start, end)) => {
-                    let bias = &T::cpu_storage_as_slice(storage)?[start..end];
-                    combine(y, delta, Some(bias), out)
+        let x = Matrix::new(x, n, inner);
+        let mut y = with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
+            Ok(product(1.0, x, Matrix::new(weight, out, inner).t()))
+        })?;
+        if let Some(bias) = &self.bias {
+            with_values::<T, 1, _>([bias], NAME, |[bias]| {
+                for row in y.chunks_exact_mut(out) {
+                    row.iter_mut().zip(bias).for_each(|(y, bias)| *y += *bias);
                 }
-                None => candle_core::bail!("linear: the bias is not contiguous"),
-            })
+                Ok(())
+            })?;
         }
-        match &y {
-            CpuStorage::F64(_) => typed::<f64>(self, y, delta, out),
-            _ => typed::<f32>(self, y, delta, out),
+        if let Some(Adapter { a, b, r }) = adapter {
+            let down = product(1.0, x, Matrix::new(a, r, inner).t());
+            let delta = Matrix::new(&down, n, r);
+            multiply((&mut y, out), Store::Add, self.scale, delta, Matrix::new(b, out, r).t());
+            self.down.put(T::to_cpu_storage_owned(down));
         }
+        Ok(T::to_cpu_storage_owned(y))
+    }
+
+    /// `dx = g W`, plus `up A` where there is an adapter, for `up = s g B`.
+    fn to_input<T: Real>(
+        &self,
+        grad: &[T],
+        adapter: Option<(&[T], Adapter<'_, T>)>,
+    ) -> Result<Vec<T>> {
+        let (out, inner) = self.weight.dims2()?;
+        let n = grad.len() / out.max(1);
+        let mut dx = with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
+            Ok(product(1.0, Matrix::new(grad, n, out), Matrix::new(weight, out, inner)))
+        })?;
+        if let Some((up, Adapter { a, r, .. })) = adapter {
+            let (up, a) = (Matrix::new(up, n, r), Matrix::new(a, r, inner));
+            multiply((&mut dx, inner), Store::Add, 1.0, up, a);
+        }
+        Ok(dx)
+    }
+
+    fn backward<T: Real>(
+        &self,
+        x: &Tensor,
+        (a, b): (&Tensor, &Tensor),
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let ((n, inner), (out, r)) = (x.dims2()?, b.dims2()?);
+        let device = x.device();
+        let down = match self.down.take() {
+            Some(down) => T::cpu_storage_data(down)?,
+            None => candle_core::bail!("linear: the backward pass ran twice"),
+        };
+        let track = x.track_op();
+        with_values::<T, 4, _>([x, a, b, grad], NAME, |[x, a, b, grad]| {
+            let g = Matrix::new(grad, n, out);
+            let up = product(self.scale, g, Matrix::new(b, out, r));
+            let da = product(1.0, Matrix::new(&up, n, r).t(), Matrix::new(x, n, inner));
+            let db = product(self.scale, g.t(), Matrix::new(&down, n, r));
+            let dx = if track {
+                let dx = self.to_input(grad, Some((&up, Adapter { a, b, r })))?;
+                Some(Tensor::from_vec(dx, (n, inner), device)?)
+            } else {
+                None
+            };
+            let da = Tensor::from_vec(da, (r, inner), device)?;
+            Ok([dx, Some(da), Some(Tensor::from_vec(db, (out, r), device)?)])
+        })
     }
 }
 
@@ -100,13 +127,24 @@ impl CustomOp1 for Frozen {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (y, n, out) =
-            with_cpu(&self.weight, |w, w_layout| product((storage, layout), (w, w_layout)))?;
-        Ok((self.finish(y, None, out)?, Shape::from((n, out))))
+        let dims = self.dims(layout)?;
+        let y = match storage {
+            CpuStorage::F64(_) => self.forward::<f64>(slice(storage, layout, NAME)?, dims, None)?,
+            _ => self.forward::<f32>(slice(storage, layout, NAME)?, dims, None)?,
+        };
+        Ok((y, Shape::from((dims.0, dims.2))))
     }
 
-    fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(grad.contiguous()?.matmul(&self.weight)?))
+    fn bwd(&self, arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        fn typed<T: Real>(op: &Frozen, arg: &Tensor, grad: &Tensor) -> Result<Tensor> {
+            let dx = with_values::<T, 1, _>([grad], NAME, |[grad]| op.to_input(grad, None))?;
+            Tensor::from_vec(dx, arg.shape(), arg.device())
+        }
+        let grad = grad.contiguous()?;
+        Ok(Some(match grad.dtype() {
+            DType::F64 => typed::<f64>(self, arg, &grad)?,
+            _ => typed::<f32>(self, arg, &grad)?,
+        }))
     }
 }
 
@@ -125,12 +163,22 @@ impl CustomOp3 for Frozen {
         b: &CpuStorage,
         b_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (y, n, out) =
-            with_cpu(&self.weight, |w, w_layout| product((x, x_layout), (w, w_layout)))?;
-        let (down, _, r) = product((x, x_layout), (a, a_layout))?;
-        let down_layout = Layout::contiguous((n, r));
-        let (delta, _, _) = product((&down, &down_layout), (b, b_layout))?;
-        Ok((self.finish(y, Some((&delta, self.scale)), out)?, Shape::from((n, out))))
+        let dims = self.dims(x_layout)?;
+        let r = a_layout.shape().dims2()?.0;
+        if b_layout.shape().dims2()? != (dims.2, r) {
+            candle_core::bail!("linear: the adapter's factors do not fit");
+        }
+        macro_rules! run {
+            ($type:ty) => {{
+                let (a, b) = (slice(a, a_layout, NAME)?, slice(b, b_layout, NAME)?);
+                self.forward::<$type>(slice(x, x_layout, NAME)?, dims, Some(Adapter { a, b, r }))?
+            }};
+        }
+        let y = match x {
+            CpuStorage::F64(_) => run!(f64),
+            _ => run!(f32),
+        };
+        Ok((y, Shape::from((dims.0, dims.2))))
     }
 
     /// `dx = g W + s (g B) A`, `dA = s (g B)^T x`, `dB = s g^T (x A^T)`
@@ -143,12 +191,10 @@ impl CustomOp3 for Frozen {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let grad = grad.contiguous()?;
-        let (x_value, a, b) = (x.detach(), a.detach(), b.detach());
-        let up = (grad.matmul(&b)? * self.scale)?;
-        let da = up.t()?.matmul(&x_value)?;
-        let db = (grad.t()?.matmul(&x_value.matmul(&a.t()?)?)? * self.scale)?;
-        let dx =
-            if x.track_op() { Some((grad.matmul(&self.weight)? + up.matmul(&a)?)?) } else { None };
-        Ok((dx, Some(da), Some(db)))
+        let [dx, da, db] = match grad.dtype() {
+            DType::F64 => self.backward::<f64>(x, (a, b), &grad)?,
+            _ => self.backward::<f32>(x, (a, b), &grad)?,
+        };
+        Ok((dx, da, db))
     }
 }

@@ -1,45 +1,67 @@
-//! One decoder block: attention and gated MLP, each behind an RMSNorm and a residual.
+//! One decoder block: attention and gated MLP, each behind an RMSNorm and a residual. Which of its
+//! options are on is in [`ModelSpec`]; there is no other block.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::ops::{self, Heads};
-use super::spec::ModelSpec;
+use super::attention::Heads;
+use super::ops;
+use super::rope::{rope_frequencies, rope_tables};
+use super::segments::Segments;
+use super::spec::{Activation, ModelSpec};
 use crate::config::LinearKind;
 use crate::train::error::Result;
 use crate::train::lora::{Dropout, Lora};
 
 /// What every block of one forward pass shares.
 pub(super) struct Context {
-    batch: usize,
-    len: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    eps: f64,
-    /// Cosines and sines, each `[len, head_dim]`.
+    spec: ModelSpec,
+    segments: Arc<Segments>,
+    heads: Heads,
+    /// Cosines and sines of every token, each `[tokens, rotary_dim / 2]`.
     tables: (Tensor, Tensor),
 }
 
 impl Context {
     pub(super) fn new(
         spec: &ModelSpec,
-        batch: usize,
-        len: usize,
+        segments: &Arc<Segments>,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        let positions = segments.positions();
+        spec.check_length(positions.iter().max().map_or(0, |last| last + 1))?;
+        let factor = spec.rope.attention_factor();
         Ok(Self {
-            batch,
-            len,
-            heads: spec.num_heads,
-            kv_heads: spec.num_kv_heads,
-            head_dim: spec.head_dim,
-            eps: spec.rms_norm_eps,
-            tables: ops::rope_tables(len, spec.head_dim, spec.rope_theta, dtype, device)?,
+            spec: spec.clone(),
+            segments: Arc::clone(segments),
+            heads: Heads { queries: spec.num_heads, keys: spec.num_kv_heads, dim: spec.head_dim },
+            tables: rope_tables(&positions, &rope_frequencies(spec), factor, dtype, device)?,
         })
     }
+
+    /// `x` `[tokens, heads * head_dim]` turned by its positions, in the layers that do.
+    fn turned(&self, layer: usize, x: Tensor) -> candle_core::Result<Tensor> {
+        match self.spec.layers.get(layer).is_some_and(|layer| layer.rope) {
+            true => ops::rope(&x, self.spec.head_dim, &self.tables),
+            false => Ok(x),
+        }
+    }
+
+    /// RMSNorm over the last dimension, by `weight + norm_offset`.
+    fn norm(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+        norm(&self.spec, x, weight)
+    }
+}
+
+/// RMSNorm over the last dimension, by `weight + norm_offset`.
+pub(super) fn norm(spec: &ModelSpec, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+    if spec.norm_offset == 0.0 {
+        return ops::rms_norm(x, weight, spec.rms_norm_eps);
+    }
+    ops::rms_norm(x, &(weight + spec.norm_offset)?, spec.rms_norm_eps)
 }
 
 #[derive(Clone, Debug)]
@@ -53,8 +75,12 @@ struct Linear {
 /// The weights of one block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    input_norm: Tensor,
-    post_attention_norm: Tensor,
+    attention_norm: Tensor,
+    mlp_norm: Tensor,
+    /// Behind attention and MLP, before the residual sum.
+    output_norms: Option<[Tensor; 2]>,
+    /// Over each head of queries and of keys, `[head_dim]`.
+    head_norms: Option<[Tensor; 2]>,
     linears: BTreeMap<LinearKind, Linear>,
 }
 
@@ -76,12 +102,11 @@ impl Linears<'_> {
         let Some(pair) = self.lora.and_then(|lora| lora.pair(self.layer, kind)) else {
             return ops::linear(x, frozen.0, frozen.1);
         };
-        let scale = self.lora.map_or(0.0, |lora| lora.scale);
         let dropped = match &mut self.dropout {
             Some(dropout) => Some(dropout.apply(x)?),
             None => None,
         };
-        let adapter = (pair.a.as_tensor(), pair.b.as_tensor(), scale);
+        let adapter = (pair.a.as_tensor(), pair.b.as_tensor(), pair.scale);
         ops::adapted_linear((x, dropped.as_ref()), frozen, adapter)
     }
 }
@@ -94,27 +119,41 @@ impl Block {
     ) -> Result<Self> {
         let prefix = format!("model.layers.{layer}");
         let mut linears = BTreeMap::new();
-        for kind in LinearKind::ALL {
+        for (kind, _) in spec.linears(layer) {
             let module = format!("{prefix}.{}.{}", kind.parent(), kind.as_str());
             let weight = take(&format!("{module}.weight"))?;
             let bias =
                 if spec.has_bias(kind) { Some(take(&format!("{module}.bias"))?) } else { None };
             linears.insert(kind, Linear { weight, bias });
         }
+        let mut norm = |name: &str| take(&format!("{prefix}.{name}.weight"));
+        let (attention_norm, mlp_norm, behind) = spec.norm_names();
+        let output_norms = match behind {
+            Some([attention, mlp]) => Some([norm(attention)?, norm(mlp)?]),
+            None => None,
+        };
+        let head_norms = if spec.head_norms {
+            Some([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?])
+        } else {
+            None
+        };
         Ok(Self {
-            input_norm: take(&format!("{prefix}.input_layernorm.weight"))?,
-            post_attention_norm: take(&format!("{prefix}.post_attention_layernorm.weight"))?,
+            attention_norm: norm(attention_norm)?,
+            mlp_norm: norm(mlp_norm)?,
+            output_norms,
+            head_norms,
             linears,
         })
     }
 
     /// All weights, biases left out.
     pub(super) fn weights(&self) -> impl Iterator<Item = &Tensor> {
-        let norms = [&self.input_norm, &self.post_attention_norm];
-        norms.into_iter().chain(self.linears.values().map(|linear| &linear.weight))
+        let norms = [&self.attention_norm, &self.mlp_norm];
+        let more = [&self.output_norms, &self.head_norms].into_iter().flatten().flatten();
+        norms.into_iter().chain(more).chain(self.linears.values().map(|linear| &linear.weight))
     }
 
-    /// `x` `[batch * len, hidden]` to the same shape.
+    /// `x` `[tokens, hidden]` to the same shape.
     pub(super) fn forward(
         &self,
         x: &Tensor,
@@ -124,37 +163,74 @@ impl Block {
         dropout: Option<&mut Dropout>,
     ) -> candle_core::Result<Tensor> {
         let mut linears = Linears { block: self, layer, lora, dropout };
-        let normed = ops::rms_norm(x, &self.input_norm, context.eps)?;
-        let x = (x + attention(&normed, context, &mut linears)?)?;
-        let normed = ops::rms_norm(&x, &self.post_attention_norm, context.eps)?;
-        &x + mlp(&normed, &mut linears)?
+        let mut out = attention(&context.norm(x, &self.attention_norm)?, context, &mut linears)?;
+        if let Some([norm, _]) = &self.output_norms {
+            out = context.norm(&out, norm)?;
+        }
+        let x = (x + out)?;
+        let mut out = mlp(&context.norm(&x, &self.mlp_norm)?, context, &mut linears)?;
+        if let Some([_, norm]) = &self.output_norms {
+            out = context.norm(&out, norm)?;
+        }
+        x + out
     }
 }
 
-/// Causal grouped-query attention with rotary positions; `x` `[batch * len, hidden]`.
+/// Causal grouped-query attention; `x` `[tokens, hidden]`.
 fn attention(
     x: &Tensor,
     context: &Context,
     linears: &mut Linears<'_>,
 ) -> candle_core::Result<Tensor> {
-    let Context { batch, len, heads, kv_heads, head_dim, .. } = *context;
-    let queries = Heads { batch, len, heads, head_dim };
-    let keys = Heads { heads: kv_heads, ..queries };
-    let q = queries.split(&linears.apply(LinearKind::QProj, x)?, Some(&context.tables))?;
-    let k = keys.split(&linears.apply(LinearKind::KProj, x)?, Some(&context.tables))?;
-    let v = keys.split(&linears.apply(LinearKind::VProj, x)?, None)?;
-    // Query head h looks at key head h / group: the heads of a group become rows of one product.
-    let rows = heads / kv_heads * len;
-    let q = q.reshape((batch, kv_heads, rows, head_dim))?;
-    let scores = q.matmul(&k.t()?)?;
-    let weights = ops::causal_softmax(&scores, 1.0 / (head_dim as f64).sqrt())?;
-    let mixed = weights.matmul(&v)?.reshape((batch, heads, len, head_dim))?;
-    linears.apply(LinearKind::OProj, &queries.merge(&mixed)?)
+    let layer = linears.layer;
+    let [q, k, v] = project(x, &context.spec, linears)?;
+    let (q, k) = (context.turned(layer, q)?, context.turned(layer, k)?);
+    let options = context.spec.attention_options(layer);
+    let mixed =
+        super::attention::attention((&q, &k, &v), &context.segments, context.heads, options)?;
+    linears.apply(LinearKind::OProj, &mixed)
 }
 
-/// `down(silu(gate(x)) * up(x))` (Shazeer 2020); `x` `[batch * len, hidden]`.
-fn mlp(x: &Tensor, linears: &mut Linears<'_>) -> candle_core::Result<Tensor> {
-    let gate = linears.apply(LinearKind::GateProj, x)?;
-    let up = linears.apply(LinearKind::UpProj, x)?;
-    linears.apply(LinearKind::DownProj, &ops::swiglu(&gate, &up)?)
+/// Queries, keys and values `[tokens, heads * head_dim]`, not yet turned.
+fn project(
+    x: &Tensor,
+    spec: &ModelSpec,
+    linears: &mut Linears<'_>,
+) -> candle_core::Result<[Tensor; 3]> {
+    let [mut q, mut k, v] = if spec.fused {
+        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+        let qkv = linears.apply(LinearKind::QkvProj, x)?;
+        let part = |start, len| qkv.narrow(1, start, len)?.contiguous();
+        [part(0, q)?, part(q, kv)?, part(q + kv, kv)?]
+    } else {
+        [
+            linears.apply(LinearKind::QProj, x)?,
+            linears.apply(LinearKind::KProj, x)?,
+            linears.apply(LinearKind::VProj, x)?,
+        ]
+    };
+    if let Some([q_norm, k_norm]) = &linears.block.head_norms {
+        let by_head = |x: &Tensor, weight: &Tensor| {
+            norm(spec, &x.reshape(((), spec.head_dim))?, weight)?.reshape(x.shape())
+        };
+        (q, k) = (by_head(&q, q_norm)?, by_head(&k, k_norm)?);
+    }
+    Ok([q, k, v])
+}
+
+/// `down(activation(gate(x)) * up(x))` (Shazeer 2020); `x` `[tokens, hidden]`.
+fn mlp(x: &Tensor, context: &Context, linears: &mut Linears<'_>) -> candle_core::Result<Tensor> {
+    let spec = &context.spec;
+    let (gate, up) = if spec.fused {
+        let both = linears.apply(LinearKind::GateUpProj, x)?;
+        let part = |start| both.narrow(1, start, spec.intermediate_size)?.contiguous();
+        (part(0)?, part(spec.intermediate_size)?)
+    } else {
+        (linears.apply(LinearKind::GateProj, x)?, linears.apply(LinearKind::UpProj, x)?)
+    };
+    let inner = match spec.activation {
+        Activation::Silu => ops::swiglu(&gate, &up)?,
+        Activation::GeluTanh => (gate.gelu()? * up)?,
+    };
+    linears.apply(LinearKind::DownProj, &inner)
 }

@@ -4,25 +4,22 @@
 //! both equal and check the gradients by finite differences. On small models most of a step is
 //! memory traffic between such chains.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Shape, Storage, Tensor};
 
 use super::kernel::{Kernel, Plain, launch};
 use super::real::Real;
+use super::simd::dot;
 
 type Result<T> = candle_core::Result<T>;
-
-fn width(shape: &Shape) -> usize {
-    shape.dims().last().copied().unwrap_or(1).max(1)
-}
 
 fn same(inputs: &[&Shape]) -> Result<Shape> {
     Ok(inputs[0].clone())
 }
 
 /// `1 / sqrt(mean(x^2) + eps)` of one row.
+#[inline(always)]
 fn inverse_rms<T: Real>(row: &[T], eps: f64) -> T {
-    let sum = row.iter().fold(T::of(0.0), |sum, x| sum + *x * *x);
-    T::of(1.0) / (sum / T::of(row.len() as f64) + T::of(eps)).sqrt()
+    T::of(1.0) / (dot(row, row) / T::of(row.len() as f64) + T::of(eps)).sqrt()
 }
 
 /// `x / rms(x) * weight` over rows.
@@ -38,14 +35,15 @@ impl Kernel for RmsNorm {
         same(inputs)
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], shapes: &[&Shape]) -> Vec<T> {
-        let (x, weight) = (inputs[0], inputs[1]);
-        let mut out = Vec::with_capacity(x.len());
-        for row in x.chunks_exact(width(shapes[0])) {
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
+        let (x, weight) = (&inputs[0][first * width..], inputs[1]);
+        for (out, row) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
             let scale = inverse_rms(row, self.eps);
-            out.extend(row.iter().zip(weight).map(|(x, w)| *x * scale * *w));
+            for ((out, x), w) in out.iter_mut().zip(row).zip(weight) {
+                *out = *x * scale * *w;
+            }
         }
-        out
     }
 }
 
@@ -59,18 +57,20 @@ impl Kernel for RmsNormGrad {
         same(inputs)
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], shapes: &[&Shape]) -> Vec<T> {
-        let (x, weight, grad) = (inputs[0], inputs[1], inputs[2]);
-        let width = width(shapes[0]);
-        let mut out = Vec::with_capacity(x.len());
-        for (row, grad) in x.chunks_exact(width).zip(grad.chunks_exact(width)) {
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
+        let (x, weight) = (&inputs[0][first * width..], inputs[1]);
+        let rows = x.chunks_exact(width).zip(inputs[2][first * width..].chunks_exact(width));
+        for (out, (row, grad)) in out.chunks_exact_mut(width).zip(rows) {
             let scale = inverse_rms(row, self.0.eps);
-            let terms = row.iter().zip(weight).zip(grad);
-            let dot = terms.clone().fold(T::of(0.0), |sum, ((x, w), g)| sum + *x * *w * *g);
-            let shrink = dot * scale * scale / T::of(width as f64);
-            out.extend(terms.map(|((x, w), g)| scale * (*g * *w - *x * shrink)));
+            for ((out, g), w) in out.iter_mut().zip(grad).zip(weight) {
+                *out = *g * *w;
+            }
+            let shrink = dot(out, row) * scale * scale / T::of(width as f64);
+            for (out, x) in out.iter_mut().zip(row) {
+                *out = scale * (*out - *x * shrink);
+            }
         }
-        out
     }
 }
 
@@ -108,10 +108,6 @@ impl CustomOp2 for RmsNorm {
     }
 }
 
-fn sigmoid<T: Real>(x: T) -> T {
-    T::of(1.0) / (T::of(1.0) + (T::of(0.0) - x).exp())
-}
-
 /// `silu(gate) * up`.
 #[derive(Clone, Copy)]
 pub(super) struct SwiGlu;
@@ -123,31 +119,40 @@ impl Kernel for SwiGlu {
         same(inputs)
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
-        inputs[0].iter().zip(inputs[1]).map(|(g, u)| *g * sigmoid(*g) * *u).collect()
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
+        let (gate, up) = (&inputs[0][first * width..], &inputs[1][first * width..]);
+        for ((out, g), u) in out.iter_mut().zip(gate).zip(up) {
+            *out = *g * g.sigmoid() * *u;
+        }
     }
 }
 
-/// Gradients of gate and up side by side, `[2, ...]`; inputs gate, up, gradient.
-struct SwiGluGrad;
+/// The gradient of the gate or of the other factor; inputs gate, up, gradient.
+struct SwiGluGrad {
+    gate: bool,
+}
 
 impl Kernel for SwiGluGrad {
     const NAME: &'static str = "swiglu-grad";
 
     fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
-        Ok(Shape::from([&[2], inputs[0].dims()].concat()))
+        same(inputs)
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
-        let (gate, up, grad) = (inputs[0], inputs[1], inputs[2]);
-        let mut out = vec![T::of(0.0); 2 * gate.len()];
-        let (d_gate, d_up) = out.split_at_mut(gate.len());
-        for i in 0..gate.len() {
-            let (g, s) = (gate[i], sigmoid(gate[i]));
-            d_gate[i] = grad[i] * up[i] * s * (T::of(1.0) + g * (T::of(1.0) - s));
-            d_up[i] = grad[i] * g * s;
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
+        let [gate, up, grad] = [0, 1, 2].map(|i| &inputs[i][first * width..]);
+        if self.gate {
+            for (((out, g), u), grad) in out.iter_mut().zip(gate).zip(up).zip(grad) {
+                let s = g.sigmoid();
+                *out = *grad * *u * s * (T::of(1.0) + *g * (T::of(1.0) - s));
+            }
+        } else {
+            for ((out, g), grad) in out.iter_mut().zip(gate).zip(grad) {
+                *out = *grad * *g * g.sigmoid();
+            }
         }
-        out
     }
 }
 
@@ -173,200 +178,94 @@ impl CustomOp2 for SwiGlu {
         _res: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?;
-        let both = gate.detach().apply_op3_no_bwd(&up.detach(), &grad, &Plain(SwiGluGrad))?;
-        Ok((Some(both.get(0)?), Some(both.get(1)?)))
+        let (gate, up, grad) = (gate.detach(), up.detach(), grad.contiguous()?);
+        let d_gate = gate.apply_op3_no_bwd(&up, &grad, &Plain(SwiGluGrad { gate: true }))?;
+        let d_up = gate.apply_op3_no_bwd(&up, &grad, &Plain(SwiGluGrad { gate: false }))?;
+        Ok((Some(d_gate), Some(d_up)))
     }
 }
 
-/// Softmax of `scale * x` over the keys that a causal query sees: `x` `[..., rows, keys]`, where
-/// row i is the query at position `i % keys`. Keys after it get 0.
-#[derive(Clone, Copy)]
-pub(super) struct CausalSoftmax {
-    pub scale: f64,
-}
-
-impl Kernel for CausalSoftmax {
-    const NAME: &'static str = "causal-softmax";
-
-    fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
-        same(inputs)
-    }
-
-    fn run<T: Real>(&self, inputs: &[&[T]], shapes: &[&Shape]) -> Vec<T> {
-        let keys = width(shapes[0]);
-        let scale = T::of(self.scale);
-        let mut out = vec![T::of(0.0); inputs[0].len()];
-        for (i, (row, out)) in
-            inputs[0].chunks_exact(keys).zip(out.chunks_exact_mut(keys)).enumerate()
-        {
-            let seen = i % keys + 1;
-            let (row, out) = (&row[..seen], &mut out[..seen]);
-            let max = row.iter().fold(row[0], |max, x| if *x > max { *x } else { max });
-            let mut sum = T::of(0.0);
-            for (x, y) in row.iter().zip(out.iter_mut()) {
-                *y = ((*x - max) * scale).exp();
-                sum += *y;
-            }
-            let inverse = T::of(1.0) / sum;
-            out.iter_mut().for_each(|y| *y *= inverse);
-        }
-        out
-    }
-}
-
-/// `dx = scale p (g - sum(g p))`; inputs p, g. Where p is 0 so is the gradient.
-struct CausalSoftmaxGrad(CausalSoftmax);
-
-impl Kernel for CausalSoftmaxGrad {
-    const NAME: &'static str = "causal-softmax-grad";
-
-    fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
-        same(inputs)
-    }
-
-    fn run<T: Real>(&self, inputs: &[&[T]], shapes: &[&Shape]) -> Vec<T> {
-        let keys = width(shapes[0]);
-        let scale = T::of(self.0.scale);
-        let mut out = Vec::with_capacity(inputs[0].len());
-        for (p, grad) in inputs[0].chunks_exact(keys).zip(inputs[1].chunks_exact(keys)) {
-            let dot = p.iter().zip(grad).fold(T::of(0.0), |sum, (p, g)| sum + *p * *g);
-            out.extend(p.iter().zip(grad).map(|(p, g)| scale * *p * (*g - dot)));
-        }
-        out
-    }
-}
-
-impl CustomOp1 for CausalSoftmax {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        launch(self, &[(storage, layout)])
-    }
-
-    fn bwd(&self, _arg: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let op = Plain(CausalSoftmaxGrad(*self));
-        Ok(Some(res.detach().apply_op2_no_bwd(&grad.contiguous()?, &op)?))
-    }
-}
-
-/// Splits `[batch * len, heads * head_dim]` into heads, `[batch, heads, len, head_dim]`, and turns
-/// each pair (i, i + head_dim / 2) of a head by its position's angle (unless `turn` is false).
+/// Turns each pair (i, i + half) of the first `2 half` values of every head by its token's angle
+/// (Su et al. 2021, in the half-split layout of Hugging Face); values beyond stay. Rows hold
+/// `heads` of `head_dim` values.
 #[derive(Clone)]
-pub(super) struct SplitHeads {
-    pub batch: usize,
-    pub len: usize,
-    pub heads: usize,
+pub(super) struct Rope {
     pub head_dim: usize,
-    /// `[len, head_dim]` cosines and sines; `None` leaves values as they are.
-    pub tables: Option<(Tensor, Tensor)>,
+    /// Cosines and sines of every token, each `[tokens, half]`.
+    pub tables: (Tensor, Tensor),
 }
 
-/// The way there, or, for gradients, the way back: the transposed map, which turns by the
-/// opposite angle. Inputs: values, cosines, sines.
-struct MoveHeads {
-    split: SplitHeads,
+/// The way there, or, for gradients, the way back. Inputs: values, cosines, sines.
+struct Turn {
+    head_dim: usize,
+    half: usize,
     back: bool,
 }
 
-impl Kernel for MoveHeads {
-    const NAME: &'static str = "split-heads";
+impl Kernel for Turn {
+    const NAME: &'static str = "rope";
 
     fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
-        let SplitHeads { batch, len, heads, head_dim, .. } = self.split;
-        if inputs[0].elem_count() != batch * len * heads * head_dim {
-            candle_core::bail!("split-heads: {:?} does not split", inputs[0]);
+        let (tokens, width) = inputs[0].dims2()?;
+        let fits = width.is_multiple_of(self.head_dim) && 2 * self.half <= self.head_dim;
+        if !fits || inputs[1].dims() != [tokens, self.half] || inputs[2] != inputs[1] {
+            candle_core::bail!("rope: {:?} does not fit {:?}", inputs[0], inputs[1]);
         }
-        Ok(if self.back {
-            Shape::from((batch * len, heads * head_dim))
-        } else {
-            Shape::from((batch, heads, len, head_dim))
-        })
+        same(inputs)
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
-        let SplitHeads { batch, len, heads, head_dim, .. } = self.split;
-        let half = head_dim / 2;
-        let mut out = vec![T::of(0.0); inputs[0].len()];
-        for b in 0..batch {
-            for t in 0..len {
-                for h in 0..heads {
-                    let flat = ((b * len + t) * heads + h) * head_dim;
-                    let split = ((b * heads + h) * len + t) * head_dim;
-                    let (from, to) = if self.back { (split, flat) } else { (flat, split) };
-                    let x = &inputs[0][from..from + head_dim];
-                    let y = &mut out[to..to + head_dim];
-                    if inputs.len() < 3 {
-                        y.copy_from_slice(x);
-                        continue;
-                    }
-                    let (cos, sin) = (&inputs[1][t * head_dim..], &inputs[2][t * head_dim..]);
-                    for i in 0..half {
-                        let s = if self.back { T::of(0.0) - sin[i] } else { sin[i] };
-                        y[i] = x[i] * cos[i] - x[i + half] * s;
-                        y[i + half] = x[i + half] * cos[i] + x[i] * s;
-                    }
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
+        let half = self.half;
+        let sign = if self.back { T::of(-1.0) } else { T::of(1.0) };
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let token = first + i;
+            let cos = &inputs[1][token * half..][..half];
+            let sin = &inputs[2][token * half..][..half];
+            let x = &inputs[0][token * width..][..width];
+            let heads = x.chunks_exact(self.head_dim).zip(out.chunks_exact_mut(self.head_dim));
+            for (x, y) in heads {
+                let (a, rest) = x.split_at(half);
+                let (b, still) = rest.split_at(half);
+                let (y_a, y_rest) = y.split_at_mut(half);
+                let (y_b, y_still) = y_rest.split_at_mut(half);
+                for j in 0..half {
+                    let s = sign * sin[j];
+                    y_a[j] = a[j] * cos[j] - b[j] * s;
+                    y_b[j] = b[j] * cos[j] + a[j] * s;
                 }
+                y_still.copy_from_slice(still);
             }
         }
-        out
     }
 }
 
-impl SplitHeads {
-    fn moved(&self, x: &Tensor, back: bool) -> Result<Tensor> {
-        let op = Plain(MoveHeads { split: self.clone(), back });
-        let x = x.detach().contiguous()?;
-        match &self.tables {
-            Some((cos, sin)) => x.apply_op3_no_bwd(cos, sin, &op),
-            None => x.apply_op1_no_bwd(&op),
-        }
+impl Rope {
+    fn turn(&self, back: bool) -> Result<Turn> {
+        Ok(Turn { head_dim: self.head_dim, half: self.tables.0.dim(1)?, back })
     }
 }
 
-impl CustomOp1 for SplitHeads {
+impl CustomOp1 for Rope {
     fn name(&self) -> &'static str {
-        MoveHeads::NAME
+        Turn::NAME
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let kernel = MoveHeads { split: self.clone(), back: false };
-        let Some((cos, sin)) = &self.tables else {
-            return launch(&kernel, &[(storage, layout)]);
-        };
-        let ((cos, cos_layout), (sin, sin_layout)) =
-            (cos.storage_and_layout(), sin.storage_and_layout());
+        let (cos, cos_layout) = self.tables.0.storage_and_layout();
+        let (sin, sin_layout) = self.tables.1.storage_and_layout();
         match (&*cos, &*sin) {
-            (candle_core::Storage::Cpu(cos), candle_core::Storage::Cpu(sin)) => {
-                launch(&kernel, &[(storage, layout), (cos, cos_layout), (sin, sin_layout)])
-            }
-            _ => candle_core::bail!("split-heads: the tables are not on the CPU"),
+            (Storage::Cpu(cos), Storage::Cpu(sin)) => launch(
+                &self.turn(false)?,
+                &[(storage, layout), (cos, cos_layout), (sin, sin_layout)],
+            ),
+            _ => candle_core::bail!("rope: the tables are not on the CPU"),
         }
     }
 
     fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.moved(grad, true)?))
-    }
-}
-
-/// The inverse of [`SplitHeads`] without turning.
-#[derive(Clone)]
-pub(super) struct MergeHeads(pub SplitHeads);
-
-impl CustomOp1 for MergeHeads {
-    fn name(&self) -> &'static str {
-        "merge-heads"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let split = SplitHeads { tables: None, ..self.0.clone() };
-        launch(&MoveHeads { split, back: true }, &[(storage, layout)])
-    }
-
-    fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let split = SplitHeads { tables: None, ..self.0.clone() };
-        Ok(Some(split.moved(grad, false)?))
+        let grad = grad.detach().contiguous()?;
+        let (cos, sin) = &self.tables;
+        Ok(Some(grad.apply_op3_no_bwd(cos, sin, &Plain(self.turn(true)?))?))
     }
 }

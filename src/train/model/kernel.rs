@@ -1,14 +1,18 @@
 //! Plumbing between plain loops over slices and candle's custom operations (CPU, f32 or f64).
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType,
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType,
 };
 
+use super::parallel;
 use super::real::Real;
+use super::simd::{self, Loop};
 
 type Result<T> = candle_core::Result<T>;
 
-/// A loop over contiguous inputs that makes one output.
+/// A loop over the rows (of the last dimension) of contiguous inputs that makes one output.
 pub(super) trait Kernel: Send + Sync {
     /// For error messages.
     const NAME: &'static str;
@@ -16,8 +20,9 @@ pub(super) trait Kernel: Send + Sync {
     /// The output's shape, from the inputs'.
     fn shape(&self, inputs: &[&Shape]) -> Result<Shape>;
 
-    /// The output, of as many values as [`Self::shape`] says.
-    fn run<T: Real>(&self, inputs: &[&[T]], shapes: &[&Shape]) -> Vec<T>;
+    /// Fills rows of the output, from `first` on. Mark it `#[inline(always)]`, so that it is
+    /// compiled for the processor.
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize);
 }
 
 /// Runs a kernel on CPU storages.
@@ -28,27 +33,97 @@ pub(super) fn launch<K: Kernel>(
     let shapes: Vec<&Shape> = inputs.iter().map(|(_, layout)| layout.shape()).collect();
     let shape = kernel.shape(&shapes)?;
     let storage = match inputs.first().map(|(storage, _)| storage) {
-        Some(CpuStorage::F32(_)) => f32::to_cpu_storage_owned(run(kernel, inputs, &shapes)?),
-        Some(CpuStorage::F64(_)) => f64::to_cpu_storage_owned(run(kernel, inputs, &shapes)?),
+        Some(CpuStorage::F32(_)) => f32::to_cpu_storage_owned(run(kernel, inputs, &shape)?),
+        Some(CpuStorage::F64(_)) => f64::to_cpu_storage_owned(run(kernel, inputs, &shape)?),
         _ => candle_core::bail!("{}: only f32 and f64 are supported", K::NAME),
     };
     Ok((storage, shape))
 }
 
+struct Fill<'a, K, T> {
+    kernel: &'a K,
+    first: usize,
+    out: &'a mut [T],
+    inputs: &'a [&'a [T]],
+    width: usize,
+}
+
+impl<K: Kernel, T: Real> Loop for Fill<'_, K, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        self.kernel.fill(self.first, self.out, self.inputs, self.width);
+    }
+}
+
 fn run<K: Kernel, T: Real>(
     kernel: &K,
     inputs: &[(&CpuStorage, &Layout)],
-    shapes: &[&Shape],
+    shape: &Shape,
 ) -> Result<Vec<T>> {
     let mut slices = Vec::with_capacity(inputs.len());
     for (storage, layout) in inputs {
-        let values = T::cpu_storage_as_slice(storage)?;
-        match layout.contiguous_offsets() {
-            Some((start, end)) => slices.push(&values[start..end]),
-            None => candle_core::bail!("{}: an input is not contiguous", K::NAME),
+        slices.push(slice::<T>(storage, layout, K::NAME)?);
+    }
+    let width = shape.dims().last().copied().unwrap_or(1).max(1);
+    let mut out = vec![T::of(0.0); shape.elem_count()];
+    parallel::rows(&mut out, width, |first, out| {
+        simd::dispatch(Fill { kernel, first, out, inputs: &slices, width });
+    });
+    Ok(out)
+}
+
+/// The values of a contiguous storage.
+pub(super) fn slice<'a, T: Real>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+    name: &str,
+) -> Result<&'a [T]> {
+    let values = T::cpu_storage_as_slice(storage)?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&values[start..end]),
+        None => candle_core::bail!("{name}: an input is not contiguous"),
+    }
+}
+
+/// Calls `f` with the values of contiguous CPU tensors.
+pub(super) fn with_values<T: Real, const N: usize, R>(
+    tensors: [&Tensor; N],
+    name: &str,
+    f: impl FnOnce([&[T]; N]) -> Result<R>,
+) -> Result<R> {
+    let guards = tensors.map(Tensor::storage_and_layout);
+    let mut slices: [&[T]; N] = [&[]; N];
+    for (slot, (storage, layout)) in slices.iter_mut().zip(&guards) {
+        match &**storage {
+            Storage::Cpu(storage) => *slot = slice(storage, layout, name)?,
+            _ => candle_core::bail!("{name}: an input is not on the CPU"),
         }
     }
-    Ok(kernel.run(&slices, shapes))
+    f(slices)
+}
+
+/// What an operation keeps from its forward pass for its backward pass. One operation is used once.
+pub(super) struct Saved<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Clone for Saved<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Saved<T> {
+    pub fn empty() -> Self {
+        Self(Arc::new(Mutex::new(None)))
+    }
+
+    pub fn put(&self, value: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+
+    pub fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// Whether our loops can run on these tensors; candle's differentiable forms do otherwise.

@@ -4,11 +4,13 @@
 //! ordinary tensors under Hugging Face names: constants for a frozen base, or `Var`s' tensors, in
 //! which case every parameter is trained.
 //!
-//! Sequences are padded on the right. A causal mask then keeps padding out of every real
-//! position, so there is no padding mask, and whatever stands at padded positions is ignored.
+//! Sequences lie end to end, without padding, and sequences that begin alike may share that
+//! beginning ([`Segments`]). [`Model::trace`] and [`Model::backward`] go layer by layer, so that what a
+//! layer computes need not be kept.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
@@ -18,19 +20,45 @@ use super::error::{LearnError, Result};
 use super::lora::{Dropout, Lora};
 
 mod adapted;
+pub mod attention;
+mod attention_options;
+#[cfg(test)]
+mod attention_tests;
 mod block;
+mod family;
+#[cfg(test)]
+mod family_tests;
+mod fields;
 mod fused;
+mod head;
 mod kernel;
 pub mod ops;
+pub(crate) mod parallel;
+mod product;
+#[cfg(test)]
+mod product_tests;
 mod real;
+mod rope;
+mod segments;
+mod simd;
 mod spec;
+#[cfg(test)]
+mod spec_tests;
 #[cfg(test)]
 mod tests;
 mod token_stats;
+mod trace;
 
+pub use attention_options::AttentionOptions;
 use block::{Block, Context};
-pub use spec::{ModelSpec, SUPPORTED};
+pub use family::SUPPORTED;
+pub use head::head_stats;
+pub(super) use head::logits_held;
+pub use rope::{RopeScaling, RopeSpec, rope_frequencies, rope_tables};
+pub use segments::{Segment, Segments};
+pub use spec::{Activation, LayerSpec, ModelSpec};
 pub use token_stats::token_stats;
+pub use trace::Trace;
 
 /// The decoder and its weights.
 #[derive(Clone, Debug)]
@@ -141,28 +169,43 @@ impl Model {
         dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let (batch, len) = ids.dims2()?;
-        let logits = self.logits(&self.hidden(ids, lora, dropout)?)?;
-        Ok(logits.reshape((batch, len, self.spec.vocab_size))?)
+        let table: Vec<Segment> =
+            (0..batch).map(|b| Segment { start: b * len, len, prefix: None }).collect();
+        let segments = Arc::new(Segments::new(&table)?);
+        let hidden = self.hidden(&ids.flatten_all()?, &segments, lora, dropout)?;
+        Ok(self.logits(&hidden)?.reshape((batch, len, self.spec.vocab_size))?)
     }
 
-    /// Final hidden states `[batch * len, hidden]` after the last norm: row `b * len + t`. Select
-    /// the rows that carry loss before [`Self::logits`]; the output layer is the largest product.
+    /// Final hidden states `[tokens, hidden]` after the last norm, of `ids` `[tokens]` (u32).
     ///
     /// # Errors
     /// As [`Self::forward`].
     pub fn hidden(
         &self,
         ids: &Tensor,
+        segments: &Arc<Segments>,
         lora: Option<&Lora>,
         mut dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
-        let (batch, len) = ids.dims2()?;
-        let context = Context::new(&self.spec, batch, len, self.dtype(), self.device())?;
-        let mut x = self.embedding.index_select(&ids.flatten_all()?, 0)?;
+        let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
+        let mut x = self.embed(ids)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward(&x, layer, &context, lora, dropout.as_deref_mut())?;
         }
-        Ok(ops::rms_norm(&x, &self.norm, self.spec.rms_norm_eps)?)
+        self.last_norm(&x)
+    }
+
+    /// The first layer's input `[tokens, hidden]`.
+    fn embed(&self, ids: &Tensor) -> Result<Tensor> {
+        let x = self.embedding.index_select(ids, 0)?;
+        let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
+        // Rounded to the weights' type first, as transformers does.
+        let scale = Tensor::new(scale, x.device())?.to_dtype(x.dtype())?;
+        Ok(x.broadcast_mul(&scale)?)
+    }
+
+    fn last_norm(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(block::norm(&self.spec, x, &self.norm)?)
     }
 
     /// Logits `[n, vocab]` of hidden states `[n, hidden]`.
@@ -170,6 +213,26 @@ impl Model {
     /// # Errors
     /// If the shapes do not fit.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear(hidden, &self.head, None)?)
+        let logits = ops::linear(hidden, &self.head, None)?;
+        match self.spec.final_softcap {
+            Some(cap) => Ok(ops::softcap(&logits, cap)?),
+            None => Ok(logits),
+        }
+    }
+
+    /// `[n, 2]`: natural-log probability of each target and the entropy, both at the row's temperature,
+    /// where `rows` (u32) of `hidden` predict; see [`head_stats`].
+    ///
+    /// # Errors
+    /// If the shapes do not fit or a target is outside the vocabulary.
+    pub fn stats(
+        &self,
+        hidden: &Tensor,
+        rows: &Tensor,
+        targets: &[u32],
+        temperatures: &[f32],
+    ) -> Result<Tensor> {
+        let x = hidden.index_select(rows, 0)?;
+        Ok(head_stats(&x, &self.head, self.spec.final_softcap, targets, temperatures)?)
     }
 }

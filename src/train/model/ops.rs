@@ -3,7 +3,7 @@
 //! Invariant: nothing here goes through candle's `apply_op*_no_bwd` (its `softmax_last_dim`,
 //! `rms_norm`, `rope`), which would cut the gradient without an error.
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, Tensor};
 
 use super::adapted::Frozen;
 use super::{fused, kernel};
@@ -24,56 +24,37 @@ pub(super) fn rms_norm_chain(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Te
     x.broadcast_div(&(mean_square + eps)?.sqrt()?)?.broadcast_mul(weight)
 }
 
-/// `softmax` over the last dimension; the shift by the maximum carries no gradient.
-fn softmax(x: &Tensor) -> Result<Tensor> {
-    let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
-    exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
-}
-
-/// Cosines and sines of the rotary embedding, each `[len, head_dim]`, halves repeated
-/// (Su et al. 2021, in the half-split layout of Hugging Face). Angles are rounded to f32 as
-/// transformers and mistral.rs compute them.
-pub fn rope_tables(
-    len: usize,
-    head_dim: usize,
-    theta: f64,
-    dtype: DType,
-    device: &Device,
-) -> Result<(Tensor, Tensor)> {
-    let half = head_dim / 2;
-    let mut cos = Vec::with_capacity(len * head_dim);
-    let mut sin = Vec::with_capacity(len * head_dim);
-    for position in 0..len {
-        for i in 0..head_dim {
-            let exponent = (2 * (i % half)) as f64 / head_dim as f64;
-            let frequency = theta.powf(-exponent) as f32;
-            let angle = f64::from(position as f32 * frequency);
-            cos.push(angle.cos());
-            sin.push(angle.sin());
-        }
+/// Turns every head of x `[tokens, heads * head_dim]` by its token's angles: `tables` are cosines and
+/// sines, each `[tokens, half]` (see [`super::rope_tables`]); pairs are (i, i + half) as in
+/// Hugging Face's layout, and values from `2 half` on stay.
+pub fn rope(x: &Tensor, head_dim: usize, tables: &(Tensor, Tensor)) -> Result<Tensor> {
+    if kernel::runs_on(x) && x.is_contiguous() {
+        return x.apply_op1(fused::Rope { head_dim, tables: tables.clone() });
     }
-    let shape = (len, head_dim);
-    Ok((
-        Tensor::from_vec(cos, shape, device)?.to_dtype(dtype)?,
-        Tensor::from_vec(sin, shape, device)?.to_dtype(dtype)?,
-    ))
+    rope_chain(x, head_dim, tables)
 }
 
-/// Rotates `x` `[batch, heads, len, head_dim]` by its positions.
-fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    let half = x.dim(D::Minus1)? / 2;
-    let first = x.narrow(D::Minus1, 0, half)?;
-    let second = x.narrow(D::Minus1, half, half)?;
-    let rotated = Tensor::cat(&[&second.neg()?, &first], D::Minus1)?;
-    x.broadcast_mul(cos)? + rotated.broadcast_mul(sin)?
+/// [`rope`] as a chain of candle's operations.
+pub(super) fn rope_chain(
+    x: &Tensor,
+    head_dim: usize,
+    (cos, sin): &(Tensor, Tensor),
+) -> Result<Tensor> {
+    let ((tokens, width), half) = (x.dims2()?, cos.dim(1)?);
+    let heads = x.reshape((tokens, width / head_dim, head_dim))?;
+    let (a, b) = (heads.narrow(2, 0, half)?, heads.narrow(2, half, half)?);
+    let (cos, sin) = (cos.unsqueeze(1)?, sin.unsqueeze(1)?);
+    let turned_a = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let turned_b = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    let still = heads.narrow(2, 2 * half, head_dim - 2 * half)?;
+    Tensor::cat(&[&turned_a, &turned_b, &still], 2)?.reshape((tokens, width))
 }
 
 /// `x W^T + bias` for `x` `[n, in]` and `W` `[out, in]`.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let trained = weight.track_op() || bias.is_some_and(Tensor::track_op);
-    if !trained && kernel::runs_on(x) {
-        let op = Frozen { weight: weight.clone(), bias: bias.cloned(), scale: 0.0 };
-        return x.apply_op1(op);
+    if !trained && kernel::runs_on(x) && weight.is_contiguous() {
+        return x.contiguous()?.apply_op1(Frozen::new(weight, bias, 0.0));
     }
     let y = x.matmul(&weight.t()?)?;
     bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
@@ -87,9 +68,8 @@ pub(crate) fn adapted_linear(
     (a, b, scale): (&Tensor, &Tensor, f64),
 ) -> Result<Tensor> {
     let trained = weight.track_op() || bias.is_some_and(Tensor::track_op);
-    if !trained && x_dropped.is_none() && kernel::runs_on(x) {
-        let op = Frozen { weight: weight.clone(), bias: bias.cloned(), scale };
-        return x.apply_op3(a, b, op);
+    if !trained && x_dropped.is_none() && kernel::runs_on(x) && weight.is_contiguous() {
+        return x.contiguous()?.apply_op3(a, b, Frozen::new(weight, bias, scale));
     }
     let delta = x_dropped.unwrap_or(x).matmul(&a.t()?)?.matmul(&b.t()?)?;
     linear(x, weight, bias)? + (delta * scale)?
@@ -103,57 +83,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     gate.silu()? * up
 }
 
-/// Softmax of `scale * x` over the keys that a causal query sees; `x` `[..., rows, keys]`, where row
-/// i is the query at position `i % keys`.
-pub fn causal_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
-    if kernel::runs_on(x) && x.is_contiguous() {
-        return x.apply_op1(fused::CausalSoftmax { scale });
-    }
-    let (rows, keys) = (x.dim(D::Minus2)?, x.dim(D::Minus1)?);
-    let mask: Vec<f32> = (0..rows)
-        .flat_map(|row| {
-            (0..keys).map(move |key| if key > row % keys { f32::NEG_INFINITY } else { 0.0 })
-        })
-        .collect();
-    let mask = Tensor::from_vec(mask, (rows, keys), x.device())?.to_dtype(x.dtype())?;
-    softmax(&(x * scale)?.broadcast_add(&mask)?)
-}
-
-/// How a matrix of rows is split into heads.
-#[derive(Clone, Copy, Debug)]
-pub struct Heads {
-    /// Sequences.
-    pub batch: usize,
-    /// Positions of each.
-    pub len: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-impl Heads {
-    /// `[batch * len, heads * head_dim]` to `[batch, heads, len, head_dim]`, turned by position
-    /// where `tables` (see [`rope_tables`]) are given.
-    pub fn split(self, x: &Tensor, tables: Option<&(Tensor, Tensor)>) -> Result<Tensor> {
-        let Self { batch, len, heads, head_dim } = self;
-        if kernel::runs_on(x) && x.is_contiguous() {
-            return x.apply_op1(self.fused(tables.cloned()));
-        }
-        let x = x.reshape((batch, len, heads, head_dim))?.transpose(1, 2)?.contiguous()?;
-        tables.map_or(Ok(x.clone()), |(cos, sin)| rope(&x, cos, sin))
-    }
-
-    /// `[batch, heads, len, head_dim]` to `[batch * len, heads * head_dim]`.
-    pub fn merge(self, x: &Tensor) -> Result<Tensor> {
-        if kernel::runs_on(x) && x.is_contiguous() {
-            return x.apply_op1(fused::MergeHeads(self.fused(None)));
-        }
-        x.transpose(1, 2)?.reshape((self.batch * self.len, self.heads * self.head_dim))
-    }
-
-    fn fused(self, tables: Option<(Tensor, Tensor)>) -> fused::SplitHeads {
-        let Self { batch, len, heads, head_dim } = self;
-        fused::SplitHeads { batch, len, heads, head_dim, tables }
-    }
+/// Soft cap (Gemma 2): `cap tanh(x / cap)`, within `±cap`.
+pub fn softcap(x: &Tensor, cap: f64) -> Result<Tensor> {
+    (x / cap)?.tanh()? * cap
 }

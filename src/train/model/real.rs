@@ -2,6 +2,8 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::simd;
+
 /// f32 for work, f64 for checking gradients.
 pub(crate) trait Real:
     candle_core::WithDType
@@ -14,26 +16,42 @@ pub(crate) trait Real:
 {
     /// Rounded from f64.
     fn of(x: f64) -> Self;
-    /// `e^x`
+    /// `e^x`; in f32 within 2 units in the last place, and vectorised.
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
+
+    /// `1 - 2 / (e^2x + 1)`
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        Self::of(1.0) - Self::of(2.0) / ((self + self).exp() + Self::of(1.0))
+    }
+
+    /// `1 / (1 + e^-x)`
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::of(1.0) / (Self::of(1.0) + (Self::of(0.0) - self).exp())
+    }
 }
 
 macro_rules! real {
-    ($type:ty) => {
+    ($type:ty, $exp:expr) => {
         impl Real for $type {
+            #[inline(always)]
             fn of(x: f64) -> Self {
                 x as $type
             }
+            #[inline(always)]
             fn exp(self) -> Self {
-                <$type>::exp(self)
+                $exp(self)
             }
+            #[inline(always)]
             fn ln(self) -> Self {
                 <$type>::ln(self)
             }
+            #[inline(always)]
             fn sqrt(self) -> Self {
                 <$type>::sqrt(self)
             }
@@ -41,5 +59,5 @@ macro_rules! real {
     };
 }
 
-real!(f32);
-real!(f64);
+real!(f32, simd::exp_f32);
+real!(f64, f64::exp);

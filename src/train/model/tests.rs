@@ -179,51 +179,78 @@ fn swiglu_equals_its_chain_and_has_its_gradient() {
 }
 
 #[test]
-fn causal_softmax_sees_no_later_key_and_has_its_gradient() {
-    // Two query heads of three positions.
-    let x = wave((6, 3));
-    check_operation(&x, |x| ops::causal_softmax(x, 0.8).unwrap());
-    let p = values(&ops::causal_softmax(&x, 0.8).unwrap());
-    let x = values(&x);
-    for row in 0..6 {
-        let seen = row % 3 + 1;
-        let sum: f64 = (0..seen).map(|k| (0.8 * x[row * 3 + k]).exp()).sum();
-        for key in 0..3 {
-            let expected = if key < seen { (0.8 * x[row * 3 + key]).exp() / sum } else { 0.0 };
-            assert!((p[row * 3 + key] - expected).abs() < 1e-12);
+fn rope_turns_by_position_and_leaves_the_rest() {
+    // Two heads of six values, of which four turn.
+    let frequencies = [1.0, 0.25];
+    let positions = [0, 3, 4, 3];
+    let tables =
+        super::rope_tables(&positions, &frequencies, 1.0, DType::F64, &Device::Cpu).unwrap();
+    let x = wave((4, 12));
+    check_operation(&x, |x| ops::rope(x, 6, &tables).unwrap());
+    let turned = ops::rope(&x, 6, &tables).unwrap();
+    assert!(largest_difference(&turned, &ops::rope_chain(&x, 6, &tables).unwrap()) < 1e-12);
+    let (x, y) = (values(&x), values(&turned));
+    for (token, position) in positions.into_iter().enumerate() {
+        for head in 0..2 {
+            let at = token * 12 + head * 6;
+            for (i, frequency) in frequencies.into_iter().enumerate() {
+                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                let (a, b) = (x[at + i], x[at + i + 2]);
+                assert!((y[at + i] - (a * cos - b * sin)).abs() < 1e-12);
+                assert!((y[at + i + 2] - (b * cos + a * sin)).abs() < 1e-12);
+            }
+            assert_eq!(x[at + 4..at + 6], y[at + 4..at + 6]);
         }
     }
 }
 
 #[test]
-fn heads_are_split_turned_and_merged_with_their_gradient() {
-    let heads = ops::Heads { batch: 2, len: 3, heads: 2, head_dim: 4 };
-    let tables = ops::rope_tables(3, 4, 100.0, DType::F64, &Device::Cpu).unwrap();
-    let x = wave((6, 8));
-    check_operation(&x, |x| heads.split(x, Some(&tables)).unwrap());
-    check_operation(&x, |x| heads.split(x, None).unwrap());
-    check_operation(&heads.split(&x, None).unwrap(), |x| heads.merge(x).unwrap());
-    let split = heads.split(&x, None).unwrap();
-    let plain = x.reshape((2, 3, 2, 4)).unwrap().transpose(1, 2).unwrap();
-    assert!(largest_difference(&split, &plain) < 1e-15);
-    assert!(largest_difference(&heads.merge(&split).unwrap(), &x) < 1e-15);
-    let turned = heads.split(&x, Some(&tables)).unwrap();
-    let chain = candle_nn::rotary_emb::rope_slow(
-        &plain.contiguous().unwrap(),
-        &tables.0.narrow(1, 0, 2).unwrap(),
-        &tables.1.narrow(1, 0, 2).unwrap(),
-    );
-    assert!(largest_difference(&turned, &chain.unwrap()) < 1e-12);
+fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
+    // With 20 000 ids a chunk has 209 rows, so that these take two.
+    let (rows, vocab) = (211, 20_000);
+    let (x, weight) = (wave((rows, 4)), wave((vocab, 4)));
+    let targets: Vec<u32> = (0..rows as u32).map(|i| i * 90).collect();
+    let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
+    for cap in [None, Some(3.0)] {
+        let var = Var::from_tensor(&x).unwrap();
+        let stats =
+            |x: &Tensor| super::head_stats(x, &weight, cap, &targets, &temperatures).unwrap();
+        let plain = |x: &Tensor| {
+            let logits = x.matmul(&weight.t().unwrap()).unwrap();
+            let logits = match cap {
+                Some(cap) => ((logits / cap).unwrap().tanh().unwrap() * cap).unwrap(),
+                None => logits,
+            };
+            token_stats(&logits, &targets, &temperatures).unwrap()
+        };
+        let (chunked, whole) = (stats(var.as_tensor()), plain(var.as_tensor()));
+        assert!(largest_difference(&chunked, &whole) < 1e-11);
+        let gradient = |y: &Tensor| {
+            let probe = (y * wave((rows, 2))).unwrap().sum_all().unwrap();
+            probe.backward().unwrap().remove(var.as_tensor()).unwrap()
+        };
+        assert!(largest_difference(&gradient(&chunked), &gradient(&whole)) < 1e-10);
+    }
+}
+
+#[test]
+fn head_statistics_have_the_gradient_they_claim() {
+    let weight = wave((5, 4));
+    for cap in [None, Some(1.5)] {
+        check_operation(&wave((3, 4)), |x| {
+            super::head_stats(x, &weight, cap, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
+        });
+    }
 }
 
 #[test]
 fn the_shape_is_read_from_either_place_of_rope_theta() {
     let spec = tiny_spec();
-    assert!((spec.rope_theta - 50_000.0).abs() < 1e-9);
+    assert!((spec.rope.theta - 50_000.0).abs() < 1e-9);
     let old = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
         "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "rope_theta": 7e5});
     let spec = ModelSpec::from_config(&old).unwrap();
-    assert!((spec.rope_theta - 7e5).abs() < 1e-9);
+    assert!((spec.rope.theta - 7e5).abs() < 1e-9);
     assert_eq!((spec.num_kv_heads, spec.head_dim), (2, 4));
 }
 
@@ -239,15 +266,15 @@ fn what_cannot_be_trained_is_refused_by_name() {
     assert!(ModelSpec::from_config(&base).is_ok());
     assert_eq!(
         message("model_type", json!("mamba")),
-        "cannot train a model of type `mamba`; supported: qwen2"
+        "cannot train a model of type `mamba` with architecture `unknown`; supported: `qwen2`, \
+         `qwen3`, `llama`, `mistral`, `smollm3`, `gemma2`, `phi3`"
     );
     assert_eq!(
         message("hidden_size", json!("wide")),
         "config.json: `hidden_size` is \"wide\", but must be a whole number above 0"
     );
-    assert!(message("use_sliding_window", json!(true)).contains("sliding-window"));
-    assert!(message("hidden_act", json!("gelu")).contains("`gelu`"));
-    assert!(message("rope_scaling", json!({"rope_type": "yarn"})).contains("`yarn`"));
+    assert!(message("hidden_act", json!("gelu")).contains("\"gelu\""));
+    assert!(message("rope_scaling", json!({"rope_type": "yarn"})).contains("\"yarn\""));
     assert!(message("num_key_value_heads", json!(3)).contains("divisor"));
 }
 

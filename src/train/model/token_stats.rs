@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 
 use super::kernel::{Kernel, Plain, launch};
 use super::real::Real;
+use super::simd::max;
 
 type Result<T> = candle_core::Result<T>;
 
@@ -15,90 +16,114 @@ type Result<T> = candle_core::Result<T>;
 /// If a target is outside the vocabulary or a length does not fit.
 pub fn token_stats(logits: &Tensor, targets: &[u32], temperatures: &[f32]) -> Result<Tensor> {
     let (rows, vocab) = logits.dims2()?;
-    if targets.len() != rows || temperatures.len() != rows {
-        candle_core::bail!(
-            "{rows} rows of logits, {} targets, {} temperatures",
-            targets.len(),
-            temperatures.len()
-        );
-    }
-    if let Some(target) = targets.iter().find(|t| **t as usize >= vocab) {
-        candle_core::bail!("target {target} is outside the vocabulary of {vocab}");
-    }
-    logits
-        .contiguous()?
-        .apply_op1(TokenStats { targets: targets.to_vec(), temperatures: temperatures.to_vec() })
+    let chosen = Chosen::new(targets, temperatures, rows, vocab)?;
+    logits.contiguous()?.apply_op1(TokenStats { chosen, vocab })
 }
 
-#[derive(Clone)]
-struct TokenStats {
+/// What is asked of each row.
+#[derive(Clone, Debug)]
+pub(super) struct Chosen {
     targets: Vec<u32>,
     temperatures: Vec<f32>,
 }
 
-impl TokenStats {
-    fn forward<T: Real>(&self, logits: &[T]) -> Vec<T> {
-        let vocab = logits.len() / self.targets.len().max(1);
-        let mut out = Vec::with_capacity(self.targets.len() * 2);
-        for (i, row) in logits.chunks_exact(vocab.max(1)).enumerate() {
-            let scale = T::of(1.0 / f64::from(self.temperatures[i]));
-            let log_sum = log_sum_exp(row, scale);
-            let mut entropy = T::of(0.0);
-            for x in row {
-                let logp = *x * scale - log_sum;
-                // p ln p is 0 where p is 0, even if ln p is minus infinity.
-                let p = logp.exp();
-                if p > T::of(0.0) {
-                    entropy -= p * logp;
-                }
-            }
-            out.push(row[self.targets[i] as usize] * scale - log_sum);
-            out.push(entropy);
+impl Chosen {
+    pub fn new(targets: &[u32], temperatures: &[f32], rows: usize, vocab: usize) -> Result<Self> {
+        if targets.len() != rows || temperatures.len() != rows {
+            candle_core::bail!(
+                "{rows} rows of logits, {} targets, {} temperatures",
+                targets.len(),
+                temperatures.len()
+            );
         }
-        out
+        if let Some(target) = targets.iter().find(|t| **t as usize >= vocab) {
+            candle_core::bail!("target {target} is outside the vocabulary of {vocab}");
+        }
+        Ok(Self { targets: targets.to_vec(), temperatures: temperatures.to_vec() })
     }
 
-    /// `d ln p_k / d x_j = (1[j = k] - p_j) / T` and `d H / d x_j = -p_j (ln p_j + H) / T`.
-    fn backward<T: Real>(&self, logits: &[T], result: &[T], grad: &[T]) -> Vec<T> {
-        let vocab = logits.len() / self.targets.len().max(1);
-        let mut out = Vec::with_capacity(logits.len());
-        for (i, row) in logits.chunks_exact(vocab.max(1)).enumerate() {
-            let scale = T::of(1.0 / f64::from(self.temperatures[i]));
-            let target = self.targets[i] as usize;
-            let (grad_logp, grad_entropy) = (grad[2 * i], grad[2 * i + 1]);
-            let log_sum = row[target] * scale - result[2 * i];
-            let entropy = result[2 * i + 1];
-            let start = out.len();
-            for x in row {
+    /// The target, and 1 / T.
+    #[inline(always)]
+    fn of<T: Real>(&self, row: usize) -> (usize, T) {
+        (self.targets[row] as usize, T::of(1.0 / f64::from(self.temperatures[row])))
+    }
+
+    /// `[ln p[target], entropy]`. With `z = (x - max) / T` and `S = sum e^z`, the entropy is
+    /// `ln S - sum e^z z / S`, a sum without cancellation as `z <= 0`.
+    #[inline(always)]
+    pub fn forward<T: Real>(&self, row: usize, logits: &[T]) -> [T; 2] {
+        const LANES: usize = 16;
+        let (target, scale) = self.of::<T>(row);
+        let max = max(logits);
+        let mut sums = [T::of(0.0); LANES];
+        let mut means = [T::of(0.0); LANES];
+        let terms = |x: T| {
+            let z = (x - max) * scale;
+            let e = z.exp();
+            // e z is 0 where e is 0, even if z is minus infinity.
+            (e, if e > T::of(0.0) { e * z } else { T::of(0.0) })
+        };
+        let chunks = logits.chunks_exact(LANES);
+        for (i, x) in chunks.remainder().iter().enumerate() {
+            let (e, ez) = terms(*x);
+            sums[i] += e;
+            means[i] += ez;
+        }
+        for x in chunks {
+            for i in 0..LANES {
+                let (e, ez) = terms(x[i]);
+                sums[i] += e;
+                means[i] += ez;
+            }
+        }
+        let total = |lanes: [T; LANES]| lanes.iter().fold(T::of(0.0), |total, x| total + *x);
+        let (sum, mean) = (total(sums), total(means));
+        [(logits[target] - max) * scale - sum.ln(), sum.ln() - mean / sum]
+    }
+
+    /// Replaces logits by their gradients: `d ln p_k / d x_j = (1[j = k] - p_j) / T` and
+    /// `d H / d x_j = -p_j (ln p_j + H) / T`.
+    #[inline(always)]
+    pub fn backward<T: Real>(&self, row: usize, logits: &mut [T], result: &[T], grad: &[T]) {
+        let (target, scale) = self.of::<T>(row);
+        let (grad_logp, grad_entropy) = (grad[0], grad[1]);
+        let (log_sum, entropy) = (logits[target] * scale - result[0], result[1]);
+        if grad_entropy == T::of(0.0) {
+            let factor = T::of(0.0) - grad_logp * scale;
+            logits.iter_mut().for_each(|x| *x = factor * (*x * scale - log_sum).exp());
+        } else {
+            for x in logits.iter_mut() {
                 let logp = *x * scale - log_sum;
                 let p = logp.exp();
-                let mut g = T::of(0.0) - grad_logp * p;
-                if grad_entropy != T::of(0.0) && p > T::of(0.0) {
-                    g -= grad_entropy * p * (logp + entropy);
-                }
-                out.push(g * scale);
+                let of_entropy = if p > T::of(0.0) { p * (logp + entropy) } else { T::of(0.0) };
+                *x = (T::of(0.0) - grad_logp * p - grad_entropy * of_entropy) * scale;
             }
-            out[start + target] += grad_logp * scale;
         }
-        out
+        logits[target] += grad_logp * scale;
     }
 }
 
-fn log_sum_exp<T: Real>(row: &[T], scale: T) -> T {
-    let max = row.iter().fold(T::of(f64::NEG_INFINITY), |m, x| if *x > m { *x } else { m });
-    let sum = row.iter().fold(T::of(0.0), |sum, x| sum + ((*x - max) * scale).exp());
-    max * scale + sum.ln()
+#[derive(Clone)]
+struct TokenStats {
+    chosen: Chosen,
+    vocab: usize,
 }
 
 impl Kernel for TokenStats {
     const NAME: &'static str = "token-stats";
 
-    fn shape(&self, _inputs: &[&Shape]) -> Result<Shape> {
-        Ok(Shape::from((self.targets.len(), 2)))
+    fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        Ok(Shape::from((inputs[0].dims2()?.0, 2)))
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
-        self.forward(inputs[0])
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], _width: usize) {
+        let logits = &inputs[0][first * self.vocab..];
+        for (i, (out, row)) in
+            out.chunks_exact_mut(2).zip(logits.chunks_exact(self.vocab)).enumerate()
+        {
+            out.copy_from_slice(&self.chosen.forward(first + i, row));
+        }
     }
 }
 
@@ -112,8 +137,14 @@ impl Kernel for TokenStatsGrad {
         Ok(inputs[0].clone())
     }
 
-    fn run<T: Real>(&self, inputs: &[&[T]], _shapes: &[&Shape]) -> Vec<T> {
-        self.0.backward(inputs[0], inputs[1], inputs[2])
+    #[inline(always)]
+    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let row = first + i;
+            out.copy_from_slice(&inputs[0][row * width..][..width]);
+            let (result, grad) = (&inputs[1][2 * row..][..2], &inputs[2][2 * row..][..2]);
+            self.0.chosen.backward(row, out, result, grad);
+        }
     }
 }
 

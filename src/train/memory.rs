@@ -1,0 +1,215 @@
+//! What a step needs in memory, predicted from shapes; by it a step is cut into shards and layers
+//! are kept or computed again.
+
+use std::fmt;
+
+use super::lora;
+use super::model::{ModelSpec, logits_held};
+use crate::config::{Factor, LinearKind, OptimizerKind, Recompute, TrainConfig};
+
+/// Width from which one shard at a time runs on all threads. Below it, products are too small to be
+/// shared between threads, and each shard has a thread.
+const WIDE: usize = 512;
+
+/// Bytes of activations that `train.recompute = "auto"` keeps for the backward pass, all shards in
+/// flight together.
+const KEPT: usize = 768 << 20;
+
+/// Bytes of a value.
+const F32: usize = 4;
+
+/// Tokens of a shard, about. It depends on the model alone, so that results do not depend on the
+/// number of threads.
+pub(super) fn shard_tokens(spec: &ModelSpec) -> usize {
+    if spec.hidden_size < WIDE { 256 } else { 1024 }
+}
+
+/// Whether shards run beside each other, one thread each.
+pub(super) fn shards_in_parallel(spec: &ModelSpec) -> bool {
+    spec.hidden_size < WIDE
+}
+
+/// Values that one layer's graph holds for each token, its input left out.
+fn layer_values(spec: &ModelSpec, r: usize) -> usize {
+    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
+    let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+    // Two norms, two outputs of attention and MLP, two sums.
+    let residual = (6 + if spec.output_norms { 2 } else { 0 }) * hidden;
+    // q and k before and after turning, v, the mixture, and the logarithm of each softmax's sum.
+    let normed = if spec.head_norms { q + kv } else { 0 };
+    let attention = 3 * q + 3 * kv + normed + spec.num_heads;
+    // What fused layers give is held beside its parts.
+    let fused = if spec.fused { q + 2 * kv + 2 * inner } else { 0 };
+    // Gate, up, their product, and the adapters' inner values.
+    residual + attention + fused + 3 * inner + LinearKind::ALL.len() * r
+}
+
+/// Layers, the last ones, whose activations are kept for the backward pass; results do not depend on
+/// it.
+pub(super) fn kept_layers(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
+    let in_flight = if shards_in_parallel(spec) { rayon::current_num_threads() } else { 1 };
+    kept(config, spec, tokens * in_flight)
+}
+
+fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
+    match config.recompute {
+        Recompute::Never => spec.num_layers,
+        Recompute::Always => 0,
+        Recompute::Auto => {
+            let layer = layer_values(spec, config.lora.r) * tokens.max(1) * F32;
+            (KEPT / layer).min(spec.num_layers)
+        }
+    }
+}
+
+/// Bytes that training needs, by part. An estimate: buffers of single operations and the allocator's
+/// slack come on top.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Tokens of a shard, and shards computed at the same time.
+    pub tokens: usize,
+    /// Shards computed at the same time.
+    pub in_flight: usize,
+    /// Layers whose activations are kept, of all layers.
+    pub kept_layers: (usize, usize),
+    /// The frozen weights.
+    pub base: usize,
+    /// The adapter.
+    pub adapter: usize,
+    /// The sum of gradients, and those of each shard in flight.
+    pub gradients: usize,
+    /// AdamW's two moments.
+    pub moments: usize,
+    /// Every layer's input.
+    pub layer_inputs: usize,
+    /// Activations of the layers that are kept.
+    pub kept: usize,
+    /// Activations and gradients of the layer that the backward pass is at.
+    pub one_layer: usize,
+    /// Logits of one chunk.
+    pub head: usize,
+}
+
+impl Plan {
+    /// What shards of `tokens` tokens (0: as many as the trainer aims at) on `threads` threads need.
+    pub fn new(spec: &ModelSpec, config: &TrainConfig, threads: usize, tokens: usize) -> Self {
+        let tokens = if tokens == 0 { shard_tokens(spec) } else { tokens };
+        let in_flight = if shards_in_parallel(spec) { threads.max(1) } else { 1 };
+        let all = tokens * in_flight * F32;
+        let shapes = spec.weight_shapes();
+        let base: usize = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        let r = config.lora.r;
+        // Settings that fit no module are refused where the adapter is made.
+        let modules = lora::plan(spec, &config.lora).unwrap_or_default();
+        let pair = |((_, kind), factor): (&(usize, LinearKind), &Factor)| {
+            let (out, inner) = spec.linear_shape(*kind);
+            factor.r * (out + inner)
+        };
+        let adapter = modules.iter().map(pair).sum::<usize>() * F32;
+        let moments = match config.optimizer {
+            OptimizerKind::AdamW => 2 * adapter,
+            OptimizerKind::AdamW8bit => adapter / 2,
+        };
+        let layer = layer_values(spec, r) * all;
+        let kept = kept(config, spec, tokens * in_flight);
+        Self {
+            tokens,
+            in_flight,
+            kept_layers: (kept, spec.num_layers),
+            base: base * F32,
+            adapter,
+            gradients: adapter * (1 + in_flight),
+            moments,
+            layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
+            kept: kept * layer,
+            one_layer: if kept == spec.num_layers { layer / 2 } else { layer + layer / 2 },
+            head: logits_held(tokens, spec.vocab_size) * in_flight * F32,
+        }
+    }
+
+    /// Parts with their names, in the order of the table.
+    pub fn parts(&self) -> [(&'static str, usize); 8] {
+        [
+            ("base weights", self.base),
+            ("adapter", self.adapter),
+            ("gradients", self.gradients),
+            ("optimiser moments", self.moments),
+            ("layer inputs", self.layer_inputs),
+            ("kept activations", self.kept),
+            ("one layer's work", self.one_layer),
+            ("logits", self.head),
+        ]
+    }
+
+    /// All parts.
+    pub fn total(&self) -> usize {
+        self.parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// All parts that come and go with a step.
+    pub fn step(&self) -> usize {
+        self.total() - self.base - self.adapter - self.moments
+    }
+}
+
+impl fmt::Display for Plan {
+    /// A table in MiB.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = (1 << 20) as f64;
+        for (name, bytes) in self.parts() {
+            writeln!(f, "{name:<18} {:>9.1} MiB", bytes as f64 / MIB)?;
+        }
+        writeln!(f, "{:<18} {:>9.1} MiB", "total", self.total() as f64 / MIB)?;
+        let (kept, layers) = self.kept_layers;
+        write!(
+            f,
+            "{} shard(s) of {} tokens at a time, {kept} of {layers} layers kept",
+            self.in_flight, self.tokens
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Plan;
+    use crate::config::{Recompute, TrainConfig};
+    use crate::train::model::ModelSpec;
+    use crate::train::testing::{tiny_config, tiny_spec};
+
+    fn wide() -> ModelSpec {
+        ModelSpec::from_config(&serde_json::json!({
+            "model_type": "qwen2", "vocab_size": 96, "hidden_size": 1024, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "num_hidden_layers": 24, "intermediate_size": 4096,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_plan_tells_every_part() {
+        let plan = Plan::new(&tiny_spec(), &tiny_config(), 2, 100);
+        let spec = tiny_spec();
+        let weights: usize =
+            spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
+        assert_eq!(plan.base, weights);
+        assert_eq!(plan.layer_inputs, 4 * 2 * 100 * spec.hidden_size * (spec.num_layers + 1));
+        assert_eq!(plan.total() - plan.step(), plan.base + plan.adapter + plan.moments);
+        let table = plan.to_string();
+        assert!(table.contains("base weights") && table.contains("2 shard(s) of 100 tokens"));
+    }
+
+    #[test]
+    fn computing_layers_again_bounds_what_is_kept() {
+        let plan = |recompute, tokens| {
+            let config = TrainConfig { recompute, ..TrainConfig::default() };
+            Plan::new(&wide(), &config, 2, tokens)
+        };
+        assert_eq!(plan(Recompute::Never, 4096).kept_layers.0, 24);
+        assert_eq!(plan(Recompute::Always, 4096).kept, 0);
+        for tokens in [64, 1024, 4096, 100_000] {
+            let plan = plan(Recompute::Auto, tokens);
+            assert!(plan.kept <= super::KEPT, "{plan}");
+        }
+        assert_eq!(plan(Recompute::Auto, 64).kept_layers.0, 24);
+        assert!((1..24).contains(&plan(Recompute::Auto, 4096).kept_layers.0));
+    }
+}

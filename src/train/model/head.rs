@@ -1,0 +1,243 @@
+//! Log-probabilities and entropies straight from hidden states, without `tokens x vocabulary` in
+//! memory (CPU).
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
+
+use super::kernel::{Saved, runs_on, slice, with_values};
+use super::ops;
+use super::parallel;
+use super::product::{Matrix, Store, multiply};
+use super::real::Real;
+use super::simd::{self, Loop};
+use super::token_stats::{Chosen, token_stats};
+
+type Result<T> = candle_core::Result<T>;
+
+const NAME: &str = "head-stats";
+
+/// Most logits that exist at once.
+const LOGITS: usize = 1 << 22;
+
+/// Rows of a chunk.
+fn chunk_rows(vocab: usize) -> usize {
+    (LOGITS / vocab.max(1)).clamp(1, 256)
+}
+
+/// Logits that a pass over `rows` rows holds at once.
+pub(in crate::train) fn logits_held(rows: usize, vocab: usize) -> usize {
+    rows.min(chunk_rows(vocab)) * vocab
+}
+
+/// [`token_stats`] of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x `[n, hidden]` and a
+/// frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x. The logits are computed a chunk at a
+/// time, and again in the backward pass unless there is one chunk only.
+///
+/// # Errors
+/// As [`token_stats`].
+pub fn head_stats(
+    x: &Tensor,
+    weight: &Tensor,
+    softcap: Option<f64>,
+    targets: &[u32],
+    temperatures: &[f32],
+) -> Result<Tensor> {
+    if !runs_on(x) || weight.track_op() || !weight.is_contiguous() {
+        let logits = ops::linear(x, weight, None)?;
+        let logits = match softcap {
+            Some(cap) => ((logits / cap)?.tanh()? * cap)?,
+            None => logits,
+        };
+        return token_stats(&logits, targets, temperatures);
+    }
+    let (vocab, _) = weight.dims2()?;
+    let chosen = Chosen::new(targets, temperatures, x.dim(0)?, vocab)?;
+    let op = Head { weight: weight.clone(), softcap, chosen, saved: Saved::empty() };
+    x.contiguous()?.apply_op1(op)
+}
+
+#[derive(Clone)]
+struct Head {
+    weight: Tensor,
+    softcap: Option<f64>,
+    chosen: Chosen,
+    /// All logits, where they are few.
+    saved: Saved<CpuStorage>,
+}
+
+/// Statistics of rows of raw products, which become logits.
+struct Forward<'a, T> {
+    head: &'a Head,
+    first: usize,
+    logits: &'a mut [T],
+    stats: &'a mut [T],
+}
+
+impl<T: Real> Loop for Forward<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let vocab = self.logits.len() / (self.stats.len() / 2).max(1);
+        let rows = self.logits.chunks_exact_mut(vocab.max(1)).zip(self.stats.chunks_exact_mut(2));
+        for (i, (logits, stats)) in rows.enumerate() {
+            self.head.cap(logits);
+            stats.copy_from_slice(&self.head.chosen.forward(self.first + i, logits));
+        }
+    }
+}
+
+/// Turns rows of logits into gradients of the raw products.
+struct Backward<'a, T> {
+    head: &'a Head,
+    /// Logits are still raw products.
+    raw: bool,
+    first: usize,
+    logits: &'a mut [T],
+    stats: &'a [T],
+    grad: &'a [T],
+    vocab: usize,
+}
+
+impl<T: Real> Loop for Backward<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let mut slopes = Vec::new();
+        for (i, logits) in self.logits.chunks_exact_mut(self.vocab).enumerate() {
+            let row = self.first + i;
+            if self.raw {
+                self.head.cap(logits);
+            }
+            let (stats, grad) = (&self.stats[2 * row..][..2], &self.grad[2 * row..][..2]);
+            let Some(cap) = self.head.softcap else {
+                self.head.chosen.backward(row, logits, stats, grad);
+                continue;
+            };
+            let inverse = T::of(1.0 / cap);
+            slopes.clear();
+            slopes.extend(logits.iter().map(|x| T::of(1.0) - *x * inverse * *x * inverse));
+            self.head.chosen.backward(row, logits, stats, grad);
+            logits.iter_mut().zip(&slopes).for_each(|(x, slope)| *x *= *slope);
+        }
+    }
+}
+
+impl Head {
+    #[inline(always)]
+    fn cap<T: Real>(&self, row: &mut [T]) {
+        if let Some(cap) = self.softcap {
+            let (cap, inverse) = (T::of(cap), T::of(1.0 / cap));
+            row.iter_mut().for_each(|x| *x = cap * (*x * inverse).tanh());
+        }
+    }
+
+    fn forward<T: Real>(&self, x: &[T], hidden: usize, keep: bool) -> Result<Vec<T>> {
+        let vocab = self.weight.dim(0)?;
+        let n = x.len() / hidden.max(1);
+        let rows = chunk_rows(vocab);
+        let mut stats = vec![T::of(0.0); 2 * n];
+        let mut logits = vec![T::of(0.0); n.min(rows) * vocab];
+        with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
+            let weight = Matrix::new(weight, vocab, hidden).t();
+            for (i, (x, stats)) in
+                x.chunks(rows * hidden).zip(stats.chunks_mut(2 * rows)).enumerate()
+            {
+                let count = x.len() / hidden;
+                let logits = &mut logits[..count * vocab];
+                let x = Matrix::new(x, count, hidden);
+                multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight);
+                // Logits and statistics of a row go together.
+                let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats.chunks_mut(2)).collect();
+                parallel::rows(&mut pairs, 1, |first, pairs| {
+                    for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
+                        let first = i * rows + first + j;
+                        simd::dispatch(Forward { head: self, first, logits, stats });
+                    }
+                });
+            }
+            Ok(())
+        })?;
+        if keep && n <= rows {
+            self.saved.put(T::to_cpu_storage_owned(logits));
+        }
+        Ok(stats)
+    }
+
+    fn backward<T: Real>(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let (n, hidden) = x.dims2()?;
+        let vocab = self.weight.dim(0)?;
+        let rows = chunk_rows(vocab);
+        let mut dx = vec![T::of(0.0); n * hidden];
+        let saved = self.saved.take();
+        let raw = saved.is_none();
+        let mut buffer = match saved {
+            Some(saved) => T::cpu_storage_data(saved)?,
+            None => vec![T::of(0.0); n.min(rows) * vocab],
+        };
+        with_values::<T, 4, _>(
+            [&self.weight, x, stats, grad],
+            NAME,
+            |[weight, x, stats, grad]| {
+                let weight = Matrix::new(weight, vocab, hidden);
+                let chunks = x.chunks(rows * hidden).zip(dx.chunks_mut(rows * hidden));
+                for (i, (x, dx)) in chunks.enumerate() {
+                    let count = x.len() / hidden;
+                    let logits = &mut buffer[..count * vocab];
+                    if raw {
+                        let x = Matrix::new(x, count, hidden);
+                        multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight.t());
+                    }
+                    parallel::rows(logits, vocab, |first, logits| {
+                        let first = i * rows + first;
+                        simd::dispatch(Backward {
+                            head: self,
+                            raw,
+                            first,
+                            logits,
+                            stats,
+                            grad,
+                            vocab,
+                        });
+                    });
+                    let grads = Matrix::new(logits, count, vocab);
+                    multiply((dx, hidden), Store::Replace, 1.0, grads, weight);
+                }
+                Ok(())
+            },
+        )?;
+        Tensor::from_vec(dx, (n, hidden), x.device())
+    }
+}
+
+impl CustomOp1 for Head {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (n, hidden) = layout.shape().dims2()?;
+        if hidden != self.weight.dim(1)? {
+            candle_core::bail!("{NAME}: {hidden} columns meet {}", self.weight.dim(1)?);
+        }
+        let stats = match storage {
+            CpuStorage::F64(_) => f64::to_cpu_storage_owned(self.forward::<f64>(
+                slice(storage, layout, NAME)?,
+                hidden,
+                true,
+            )?),
+            _ => f32::to_cpu_storage_owned(self.forward::<f32>(
+                slice(storage, layout, NAME)?,
+                hidden,
+                true,
+            )?),
+        };
+        Ok((stats, Shape::from((n, 2))))
+    }
+
+    fn bwd(&self, arg: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let grad = grad.contiguous()?;
+        Ok(Some(match arg.dtype() {
+            DType::F64 => self.backward::<f64>(arg, res, &grad)?,
+            _ => self.backward::<f32>(arg, res, &grad)?,
+        }))
+    }
+}

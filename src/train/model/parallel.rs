@@ -1,0 +1,52 @@
+//! How many threads one operation may use.
+//!
+//! Several shards run at the same time, one thread each, or one shard runs on the whole pool. What
+//! comes out is the same, bit for bit.
+
+use std::cell::Cell;
+
+use rayon::prelude::*;
+
+thread_local! {
+    static THREADS: Cell<usize> = const { Cell::new(1) };
+}
+
+/// Rows that one task of a row-wise loop takes.
+const ROWS: usize = 32;
+
+/// Threads that an operation started from here may use.
+pub(super) fn threads() -> usize {
+    THREADS.get()
+}
+
+/// Runs `f` with operations that spread over `threads` threads of the current pool.
+pub(crate) fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            THREADS.set(self.0);
+        }
+    }
+    let _restore = Restore(THREADS.replace(threads.max(1)));
+    f()
+}
+
+/// `f` of every item, in order.
+pub(super) fn map<I: Sync, O: Send>(items: &[I], f: impl Fn(&I) -> O + Sync + Send) -> Vec<O> {
+    if threads() > 1 { items.par_iter().map(f).collect() } else { items.iter().map(f).collect() }
+}
+
+/// Calls `f(first row, rows)` on blocks of rows of `out`.
+pub(super) fn rows<T: Send>(
+    out: &mut [T],
+    width: usize,
+    f: impl Fn(usize, &mut [T]) + Sync + Send,
+) {
+    let width = width.max(1);
+    if threads() > 1 && out.len() > ROWS * width {
+        let blocks = out.par_chunks_mut(ROWS * width).enumerate();
+        blocks.for_each(|(i, block)| f(i * ROWS, block));
+    } else {
+        f(0, out);
+    }
+}
