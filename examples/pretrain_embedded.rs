@@ -19,12 +19,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
 use candle_nn::loss::cross_entropy;
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
+use hone::train::model::Segments;
 use hone::train::{Model, ModelSpec};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -252,7 +254,10 @@ fn pretrain(
     let (start, mut smoothed) = (Instant::now(), None);
     for step in 0..STEPS {
         let batch = batch(tokenizer, Lesson::at(step as f64 / STEPS as f64), rng, device)?;
-        let hidden = model.hidden(&batch.ids, None, None)?.index_select(&batch.rows, 0)?;
+        let (count, len) = batch.ids.dims2()?;
+        let segments = Arc::new(Segments::batch(count, len));
+        let hidden = model.hidden(&batch.ids.flatten_all()?, &segments, None, None)?;
+        let hidden = hidden.index_select(&batch.rows, 0)?;
         let loss = cross_entropy(&model.logits(&hidden)?, &batch.targets)?;
         let mut gradients = loss.backward()?;
         clip(&mut gradients, &vars)?;

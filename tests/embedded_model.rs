@@ -2,11 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
 use hone::demo::task::{
     MAX_TOKENS, OPERANDS, PHRASING_COUNT, Question, Questions, REWARD_MAX, Split, score,
 };
+use hone::train::model::Segments;
 use hone::train::{Model, ModelSpec};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -54,8 +56,9 @@ impl Embedded {
             ids.extend(sequence);
             ids.extend(std::iter::repeat_n(self.end, len - sequence.len()));
         }
-        let ids = Tensor::from_vec(ids, (sequences.len(), len), &Device::Cpu).unwrap();
-        (self.model.hidden(&ids, None, None).unwrap(), len)
+        let ids = Tensor::new(ids, &Device::Cpu).unwrap();
+        let segments = Arc::new(Segments::batch(sequences.len(), len));
+        (self.model.hidden(&ids, &segments, None, None).unwrap(), len)
     }
 
     /// Logits after the chosen positions `(sequence, position)`, `[n, vocab]`.

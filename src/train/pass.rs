@@ -115,9 +115,9 @@ impl Pass<'_> {
     /// after the other on all threads.
     fn each<T: Send>(&self, jobs: &[Job], f: impl Fn(&Job) -> Result<T> + Sync) -> Vec<Result<T>> {
         if memory::shards_in_parallel(self.model.spec()) {
-            return jobs.par_iter().map(|job| f(job)).collect();
+            return jobs.par_iter().map(&f).collect();
         }
-        with_threads(rayon::current_num_threads(), || jobs.iter().map(|job| f(job)).collect())
+        with_threads(rayon::current_num_threads(), || jobs.iter().map(f).collect())
     }
 
     /// What depends on all samples, for which they may have to be run through first.

@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
-use super::{Model, ModelSpec, RopeScaling, Segment, Segments, rope_frequencies, token_stats};
+use super::{Model, ModelSpec, RopeScaling, Segments, rope_frequencies, token_stats};
 use crate::config::LoraConfig;
 use crate::train::lora::Lora;
 use crate::train::peft;
@@ -187,9 +187,7 @@ fn random_lora(spec: &ModelSpec, dtype: DType) -> Lora {
 /// A sum of log-probabilities and entropies of all next tokens, each with a weight of its own.
 fn loss(model: &Model, ids: &Tensor, lora: Option<&Lora>) -> Tensor {
     let rows = ids.dims2().unwrap();
-    let table: Vec<Segment> =
-        (0..rows.0).map(|b| Segment { start: b * rows.1, len: rows.1, prefix: None }).collect();
-    let segments = Arc::new(Segments::new(&table).unwrap());
+    let segments = Arc::new(Segments::batch(rows.0, rows.1));
     let hidden = model.hidden(&ids.flatten_all().unwrap(), &segments, lora, None).unwrap();
     let targets: Vec<u32> = (0..hidden.dims()[0]).map(|i| (i * 7 % 100) as u32).collect();
     let logits = model.logits(&hidden).unwrap();

@@ -169,9 +169,7 @@ impl Model {
         dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let (batch, len) = ids.dims2()?;
-        let table: Vec<Segment> =
-            (0..batch).map(|b| Segment { start: b * len, len, prefix: None }).collect();
-        let segments = Arc::new(Segments::new(&table)?);
+        let segments = Arc::new(Segments::batch(batch, len));
         let hidden = self.hidden(&ids.flatten_all()?, &segments, lora, dropout)?;
         Ok(self.logits(&hidden)?.reshape((batch, len, self.spec.vocab_size))?)
     }

@@ -62,6 +62,12 @@ impl Segments {
         Ok(Self { tokens, families: families.into_iter().map(|(_, family)| family).collect() })
     }
 
+    /// `batch` sequences of `len` tokens each, none of which shares anything.
+    pub fn batch(batch: usize, len: usize) -> Self {
+        let family = |b| Family { start: b * len, len, prefix: len, branches: Vec::new() };
+        Self { tokens: batch * len, families: (0..batch).map(family).collect() }
+    }
+
     /// Tokens of all segments.
     pub fn tokens(&self) -> usize {
         self.tokens
