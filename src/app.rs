@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub mod adapters;
 mod own_model;
 
 use own_model::OwnModel;
@@ -259,6 +260,18 @@ pub async fn rewards_alone(config: &Config) -> anyhow::Result<(Codec, Routes)> {
         tools.own_model.load(&dir, data).await?;
     }
     Ok((Codec::load(&dir)?, routes))
+}
+
+/// What the trainer would need in memory for the configured model, by part, as a table.
+///
+/// # Errors
+/// If the model cannot be found, read or trained.
+pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
+    let dir = open_model(config, &config.data.dir)?;
+    let spec = train::ModelSpec::from_config(&dir.config)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if config.train.threads == 0 { cores } else { config.train.threads };
+    Ok(train::Plan::new(&spec, &config.train, threads, 0).to_string())
 }
 
 /// Finds or unpacks the model.

@@ -48,11 +48,56 @@ pub enum Command {
         #[command(subcommand)]
         command: RewardsCommand,
     },
+    /// Look at the adapters that training has made, and take them elsewhere
+    Adapters {
+        /// What to do.
+        #[command(subcommand)]
+        command: AdaptersCommand,
+    },
     /// Measure hone's parts on this machine
     Bench {
         /// What to measure.
         #[command(subcommand)]
         command: BenchCommand,
+    },
+}
+
+/// `hone adapters`; the daemon of the data directory must be stopped.
+#[derive(Debug, Subcommand)]
+pub enum AdaptersCommand {
+    /// Every policy version: its parent, step, state and mean reward
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// Data directory
+        #[arg(long, value_name = "DIR", default_value = "hone-data")]
+        data: PathBuf,
+    },
+    /// Write a version as files that transformers or peft load
+    #[command(group = clap::ArgGroup::new("form").required(true).args(["merged", "peft"]))]
+    Export {
+        /// A full Hugging Face directory, the adapter merged into the base's weights
+        #[arg(long, value_name = "DIR")]
+        merged: Option<PathBuf>,
+        /// The adapter alone, as a PEFT directory
+        #[arg(long, value_name = "DIR")]
+        peft: Option<PathBuf>,
+        /// Which one [default: the active version]
+        #[arg(long, value_name = "N")]
+        version: Option<u64>,
+        /// Store merged weights in 32 bits, whatever the base has
+        #[arg(long, requires = "merged")]
+        f32: bool,
+        /// The base model [default: the configuration's]
+        #[arg(long, value_name = "DIR|HUB_ID")]
+        model: Option<String>,
+        /// Configuration file
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Data directory [default: ./hone-data]
+        #[arg(long, value_name = "DIR")]
+        data: Option<PathBuf>,
     },
 }
 
@@ -119,6 +164,9 @@ pub struct TrainArgs {
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
+    /// Only tell what memory the trainer would need, by part
+    #[arg(long)]
+    pub explain_memory: bool,
 }
 
 /// `hone eval`.

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
+use hone::app::adapters::Export;
 use hone::cli::{
-    BenchCommand, Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs,
-    TrainArgs,
+    AdaptersCommand, BenchCommand, Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand,
+    RunArgs, ServeArgs, TrainArgs,
 };
 use hone::config::{self, Config, LogConfig};
 use hone::demo::{self, Daemon, DemoError};
@@ -15,6 +16,7 @@ use hone::reward::sandbox;
 use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
+use hone::train::merge::Precision;
 use hone::{app, bench, runs, store, telemetry};
 
 /// Wrong usage or configuration.
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Validate { config } => validate(config.as_deref()),
         Command::Db { command } => db(command),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(),
+        Command::Adapters { command } => adapters(command),
         Command::Bench { command: BenchCommand::Rewards { bytes, json } } => {
             bench_rewards(bytes, json)
         }
@@ -156,6 +159,10 @@ fn train(args: TrainArgs) -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(code) => return Ok(code),
     };
+    if args.explain_memory {
+        say(&app::explain_memory(&config)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let terminal = std::io::stderr().is_terminal();
     let options = TrainOptions { report: args.report, terminal, width: TABLE_WIDTH };
     let outcome = runtime()?.block_on(async {
@@ -243,6 +250,46 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(USAGE));
     }
     say("the configuration is valid")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn adapters(command: AdaptersCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        AdaptersCommand::List { json, data } => {
+            let records = app::adapters::list(&data)?;
+            if json {
+                say(&serde_json::to_string(&records)?)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            say(&format!(
+                "{:>7}  {:>6}  {:>8}  {:<10} {:>7}",
+                "version", "parent", "step", "state", "reward"
+            ))?;
+            for record in records {
+                let parent = record.parent.map_or_else(|| "-".to_owned(), |p| p.to_string());
+                let reward = record.metrics.get("reward_mean");
+                let reward = reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}"));
+                let state = format!("{:?}", record.state).to_lowercase();
+                let (version, step) = (record.version, record.step);
+                say(&format!("{version:>7}  {parent:>6}  {step:>8}  {state:<10} {reward:>7}"))?;
+            }
+        }
+        AdaptersCommand::Export { merged, peft, version, f32, model, config, data } => {
+            let args = RunArgs { model, config, dataset: None, data };
+            let config = match run_config(args, |_| {}) {
+                Ok(config) => config,
+                Err(code) => return Ok(code),
+            };
+            let precision = if f32 { Precision::F32 } else { Precision::Base };
+            let to = match (merged, peft) {
+                (Some(target), _) => Export::Merged(target, precision),
+                (None, Some(target)) => Export::Peft(target),
+                // The command line asks for one of them.
+                (None, None) => return Ok(ExitCode::from(USAGE)),
+            };
+            say(&app::adapters::export(&config, version, &to)?)?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,13 +10,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hone::config::{EngineConfig, LinearKind, LoraConfig, Modules, TrainConfig};
+use hone::config::{EngineConfig, LinearKind, LoraConfig, Modules, Patterns, TrainConfig};
 use hone::engine::{
     Completion, Engine, GenerateRequest, MistralEngine, ModelDir, Priority, Publisher,
 };
 use hone::telemetry::Metrics;
 use hone::train::{Learner, TrainSample};
 use hone::types::{Message, PolicyVersion, Role, SamplingParams, TokenId};
+use serde_json::Value;
 
 /// Greatest difference that is put down to the order of sums in 32 bits.
 const TOLERANCE: f32 = 1e-4;
@@ -25,30 +26,34 @@ struct Pair {
     engine: Arc<MistralEngine>,
     learner: Learner,
     files: tempfile::TempDir,
+    /// Prompts of six tokens and completions of up to twelve, for models with short windows.
+    short: bool,
 }
 
 impl Pair {
-    fn new(model: &str, modules: &[LinearKind]) -> Self {
+    fn new(model: &str, lora: LoraConfig, short: bool) -> Self {
         let files = tempfile::tempdir().unwrap();
         let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap();
         let normalised = dir.normalised(files.path()).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let config = EngineConfig { replicas: 1, queue: 8 };
         let engine = MistralEngine::start(&dir, &normalised, &config, metrics).unwrap();
-        let names = modules.iter().map(|kind| kind.as_str().to_owned()).collect();
-        let target_modules = Modules::Names(names);
-        let lora = LoraConfig { r: 4, target_modules, ..LoraConfig::default() };
         let config = TrainConfig { lora, learning_rate: 0.02, ..TrainConfig::default() };
-        Self { engine, learner: Learner::new(&dir, &config).unwrap(), files }
+        Self { engine, learner: Learner::new(&dir, &config).unwrap(), files, short }
     }
 
-    fn prompt(&self, text: &str) -> Vec<TokenId> {
-        let message = Message { role: Role::User, content: text.to_owned() };
+    fn prompt(&self, seed: u64) -> Vec<TokenId> {
+        if self.short {
+            return (0..6).map(|i| 3 + ((seed as TokenId) * 7 + i * 5) % 80).collect();
+        }
+        let text = format!("What is {seed} + 17?");
+        let message = Message { role: Role::User, content: text };
         self.engine.codec().prompt(&[message]).unwrap()
     }
 
     async fn sample(&self, prompt: &[TokenId], seed: u64, temperature: f32) -> Completion {
-        let params = SamplingParams { seed, temperature, max_tokens: 40, ..Default::default() };
+        let max_tokens = if self.short { 12 } else { 40 };
+        let params = SamplingParams { seed, temperature, max_tokens, ..Default::default() };
         let request = GenerateRequest {
             prompt_ids: prompt.to_vec(),
             params,
@@ -63,7 +68,7 @@ impl Pair {
     async fn compare(&self) -> (f32, Vec<TrainSample>) {
         let (mut greatest, mut samples) = (0.0_f32, Vec::new());
         for seed in 0..12 {
-            let prompt = self.prompt(&format!("What is {seed} + 17?"));
+            let prompt = self.prompt(seed);
             let temperature = [1.0, 0.7, 1.5][seed as usize % 3];
             let completion = self.sample(&prompt, seed, temperature).await;
             let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
@@ -89,11 +94,11 @@ impl Pair {
     }
 }
 
-async fn agrees(model: &str, modules: &[LinearKind]) {
-    let mut pair = Pair::new(model, modules);
+async fn agrees(model: &str, what: &str, lora: LoraConfig, short: bool) {
+    let mut pair = Pair::new(model, lora, short);
     let (base, mut samples) = pair.compare().await;
-    println!("{model}, {} modules, base: {base:.1e}", modules.len());
-    assert!(base < TOLERANCE, "{base}");
+    println!("{model}, {what}, base: {base:.1e}");
+    assert!(base < TOLERANCE, "{model}: {base}");
     for version in 1..=2 {
         let stats = pair.learner.step(&samples, version - 1, 40).unwrap();
         assert_eq!((stats.skipped, stats.refused), (None, Vec::new()));
@@ -104,25 +109,85 @@ async fn agrees(model: &str, modules: &[LinearKind]) {
         pair.engine.activate().await.unwrap();
         let before = samples;
         let (difference, after) = pair.compare().await;
-        println!("{model}, {} modules, version {version}: {difference:.1e}", modules.len());
-        assert!(difference < TOLERANCE, "{difference}");
+        println!("{model}, {what}, version {version}: {difference:.1e}");
+        assert!(difference < TOLERANCE, "{model}: {difference}");
         // A published version that changes nothing would agree too.
         assert!(before.iter().zip(&after).any(|(b, a)| b.logprobs != a.logprobs));
         samples = after;
     }
 }
 
+fn rank_four() -> LoraConfig {
+    LoraConfig { r: 4, ..LoraConfig::default() }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_embedded_model_with_every_module() {
-    agrees("models/embedded", &LinearKind::ALL).await;
+    agrees("models/embedded", "all modules", rank_four(), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_embedded_model_with_two_modules() {
-    agrees("models/embedded", &[LinearKind::QProj, LinearKind::DownProj]).await;
+    let names = [LinearKind::QProj, LinearKind::DownProj].map(|kind| kind.as_str().to_owned());
+    let lora = LoraConfig { target_modules: Modules::Names(names.to_vec()), ..rank_four() };
+    agrees("models/embedded", "two modules", lora, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_from_transformers() {
-    agrees("tests/fixtures/qwen2-tiny", &LinearKind::ALL).await;
+    agrees("tests/fixtures/qwen2-tiny", "all modules", rank_four(), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_and_scales_by_module() {
+    let lora = LoraConfig {
+        use_rslora: true,
+        rank_pattern: Patterns(vec![("q_proj".to_owned(), 2), (r"layers\.1\.mlp".to_owned(), 7)]),
+        alpha_pattern: Patterns(vec![("v_proj".to_owned(), 3.0)]),
+        ..rank_four()
+    };
+    agrees("tests/fixtures/qwen2-tiny", "patterns", lora, false).await;
+}
+
+/// Directories of `tests/reference/make_families.py` that the engine serves. (It does not compute the
+/// biases of `llama-biases`.)
+const FAMILIES: [&str; 9] =
+    ["qwen2", "qwen3", "llama2", "llama3", "mistral", "smollm3", "gemma2", "phi3", "phi3-longrope"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_family() {
+    for name in FAMILIES {
+        agrees(&format!("tests/fixtures/families/{name}"), "all modules", rank_four(), true).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_family_answers_greedily_as_transformers_does() {
+    for name in FAMILIES {
+        let model = format!("tests/fixtures/families/{name}");
+        let pair = Pair::new(&model, rank_four(), true);
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(&model).join("greedy.json");
+        let case: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        let ids = |key: &str| -> Vec<TokenId> {
+            case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as TokenId).collect()
+        };
+        let (prompt, wanted) = (ids("prompt_ids"), ids("greedy_ids"));
+        let never = pair.engine.codec().stop_ids().iter().map(|id| (*id, -1e9)).collect();
+        let params = SamplingParams {
+            temperature: 0.0,
+            max_tokens: wanted.len() as u32,
+            logit_bias: never,
+            ..Default::default()
+        };
+        let request = GenerateRequest {
+            prompt_ids: prompt,
+            params,
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Live,
+        };
+        let completion = pair.engine.generate(request).await.unwrap().collect().await.unwrap();
+        let served: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
+        assert_eq!(served, wanted, "{name}");
+    }
 }

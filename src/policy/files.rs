@@ -18,7 +18,7 @@ pub(super) fn relative_dir(version: PolicyVersion) -> String {
 }
 
 /// SHA-256 of the version's weights, in hex.
-pub(super) fn sha256(dir: &Path) -> io::Result<String> {
+pub fn sha256(dir: &Path) -> io::Result<String> {
     let mut hasher = Sha256::new();
     io::copy(&mut File::open(dir.join(WEIGHTS))?, &mut hasher)?;
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())

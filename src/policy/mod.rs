@@ -18,6 +18,8 @@ use crate::types::{PolicyRecord, PolicyState, PolicyVersion, SamplingParams, Tok
 
 mod files;
 
+pub use files::sha256 as adapter_digest;
+
 /// What can go wrong with a version.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {

@@ -50,6 +50,14 @@ pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
     reader::stats(&open(path)?.begin_read()?)
 }
 
+/// Every policy version, in order.
+///
+/// # Errors
+/// `InUse`, `NewerSchema`, or why the file cannot be read.
+pub fn policies(path: &Path) -> Result<Vec<PolicyRecord>, StoreError> {
+    reader::from_number(&open(path)?.begin_read()?, schema::POLICIES, 0, usize::MAX)
+}
+
 /// Checks the file's pages, that every row can be read, and that rows refer to rows that exist.
 ///
 /// # Errors
