@@ -16,7 +16,7 @@
 //! nothing further. [`reward`] imports store. [`rollout`] imports engine, store, reward and dataset.
 //! [`policy`] imports engine (for publishing) and store. [`train`] imports engine's model directory,
 //! store, reward's routes (for weights) and policy. [`http`] imports all of those; [`app`],
-//! [`demo`], [`runs`] and [`bench`] everything.
+//! [`demo`], [`runs`] and [`mod@bench`] everything.
 
 pub mod app;
 pub mod bench;

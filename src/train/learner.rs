@@ -27,6 +27,9 @@ use super::{peft, schedule};
 use crate::config::{Factor, OptimizerKind, TrainConfig};
 use crate::engine::ModelDir;
 
+/// Why a step is skipped whose samples were all refused, masked or without an advantage.
+pub(super) const NO_SAMPLE: &str = "no sample is left to train on";
+
 /// The adapter, its optimiser and its random stream over a frozen base model.
 pub struct Learner {
     model: Model,
@@ -192,7 +195,7 @@ impl Learner {
                 stats.refused.extend(refused);
             };
             let Some(mut outcome) = outcome else {
-                stats.skipped = Some("no sample is left to train on".to_owned());
+                stats.skipped = Some(NO_SAMPLE.to_owned());
                 break;
             };
             totals.add(&outcome.totals);

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::gather::{self, Batch};
 use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
+use super::learner::NO_SAMPLE;
 use super::progress::Progress;
 use super::worker::Parts;
 use super::{LearnError, Learner, checkpoint, objective, observe, shares};
@@ -227,7 +228,8 @@ impl<'a> Trainer<'a> {
             Err(error) => return Err(failed(error)),
         };
         if let Some(reason) = &stats.skipped {
-            return self.skip(batch.group_ids(), "non_finite", reason);
+            let state = if reason == NO_SAMPLE { "no_sample" } else { "non_finite" };
+            return self.skip(batch.group_ids(), state, reason);
         }
         self.progress.baselines = baselines;
         self.progress.weights.observe(&self.parts.routes, batch);
