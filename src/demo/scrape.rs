@@ -78,7 +78,7 @@ mod tests {
     fn reads_what_the_daemon_exports() {
         let metrics = Metrics::new().unwrap();
         metrics.policy_published.inc_by(12);
-        metrics.train_kl.set(0.25);
+        metrics.train.kl.set(0.25);
         metrics.feedback.with_label_values(&["recorded"]).inc_by(3);
         metrics.feedback.with_label_values(&["unknown"]).inc_by(2);
         let scrape = Scrape::parse(&metrics.encode().unwrap());

@@ -8,8 +8,10 @@ use prometheus::{
 use super::maker::{Description, Maker};
 
 mod remote;
+mod train;
 
 pub use remote::{CallMetrics, JudgeMetrics};
+pub use train::TrainMetrics;
 
 /// The registry and every metric in it. Cheap to share behind an `Arc`.
 ///
@@ -53,30 +55,7 @@ pub struct Metrics {
     pub rollout_skipped: IntCounterVec,
     pub rollout_samples: IntCounter,
 
-    pub train_steps: IntCounter,
-    pub train_step_duration: Histogram,
-    pub train_state: IntGaugeVec,
-    pub train_reward_mean: Gauge,
-    pub train_reward_std: Gauge,
-    pub train_reward_part: GaugeVec,
-    pub train_kl: Gauge,
-    pub train_entropy: Gauge,
-    pub train_clip_ratio: GaugeVec,
-    pub train_sampler_difference: GaugeVec,
-    pub train_importance_ratio: GaugeVec,
-    pub train_zero_std_groups: Gauge,
-    pub train_advantages: IntCounterVec,
-    pub train_loss: Gauge,
-    pub train_grad_norm: Gauge,
-    pub train_learning_rate: Gauge,
-    pub train_staleness: Gauge,
-    pub train_completion_length: Gauge,
-    pub train_tokens: IntCounter,
-    pub train_ready_groups: IntGauge,
-    pub train_skipped_steps: IntCounterVec,
-    pub train_restarts: IntCounter,
-    pub train_warnings: IntCounterVec,
-    pub train_warning_active: IntGaugeVec,
+    pub train: TrainMetrics,
 
     pub policy_version: IntGauge,
     pub policy_published: IntCounter,
@@ -236,94 +215,7 @@ impl Metrics {
             )?,
             rollout_samples: m
                 .counter("hone_rollout_samples_total", "Shadow samples generated.")?,
-            train_steps: m.counter("hone_train_steps_total", "Optimiser steps taken.")?,
-            train_step_duration: m.histogram(
-                "hone_train_step_duration_seconds",
-                "Time of one optimiser step.",
-                SLOW,
-            )?,
-            train_state: m.int_gauges(
-                "hone_train_state",
-                "1 for the trainer's current state, 0 for the others.",
-                &["state"],
-            )?,
-            train_reward_mean: m.gauge(
-                "hone_train_reward_mean",
-                "Mean weighted reward of the last step's samples.",
-            )?,
-            train_reward_std: m.gauge(
-                "hone_train_reward_std",
-                "Mean within-group standard deviation of the weighted reward.",
-            )?,
-            train_reward_part: m.gauges(
-                "hone_train_reward_part_mean",
-                "Mean of each reward part over the last step's samples that have it.",
-                &["route", "part"],
-            )?,
-            train_kl: m.gauge(
-                "hone_train_kl",
-                "k3 estimate of KL(policy || reference), mean over tokens, in nats.",
-            )?,
-            train_entropy: m
-                .gauge("hone_train_entropy", "Mean entropy of the policy's next token, in nats.")?,
-            train_clip_ratio: m.gauges(
-                "hone_train_clip_ratio",
-                "Share of tokens whose ratio was clipped, by side.",
-                &["side"],
-            )?,
-            train_sampler_difference: m.gauges(
-                "hone_train_sampler_logprob_difference",
-                "|recorded - recomputed| log-probability of samples of the current version.",
-                &["stat"],
-            )?,
-            train_importance_ratio: m.gauges(
-                "hone_train_importance_ratio",
-                "exp(logp - recorded logp) over the step's tokens.",
-                &["stat"],
-            )?,
-            train_zero_std_groups: m.gauge(
-                "hone_train_zero_std_groups_ratio",
-                "Share of groups whose rewards were all equal.",
-            )?,
-            train_advantages: m.counters(
-                "hone_train_advantages_total",
-                "Reward parts turned into advantages, by baseline.",
-                &["baseline"],
-            )?,
-            train_loss: m.gauge("hone_train_loss", "Loss of the last step.")?,
-            train_grad_norm: m
-                .gauge("hone_train_grad_norm", "Global gradient norm before clipping.")?,
-            train_learning_rate: m.gauge("hone_train_learning_rate", "Current learning rate.")?,
-            train_staleness: m.gauge(
-                "hone_train_staleness_versions",
-                "Mean number of versions between sampling and training.",
-            )?,
-            train_completion_length: m.gauge(
-                "hone_train_completion_length_tokens",
-                "Mean completion length of the last step's samples.",
-            )?,
-            train_tokens: m.counter("hone_train_tokens_total", "Completion tokens trained on.")?,
-            train_ready_groups: m
-                .int_gauge("hone_train_ready_groups", "Groups waiting for the trainer.")?,
-            train_skipped_steps: m.counters(
-                "hone_train_skipped_steps_total",
-                "Steps skipped, by reason.",
-                &["reason"],
-            )?,
-            train_restarts: m.counter(
-                "hone_train_restarts_total",
-                "Times the trainer was restarted from its checkpoint.",
-            )?,
-            train_warnings: m.counters(
-                "hone_train_warnings_total",
-                "Warnings about the run raised, by kind.",
-                &["kind"],
-            )?,
-            train_warning_active: m.int_gauges(
-                "hone_train_warning_active",
-                "1 while a warning's condition lasts, else 0, by kind.",
-                &["kind"],
-            )?,
+            train: train::train(m)?,
             policy_version: m.int_gauge("hone_policy_version", "The version being served.")?,
             policy_published: m.counter("hone_policy_published_total", "Versions published.")?,
             policy_rejected: m.counters(

@@ -6,4 +6,4 @@ mod metrics;
 
 pub use logging::init;
 pub use maker::{Description, Kind};
-pub use metrics::{CallMetrics, JudgeMetrics, Metrics};
+pub use metrics::{CallMetrics, JudgeMetrics, Metrics, TrainMetrics};

@@ -166,7 +166,8 @@ impl Board {
         self.update(|s| s.state = state);
         for each in TrainState::ALL {
             self.metrics
-                .train_state
+                .train
+                .state
                 .with_label_values(&[each.as_str()])
                 .set(i64::from(each == state));
         }

@@ -283,7 +283,7 @@ impl<'a> Trainer<'a> {
     /// Drops groups that cannot be stepped on; the weights have not changed.
     fn skip(&self, groups: Vec<GroupId>, state: &str, reason: &str) -> Outcome<()> {
         tracing::warn!(state, reason, groups = groups.len(), "optimiser step skipped");
-        self.parts.metrics.train_skipped_steps.with_label_values(&[state]).inc();
+        self.parts.metrics.train.skipped_steps.with_label_values(&[state]).inc();
         self.board.update(|s| s.last_error = Some(reason.to_owned()));
         let dropped = |id| Op::GroupState(id, GroupState::Dropped(state.to_owned()));
         let drops = groups.into_iter().map(dropped).collect();
@@ -337,7 +337,7 @@ impl<'a> Trainer<'a> {
     /// Brings the status up to date.
     fn report(&self) {
         let ready = *self.parts.store.watch_ready().borrow();
-        self.parts.metrics.train_ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
+        self.parts.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
         self.board.update(|s| {
             s.step = self.learner.step_count();
             s.policy_version = self.progress.parent.0;

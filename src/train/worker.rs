@@ -177,7 +177,7 @@ fn supervise(
             s.restarts += 1;
         });
         board.state(TrainState::Failed);
-        parts.metrics.train_restarts.inc();
+        parts.metrics.train.restarts.inc();
         if !wait_out(commands, backoff, &mut hold, &error) {
             return;
         }

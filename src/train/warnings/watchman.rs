@@ -32,13 +32,13 @@ impl Watchman {
         let raised = self.watch.observe(record);
         for Warning { kind, step, message, advice } in &raised {
             let kind = kind.as_str();
-            metrics.train_warnings.with_label_values(&[kind]).inc();
+            metrics.train.warnings.with_label_values(&[kind]).inc();
             tracing::warn!(kind, step, advice, "{message}");
         }
         let active: Vec<WarningKind> = self.watch.active().collect();
         for kind in WarningKind::ALL {
             let active = i64::from(active.contains(&kind));
-            metrics.train_warning_active.with_label_values(&[kind.as_str()]).set(active);
+            metrics.train.warning_active.with_label_values(&[kind.as_str()]).set(active);
         }
         raised
     }
