@@ -95,6 +95,62 @@ fn what_cannot_be_run_is_named() {
 }
 
 #[test]
+fn versions_are_listed_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let data = data.to_str().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let config = "configs/examples/multi-objective.toml";
+    ok(&["train", "--config", config, "--data", data, "--steps", "2"]);
+
+    let listed = ok(&["adapters", "list", "--data", data, "--json"]).stdout;
+    let listed: Vec<Value> = serde_json::from_slice(&listed).unwrap();
+    let states: Vec<&str> = listed.iter().map(|v| v["state"].as_str().unwrap()).collect();
+    assert_eq!(states.len(), 3, "the base and one a step: {states:?}");
+    assert_eq!(states[2], "active");
+    assert!(text(&ok(&["adapters", "list", "--data", data]).stdout).contains("active"));
+
+    let export = |more: &[&str]| {
+        let mut args = vec!["adapters", "export", "--data", data];
+        args.extend(more);
+        hone(&args)
+    };
+    let (merged, peft) = (at("merged"), at("peft"));
+    assert!(export(&["--merged", &merged]).status.success());
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        assert!(Path::new(&merged).join(file).is_file(), "{file}");
+    }
+    assert!(export(&["--peft", &peft, "--version", "1"]).status.success());
+    assert!(Path::new(&peft).join("adapter_config.json").is_file());
+    // What was exported is a model and an adapter to start from.
+    ok(&["train", "--config", config, "--model", &merged, "--data", &at("on"), "--steps", "1"]);
+
+    for (args, code, expected) in [
+        (&["--peft", &peft][..], 1, "File exists"),
+        (&["--merged", &merged], 1, "merged"),
+        (&["--peft", "unused", "--version", "9"], 1, "the versions go from 0 to 2"),
+        (&["--peft", "unused", "--version", "0"], 1, "is the base model itself"),
+        (&[], 2, "--merged"),
+    ] {
+        let output = export(args);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn memory_is_told_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let config = "configs/examples/multi-objective.toml";
+    let told = ok(&["train", "--config", config, "--data", data, "--explain-memory"]);
+    let told = text(&told.stdout);
+    assert!(told.contains("MiB") && told.contains("base weights"), "{told}");
+    assert!(!dir.path().join("run").exists(), "nothing was run");
+}
+
+#[test]
 fn rewards_are_tried_on_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("completions.jsonl");

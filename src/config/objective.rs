@@ -89,11 +89,21 @@ pub struct KlConfig {
     pub target: f64,
     /// Samples over which beta follows: smaller is faster.
     pub horizon: f64,
+    /// Steps after which the reference follows the policy; 0 keeps the base.
+    pub sync_steps: u64,
+    /// The policy's share when it does.
+    pub sync_mixup: f64,
 }
 
 impl Default for KlConfig {
     fn default() -> Self {
-        Self { estimator: KlEstimator::default(), target: 0.0, horizon: 10_000.0 }
+        Self {
+            estimator: KlEstimator::default(),
+            target: 0.0,
+            horizon: 10_000.0,
+            sync_steps: 0,
+            sync_mixup: 0.6,
+        }
     }
 }
 
@@ -284,6 +294,14 @@ fn ratios(c: &TrainConfig) -> Checked {
 
 fn kl(c: &TrainConfig) -> Checked {
     at_least("train.kl.target", c.kl.target, 0.0)?;
+    if !(c.kl.sync_mixup > 0.0 && c.kl.sync_mixup <= 1.0) {
+        let allowed = "greater than 0 and at most 1";
+        return Err(Problem::value("train.kl.sync_mixup", c.kl.sync_mixup, &allowed));
+    }
+    if c.kl.sync_steps > 0 && c.beta == 0.0 {
+        let allowed = "0 with train.beta 0, which asks no reference";
+        return Err(Problem::value("train.kl.sync_steps", c.kl.sync_steps, &allowed));
+    }
     if c.kl.target == 0.0 {
         return above("train.kl.horizon", c.kl.horizon, 0.0);
     }

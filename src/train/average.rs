@@ -52,13 +52,7 @@ impl Average {
         };
         match &self.lora {
             None => self.lora = Some(lora.copy()?),
-            Some(average) => {
-                for ((_, own), (_, new)) in average.parameters().iter().zip(lora.parameters()) {
-                    let old = own.as_detached_tensor();
-                    let change = ((new.as_detached_tensor() - &old)? * share)?;
-                    own.set(&(old + change)?)?;
-                }
-            }
+            Some(average) => average.approach(lora, share)?,
         }
         self.count += 1;
         Ok(())

@@ -1,8 +1,9 @@
 //! Checkpoints: a directory that is either whole or not there.
 //!
 //! `step-000000000012/` holds `adapter.safetensors`, `moments.safetensors`, `average.safetensors`
-//! where the adapter is averaged, and `state.json`, which carries the SHA-256 of the others. It is written beside its place under a name that starts
-//! with a dot, synced, and renamed.
+//! where the adapter is averaged, `reference.safetensors` where the reference was synchronised, and
+//! `state.json`, which carries the SHA-256 of the others. It is written beside its place under a
+//! name that starts with a dot, synced, and renamed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,6 +28,7 @@ const STATE_FILE: &str = "state.json";
 const ADAPTER_FILE: &str = "adapter.safetensors";
 const MOMENTS_FILE: &str = "moments.safetensors";
 const AVERAGE_FILE: &str = "average.safetensors";
+const REFERENCE_FILE: &str = "reference.safetensors";
 const PREFIX: &str = "step-";
 
 /// Everything a learner needs to go on exactly.
@@ -40,6 +42,8 @@ pub(super) struct Checkpoint {
     pub moments: BTreeMap<String, Tensor>,
     /// The averaged adapter; empty where there is none.
     pub average: BTreeMap<String, Tensor>,
+    /// The reference's adapter; empty where the reference is the base.
+    pub reference: BTreeMap<String, Tensor>,
 }
 
 /// The part of a checkpoint that is not a tensor.
@@ -160,12 +164,13 @@ pub(super) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     remove_any(&temporary)?;
     fs::create_dir(&temporary).map_err(at(&temporary))?;
     let mut sha256 = BTreeMap::new();
-    for (name, tensors) in [
-        (ADAPTER_FILE, &checkpoint.adapter),
-        (MOMENTS_FILE, &checkpoint.moments),
-        (AVERAGE_FILE, &checkpoint.average),
+    for (name, tensors, always) in [
+        (ADAPTER_FILE, &checkpoint.adapter, true),
+        (MOMENTS_FILE, &checkpoint.moments, true),
+        (AVERAGE_FILE, &checkpoint.average, false),
+        (REFERENCE_FILE, &checkpoint.reference, false),
     ] {
-        if name == AVERAGE_FILE && tensors.is_empty() {
+        if tensors.is_empty() && !always {
             continue;
         }
         let bytes = safetensors_bytes(tensors)?;
@@ -212,11 +217,14 @@ pub(super) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
             .map_err(|e| wrong(dir, format!("{name}: {e}")))?;
         Ok(loaded.into_iter().collect())
     };
-    let averaged = file.sha256.contains_key(AVERAGE_FILE);
+    let where_saved = |name: &str| {
+        if file.sha256.contains_key(name) { tensors(name) } else { Ok(BTreeMap::new()) }
+    };
     Ok(Checkpoint {
         adapter: tensors(ADAPTER_FILE)?,
         moments: tensors(MOMENTS_FILE)?,
-        average: if averaged { tensors(AVERAGE_FILE)? } else { BTreeMap::new() },
+        average: where_saved(AVERAGE_FILE)?,
+        reference: where_saved(REFERENCE_FILE)?,
         state,
     })
 }

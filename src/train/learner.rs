@@ -22,6 +22,7 @@ use super::model::{Model, ModelSpec};
 use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamW, AdamWConfig, clip_global_norm};
 use super::pass::Pass;
+use super::reference::Reference;
 pub use super::step_stats::StepStats;
 use super::{peft, schedule};
 use crate::config::{Factor, OptimizerKind, TrainConfig};
@@ -36,6 +37,7 @@ pub struct Learner {
     lora: Lora,
     optimizer: AdamW,
     average: Option<Average>,
+    reference: Reference,
     config: TrainConfig,
     rng: ChaCha8Rng,
     steps: u64,
@@ -87,8 +89,19 @@ impl Learner {
             eight_bit: config.optimizer == OptimizerKind::AdamW8bit,
         });
         let average = Average::new(&config);
-        let adaptive = Adaptive::new(&config);
-        Ok(Self { model, lora, optimizer, average, config, rng, steps: 0, adaptive, tokens: 0 })
+        let (adaptive, reference) = (Adaptive::new(&config), Reference::new(&config.kl));
+        Ok(Self {
+            model,
+            lora,
+            optimizer,
+            average,
+            reference,
+            config,
+            rng,
+            steps: 0,
+            adaptive,
+            tokens: 0,
+        })
     }
 
     /// The model's shape.
@@ -174,6 +187,7 @@ impl Learner {
                 let mut pass = Pass {
                     model: &self.model,
                     lora: &self.lora,
+                    reference: self.reference.lora(),
                     config: &self.config,
                     samples,
                     active: &active,
@@ -223,6 +237,7 @@ impl Learner {
             if let Some(average) = &mut self.average {
                 average.observe(&self.lora, self.steps + 1)?;
             }
+            self.reference.observe(&self.lora, self.steps + 1)?;
             self.steps += 1;
         }
         Ok(stats)
@@ -296,8 +311,8 @@ impl Learner {
     }
 
     /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
-    /// the optimiser's moments, the average and what adaptive coefficients have come to. The step
-    /// count and the schedule go on.
+    /// the optimiser's moments, the average, a synchronised reference and what adaptive coefficients
+    /// have come to. The step count and the schedule go on.
     ///
     /// # Errors
     /// If the adapter cannot be read or has other ranks, scales or modules than `train.lora`; nothing
@@ -319,6 +334,7 @@ impl Learner {
         };
         self.optimizer.clear();
         self.adaptive = Adaptive::new(&self.config);
+        self.reference.clear();
         if let Some(average) = &mut self.average {
             average.clear();
         }
@@ -369,7 +385,8 @@ impl Learner {
         };
         let average = average.map_or_else(|| Ok(BTreeMap::new()), Average::tensors)?;
         let (adapter, moments) = (self.lora.tensors()?, self.optimizer.tensors()?);
-        checkpoint::save(dir, &Checkpoint { state, adapter, moments, average })
+        let reference = self.reference.tensors()?;
+        checkpoint::save(dir, &Checkpoint { state, adapter, moments, average, reference })
     }
 
     /// Goes on from a checkpoint; returns the `extra` it was saved with.
@@ -392,13 +409,17 @@ impl Learner {
                 .map_err(|e| wrong(e.to_string()))
         };
         let lora = read(loaded.adapter)?;
-        let averaged = if loaded.average.is_empty() { None } else { Some(read(loaded.average)?) };
+        let where_saved = |tensors: BTreeMap<String, Tensor>| {
+            if tensors.is_empty() { Ok(None) } else { read(tensors).map(Some) }
+        };
+        let (averaged, reference) = (where_saved(loaded.average)?, where_saved(loaded.reference)?);
         self.optimizer
             .restore(loaded.state.updates, &lora.parameters(), loaded.moments)
             .map_err(|e| wrong(e.to_string()))?;
         if let Some(average) = &mut self.average {
             average.restore(averaged, loaded.state.averaged);
         }
+        self.reference.restore(reference);
         self.lora = lora;
         self.rng = loaded.state.rng;
         self.steps = loaded.state.step;

@@ -165,6 +165,31 @@ impl Lora {
         Ok(Self { pairs: pairs.collect::<Result<_>>()? })
     }
 
+    /// A copy that changes nothing: A as here, B zero.
+    ///
+    /// # Errors
+    /// If a copy fails.
+    pub(super) fn silent(&self) -> Result<Self> {
+        let copy = self.copy()?;
+        for pair in copy.pairs.values() {
+            pair.b.set(&pair.b.zeros_like()?)?;
+        }
+        Ok(copy)
+    }
+
+    /// Moves every factor by `share` of its way to `other`'s, which has the same modules and ranks.
+    ///
+    /// # Errors
+    /// If the shapes differ.
+    pub(super) fn approach(&self, other: &Self, share: f64) -> Result<()> {
+        for ((_, own), (_, new)) in self.parameters().iter().zip(other.parameters()) {
+            let old = own.as_detached_tensor();
+            let change = ((new.as_detached_tensor() - &old)? * share)?;
+            own.set(&(old + change)?)?;
+        }
+        Ok(())
+    }
+
     /// Takes the values of tensors under their PEFT names; names it does not have are ignored.
     ///
     /// # Errors

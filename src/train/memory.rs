@@ -74,7 +74,7 @@ pub struct Plan {
     pub kept_layers: (usize, usize),
     /// The frozen weights.
     pub base: usize,
-    /// The adapter.
+    /// The adapter, its average and the reference's, where there are such.
     pub adapter: usize,
     /// The sum of gradients, and those of each shard in flight.
     pub gradients: usize,
@@ -110,6 +110,8 @@ impl Plan {
             OptimizerKind::AdamW => 2 * adapter,
             OptimizerKind::AdamW8bit => adapter / 2,
         };
+        let averaged = config.ema_decay > 0.0 || config.swa_start > 0;
+        let copies = 1 + usize::from(averaged) + usize::from(config.kl.sync_steps > 0);
         let layer = layer_values(spec, r) * all;
         let kept = kept(config, spec, tokens * in_flight);
         Self {
@@ -117,7 +119,7 @@ impl Plan {
             in_flight,
             kept_layers: (kept, spec.num_layers),
             base: base * F32,
-            adapter,
+            adapter: adapter * copies,
             gradients: adapter * (1 + in_flight),
             moments,
             layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,

@@ -38,6 +38,9 @@ pub mod peft;
 #[cfg(test)]
 mod peft_tests;
 mod progress;
+mod reference;
+#[cfg(test)]
+mod reference_tests;
 #[cfg(test)]
 mod resume_tests;
 pub mod schedule;

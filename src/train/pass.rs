@@ -20,6 +20,8 @@ use crate::config::TrainConfig;
 pub(super) struct Pass<'a> {
     pub model: &'a Model,
     pub lora: &'a Lora,
+    /// The reference's adapter; the base alone without one.
+    pub reference: Option<&'a Lora>,
     pub config: &'a TrainConfig,
     pub samples: &'a [TrainSample],
     /// The samples that are trained on.
@@ -235,7 +237,7 @@ impl Pass<'_> {
         self.model.stats(hidden, &layout.rows, &layout.targets, &layout.temperatures)
     }
 
-    /// Log-probabilities under the base, adapters off, by sample; `None` where beta is 0.
+    /// Log-probabilities under the reference by sample; `None` where beta is 0.
     fn references(&self, layout: &Layout, indices: &[usize]) -> Result<Option<Vec<Vec<f64>>>> {
         if self.config.beta == 0.0 {
             return Ok(None);
@@ -245,7 +247,7 @@ impl Pass<'_> {
         if kept.is_some() {
             return Ok(kept);
         }
-        let hidden = self.model.hidden(&layout.ids, &layout.segments, None, None)?;
+        let hidden = self.model.hidden(&layout.ids, &layout.segments, self.reference, None)?;
         let logprobs = columns(&self.stats(layout, &hidden)?)?.0;
         let mut rest = logprobs.as_slice();
         let mut out = Vec::with_capacity(indices.len());

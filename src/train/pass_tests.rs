@@ -41,6 +41,7 @@ fn run_with(
     Pass {
         model,
         lora,
+        reference: None,
         config,
         samples,
         active: &active,
@@ -256,6 +257,7 @@ fn order_and_company_do_not_change_the_gradient() {
     let outcome = Pass {
         model: &model,
         lora: &lora,
+        reference: None,
         config: &config,
         samples: &padded,
         active: &active,

@@ -55,6 +55,11 @@ struct World {
 impl World {
     /// A daemon's parts around the data in `dir`, with groups of two making a step of four.
     async fn start(dir: &Path) -> Self {
+        Self::start_from(dir, Path::new("")).await
+    }
+
+    /// [`Self::start`] with an adapter to start from.
+    async fn start_from(dir: &Path, init_adapter: &Path) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
         let ledger = dir.join("ledger.redb");
         let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
@@ -82,7 +87,11 @@ impl World {
                 learning_rate: 0.01,
                 threads: 1,
                 nice: 0,
-                lora: LoraConfig { r: 2, ..LoraConfig::default() },
+                lora: LoraConfig {
+                    r: 2,
+                    init_adapter: init_adapter.to_owned(),
+                    ..LoraConfig::default()
+                },
                 ..TrainConfig::default()
             },
             publish_every: 1,
@@ -301,5 +310,38 @@ async fn a_crash_after_the_checkpoint_repeats_the_record_and_the_publication() {
     }
     assert_eq!(world.store.last_step().unwrap().unwrap().step, 1);
     assert_eq!(world.policies.active(), PolicyVersion(1));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_to_start_from_is_served_before_it_is_trained() {
+    let (before, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let world = World::start(before.path()).await;
+    world.group(4, 0).await;
+    world.group(6, 0).await;
+    world.version(1).await;
+    let given = world.policies.list().unwrap().pop().unwrap();
+    world.stop().await;
+    let adapter = before.path().join(given.adapter.unwrap());
+
+    let world = World::start_from(dir.path(), &adapter).await;
+    world.version(1).await;
+    let first = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((first.step, first.parent), (0, Some(PolicyVersion::BASE)));
+    assert_eq!(first.sha256, given.sha256, "the same weights");
+    // Nothing was trained yet; a restart makes no second version of it.
+    world.stop().await;
+    let world = World::start_from(dir.path(), &adapter).await;
+    world.version(1).await;
+    assert_eq!(world.policies.list().unwrap().len(), 2);
+    let group = world.group(4, 1).await;
+    world.group(6, 1).await;
+    world.version(2).await;
+    assert_eq!(world.state(group), GroupState::Trained(1));
+    // Once there is a checkpoint, that is what a start goes on from.
+    world.stop().await;
+    let world = World::start_from(dir.path(), &adapter).await;
+    world.version(2).await;
+    assert_eq!(world.policies.list().unwrap().len(), 3);
     world.stop().await;
 }

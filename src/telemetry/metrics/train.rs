@@ -58,10 +58,8 @@ pub(super) fn train(m: &mut Maker) -> Option<TrainMetrics> {
             "1 for the trainer's current state, 0 for the others.",
             &["state"],
         )?,
-        reward_mean: m.gauge(
-            "hone_train_reward_mean",
-            "Mean weighted reward of the last step's samples.",
-        )?,
+        reward_mean: m
+            .gauge("hone_train_reward_mean", "Mean weighted reward of the last step's samples.")?,
         reward_std: m.gauge(
             "hone_train_reward_std",
             "Mean within-group standard deviation of the weighted reward.",
@@ -147,10 +145,8 @@ pub(super) fn train(m: &mut Maker) -> Option<TrainMetrics> {
             "Share of the last step's completions that ended at the token limit.",
         )?,
         tokens: m.counter("hone_train_tokens_total", "Completion tokens trained on.")?,
-        seen_tokens: m.gauge(
-            "hone_train_seen_tokens",
-            "Prompt and completion tokens of all steps so far.",
-        )?,
+        seen_tokens: m
+            .gauge("hone_train_seen_tokens", "Prompt and completion tokens of all steps so far.")?,
         loss_token_fraction: m.gauge(
             "hone_train_loss_token_fraction",
             "Completion tokens per token that the forward pass computed.",
