@@ -291,7 +291,7 @@ fn toml_blocks(text: &str) -> Vec<String> {
 #[test]
 fn every_configuration_in_the_documents_is_valid() {
     let mut seen = 0;
-    for document in ["README.md", "docs/rewards.md", "docs/datasets.md"] {
+    for document in ["README.md", "docs/rewards.md", "docs/datasets.md", "docs/training.md"] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
         for block in toml_blocks(&std::fs::read_to_string(path).unwrap()) {
             // A part by itself belongs to some route.

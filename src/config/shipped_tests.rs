@@ -1,6 +1,6 @@
 //! The configurations in `configs/` beside the default: valid, and the figures of the guides.
 
-use super::{Config, LinearKind, ScheduleKind, load_from, validate};
+use super::{Config, LinearKind, OptimizerKind, Recompute, ScheduleKind, load_from, validate};
 
 fn shipped(name: &str) -> Config {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(name);
@@ -16,7 +16,7 @@ fn common(config: &Config) {
     assert_eq!(train.lora.target_modules, LinearKind::ALL.map(LinearKind::as_str).into());
     assert_eq!((train.clip_low, train.clip_high), (0.2, 0.2));
     // A warm-up of a tenth, over one epoch that ends with the run.
-    assert_eq!(train.warmup_steps * 10, train.total_steps);
+    assert_eq!(train.warmup_ratio, 0.1);
     assert_eq!(train.max_steps, train.total_steps);
     // Whole groups make a step.
     assert_eq!(train.samples_per_step % config.rollout.group_size, 0);
@@ -30,7 +30,9 @@ fn memory_optimised() {
     assert_eq!(train.learning_rate, 5e-6);
     assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
     assert_eq!((train.schedule, train.max_grad_norm), (ScheduleKind::Cosine, 0.1));
+    assert_eq!((train.optimizer, train.recompute), (OptimizerKind::AdamW8bit, Recompute::Always));
     assert_eq!((rollout.group_size, rollout.max_tokens), (8, 512));
+    assert_eq!(config.dataset.max_prompt_tokens, 256);
     assert_eq!((train.micro_batch, train.samples_per_step / rollout.group_size), (1, 4));
 }
 
@@ -41,6 +43,7 @@ fn high_performance() {
     let (train, rollout) = (&config.train, &config.rollout);
     assert_eq!(train.learning_rate, 1e-5);
     assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
+    assert_eq!(config.dataset.max_prompt_tokens, 512);
     assert_eq!(train.micro_batch, 4 * rollout.group_size);
     assert_eq!(train.samples_per_step / train.micro_batch, 2);
 }

@@ -47,7 +47,7 @@ fn help(words: &[&str]) -> Result<String, String> {
 #[test]
 fn every_command_in_the_documents_exists() {
     let mut seen = BTreeSet::new();
-    for document in ["README.md", "CONTRIBUTING.md"] {
+    for document in ["README.md", "CONTRIBUTING.md", "docs/training.md"] {
         let text = fs::read_to_string(super::root().join(document)).unwrap();
         for command in commands(&text) {
             let Some(arguments) = of_hone(&command) else {
@@ -69,6 +69,93 @@ fn every_command_in_the_documents_exists() {
     for promised in ["demo", "serve", "cargo test --release"] {
         assert!(seen.contains(promised), "no document shows {promised}: {seen:?}");
     }
+}
+
+/// Every key of the default configuration by its path, tables included; those of lists of tables
+/// without a number.
+fn configuration_keys() -> BTreeSet<String> {
+    fn collect(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (name, inner) in table {
+                    let key =
+                        if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                    collect(&key, inner, found);
+                    found.insert(key);
+                }
+            }
+            toml::Value::Array(items) => {
+                for item in items {
+                    collect(prefix, item, found);
+                }
+            }
+            _ => {}
+        }
+    }
+    let text = fs::read_to_string(super::root().join("configs/default.toml")).unwrap();
+    let table: toml::Table = text.parse().unwrap();
+    let mut found = BTreeSet::new();
+    collect("", &toml::Value::Table(table), &mut found);
+    found
+}
+
+/// What stands in backquotes outside of code blocks and looks like the path of a key.
+fn keys_named(text: &str) -> Vec<String> {
+    let mut named = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            inside = !inside;
+        } else if !inside {
+            for quoted in line.split('`').skip(1).step_by(2) {
+                // `train.kl.target = 0.1` names its key.
+                let path = quoted.split(" = ").next().unwrap();
+                let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+                if path.contains('.')
+                    && path.split('.').all(|p| !p.is_empty() && p.chars().all(plain))
+                {
+                    named.push(path.to_owned());
+                }
+            }
+        }
+    }
+    named
+}
+
+#[test]
+fn every_key_in_the_documents_is_a_key() {
+    let keys = configuration_keys();
+    let mut checked = 0;
+    for document in ["README.md", "docs/training.md"] {
+        let text = fs::read_to_string(super::root().join(document)).unwrap();
+        for path in keys_named(&text) {
+            let section = path.split('.').next().unwrap();
+            // Files, such as `state.json`, are in no section.
+            if keys.contains(section) {
+                assert!(keys.contains(&path), "{document}: {path} is not in configs/default.toml");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 100, "{checked} keys");
+}
+
+/// `tests/reference/check_trl_options.py` holds the first column equal to TRL's own options.
+#[test]
+fn every_option_of_trl_has_a_key_or_a_reason() {
+    let text = fs::read_to_string(super::root().join("README.md")).unwrap();
+    let table = text.split("<code>GRPOConfig</code>").nth(1).unwrap();
+    let table = table.split("</details>").next().unwrap();
+    let mut rows = 0;
+    for row in table.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 5, "{row}");
+        let (key, why) = (cells[2], cells[3]);
+        assert!(!(key.is_empty() && why.is_empty()), "neither a key nor a reason: {row}");
+        assert_eq!(key.is_empty(), keys_named(key).is_empty(), "not a key: {row}");
+        rows += 1;
+    }
+    assert!(rows > 60, "{rows} rows");
 }
 
 #[test]

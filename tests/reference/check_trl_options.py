@@ -1,0 +1,24 @@
+"""Checks that the README's table names every option of TRL's GRPOConfig, and none that it has not.
+
+    pip install trl
+    python tests/reference/check_trl_options.py
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+
+import trl
+
+readme = pathlib.Path(__file__).parents[2] / "README.md"
+table = readme.read_text().split("<code>GRPOConfig</code>")[1].split("</details>")[0]
+first_columns = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+named = [name for column in first_columns for name in re.findall(r"`(\w+)`", column)]
+options = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+problems = [f"missing: {name}" for name in sorted(options - set(named))]
+problems += [f"no option: {name}" for name in sorted(set(named) - options)]
+problems += [f"twice: {name}" for name in sorted({n for n in named if named.count(n) > 1})]
+if problems:
+    sys.exit("failed: " + "; ".join(problems))
+print(f"ok: {len(options)} options of TRL {trl.__version__}")
