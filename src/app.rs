@@ -268,6 +268,7 @@ pub async fn rewards_alone(config: &Config) -> anyhow::Result<(Codec, Routes)> {
 /// If the model cannot be found, read or trained.
 pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
     let dir = open_model(config, &config.data.dir)?;
+    train::Learner::check(&dir, &config.train)?;
     let spec = train::ModelSpec::from_config(&dir.config)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if config.train.threads == 0 { cores } else { config.train.threads };
@@ -302,6 +303,10 @@ async fn load_engine(
     let (config, data) = (config.clone(), data.to_owned());
     tokio::task::spawn_blocking(move || {
         let dir = open_model(&config, &data)?;
+        if config.train.enabled {
+            // What the trainer refuses is told before anything is served.
+            train::Learner::check(&dir, &config.train)?;
+        }
         claim(&data, &dir)?;
         let normalised = dir.normalised(&data.join("models"))?;
         let engine = MistralEngine::start(&dir, &normalised, &config.engine, metrics)?;

@@ -164,7 +164,9 @@ fn values_out_of_range() {
     assert_snapshot!(error("[train]\nbeta = inf"), @"train.beta is inf: it must be a finite number, 0 or more");
     assert_snapshot!(error("[train]\nnice = 20"), @"train.nice is 20: it must be from 0 to 19");
     assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
-    assert_snapshot!(error("[train]\nschedule = 'cosine'\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than train.total_steps (1000)");
+    assert_snapshot!(error("[train]\nschedule = 'cosine'\nmax_steps = 1000\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than the schedule's steps (1000)");
+    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps");
+    assert_snapshot!(error("[train]\nwarmup_ratio = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_ratio set and no train.max_steps");
     assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"train.lora.dropout is 1.1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train.lora]\ntarget_modules = []"), @r#"train.lora.target_modules is []: it must be "all-linear", a regular expression or at least one name"#);
     assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'q_proj']"), @r#"train.lora.target_modules[1] is "q_proj": it must be a name that is not in the list already"#);

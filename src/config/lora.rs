@@ -80,6 +80,12 @@ impl LinearKind {
             Self::GateProj | Self::UpProj | Self::DownProj | Self::GateUpProj => "mlp",
         }
     }
+
+    /// Layers that some families have as one, with their parts.
+    pub const FUSED: [(Self, &'static [Self]); 2] = [
+        (Self::QkvProj, &[Self::QProj, Self::KProj, Self::VProj]),
+        (Self::GateUpProj, &[Self::GateProj, Self::UpProj]),
+    ];
 }
 
 /// What A starts from; B starts at zero, so that the policy starts as the base.

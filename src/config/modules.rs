@@ -10,7 +10,7 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::lora::LoraConfig;
+use super::lora::{LinearKind, LoraConfig};
 
 /// PEFT's word for every linear layer but the output layer.
 const ALL_LINEAR: &str = "all-linear";
@@ -31,6 +31,22 @@ impl Modules {
     /// No module.
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::Names(names) if names.is_empty())
+    }
+
+    /// What the list means where layers are fused: all parts of a fused layer mean that layer.
+    #[must_use]
+    pub fn fused(&self) -> Self {
+        let Self::Names(names) = self else { return self.clone() };
+        let mut names = names.clone();
+        for (whole, parts) in LinearKind::FUSED {
+            let is_part = |name: &String| parts.iter().any(|part| part.as_str() == name.as_str());
+            let named = parts.iter().filter(|part| names.iter().any(|n| n == part.as_str()));
+            if named.count() == parts.len() {
+                names.retain(|name| !is_part(name));
+                names.push(whole.as_str().to_owned());
+            }
+        }
+        Self::Names(names)
     }
 
     /// A text means what it means in PEFT, and plain names with commas between them are a list, so

@@ -15,11 +15,11 @@ pub enum ScheduleKind {
     /// Stays.
     #[default]
     Constant,
-    /// Falls to 0 at `total_steps` in a line.
+    /// Falls to 0 at the schedule's end in a line.
     Linear,
-    /// Falls to `min_learning_rate` at `total_steps` along half a cosine.
+    /// Falls to `min_learning_rate` at the schedule's end along half a cosine.
     Cosine,
-    /// Falls to `min_learning_rate` at `total_steps` with `schedule_power`.
+    /// Falls to `min_learning_rate` at the schedule's end with `schedule_power`.
     Polynomial,
     /// Falls with the square root of the steps, without end.
     InverseSqrt,
@@ -74,9 +74,9 @@ pub struct TrainConfig {
     pub schedule: ScheduleKind,
     /// Steps over which the rate rises from 0.
     pub warmup_steps: u64,
-    /// The same as a share of `total_steps`; 0 leaves it to `warmup_steps`.
+    /// The same as a share of [`Self::schedule_steps`]; 0 leaves it to `warmup_steps`.
     pub warmup_ratio: f64,
-    /// Where linear, cosine and polynomial schedules end.
+    /// Where linear, cosine and polynomial schedules end; 0 takes `max_steps`.
     pub total_steps: u64,
     /// Where cosine and polynomial schedules end up.
     pub min_learning_rate: f64,
@@ -154,6 +154,13 @@ pub struct TrainConfig {
     pub lora: LoraConfig,
 }
 
+impl TrainConfig {
+    /// Steps of the whole schedule; 0 where it has no end.
+    pub fn schedule_steps(&self) -> u64 {
+        if self.total_steps > 0 { self.total_steps } else { self.max_steps }
+    }
+}
+
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
@@ -168,7 +175,7 @@ impl Default for TrainConfig {
             schedule: ScheduleKind::Constant,
             warmup_steps: 0,
             warmup_ratio: 0.0,
-            total_steps: 1000,
+            total_steps: 0,
             min_learning_rate: 0.0,
             schedule_power: 1.0,
             optimizer: OptimizerKind::default(),

@@ -108,7 +108,6 @@ fn train(c: &TrainConfig) -> Checked {
     between("train.micro_batch", c.micro_batch, 1, 1 << 16)?;
     between("train.num_iterations", c.num_iterations, 1, 64)?;
     above("train.learning_rate", c.learning_rate, 0.0)?;
-    between("train.total_steps", c.total_steps, 1, u64::MAX)?;
     optimiser(c)?;
     below("train.adam_beta1", c.adam_beta1, 0.0, 1.0)?;
     below("train.adam_beta2", c.adam_beta2, 0.0, 1.0)?;
@@ -131,8 +130,13 @@ fn optimiser(c: &TrainConfig) -> Checked {
         return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
     }
     let ends = !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt);
-    if ends && c.warmup_steps >= c.total_steps {
-        let allowed = format!("less than train.total_steps ({})", c.total_steps);
+    if (ends || c.warmup_ratio > 0.0) && c.schedule_steps() == 0 {
+        let why = if ends { "schedule" } else { "warmup_ratio" };
+        let allowed = format!("at least 1 with train.{why} set and no train.max_steps");
+        return Err(Problem::value("train.total_steps", c.total_steps, &allowed));
+    }
+    if ends && c.warmup_steps >= c.schedule_steps() {
+        let allowed = format!("less than the schedule's steps ({})", c.schedule_steps());
         return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
     }
     at_least("train.min_learning_rate", c.min_learning_rate, 0.0)?;

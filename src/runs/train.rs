@@ -62,7 +62,7 @@ pub struct TrainOutcome {
 /// If there is no dataset or no step to take, or a part fails; the message names the key or the
 /// part. What was trained until then stays and can be resumed.
 pub async fn run(
-    mut config: Config,
+    config: Config,
     options: TrainOptions,
     interrupt: impl Future<Output = ()>,
 ) -> anyhow::Result<TrainOutcome> {
@@ -71,9 +71,6 @@ pub async fn run(
     ensure!(config.train.max_steps > 0, "train.max_steps is 0: it must be at least 1 (--steps N)");
     ensure!(config.train.enabled, "train.enabled is false: it must be true");
     ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
-    if config.train.total_steps == 0 {
-        config.train.total_steps = config.train.max_steps;
-    }
     let held_out = Dataset::open(&dataset)?.held_out;
     let core = Core::start_until(&config, Some(0)).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;

@@ -17,7 +17,7 @@ use super::average::Average;
 use super::batch::{Layout, TrainSample};
 use super::checkpoint::{self, Checkpoint, State};
 use super::error::{LearnError, Result};
-use super::lora::Lora;
+use super::lora::{self, Lora};
 use super::model::{Model, ModelSpec};
 use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamW, AdamWConfig, clip_global_norm};
@@ -25,7 +25,7 @@ use super::pass::Pass;
 use super::reference::Reference;
 pub use super::step_stats::StepStats;
 use super::{peft, schedule};
-use crate::config::{Factor, OptimizerKind, TrainConfig};
+use crate::config::{Factor, LoraConfig, OptimizerKind, TrainConfig};
 use crate::engine::ModelDir;
 
 /// Why a step is skipped whose samples were all refused, masked or without an advantage.
@@ -56,6 +56,21 @@ impl Learner {
         Self::with_model(Model::load(spec, &model.weights, &Device::Cpu)?, config)
     }
 
+    /// Whether a learner could start on a model, told without reading its weights.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn check(model: &ModelDir, config: &TrainConfig) -> Result<()> {
+        validate(config)?;
+        let spec = ModelSpec::from_config(&model.config)?;
+        let path = &config.lora.init_adapter;
+        if path.as_os_str().is_empty() {
+            return lora::named_plan(&spec, &config.lora).map(drop);
+        }
+        let (found, _) = peft::read(path, &spec, DType::F32, &Device::Cpu)?;
+        adopt(&lora::fitted(&spec, &config.lora), found, path).map(drop)
+    }
+
     /// Starts with a fresh adapter, or with `train.lora.init_adapter`, over a model that is loaded
     /// already.
     ///
@@ -67,18 +82,13 @@ impl Learner {
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
         let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
         let mut config = config.clone();
+        config.lora = lora::fitted(spec, &config.lora);
         let lora = if config.lora.init_adapter.as_os_str().is_empty() {
             Lora::fresh(spec, &config.lora, &mut rng, dtype, device)?
         } else {
             let path = config.lora.init_adapter.clone();
             let (found, lora) = peft::read(&path, spec, dtype, device)?;
-            config.lora = config.lora.adopt(found).map_err(|(key, own, found)| {
-                let reason = format!(
-                    "its {key} is {found}, but `train.lora.{key}` is {own}; leave the key out to \
-                     take the adapter's"
-                );
-                LearnError::Adapter { path, reason }
-            })?;
+            config.lora = adopt(&config.lora, found, &path)?;
             lora
         };
         let optimizer = AdamW::new(AdamWConfig {
@@ -430,6 +440,17 @@ impl Learner {
         self.tokens = loaded.state.tokens;
         Ok(loaded.state.extra)
     }
+}
+
+/// Takes the settings of an adapter to start from; those of the configuration must not differ.
+fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig> {
+    own.adopt(found).map_err(|(key, own, found)| {
+        let reason = format!(
+            "its {key} is {found}, but `train.lora.{key}` is {own}; leave the key out to take the \
+             adapter's"
+        );
+        LearnError::Adapter { path: path.to_owned(), reason }
+    })
 }
 
 /// The length of every completion; 0 for those that are not trained on.

@@ -235,14 +235,20 @@ pub(super) fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
     if config.r == 0 {
         return wrong("train.lora.r", "0".to_owned(), "at least 1");
     }
-    let rules = Rules::new(config).map_err(|(key, reason)| {
+    let rules = Rules::new(&fitted(spec, config)).map_err(|(key, reason)| {
         LearnError::Unsupported(format!("`train.lora.{key}` cannot be used: {reason}"))
     })?;
     let names: Vec<String> = places(spec).map(|(layer, kind)| module_name(layer, kind)).collect();
     let unmatched = rules.unmatched(&names);
     if !unmatched.is_empty() {
+        let hint = match spec.fused {
+            true => {
+                ": its q, k and v are one layer, `qkv_proj`, and gate and up are `gate_up_proj`"
+            }
+            false => "",
+        };
         return Err(LearnError::Unsupported(format!(
-            "`train.lora.target_modules` names {}, but the model has no such linear layer",
+            "`train.lora.target_modules` names {}, but the model has no such linear layer{hint}",
             list(unmatched)
         )));
     }
@@ -261,6 +267,16 @@ pub(super) fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
         return wrong("train.lora.rank_pattern", "0".to_owned(), "at least 1 for every module");
     }
     Ok(plan)
+}
+
+/// Settings as they fit the model: see [`Modules::fused`].
+///
+/// [`Modules::fused`]: crate::config::Modules::fused
+pub(super) fn fitted(spec: &ModelSpec, config: &LoraConfig) -> LoraConfig {
+    match spec.fused {
+        true => LoraConfig { target_modules: config.target_modules.fused(), ..config.clone() },
+        false => config.clone(),
+    }
 }
 
 /// The same by the modules' names.

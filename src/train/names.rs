@@ -11,7 +11,7 @@ pub const REWARD_MEAN: &str = "reward_mean";
 pub const REWARD_STD: &str = "reward_std";
 /// Share of groups whose rewards were all equal, 0 to 1.
 pub const ZERO_STD_GROUPS: &str = "zero_std_groups_ratio";
-/// k3 estimate of KL(policy || reference), mean over tokens, in nats.
+/// Estimate of KL(policy || reference) by `train.kl.estimator`, mean over tokens, in nats.
 pub const KL: &str = "kl";
 /// Mean entropy of the next token, in nats.
 pub const ENTROPY: &str = "entropy";

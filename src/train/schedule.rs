@@ -23,7 +23,7 @@ pub fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
         return peak * (done + 1) as f64 / warmup as f64;
     }
     let past = (done - warmup) as f64;
-    let span = config.total_steps.saturating_sub(warmup).max(1) as f64;
+    let span = config.schedule_steps().saturating_sub(warmup).max(1) as f64;
     let x = (past / span).min(1.0);
     match config.schedule {
         ScheduleKind::Constant => peak,
@@ -37,11 +37,11 @@ pub fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     }
 }
 
-/// Steps of warm-up: `train.warmup_steps`, or `train.warmup_ratio` of `train.total_steps`, rounded
-/// up.
+/// Steps of warm-up: `train.warmup_steps`, or `train.warmup_ratio` of the schedule's steps,
+/// rounded up.
 pub fn warmup_steps(config: &TrainConfig) -> u64 {
     if config.warmup_ratio > 0.0 {
-        (config.total_steps as f64 * config.warmup_ratio).ceil() as u64
+        (config.schedule_steps() as f64 * config.warmup_ratio).ceil() as u64
     } else {
         config.warmup_steps
     }

@@ -107,7 +107,7 @@ pub(super) fn train(m: &mut Maker) -> Option<TrainMetrics> {
         )?,
         importance_ratio: m.gauges(
             "hone_train_importance_ratio",
-            "exp(logp - recorded logp) over the step's tokens.",
+            "The surrogate's ratio, exp(logp - old logp), over the step's tokens.",
             &["stat"],
         )?,
         sampler_difference: m.gauges(
