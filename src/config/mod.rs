@@ -35,7 +35,7 @@ pub use lora::{LinearKind, LoraConfig, LoraInit};
 pub use modules::{Factor, Modules, Patterns, Rules};
 pub use objective::{
     AdvantageBaseline, AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
-    KlEstimator, LossKind, RatioLevel, RewardAggregation, ZeroVariance,
+    KlEstimator, LossKind, RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 pub use reward::{
     Aggregate, CallLimits, FeedbackParams, FeedbackType, JudgeMode, JudgeParams, KINDS, METRICS,

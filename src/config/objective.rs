@@ -29,6 +29,8 @@ pub enum LossKind {
     Gspo,
     /// Log-probability times advantage, without a ratio; mean over all tokens.
     Reinforce,
+    /// The same times a smooth weight of the whole sequence's ratio; mean over all tokens.
+    Vespo,
 }
 
 impl LossKind {
@@ -44,12 +46,33 @@ impl LossKind {
             Self::Luspo => "luspo",
             Self::Gspo => "gspo",
             Self::Reinforce => "reinforce",
+            Self::Vespo => "vespo",
         }
     }
 
     /// Whether the surrogate is PPO's clipped one.
     pub fn clips(self) -> bool {
-        !matches!(self, Self::Cispo | Self::Sapo | Self::Reinforce)
+        !matches!(self, Self::Cispo | Self::Sapo | Self::Reinforce | Self::Vespo)
+    }
+}
+
+/// The weight that `vespo` gives a sequence of ratio w: `w^k exp(lambda (1 - w))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VespoConfig {
+    /// k of advantages of 0 or more: how fast small ratios lose weight.
+    pub k_pos: f64,
+    /// lambda of advantages of 0 or more: how fast large ratios do.
+    pub lambda_pos: f64,
+    /// k of negative advantages.
+    pub k_neg: f64,
+    /// lambda of negative advantages.
+    pub lambda_neg: f64,
+}
+
+impl Default for VespoConfig {
+    fn default() -> Self {
+        Self { k_pos: 2.0, lambda_pos: 3.0, k_neg: 3.0, lambda_neg: 2.0 }
     }
 }
 
@@ -231,6 +254,10 @@ pub(super) fn check(c: &TrainConfig) -> Checked {
     at_least("train.dual_clip", c.dual_clip, 0.0)?;
     above("train.sapo_tau_pos", c.sapo_tau_pos, 0.0)?;
     above("train.sapo_tau_neg", c.sapo_tau_neg, 0.0)?;
+    at_least("train.vespo.k_pos", c.vespo.k_pos, 0.0)?;
+    at_least("train.vespo.lambda_pos", c.vespo.lambda_pos, 1e-4)?;
+    at_least("train.vespo.k_neg", c.vespo.k_neg, 0.0)?;
+    at_least("train.vespo.lambda_neg", c.vespo.lambda_neg, 1e-4)?;
     at_least("train.off_policy_mask_threshold", c.off_policy_mask_threshold, 0.0)?;
     if !(c.top_entropy_quantile > 0.0 && c.top_entropy_quantile <= 1.0) {
         let allowed = "greater than 0 and at most 1";
@@ -277,6 +304,19 @@ fn clips(c: &TrainConfig) -> Checked {
 }
 
 fn ratios(c: &TrainConfig) -> Checked {
+    let sequence = c.importance_sampling_level == RatioLevel::Sequence;
+    if c.loss == LossKind::Vespo && sequence {
+        let allowed = "\"token\" with train.loss \"vespo\", which weighs sequences by itself";
+        let level = name(&c.importance_sampling_level);
+        return Err(Problem::value("train.importance_sampling_level", level, allowed));
+    }
+    let mode = c.sampler_correction.mode;
+    let by_sequence =
+        matches!(mode, CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask);
+    if c.loss == LossKind::Vespo && by_sequence {
+        let allowed = "\"none\", \"token_truncate\" or \"token_mask\" with train.loss \"vespo\"";
+        return Err(Problem::value("train.sampler_correction.mode", name(&mode), allowed));
+    }
     if c.loss != LossKind::Reinforce {
         return Ok(());
     }

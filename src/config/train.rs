@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::lora::LoraConfig;
 use super::objective::{
     AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
-    RatioLevel, RewardAggregation, ZeroVariance,
+    RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 
 /// How the learning rate moves after warm-up.
@@ -144,6 +144,8 @@ pub struct TrainConfig {
     pub nice: i32,
     /// Checkpoints to keep.
     pub keep_checkpoints: usize,
+    /// The weights of `vespo`.
+    pub vespo: VespoConfig,
     /// The KL to the reference.
     pub kl: KlConfig,
     /// The entropy bonus.
@@ -208,6 +210,7 @@ impl Default for TrainConfig {
             threads: 0,
             nice: 10,
             keep_checkpoints: 2,
+            vespo: VespoConfig::default(),
             kl: KlConfig::default(),
             entropy: EntropyConfig::default(),
             sampler_correction: CorrectionConfig::default(),

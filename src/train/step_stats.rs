@@ -20,6 +20,7 @@ pub struct StepStats {
     /// - `ratio_min`, `ratio_mean`, `ratio_max`: the surrogate's ratio
     /// - `sampler_ratio_min`, `_mean`, `_max` -> `sampling/importance_sampling_ratio/*`: the sampler
     ///   correction's weights; absent without one
+    /// - `vespo_phi` -> `vespo/phi_seq_mean`: mean weight of a sequence, with that loss only
     /// - `sampler_difference_mean`, `_max` -> `sampling/sampling_logp_difference/*`: |recorded -
     ///   recomputed| log-probability over tokens of samples of the current version, before the update,
     ///   dropout off; absent without such samples

@@ -11,6 +11,7 @@ and entropy alike. Float64 throughout. Needs torch and trl; run from the reposit
 
 import inspect
 import json
+import math
 import pathlib
 import textwrap
 from collections import defaultdict
@@ -22,6 +23,7 @@ from trl.trainer import grpo_trainer
 
 OUT = pathlib.Path(__file__).resolve().parent / "loss_cases.json"
 VOCAB, MAX_TOKENS = 5, 8
+LEAST = math.log(1e-8)
 torch.set_default_dtype(torch.float64)
 
 DEFAULTS = {
@@ -34,6 +36,7 @@ DEFAULTS = {
     "dual_clip": 0.0,
     "sapo_tau_pos": 1.0,
     "sapo_tau_neg": 1.05,
+    "vespo": {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
     "top_entropy_quantile": 1.0,
     "off_policy_mask_threshold": 0.0,
     "kl": {"estimator": "k3"},
@@ -166,6 +169,9 @@ def by_trl(data: Data, s: dict, leaf: torch.Tensor) -> tuple[torch.Tensor, dict]
         top_entropy_quantile=s["top_entropy_quantile"],
         off_policy_mask_threshold=s["off_policy_mask_threshold"] or None,
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=lambda **names: GRPOTrainer.get_gamma_weights(
+            **names | {"advantages": names["advantages"].reshape(-1, 1)}
+        ),
         importance_sampling_level="sequence" if s["loss"] == "gspo" else s["importance_sampling_level"],
         loss_type="grpo" if s["loss"] == "gspo" else s["loss"],
         beta=s["beta"],
@@ -185,6 +191,7 @@ def by_trl(data: Data, s: dict, leaf: torch.Tensor) -> tuple[torch.Tensor, dict]
             delta=s["delta"] or None,
             sapo_temperature_pos=s["sapo_tau_pos"],
             sapo_temperature_neg=s["sapo_tau_neg"],
+            **{f"vespo_{name}": value for name, value in s["vespo"].items()},
             steps_per_generation=1,
         ),
         accelerator=SimpleNamespace(
@@ -214,6 +221,10 @@ def by_trl(data: Data, s: dict, leaf: torch.Tensor) -> tuple[torch.Tensor, dict]
     return loss, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
+def log_of_mask(rho: torch.Tensor) -> torch.Tensor:
+    return torch.log(rho).clamp(min=LEAST)
+
+
 def written(data: Data, s: dict, leaf: torch.Tensor) -> torch.Tensor:
     """The documented formulas, token by token and sequence by sequence, for autograd."""
     logp, entropy = data.stats(leaf)
@@ -235,10 +246,16 @@ def written(data: Data, s: dict, leaf: torch.Tensor) -> torch.Tensor:
         drift = (data.recorded[i, :n] - logp[i, :n].detach()).mean()
         threshold = s["off_policy_mask_threshold"]
         kept = threshold == 0 or advantage >= 0 or drift <= threshold
+        log_w = log_ratio.detach().sum() + (0 if rho is None else log_of_mask(rho[i, :n]).sum())
+        sign = "pos" if advantage >= 0 else "neg"
+        k, decay = s["vespo"][f"k_{sign}"], s["vespo"][f"lambda_{sign}"]
+        phi = torch.exp(k * log_w.clamp(min=LEAST) + decay * (1 - torch.exp(log_w.clamp(min=LEAST))))
         for t in range(n):
             ratio = torch.exp(log_ratio.mean() if sequence_level else log_ratio[t])
             if kind == "reinforce":
                 loss = -advantage * logp[i, t]
+            elif kind == "vespo":
+                loss = -phi * advantage * logp[i, t]
             elif kind == "cispo":
                 loss = -ratio.clamp(max=1 + s["clip_high"]).detach() * advantage * logp[i, t]
             elif kind == "sapo":
@@ -251,7 +268,7 @@ def written(data: Data, s: dict, leaf: torch.Tensor) -> torch.Tensor:
                 if s["dual_clip"] and advantage < 0:
                     gain = torch.max(gain, s["dual_clip"] * advantage)
                 loss = -gain
-            if rho is not None:
+            if rho is not None and kind != "vespo":
                 loss = loss * (rho[i, 0] if rho.size(1) == 1 else rho[i, t])
             is_open = bool(entropy[i, t].detach() >= least)
             if not (kept and is_open):
@@ -331,6 +348,17 @@ def all_settings() -> list[dict]:
                     off_policy_mask_threshold=0.02, delta=2.0, sampler_correction=correction,
                 )
             )
+    weights = {"k_pos": 1.0, "lambda_pos": 1.5, "k_neg": 0.5, "lambda_neg": 4.0}
+    cases += [settings(loss="vespo"), settings(loss="vespo", beta=0.3, vespo=weights)]
+    cases.append(
+        settings(loss="vespo", beta=0.1, kl=kl, entropy=bonus, top_entropy_quantile=0.45)
+    )
+    cases.append(settings(loss="vespo", off_policy_mask_threshold=0.05, vespo=weights))
+    for rule in ("truncate", "mask"):
+        correction = {"mode": f"token_{rule}", "clip_min": 0.7, "clip_max": 1.6}
+        cases.append(settings(loss="vespo", sampler_correction=correction, beta=0.05))
+        correction = {"mode": f"token_{rule}", "clip_max": 3.0}
+        cases.append(settings(loss="vespo", sampler_correction=correction))
     return cases
 
 

@@ -22,7 +22,7 @@ fn the_default_file_holds_every_key_of_the_loss() {
 
 #[test]
 fn ranges() {
-    assert_snapshot!(error("loss = 'ppo'"), @r#"train.loss is "ppo": it must be "grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "luspo", "gspo" or "reinforce""#);
+    assert_snapshot!(error("loss = 'ppo'"), @r#"train.loss is "ppo": it must be "grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "luspo", "gspo", "reinforce" or "vespo""#);
     assert_snapshot!(error("top_entropy_quantile = 0.0"), @"train.top_entropy_quantile is 0: it must be greater than 0 and at most 1");
     assert_snapshot!(error("sapo_tau_pos = 0.0"), @"train.sapo_tau_pos is 0: it must be greater than 0");
     assert_snapshot!(error("delta = 1.1"), @"train.delta is 1.1: it must be 0 or greater than 1 + train.clip_high (1.2)");
@@ -38,6 +38,9 @@ fn ranges() {
 fn combinations_without_sense() {
     assert_snapshot!(error("loss = 'cispo'\ndelta = 2.0"), @r#"train.delta is 2: it must be 0 with train.loss "cispo", which has no clipped ratio"#);
     assert_snapshot!(error("delta = 2.0\ndual_clip = 3.0"), @"train.dual_clip is 3: it must be 0 with train.delta set: both bound the loss of negative advantages");
+    assert_snapshot!(error("vespo.k_neg = -1.0"), @"train.vespo.k_neg is -1: it must be a finite number, 0 or more");
+    assert_snapshot!(error("loss = 'vespo'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "vespo", which weighs sequences by itself"#);
+    assert_snapshot!(error("loss = 'vespo'\nsampler_correction.mode = 'sequence_mask'"), @r#"train.sampler_correction.mode is "sequence_mask": it must be "none", "token_truncate" or "token_mask" with train.loss "vespo""#);
     assert_snapshot!(error("loss = 'reinforce'\nnum_iterations = 2"), @r#"train.num_iterations is 2: it must be 1 with train.loss "reinforce", which has no importance ratio"#);
     assert_snapshot!(error("loss = 'reinforce'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "reinforce", which has no importance ratio"#);
     assert_snapshot!(error("beta = 0.0\nkl.target = 0.1"), @"train.kl.target is 0.1: it must be 0 with train.beta 0, which no factor changes");

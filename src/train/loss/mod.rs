@@ -12,7 +12,7 @@
 //! ```
 //!
 //! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r where it is corrected;
-//! - `rho`: [`correction::sampler_weights`]; `m`: 0 for tokens below the entropy threshold
+//! - `rho`: [`correction::sampler_weights`], or, of `vespo`, [`vespo::weight`]; `m`: 0 for tokens below the entropy threshold
 //!   ([`entropy::threshold`]) and for sequences that [`correction::keeps`] drops, else 1. Neither acts
 //!   on the KL or on `w_i`;
 //! - `w_i`: [`sequence_weights`], fixed for the whole optimiser step like the threshold and the
@@ -31,7 +31,7 @@
 //! loss depends on the network through `l` and `H` alone, its gradient is `dl` and `dH` weighted by
 //! the slopes.
 
-use crate::config::{CorrectionMode, KlEstimator, LossKind, RatioLevel, TrainConfig};
+use crate::config::{CorrectionMode, KlEstimator, LossKind, RatioLevel, TrainConfig, VespoConfig};
 
 pub mod correction;
 pub mod entropy;
@@ -39,6 +39,7 @@ pub mod kl;
 mod surrogate;
 #[cfg(test)]
 mod tests;
+mod vespo;
 mod weights;
 
 pub use surrogate::{Surrogate, clipped, surrogate};
@@ -63,6 +64,8 @@ pub struct LossConfig {
     pub sapo_tau_pos: f64,
     /// sapo's tau for the others.
     pub sapo_tau_neg: f64,
+    /// See [`vespo::weight`].
+    pub vespo: VespoConfig,
     /// Coefficient of the KL.
     pub beta: f64,
     /// Its estimator.
@@ -93,6 +96,7 @@ impl LossConfig {
             dual_clip: config.dual_clip,
             sapo_tau_pos: config.sapo_tau_pos,
             sapo_tau_neg: config.sapo_tau_neg,
+            vespo: config.vespo,
             beta,
             kl: config.kl.estimator,
             off_policy_threshold: config.off_policy_mask_threshold,
@@ -152,6 +156,8 @@ pub struct SequenceLoss {
     pub open: (usize, f64),
     /// The sampler correction's weights, one for each token or one for the sequence.
     pub sampler_weights: Vec<f64>,
+    /// Its weight by `vespo`.
+    pub phi: Option<f64>,
     /// Whether its surrogate was dropped as too far off policy.
     pub off_policy: bool,
 }
@@ -178,12 +184,15 @@ pub fn sequence_loss(
         config.correction_max,
     );
     let kept = correction::keeps(advantage, logprobs, recorded, config.off_policy_threshold);
+    let phi = (config.kind == LossKind::Vespo)
+        .then(|| vespo::weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
     // One value for all tokens, or one for each.
     let at = |list: &[f64], t: usize| if list.len() == 1 { list[0] } else { list[t] };
     let mut out = SequenceLoss {
         logprob_slopes: vec![0.0; count],
         entropy_slopes: vec![0.0; count],
         off_policy: !kept,
+        phi,
         ..SequenceLoss::default()
     };
     let mut by_log_ratio = vec![0.0; count];
@@ -195,7 +204,11 @@ pub fn sequence_loss(
             out.loss -= weights.entropy * entropies[t];
             out.entropy_slopes[t] = -weights.entropy;
         }
-        let rho = if sampler_weights.is_empty() { 1.0 } else { at(&sampler_weights, t) };
+        let rho = match phi {
+            Some(phi) => phi,
+            None if sampler_weights.is_empty() => 1.0,
+            None => at(&sampler_weights, t),
+        };
         let factor = if open && kept { rho } else { 0.0 };
         let ratio = at(&ratios, t);
         let (mut loss, mut slope) = (0.0, 0.0);

@@ -27,6 +27,7 @@ pub struct Surrogate {
 /// | cispo | `-sg(min(r, high)) A l` | MiniMax-M1 (2025), eq. 4; no lower bound, as TRL |
 /// | sapo | `-(4 / tau) sigmoid(tau (r - 1)) A` | Gao et al. 2025; tau by the sign of A |
 /// | reinforce | `-A l` | Williams 1992 |
+/// | vespo | `-A l`, whose factor is [`super::vespo::weight`] | arXiv:2602.10693 |
 ///
 /// TRL's `epsilon_high` for cispo is the bound itself, here `1 + clip_high`.
 pub fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &LossConfig) -> Surrogate {
@@ -53,7 +54,7 @@ pub fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &LossConfig) 
                 ..Surrogate::default()
             }
         }
-        LossKind::Reinforce => Surrogate {
+        LossKind::Reinforce | LossKind::Vespo => Surrogate {
             value: -advantage * logprob,
             by_logprob: -advantage,
             ..Surrogate::default()

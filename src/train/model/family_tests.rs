@@ -13,8 +13,8 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 use super::{Model, ModelSpec, RopeScaling, Segments, rope_frequencies, token_stats};
-use crate::config::LoraConfig;
-use crate::train::lora::Lora;
+use crate::config::{LinearKind, LoraConfig, Modules};
+use crate::train::lora::{Lora, named_plan};
 use crate::train::peft;
 use crate::train::testing::{randomise, test_file, values};
 
@@ -287,4 +287,17 @@ fn an_adapter_on_fused_layers_is_written_under_their_names_and_read_back() {
     for ((name, own), (_, found)) in lora.parameters().iter().zip(read.parameters()) {
         assert_eq!(values(own), values(found), "{name}");
     }
+}
+
+#[test]
+fn names_of_all_parts_of_a_fused_layer_mean_the_layer() {
+    let spec = spec("phi3");
+    let plan = |target_modules: Modules| {
+        named_plan(&spec, &LoraConfig { target_modules, ..LoraConfig::default() })
+    };
+    let all = plan(Modules::AllLinear).unwrap();
+    assert_eq!(plan(LinearKind::ALL.map(LinearKind::as_str).into()).unwrap(), all);
+    assert!(all.keys().any(|name| name.ends_with("qkv_proj")));
+    let error = plan(["q_proj", "v_proj"].into()).unwrap_err().to_string();
+    assert!(error.contains("names q_proj, v_proj") && error.contains("`qkv_proj`"), "{error}");
 }

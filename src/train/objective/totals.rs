@@ -59,6 +59,8 @@ pub(in crate::train) struct Totals {
     cut_high: f64,
     ratio: Spread,
     sampler_ratio: Spread,
+    /// By sequence: its weight by `vespo`.
+    phi: Spread,
     /// |recorded - recomputed| of samples of the current version.
     difference: Spread,
 }
@@ -88,6 +90,7 @@ impl Totals {
         self.cut_high += loss.clipped_high * ratios;
         loss.ratios.iter().for_each(|ratio| self.ratio.add(*ratio));
         loss.sampler_weights.iter().for_each(|weight| self.sampler_ratio.add(*weight));
+        loss.phi.iter().for_each(|phi| self.phi.add(*phi));
     }
 
     /// Adds one sample's |recorded - recomputed| log-probabilities; returns their mean.
@@ -121,6 +124,7 @@ impl Totals {
             (&mut self.clipped_high, &other.clipped_high),
             (&mut self.ratio, &other.ratio),
             (&mut self.sampler_ratio, &other.sampler_ratio),
+            (&mut self.phi, &other.phi),
             (&mut self.difference, &other.difference),
         ] {
             own.join(other);
@@ -172,6 +176,9 @@ impl Totals {
             put("sampler_ratio_min", self.sampler_ratio.least);
             put("sampler_ratio_mean", mean);
             put("sampler_ratio_max", self.sampler_ratio.greatest);
+        }
+        if let Some(mean) = self.phi.mean() {
+            put("vespo_phi", mean);
         }
         if let Some(mean) = self.difference.mean() {
             put("sampler_difference_mean", mean);

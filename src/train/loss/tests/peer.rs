@@ -90,6 +90,7 @@ fn own_name(name: &str) -> String {
         ("clip_ratio/high_max", "clip_high_max"),
         ("clip_ratio/region_mean", "clip_region"),
         ("cispo_clip_ratio", "clip_high"),
+        ("vespo/phi_seq_mean", "vespo_phi"),
         ("importance_sampling_ratio/min", "sampler_ratio_min"),
         ("importance_sampling_ratio/mean", "sampler_ratio_mean"),
         ("importance_sampling_ratio/max", "sampler_ratio_max"),
@@ -128,6 +129,6 @@ fn losses_gradients_and_figures_equal_the_peers() {
     assert!(file.cases.iter().filter(|case| case.trl).count() >= 70);
     assert!(file.cases.len() >= 90);
     // Every figure was other than 0 in some case.
-    assert_eq!(figures.len(), 10, "{figures:?}");
+    assert_eq!(figures.len(), 11, "{figures:?}");
     assert!(figures.values().all(|count| *count > 0), "{figures:?}");
 }
