@@ -336,11 +336,11 @@ fn kl(c: &TrainConfig) -> Checked {
     at_least("train.kl.target", c.kl.target, 0.0)?;
     if !(c.kl.sync_mixup > 0.0 && c.kl.sync_mixup <= 1.0) {
         let allowed = "greater than 0 and at most 1";
-        return Err(Problem::value("train.kl.sync_mixup", c.kl.sync_mixup, &allowed));
+        return Err(Problem::value("train.kl.sync_mixup", c.kl.sync_mixup, allowed));
     }
     if c.kl.sync_steps > 0 && c.beta == 0.0 {
         let allowed = "0 with train.beta 0, which asks no reference";
-        return Err(Problem::value("train.kl.sync_steps", c.kl.sync_steps, &allowed));
+        return Err(Problem::value("train.kl.sync_steps", c.kl.sync_steps, allowed));
     }
     if c.kl.target == 0.0 {
         return above("train.kl.horizon", c.kl.horizon, 0.0);

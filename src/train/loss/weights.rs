@@ -8,7 +8,7 @@ use crate::config::LossKind;
 /// - `grpo`, `sapo`, `gspo`: `1 / (n * length_i)`, the mean over tokens, then over sequences (Shao et
 ///   al. 2024)
 /// - `dr_grpo`: `1 / (n * max_completion_tokens)`, free of length bias (Liu et al. 2025)
-/// - `bnpo`, `dapo`, `cispo`, `reinforce`: `1 / sum of lengths` (Yu et al. 2025). The local batch that
+/// - `bnpo`, `dapo`, `cispo`, `reinforce`, `vespo`: `1 / sum of lengths` (Yu et al. 2025). The local batch that
 ///   `bnpo` is normalised by is the optimiser step, as in TRL without gradient accumulation: it is
 ///   the only choice that micro-batches don't change
 /// - `luspo`: `1 / n`, the sum over tokens (Tang et al. 2025)
@@ -27,7 +27,11 @@ pub fn sequence_weights(
         LossKind::Grpo | LossKind::Sapo | LossKind::Gspo => 1.0 / (sequences * length as f64),
         LossKind::DrGrpo => 1.0 / (sequences * max_completion_tokens.max(1) as f64),
         LossKind::Luspo => 1.0 / sequences,
-        LossKind::Bnpo | LossKind::Dapo | LossKind::Cispo | LossKind::Reinforce => 1.0 / tokens,
+        LossKind::Bnpo
+        | LossKind::Dapo
+        | LossKind::Cispo
+        | LossKind::Reinforce
+        | LossKind::Vespo => 1.0 / tokens,
     };
     lengths.iter().map(|length| if *length == 0 { 0.0 } else { weight(*length) }).collect()
 }
