@@ -87,7 +87,8 @@ impl Peak {
         let x = Tensor::rand(-1.0_f32, 1.0, (SIDE, SIDE), &Device::Cpu)?;
         let gflop = 2.0 * (SIDE as f64).powi(3) * PRODUCTS as f64 / 1e9;
         let (outcome, took) = timed(|| {
-            (0..PRODUCTS).try_for_each(|_| with_threads(threads, || ops::linear(&x, &x, None)).map(drop))
+            (0..PRODUCTS)
+                .try_for_each(|_| with_threads(threads, || ops::linear(&x, &x, None)).map(drop))
         });
         outcome?;
         self.wall = self.wall.max(gflop / took.wall);

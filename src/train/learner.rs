@@ -216,8 +216,7 @@ impl Learner {
             }
             norms.push(norm);
             let parameters = self.lora.parameters();
-            let update =
-                || self.optimizer.update(&parameters, &outcome.gradients, learning_rate);
+            let update = || self.optimizer.update(&parameters, &outcome.gradients, learning_rate);
             if !timed(&mut self.split.optimizer, update)? {
                 stats.skipped = Some("an updated value is not finite".to_owned());
                 break;
@@ -291,7 +290,8 @@ impl Learner {
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
         let trace = self.model.trace(&layout.ids, &layout.segments, self.served(), None, 0)?;
         let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
-        let stats = self.model.stats(trace.hidden(), rows, targets, temperatures)?;
+        let hidden = trace.hidden().detach();
+        let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 

@@ -151,7 +151,7 @@ impl Pass<'_> {
     fn entropies(&self, serial: u64, indices: &[usize]) -> Result<Vec<f64>> {
         let layout = self.layout(indices)?;
         let trace = self.trace(&layout, self.dropout(serial).as_mut(), 0)?;
-        let stats = self.stats(&layout, trace.hidden())?;
+        let stats = self.stats(&layout, &trace.hidden().detach())?;
         let mut rest = columns(&stats)?.1;
         let mut out = Vec::with_capacity(rest.len());
         for index in indices {
@@ -183,8 +183,7 @@ impl Pass<'_> {
         let trace = self.trace(&layout, dropout.as_mut(), keep)?;
         let stats = self.stats(&layout, trace.hidden())?;
         let columns = columns(&stats)?;
-        let references =
-            timed(&mut split.reference, || self.references(&layout, indices))?;
+        let references = timed(&mut split.reference, || self.references(&layout, indices))?;
         let missing = |index: &usize| self.old[*index].is_none();
         let wants_old = self.objective.wants_old() && indices.iter().any(missing);
         let plain = match &dropout {
@@ -192,7 +191,7 @@ impl Pass<'_> {
             None => Some(columns.0.clone()),
             Some(_) => {
                 let plain = self.trace(&layout, None, 0)?;
-                Some(self::columns(&self.stats(&layout, plain.hidden())?)?.0)
+                Some(self::columns(&self.stats(&layout, &plain.hidden().detach())?)?.0)
             }
         };
         let mut shard = Shard {

@@ -64,9 +64,7 @@ impl Work {
         Self {
             forward: gflop(base + adapter * tokens),
             reference: gflop(base),
-            backward: gflop(
-                (frozen + 2 * adapter - first) * tokens + head + 4 * attention,
-            ),
+            backward: gflop((frozen + 2 * adapter - first) * tokens + head + 4 * attention),
             tokens,
         }
     }
