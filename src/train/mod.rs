@@ -40,6 +40,7 @@ mod peft_tests;
 mod progress;
 #[cfg(test)]
 mod resume_tests;
+mod room;
 pub mod schedule;
 mod shares;
 mod split;
@@ -60,5 +61,6 @@ pub use learner::{Learner, StepStats};
 pub use lora::Lora;
 pub use memory::Plan;
 pub use model::{Model, ModelSpec};
+pub use room::{available_memory, check_room};
 pub use split::Split;
 pub use worker::{Parts, Worker};

@@ -65,7 +65,8 @@ impl Options {
 /// Steps before the timed ones: the first one fills the optimiser's moments and the allocator's pools.
 pub const WARM_UP: usize = 2;
 
-/// What came out. Times are of the fastest of the timed steps, memory is the most of all steps.
+/// What came out. Times are of the fastest of the timed steps, memory is the most of the steps before
+/// them, which do the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Weights of the model.
@@ -99,7 +100,7 @@ pub struct Report {
     /// The same of the whole step, by processor time, over `peak.processor`: what is left on a machine
     /// that does other things too.
     pub peak_share_processor: f64,
-    /// Most memory resident during the steps.
+    /// Most memory resident during the first steps, the model included.
     pub peak_bytes: u64,
     /// Memory resident before the model was loaded.
     pub start_bytes: u64,
@@ -109,6 +110,14 @@ pub struct Report {
     pub kept_layers: (usize, usize),
     /// Processes that wanted a core, before and after.
     pub load: (f64, f64),
+}
+
+/// `auto`, `always` or `never`.
+///
+/// # Errors
+/// If it is none of them.
+pub fn recompute(text: &str) -> Result<Recompute, String> {
+    serde_json::from_value(text.into()).map_err(|_| "not auto, always or never".to_owned())
 }
 
 /// Measures.
@@ -159,15 +168,13 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     for _ in 0..WARM_UP {
         step()?;
     }
-    let mut peak_bytes = machine::peak_resident();
+    // Before the measured products, whose buffers are no part of a step.
+    let peak_bytes = machine::peak_resident();
     let mut peak = Peak::default();
     peak.measure(threads)?;
     let (mut steps, mut splits, mut fraction) = (Vec::new(), Vec::new(), 0.0);
     for _ in 0..options.steps.max(1) {
-        machine::reset_peak();
         let (seconds, split, share) = step()?;
-        // Buffers of the products, freed by now, may not have gone back to the system.
-        peak_bytes = peak_bytes.max(machine::peak_resident());
         steps.push(seconds);
         splits.push(split);
         fraction = share;
@@ -308,6 +315,12 @@ mod tests {
         assert!(text.contains("backward") && text.contains("planned"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
         assert!(json["split"]["optimizer"].is_number());
+    }
+
+    #[test]
+    fn recomputation_is_named_as_in_the_configuration() {
+        assert_eq!(recompute("always"), Ok(Recompute::Always));
+        assert!(recompute("sometimes").is_err());
     }
 
     #[test]

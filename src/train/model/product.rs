@@ -1,7 +1,8 @@
 //! Matrix products into memory that is there already (CPU).
 
-use super::parallel::threads;
+use super::parallel::{self, threads};
 use super::real::Real;
+use super::simd::{self, Loop};
 
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
@@ -99,15 +100,105 @@ fn run<T: Real>(
     if m == 0 || n == 0 || k == 0 {
         return;
     }
+    // `right` is a transposed matrix with enough to do for its rows to be worth turning.
+    let turned = right.row_stride == 1 && right.column_stride > 1;
+    if !turned || m.min(n).min(k) < TURN_FROM {
+        // SAFETY: both callers own the `len` values at `out` and give them to nobody else meanwhile;
+        // the assertions above keep the product within them, and rows from overlapping. `product`
+        // never asks for `Store::Add`.
+        return unsafe { call((out, stride), store, scale, left, right) };
+    }
+    let block = (TURNED / k).next_multiple_of(TILE).min(n);
+    for first in (0..n).step_by(block) {
+        let count = block.min(n - first);
+        // Rows a power of two apart would share few lines of the cache.
+        let width = count.next_multiple_of(TILE) + TILE;
+        T::with_buffer(k * width, |buffer| {
+            let from = &right.values[first * right.column_stride..];
+            parallel::rows(buffer, width, |row, rows| {
+                let from = (from, right.column_stride);
+                simd::dispatch(Turn { from, first: row, count, out: rows, width });
+            });
+            let right = Matrix::strided(buffer, k, count, width);
+            // SAFETY: as above; these are `count` columns from `first` on, which is below n, of the
+            // m rows.
+            unsafe { call((out.add(first), stride), store, scale, left, right) };
+        });
+    }
+}
+
+/// Least of all three dimensions from which turning pays.
+const TURN_FROM: usize = 16;
+
+/// Values that are turned at once, about.
+const TURNED: usize = 2 << 20;
+
+/// Side of the squares that are turned.
+const TILE: usize = 16;
+
+/// Rows `first..` of the transpose of `from`, whose `count` rows start a stride after one another. The
+/// product's own packing goes down a column at a time, each step of it to another page.
+struct Turn<'a, T> {
+    from: (&'a [T], usize),
+    first: usize,
+    count: usize,
+    out: &'a mut [T],
+    width: usize,
+}
+
+impl<T: Real> Loop for Turn<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let ((from, stride), rows) = (self.from, self.out.len() / self.width);
+        for column in (0..self.count).step_by(TILE) {
+            for row in (0..rows).step_by(TILE) {
+                let at = column * stride + self.first + row;
+                let out = &mut self.out[row * self.width + column..];
+                if column + TILE <= self.count && row + TILE <= rows {
+                    let mut tile = [[T::of(0.0); TILE]; TILE];
+                    for (i, line) in tile.iter_mut().enumerate() {
+                        line.copy_from_slice(&from[at + i * stride..][..TILE]);
+                    }
+                    for i in 0..TILE {
+                        let line = &mut out[i * self.width..][..TILE];
+                        for j in 0..TILE {
+                            line[j] = tile[j][i];
+                        }
+                    }
+                } else {
+                    for i in 0..TILE.min(rows - row) {
+                        for j in 0..TILE.min(self.count - column) {
+                            out[i * self.width + j] = from[at + j * stride + i];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The product as it is.
+///
+/// # Safety
+/// The caller owns `left.rows` rows of `right.columns` values, `stride` after one another, at `out`,
+/// and they do not overlap; they may be uninitialised where they are replaced. The inner dimensions
+/// are equal and not 0.
+unsafe fn call<T: Real>(
+    (out, stride): (*mut T, usize),
+    store: Store,
+    scale: f64,
+    left: Matrix<'_, T>,
+    right: Matrix<'_, T>,
+) {
+    let (m, n, k) = (left.rows, right.columns, left.columns);
     let parallelism = match threads() {
         1 => gemm::Parallelism::None,
         threads => gemm::Parallelism::Rayon(threads),
     };
-    // SAFETY: both callers own the `len` values at `out` and give them to nobody else meanwhile. The
-    // assertions here and in `Matrix::strided` keep every index that the product touches
-    // (row * row_stride + column * column_stride) within these and the two slices; rows of `out` do
-    // not overlap; strides of slices fit in isize. `out` is read only with `Store::Add`, which
-    // `product` never asks for.
+    // SAFETY: the caller owns what is written at `out`. The assertion in `Matrix::strided` keeps every
+    // index that is read (row * row_stride + column * column_stride) within the two slices; strides
+    // of slices fit in isize. `out` is read only with `Store::Add`.
     unsafe {
         gemm::gemm(
             m,

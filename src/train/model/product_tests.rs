@@ -33,6 +33,25 @@ fn products_with_strides_and_sums_equal_loops() {
 }
 
 #[test]
+fn turned_matrices_give_the_same_product() {
+    // From no full square to several, with rest; the last one in more than one block.
+    for (m, n, k) in [(16, 16, 16), (17, 35, 50), (16, 70, 33), (16, 150, 20_000)] {
+        let (left, right) = (wave(m * k), wave(n * k));
+        let left = Matrix::new(&left, m, k);
+        let turned: Vec<f64> = (0..k * n).map(|i| right[(i % n) * k + i / n]).collect();
+        let expected = product(0.5, left, Matrix::new(&turned, k, n));
+        let got = product(0.5, left, Matrix::new(&right, n, k).t());
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!((got - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{m} {n} {k}");
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let right = Matrix::new(&right, n, k).t();
+        let shared = pool.install(|| with_threads(3, || product(0.5, left, right)));
+        assert_eq!(got, shared, "{m} {n} {k} on three threads");
+    }
+}
+
+#[test]
 fn nothing_to_sum_gives_zeros() {
     let empty: [f64; 0] = [];
     let (left, right) = (Matrix::new(&empty, 2, 0), Matrix::new(&empty, 0, 3));

@@ -1,5 +1,6 @@
 //! The two float types that our own operations run in.
 
+use std::cell::Cell;
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::simd;
@@ -22,6 +23,9 @@ pub(crate) trait Real:
     fn ln(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
+    /// Lends a thread's buffer of `len` values, whatever they are. It grows to the most that has been
+    /// asked for and stays, so that no pages are cleared for it again.
+    fn with_buffer<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
 
     /// `1 - 2 / (e^2x + 1)`
     #[inline(always)]
@@ -54,6 +58,19 @@ macro_rules! real {
             #[inline(always)]
             fn sqrt(self) -> Self {
                 <$type>::sqrt(self)
+            }
+            fn with_buffer<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R {
+                thread_local! {
+                    static BUFFER: Cell<Vec<$type>> = const { Cell::new(Vec::new()) };
+                }
+                // Taken, as `f` may lend once more.
+                let mut buffer = BUFFER.take();
+                if buffer.len() < len {
+                    buffer.resize(len, 0.0);
+                }
+                let result = f(&mut buffer[..len]);
+                BUFFER.set(buffer);
+                result
             }
         }
     };
