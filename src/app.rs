@@ -262,7 +262,8 @@ pub async fn rewards_alone(config: &Config) -> anyhow::Result<(Codec, Routes)> {
     Ok((Codec::load(&dir)?, routes))
 }
 
-/// What the trainer would need in memory for the configured model, by part, as a table.
+/// What the trainer would need in memory for the configured model, by part, as a table, and what the
+/// machine has left.
 ///
 /// # Errors
 /// If the model cannot be found, read or trained.
@@ -272,7 +273,11 @@ pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
     let spec = train::ModelSpec::from_config(&dir.config)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if config.train.threads == 0 { cores } else { config.train.threads };
-    Ok(train::Plan::new(&spec, &config.train, threads, 0).to_string())
+    let plan = train::Plan::new(&spec, &config.train, threads, 0);
+    let available = train::available_memory().map(|bytes| {
+        format!("\n{:<18} {:>9.1} MiB", "available", bytes as f64 / f64::from(1 << 20))
+    });
+    Ok(format!("{plan}{}", available.unwrap_or_default()))
 }
 
 /// Finds or unpacks the model.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::train::{self as bench_train, Shape, Subject};
+use crate::config::Recompute;
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 /// Serves a language model and keeps improving it from its own traffic.
@@ -113,6 +115,78 @@ pub enum BenchCommand {
         #[arg(long)]
         json: bool,
     },
+    /// An optimiser step: its parts' times, its speed beside the machine's own, its memory
+    Train(BenchTrainArgs),
+}
+
+/// `hone bench train`; sampling and scoring are not measured.
+#[derive(Debug, Args)]
+pub struct BenchTrainArgs {
+    /// embedded, 100m (a random Qwen2) or a Hugging Face directory
+    #[arg(long, value_name = "MODEL", default_value = "embedded")]
+    pub model: Subject,
+    /// Only write the model (embedded or 100m) as a Hugging Face directory
+    #[arg(long, value_name = "DIR")]
+    pub write_model: Option<PathBuf>,
+    /// Prompts [default: 8; of other models than the embedded one 1]
+    #[arg(long, value_name = "N")]
+    pub groups: Option<usize>,
+    /// Completions of each prompt [default: 8]
+    #[arg(long, value_name = "N")]
+    pub group_size: Option<usize>,
+    /// Tokens of a prompt [default: 20; of other models 64]
+    #[arg(long, value_name = "N")]
+    pub prompt: Option<usize>,
+    /// Tokens of a completion in the mean [default: 24; of other models 448]
+    #[arg(long, value_name = "N")]
+    pub completion: Option<usize>,
+    /// Lengths are uniform within this share of the mean [default: 0.5; of other models 0]
+    #[arg(long, value_name = "SHARE")]
+    pub spread: Option<f64>,
+    /// Samples from a JSON file instead: {"samples": [{prompt, completion, advantage, logprobs?}]}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "completion", "spread"])]
+    pub data: Option<PathBuf>,
+    /// Rank of the adapter, which is on all linears
+    #[arg(long, value_name = "R", default_value_t = 16)]
+    pub rank: usize,
+    /// Coefficient of the KL; 0 leaves the reference out
+    #[arg(long, value_name = "BETA", default_value_t = 0.01)]
+    pub beta: f64,
+    /// Timed steps
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub steps: usize,
+    /// Whether layers are computed again: auto, always or never
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = bench_train::recompute)]
+    pub recompute: Recompute,
+    /// Threads; 0 takes every core
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub threads: usize,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<BenchTrainArgs> for bench_train::Options {
+    fn from(args: BenchTrainArgs) -> Self {
+        let usual = Self::usual(args.model);
+        let shape = Shape {
+            groups: args.groups.unwrap_or(usual.shape.groups),
+            group_size: args.group_size.unwrap_or(usual.shape.group_size),
+            prompt: args.prompt.unwrap_or(usual.shape.prompt),
+            completion: args.completion.unwrap_or(usual.shape.completion),
+            spread: args.spread.unwrap_or(usual.shape.spread),
+        };
+        Self {
+            shape,
+            data: args.data,
+            rank: args.rank,
+            beta: args.beta,
+            steps: args.steps,
+            recompute: args.recompute,
+            threads: args.threads,
+            ..usual
+        }
+    }
 }
 
 /// `hone serve`.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::Parser;
 use hone::app::adapters::Export;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, Cli, Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand,
-    RunArgs, ServeArgs, TrainArgs,
+    AdaptersCommand, BenchCommand, BenchTrainArgs, Cli, Command, DbCommand, DemoArgs, EvalArgs,
+    RewardsCommand, RunArgs, ServeArgs, TrainArgs,
 };
 use hone::config::{self, Config, LogConfig};
 use hone::demo::{self, Daemon, DemoError};
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Command::Bench { command: BenchCommand::Rewards { bytes, json } } => {
             bench_rewards(bytes, json)
         }
+        Command::Bench { command: BenchCommand::Train(args) } => bench_train(args),
         Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
             test_rewards(&file, config.as_deref(), route, json)
         }
@@ -312,6 +313,17 @@ fn bench_rewards(bytes: usize, json: bool) -> anyhow::Result<ExitCode> {
     }
     complain(&format!("error: over {limit} microseconds: {}", slow.join(", ")));
     Ok(ExitCode::FAILURE)
+}
+
+fn bench_train(args: BenchTrainArgs) -> anyhow::Result<ExitCode> {
+    if let Some(dir) = &args.write_model {
+        args.model.write(dir)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let json = args.json;
+    let report = bench::train::run(&args.into())?;
+    say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn db(command: DbCommand) -> anyhow::Result<ExitCode> {

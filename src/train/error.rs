@@ -66,6 +66,19 @@ pub enum LearnError {
         /// What would do.
         expected: &'static str,
     },
+    /// The machine has less memory than training needs.
+    #[error(
+        "training needs about {needed} MiB, but {available} MiB are available; with `train.recompute` \
+         \"always\" it needs about {least} MiB"
+    )]
+    Memory {
+        /// MiB that the plan comes to.
+        needed: usize,
+        /// MiB that may still be taken.
+        available: usize,
+        /// MiB with every layer computed again.
+        least: usize,
+    },
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     Io {

@@ -1,4 +1,5 @@
-//! The pure part of training: samples in, better adapter out. No clock, no I/O but its own files.
+//! The pure part of training: samples in, better adapter out. No I/O but its own files; a clock only
+//! tells where a step's time went.
 //!
 //! One [`Learner::step`] computes the clipped GRPO loss of [`super::loss`] over a batch of samples,
 //! backpropagates it to the adapter and updates it with AdamW. Work is spread over the rayon pool
@@ -23,6 +24,7 @@ use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamW, AdamWConfig, clip_global_norm};
 use super::pass::Pass;
 use super::reference::Reference;
+use super::split::{Split, timed};
 pub use super::step_stats::StepStats;
 use super::{peft, schedule};
 use crate::config::{Factor, LoraConfig, OptimizerKind, TrainConfig};
@@ -44,6 +46,8 @@ pub struct Learner {
     adaptive: Adaptive,
     /// Prompt and completion tokens of all steps.
     tokens: u64,
+    /// Where the last step's time went.
+    split: Split,
 }
 
 impl Learner {
@@ -111,6 +115,7 @@ impl Learner {
             steps: 0,
             adaptive,
             tokens: 0,
+            split: Split::default(),
         })
     }
 
@@ -177,6 +182,7 @@ impl Learner {
         for (index, sample) in samples.iter().enumerate() {
             sample.validate(index, self.spec().vocab_size)?;
         }
+        self.split = Split::default();
         let mut stats = StepStats::default();
         let masks = self.config.mask_truncated_completions;
         let mut active: Vec<usize> =
@@ -210,6 +216,7 @@ impl Learner {
                     old: &mut old,
                 };
                 let outcome = pass.run()?;
+                self.split.add(&outcome.split);
                 let refused = outcome.refused(self.config.max_sampler_difference);
                 if refused.is_empty() {
                     break Some(outcome);
@@ -223,14 +230,17 @@ impl Learner {
                 break;
             };
             totals.add(&outcome.totals);
-            let norm = clip_global_norm(&mut outcome.gradients, self.config.max_grad_norm)?;
+            let limit = self.config.max_grad_norm;
+            let clip = || clip_global_norm(&mut outcome.gradients, limit);
+            let norm = timed(&mut self.split.optimizer, clip)?;
             if !(outcome.totals.loss.is_finite() && norm.is_finite()) {
                 stats.skipped = Some(format!("loss {}, gradient norm {norm}", outcome.totals.loss));
                 break;
             }
             norms.push(norm);
             let parameters = self.lora.parameters();
-            if !self.optimizer.update(&parameters, &outcome.gradients, learning_rate)? {
+            let update = || self.optimizer.update(&parameters, &outcome.gradients, learning_rate);
+            if !timed(&mut self.split.optimizer, update)? {
                 stats.skipped = Some("an updated value is not finite".to_owned());
                 break;
             }
@@ -275,6 +285,11 @@ impl Learner {
         self.average.as_ref().and_then(Average::lora).unwrap_or(&self.lora)
     }
 
+    /// Where the last step's time went.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+
     /// Bytes that the optimiser's moments take.
     pub fn optimizer_bytes(&self) -> usize {
         self.optimizer.bytes()
@@ -299,7 +314,8 @@ impl Learner {
         let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
         let trace = self.model.trace(&layout.ids, &layout.segments, self.served(), None, 0)?;
         let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
-        let stats = self.model.stats(trace.hidden(), rows, targets, temperatures)?;
+        let hidden = trace.hidden().detach();
+        let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 

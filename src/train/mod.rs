@@ -43,10 +43,10 @@ mod reference;
 mod reference_tests;
 #[cfg(test)]
 mod resume_tests;
+mod room;
 pub mod schedule;
 mod shares;
-#[cfg(test)]
-mod step_bench;
+mod split;
 mod step_stats;
 #[cfg(test)]
 mod testing;
@@ -64,4 +64,6 @@ pub use learner::{Learner, StepStats};
 pub use lora::Lora;
 pub use memory::Plan;
 pub use model::{Model, ModelSpec};
+pub use room::available_memory;
+pub use split::Split;
 pub use worker::{Parts, Worker};

@@ -13,8 +13,9 @@ use super::gather::{self, Batch};
 use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
 use super::learner::NO_SAMPLE;
 use super::progress::Progress;
+use super::room::{available_memory, check_room};
 use super::worker::Parts;
-use super::{LearnError, Learner, checkpoint, objective, observe, shares};
+use super::{LearnError, Learner, ModelSpec, checkpoint, objective, observe, shares};
 use crate::policy::{Candidate, Verdict};
 use crate::store::Op;
 use crate::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepRecord, TokenId, now_ms};
@@ -51,6 +52,11 @@ impl<'a> Trainer<'a> {
         runtime: &'a Handle,
         pool: &'a rayon::ThreadPool,
     ) -> Outcome<Self> {
+        if let Some(available) = available_memory() {
+            let spec = ModelSpec::from_config(&parts.model.config).map_err(failed)?;
+            let threads = pool.current_num_threads();
+            check_room(&spec, &parts.config, threads, available).map_err(failed)?;
+        }
         let learner = pool.install(|| Learner::new(&parts.model, &parts.config)).map_err(failed)?;
         let rollbacks = parts.policies.watch_rollback().borrow().count;
         let mut trainer = Self {

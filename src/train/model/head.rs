@@ -15,12 +15,13 @@ type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "head-stats";
 
-/// Most logits that exist at once.
-const LOGITS: usize = 1 << 22;
+/// Most logits that exist at once: with fewer rows, laying out a large W for its product takes as long
+/// as the product.
+const LOGITS: usize = 1 << 23;
 
 /// Rows of a chunk.
 fn chunk_rows(vocab: usize) -> usize {
-    (LOGITS / vocab.max(1)).clamp(1, 256)
+    (LOGITS / vocab.max(1)).clamp(1, 512)
 }
 
 /// Logits that a pass over `rows` rows holds at once.
@@ -30,7 +31,9 @@ pub(in crate::train) fn logits_held(rows: usize, vocab: usize) -> usize {
 
 /// [`token_stats`] of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x `[n, hidden]` and a
 /// frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x. The logits are computed a chunk at a
-/// time, and again in the backward pass unless there is one chunk only.
+/// time. Where x is differentiated, the forward pass computes the log-probabilities' gradients from
+/// them too (`[n, hidden]`), which the backward pass only scales; gradients of entropies need the
+/// logits again.
 ///
 /// # Errors
 /// As [`token_stats`].
@@ -51,7 +54,8 @@ pub fn head_stats(
     }
     let (vocab, _) = weight.dims2()?;
     let chosen = Chosen::new(targets, temperatures, x.dim(0)?, vocab)?;
-    let op = Head { weight: weight.clone(), softcap, chosen, saved: Saved::empty() };
+    let saved = x.track_op().then(Saved::empty);
+    let op = Head { weight: weight.clone(), softcap, chosen, saved };
     x.contiguous()?.apply_op1(op)
 }
 
@@ -60,8 +64,8 @@ struct Head {
     weight: Tensor,
     softcap: Option<f64>,
     chosen: Chosen,
-    /// All logits, where they are few.
-    saved: Saved<CpuStorage>,
+    /// The gradients of the log-probabilities `[n, hidden]`, where they will be needed.
+    saved: Option<Saved<CpuStorage>>,
 }
 
 /// Statistics of rows of raw products, which become logits.
@@ -92,8 +96,10 @@ struct Backward<'a, T> {
     raw: bool,
     first: usize,
     logits: &'a mut [T],
+    /// From row `first` on, as are the gradients.
     stats: &'a [T],
-    grad: &'a [T],
+    /// Gradients of the statistics; 1 for log-probabilities and 0 for entropies where there are none.
+    grad: Option<&'a [T]>,
     vocab: usize,
 }
 
@@ -102,12 +108,14 @@ impl<T: Real> Loop for Backward<'_, T> {
     #[inline(always)]
     fn run(self) {
         let mut slopes = Vec::new();
+        let one = [T::of(1.0), T::of(0.0)];
         for (i, logits) in self.logits.chunks_exact_mut(self.vocab).enumerate() {
             let row = self.first + i;
             if self.raw {
                 self.head.cap(logits);
             }
-            let (stats, grad) = (&self.stats[2 * row..][..2], &self.grad[2 * row..][..2]);
+            let stats = &self.stats[2 * i..][..2];
+            let grad = self.grad.map_or(&one[..], |grad| &grad[2 * i..][..2]);
             let Some(cap) = self.head.softcap else {
                 self.head.chosen.backward(row, logits, stats, grad);
                 continue;
@@ -130,81 +138,105 @@ impl Head {
         }
     }
 
-    fn forward<T: Real>(&self, x: &[T], hidden: usize, keep: bool) -> Result<Vec<T>> {
+    fn forward<T: Real>(&self, x: &[T], hidden: usize) -> Result<Vec<T>> {
         let vocab = self.weight.dim(0)?;
         let n = x.len() / hidden.max(1);
-        let rows = chunk_rows(vocab);
+        let (rows, differentiated) = (chunk_rows(vocab), self.saved.is_some());
         let mut stats = vec![T::of(0.0); 2 * n];
         let mut logits = vec![T::of(0.0); n.min(rows) * vocab];
+        let mut slopes = vec![T::of(0.0); if differentiated { n * hidden } else { 0 }];
         with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
-            let weight = Matrix::new(weight, vocab, hidden).t();
+            let weight = Matrix::new(weight, vocab, hidden);
             for (i, (x, stats)) in
                 x.chunks(rows * hidden).zip(stats.chunks_mut(2 * rows)).enumerate()
             {
                 let count = x.len() / hidden;
                 let logits = &mut logits[..count * vocab];
                 let x = Matrix::new(x, count, hidden);
-                multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight);
+                multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight.t());
                 // Logits and statistics of a row go together.
                 let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats.chunks_mut(2)).collect();
                 parallel::rows(&mut pairs, 1, |first, pairs| {
                     for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
-                        let first = i * rows + first + j;
-                        simd::dispatch(Forward { head: self, first, logits, stats });
+                        let (head, first) = (self, i * rows + first + j);
+                        simd::dispatch(Forward { head, first, logits, stats });
+                        if differentiated {
+                            let (raw, grad) = (false, None);
+                            simd::dispatch(Backward {
+                                head,
+                                raw,
+                                first,
+                                logits,
+                                stats,
+                                grad,
+                                vocab,
+                            });
+                        }
                     }
                 });
+                if differentiated {
+                    let slopes = &mut slopes[i * rows * hidden..][..count * hidden];
+                    let grads = Matrix::new(logits, count, vocab);
+                    multiply((slopes, hidden), Store::Replace, 1.0, grads, weight);
+                }
             }
             Ok(())
         })?;
-        if keep && n <= rows {
-            self.saved.put(T::to_cpu_storage_owned(logits));
+        if let Some(saved) = &self.saved {
+            saved.put(T::to_cpu_storage_owned(slopes));
         }
         Ok(stats)
     }
 
     fn backward<T: Real>(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let (n, hidden) = x.dims2()?;
-        let vocab = self.weight.dim(0)?;
-        let rows = chunk_rows(vocab);
-        let mut dx = vec![T::of(0.0); n * hidden];
-        let saved = self.saved.take();
-        let raw = saved.is_none();
-        let mut buffer = match saved {
-            Some(saved) => T::cpu_storage_data(saved)?,
-            None => vec![T::of(0.0); n.min(rows) * vocab],
-        };
-        with_values::<T, 4, _>(
+        let saved = self.saved.as_ref().and_then(Saved::take);
+        let dx = with_values::<T, 4, _>(
             [&self.weight, x, stats, grad],
             NAME,
-            |[weight, x, stats, grad]| {
-                let weight = Matrix::new(weight, vocab, hidden);
-                let chunks = x.chunks(rows * hidden).zip(dx.chunks_mut(rows * hidden));
-                for (i, (x, dx)) in chunks.enumerate() {
-                    let count = x.len() / hidden;
-                    let logits = &mut buffer[..count * vocab];
-                    if raw {
-                        let x = Matrix::new(x, count, hidden);
-                        multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight.t());
+            |[weight, x, stats, grad]| match saved {
+                Some(saved) if grad.chunks_exact(2).all(|grad| grad[1] == T::of(0.0)) => {
+                    let mut dx = T::cpu_storage_data(saved)?;
+                    for (row, grad) in dx.chunks_exact_mut(hidden).zip(grad.chunks_exact(2)) {
+                        row.iter_mut().for_each(|x| *x *= grad[0]);
                     }
-                    parallel::rows(logits, vocab, |first, logits| {
-                        let first = i * rows + first;
-                        simd::dispatch(Backward {
-                            head: self,
-                            raw,
-                            first,
-                            logits,
-                            stats,
-                            grad,
-                            vocab,
-                        });
-                    });
-                    let grads = Matrix::new(logits, count, vocab);
-                    multiply((dx, hidden), Store::Replace, 1.0, grads, weight);
+                    Ok(dx)
                 }
-                Ok(())
+                _ => Ok(self.again(weight, x, hidden, (stats, grad))),
             },
         )?;
         Tensor::from_vec(dx, (n, hidden), x.device())
+    }
+
+    /// The gradient of x from logits that are computed again.
+    fn again<T: Real>(
+        &self,
+        weight: &[T],
+        x: &[T],
+        hidden: usize,
+        (stats, grad): (&[T], &[T]),
+    ) -> Vec<T> {
+        let (vocab, n) = (weight.len() / hidden.max(1), x.len() / hidden.max(1));
+        let rows = chunk_rows(vocab);
+        let weight = Matrix::new(weight, vocab, hidden);
+        let mut dx = vec![T::of(0.0); n * hidden];
+        let mut buffer = vec![T::of(0.0); n.min(rows) * vocab];
+        let chunks = x.chunks(rows * hidden).zip(dx.chunks_mut(rows * hidden));
+        for (i, (x, dx)) in chunks.enumerate() {
+            let count = x.len() / hidden;
+            let logits = &mut buffer[..count * vocab];
+            let x = Matrix::new(x, count, hidden);
+            multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight.t());
+            parallel::rows(logits, vocab, |first, logits| {
+                let first = i * rows + first;
+                let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
+                let (head, raw) = (self, true);
+                simd::dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
+            });
+            let grads = Matrix::new(logits, count, vocab);
+            multiply((dx, hidden), Store::Replace, 1.0, grads, weight);
+        }
+        dx
     }
 }
 
@@ -219,16 +251,12 @@ impl CustomOp1 for Head {
             candle_core::bail!("{NAME}: {hidden} columns meet {}", self.weight.dim(1)?);
         }
         let stats = match storage {
-            CpuStorage::F64(_) => f64::to_cpu_storage_owned(self.forward::<f64>(
-                slice(storage, layout, NAME)?,
-                hidden,
-                true,
-            )?),
-            _ => f32::to_cpu_storage_owned(self.forward::<f32>(
-                slice(storage, layout, NAME)?,
-                hidden,
-                true,
-            )?),
+            CpuStorage::F64(_) => f64::to_cpu_storage_owned(
+                self.forward::<f64>(slice(storage, layout, NAME)?, hidden)?,
+            ),
+            _ => f32::to_cpu_storage_owned(
+                self.forward::<f32>(slice(storage, layout, NAME)?, hidden)?,
+            ),
         };
         Ok((stats, Shape::from((n, 2))))
     }

@@ -206,10 +206,10 @@ fn rope_turns_by_position_and_leaves_the_rest() {
 
 #[test]
 fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
-    // With 20 000 ids a chunk has 209 rows, so that these take two.
-    let (rows, vocab) = (211, 20_000);
+    // With 30 000 ids a chunk has 279 rows, so that these take two.
+    let (rows, vocab) = (281, 30_000);
     let (x, weight) = (wave((rows, 4)), wave((vocab, 4)));
-    let targets: Vec<u32> = (0..rows as u32).map(|i| i * 90).collect();
+    let targets: Vec<u32> = (0..rows as u32).map(|i| i * 100).collect();
     let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
     for cap in [None, Some(3.0)] {
         let var = Var::from_tensor(&x).unwrap();
@@ -225,11 +225,16 @@ fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
         };
         let (chunked, whole) = (stats(var.as_tensor()), plain(var.as_tensor()));
         assert!(largest_difference(&chunked, &whole) < 1e-11);
-        let gradient = |y: &Tensor| {
-            let probe = (y * wave((rows, 2))).unwrap().sum_all().unwrap();
-            probe.backward().unwrap().remove(var.as_tensor()).unwrap()
-        };
-        assert!(largest_difference(&gradient(&chunked), &gradient(&whole)) < 1e-10);
+        // Of log-probabilities alone, as without an entropy bonus, and of both.
+        for columns in [1, 2] {
+            let probe = wave((rows, columns)).pad_with_zeros(1, 0, 2 - columns).unwrap();
+            let gradient = |y: &Tensor| {
+                let sum = (y * &probe).unwrap().sum_all().unwrap();
+                sum.backward().unwrap().remove(var.as_tensor()).unwrap()
+            };
+            let again = stats(var.as_tensor());
+            assert!(largest_difference(&gradient(&again), &gradient(&whole)) < 1e-10);
+        }
     }
 }
 
