@@ -106,10 +106,10 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn memory_that_is_touched_shows() {
-        let before = resident();
+        // Other tests take and give memory meanwhile, so only what this one holds is sure.
         let block = std::hint::black_box(vec![1_u8; 64 << 20]);
-        assert!(resident() >= before + (60 << 20), "{before} to {}", resident());
-        assert!(peak_resident() >= resident());
+        assert!(resident() >= 64 << 20, "{}", resident());
+        assert!(peak_resident() >= 64 << 20, "{}", peak_resident());
         drop(block);
     }
 
