@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::RewardsMode;
 use super::eval::{Evaluation, Judged};
 use super::tally::{Latency, Tally};
+use crate::telemetry::process;
 
 /// Sample answers that are shown: the first held-out questions, whatever became of them.
 const SAMPLES_SHOWN: usize = 3;
@@ -215,10 +216,8 @@ pub fn write_json(report: &Report, file: &Path) -> std::io::Result<()> {
 
 /// The most memory this process has had resident, in MiB; `None` where `/proc` does not say.
 pub fn peak_rss_mib() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib / 1024.0)
+    let bytes = process::peak_resident();
+    (bytes > 0).then(|| bytes as f64 / f64::from(1 << 20))
 }
 
 /// `1:23`.

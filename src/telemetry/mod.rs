@@ -3,6 +3,7 @@
 mod logging;
 mod maker;
 mod metrics;
+pub mod process;
 
 pub use logging::init;
 pub use maker::{Description, Kind};

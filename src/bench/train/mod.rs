@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::machine::{self, Peak, Seconds};
 use crate::config::{LoraConfig, Recompute, TrainConfig};
+use crate::telemetry::process;
 use crate::train::{Learner, Plan, Split};
 
 mod subject;
@@ -133,7 +134,7 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
 
 fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     let load = machine::load();
-    let start_bytes = machine::resident();
+    let start_bytes = process::resident();
     let config = TrainConfig {
         beta: options.beta,
         recompute: options.recompute,
@@ -155,7 +156,7 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     let work = Work::new(&spec, &samples, options.rank);
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // What loading took is no part of the steps' memory.
-    machine::reset_peak();
+    process::reset_peak();
     let mut step = || -> anyhow::Result<(Seconds, Split, f64)> {
         let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
@@ -169,7 +170,7 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
         step()?;
     }
     // Before the measured products, whose buffers are no part of a step.
-    let peak_bytes = machine::peak_resident();
+    let peak_bytes = process::peak_resident();
     let mut peak = Peak::default();
     peak.measure(threads)?;
     let (mut steps, mut splits, mut fraction) = (Vec::new(), Vec::new(), 0.0);
