@@ -304,30 +304,27 @@ fn clips(c: &TrainConfig) -> Checked {
 }
 
 fn ratios(c: &TrainConfig) -> Checked {
-    let sequence = c.importance_sampling_level == RatioLevel::Sequence;
-    if c.loss == LossKind::Vespo && sequence {
-        let allowed = "\"token\" with train.loss \"vespo\", which weighs sequences by itself";
-        let level = name(&c.importance_sampling_level);
-        return Err(Problem::value("train.importance_sampling_level", level, allowed));
+    let why = match c.loss {
+        LossKind::Reinforce => "which has no importance ratio",
+        LossKind::Vespo => "which weighs sequences by itself",
+        _ => return Ok(()),
+    };
+    let with = format!("with train.loss \"{}\"", c.loss.as_str());
+    if c.importance_sampling_level == RatioLevel::Sequence {
+        let (key, level) = ("train.importance_sampling_level", name(&c.importance_sampling_level));
+        return Err(Problem::value(key, level, &format!("\"token\" {with}, {why}")));
     }
-    let mode = c.sampler_correction.mode;
-    let by_sequence =
-        matches!(mode, CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask);
-    if c.loss == LossKind::Vespo && by_sequence {
-        let allowed = "\"none\", \"token_truncate\" or \"token_mask\" with train.loss \"vespo\"";
-        return Err(Problem::value("train.sampler_correction.mode", name(&mode), allowed));
-    }
-    if c.loss != LossKind::Reinforce {
+    if c.loss == LossKind::Reinforce {
+        if c.num_iterations > 1 {
+            let allowed = format!("1 {with}, {why}");
+            return Err(Problem::value("train.num_iterations", c.num_iterations, &allowed));
+        }
         return Ok(());
     }
-    let without = "with train.loss \"reinforce\", which has no importance ratio";
-    if c.importance_sampling_level == RatioLevel::Sequence {
-        let allowed = format!("\"token\" {without}");
-        return Err(Problem::value("train.importance_sampling_level", "\"sequence\"", &allowed));
-    }
-    if c.num_iterations > 1 {
-        let allowed = format!("1 {without}");
-        return Err(Problem::value("train.num_iterations", c.num_iterations, &allowed));
+    let mode = c.sampler_correction.mode;
+    if matches!(mode, CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask) {
+        let allowed = format!("\"none\", \"token_truncate\" or \"token_mask\" {with}");
+        return Err(Problem::value("train.sampler_correction.mode", name(&mode), &allowed));
     }
     Ok(())
 }
