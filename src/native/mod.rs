@@ -34,6 +34,8 @@ mod weights;
 
 pub use cache::{Member, Page, Pool, Prompt, Sequence, Shape};
 pub use decoder::{Decoder, Scratch};
+pub use engine::{Both, Busy, NativeConfig, NativeEngine};
+pub use plan::Plan;
 pub use weights::{Factors, Weights};
 
 /// Why the sampler cannot work.
