@@ -1,4 +1,5 @@
-//! The pure part of training: samples in, better adapter out. No clock, no I/O but its own files.
+//! The pure part of training: samples in, better adapter out. No I/O but its own files; a clock only
+//! tells where a step's time went.
 //!
 //! One [`Learner::step`] computes the clipped GRPO loss of [`super::loss`] over a batch of samples,
 //! backpropagates it to the adapter and updates it with AdamW. Work is spread over the rayon pool
@@ -22,6 +23,7 @@ use super::model::{Model, ModelSpec};
 use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamW, AdamWConfig, clip_global_norm};
 use super::pass::Pass;
+use super::split::{Split, timed};
 pub use super::step_stats::StepStats;
 use super::{peft, schedule};
 use crate::config::{Factor, OptimizerKind, TrainConfig};
@@ -42,6 +44,8 @@ pub struct Learner {
     adaptive: Adaptive,
     /// Prompt and completion tokens of all steps.
     tokens: u64,
+    /// Where the last step's time went.
+    split: Split,
 }
 
 impl Learner {
@@ -88,7 +92,9 @@ impl Learner {
         });
         let average = Average::new(&config);
         let adaptive = Adaptive::new(&config);
-        Ok(Self { model, lora, optimizer, average, config, rng, steps: 0, adaptive, tokens: 0 })
+        let split = Split::default();
+        let (steps, tokens) = (0, 0);
+        Ok(Self { model, lora, optimizer, average, config, rng, steps, adaptive, tokens, split })
     }
 
     /// The model's shape.
@@ -159,6 +165,7 @@ impl Learner {
         for (index, sample) in samples.iter().enumerate() {
             sample.validate(index, self.spec().vocab_size)?;
         }
+        self.split = Split::default();
         let mut stats = StepStats::default();
         let masks = self.config.mask_truncated_completions;
         let mut active: Vec<usize> =
@@ -191,6 +198,7 @@ impl Learner {
                     old: &mut old,
                 };
                 let outcome = pass.run()?;
+                self.split.add(&outcome.split);
                 let refused = outcome.refused(self.config.max_sampler_difference);
                 if refused.is_empty() {
                     break Some(outcome);
@@ -204,14 +212,18 @@ impl Learner {
                 break;
             };
             totals.add(&outcome.totals);
-            let norm = clip_global_norm(&mut outcome.gradients, self.config.max_grad_norm)?;
+            let limit = self.config.max_grad_norm;
+            let clip = || clip_global_norm(&mut outcome.gradients, limit);
+            let norm = timed(&mut self.split.optimizer, clip)?;
             if !(outcome.totals.loss.is_finite() && norm.is_finite()) {
                 stats.skipped = Some(format!("loss {}, gradient norm {norm}", outcome.totals.loss));
                 break;
             }
             norms.push(norm);
             let parameters = self.lora.parameters();
-            if !self.optimizer.update(&parameters, &outcome.gradients, learning_rate)? {
+            let update =
+                || self.optimizer.update(&parameters, &outcome.gradients, learning_rate);
+            if !timed(&mut self.split.optimizer, update)? {
                 stats.skipped = Some("an updated value is not finite".to_owned());
                 break;
             }
@@ -253,6 +265,11 @@ impl Learner {
     /// one and there is one, else the adapter itself.
     pub fn served(&self) -> &Lora {
         self.average.as_ref().and_then(Average::lora).unwrap_or(&self.lora)
+    }
+
+    /// Where the last step's time went.
+    pub fn split(&self) -> Split {
+        self.split
     }
 
     /// Bytes that the optimiser's moments take.

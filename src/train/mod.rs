@@ -43,8 +43,7 @@ mod progress;
 mod resume_tests;
 pub mod schedule;
 mod shares;
-#[cfg(test)]
-mod step_bench;
+mod split;
 mod step_stats;
 #[cfg(test)]
 mod testing;
@@ -62,4 +61,5 @@ pub use learner::{Learner, StepStats};
 pub use lora::Lora;
 pub use memory::Plan;
 pub use model::{Model, ModelSpec};
+pub use split::Split;
 pub use worker::{Parts, Worker};

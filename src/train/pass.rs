@@ -1,6 +1,7 @@
 //! One pass over a step's samples: loss, gradient and statistics, shard by shard.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use candle_core::{DType, Tensor};
 use rand::SeedableRng;
@@ -14,6 +15,7 @@ use super::memory;
 use super::model::parallel::with_threads;
 use super::model::{Model, Trace};
 use super::objective::{Objective, Plan, Rows, Slopes, Totals};
+use super::split::{Split, timed};
 use crate::config::TrainConfig;
 
 /// What a pass reads.
@@ -44,6 +46,8 @@ pub(super) struct Outcome {
     /// The gradient of the loss by variable.
     pub gradients: BTreeMap<String, Tensor>,
     pub totals: Totals,
+    /// Where the time went.
+    pub split: Split,
     /// `(sample, mean |recorded - recomputed|)` of samples of the current version.
     differences: Vec<(usize, f64)>,
 }
@@ -60,6 +64,7 @@ impl Outcome {
 struct Shard {
     gradients: BTreeMap<String, Tensor>,
     totals: Totals,
+    split: Split,
     differences: Vec<(usize, f64)>,
     references: Vec<(usize, Vec<f64>)>,
     old: Vec<(usize, Vec<f64>)>,
@@ -70,9 +75,17 @@ type Job = (u64, Vec<usize>);
 
 impl Pass<'_> {
     pub fn run(&mut self) -> Result<Outcome> {
+        let mut seconds = 0.0;
+        let mut outcome = timed(&mut seconds, || self.all())?;
+        outcome.split = outcome.split.scaled(seconds);
+        Ok(outcome)
+    }
+
+    fn all(&mut self) -> Result<Outcome> {
         let mut outcome = Outcome {
             gradients: BTreeMap::new(),
             totals: Totals::of_a_pass(),
+            split: Split::default(),
             differences: Vec::new(),
         };
         let spec = self.model.spec();
@@ -99,6 +112,7 @@ impl Pass<'_> {
                 let shard = shard?;
                 add_gradients(&mut outcome.gradients, shard.gradients)?;
                 outcome.totals.add(&shard.totals);
+                outcome.split.add(&shard.split);
                 outcome.differences.extend(shard.differences);
                 for (index, reference) in shard.references {
                     self.references[index] = Some(reference);
@@ -161,13 +175,16 @@ impl Pass<'_> {
     }
 
     fn shard(&self, serial: u64, indices: &[usize], plan: &Plan) -> Result<Shard> {
+        let mut split = Split::default();
+        let begun = Instant::now();
         let layout = self.layout(indices)?;
         let mut dropout = self.dropout(serial);
         let keep = memory::kept_layers(self.config, self.model.spec(), layout.segments.tokens());
         let trace = self.trace(&layout, dropout.as_mut(), keep)?;
         let stats = self.stats(&layout, trace.hidden())?;
         let columns = columns(&stats)?;
-        let references = self.references(&layout, indices)?;
+        let references =
+            timed(&mut split.reference, || self.references(&layout, indices))?;
         let missing = |index: &usize| self.old[*index].is_none();
         let wants_old = self.objective.wants_old() && indices.iter().any(missing);
         let plain = match &dropout {
@@ -181,6 +198,7 @@ impl Pass<'_> {
         let mut shard = Shard {
             gradients: BTreeMap::new(),
             totals: Totals::default(),
+            split,
             differences: Vec::new(),
             references: Vec::new(),
             old: Vec::new(),
@@ -212,7 +230,9 @@ impl Pass<'_> {
         if let Some(references) = references {
             shard.references = indices.iter().copied().zip(references).collect();
         }
-        shard.gradients = self.gradients(trace, &stats, &slopes)?;
+        shard.split.forward = begun.elapsed().as_secs_f64() - split.reference;
+        shard.gradients =
+            timed(&mut shard.split.backward, || self.gradients(trace, &stats, &slopes))?;
         Ok(shard)
     }
 

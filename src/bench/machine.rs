@@ -1,0 +1,121 @@
+//! What the machine tells about this process and can do: memory, processor time, load, and the speed
+//! of matrix products. Figures that the system does not tell are 0.
+
+use std::fs;
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use serde::Serialize;
+
+use crate::train::model::ops;
+use crate::train::model::parallel::with_threads;
+
+/// A line of `/proc/self/status` that is in kB, in bytes.
+fn status(key: &str) -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok()).unwrap_or_default() << 10
+}
+
+/// Bytes of memory that are resident now.
+pub fn resident() -> u64 {
+    status("VmRSS:")
+}
+
+/// The most bytes that have been resident since the start, or since [`reset_peak`].
+pub fn peak_resident() -> u64 {
+    status("VmHWM:")
+}
+
+/// Starts [`peak_resident`] anew from what is resident now; whether the system allowed it (see
+/// `/proc/pid/clear_refs` in proc(5)).
+pub fn reset_peak() -> bool {
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// Mean number of processes that wanted a core over the last minute.
+pub fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or_default()
+}
+
+/// Seconds, of wall and of processor, this process's threads together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Seconds {
+    /// As a clock on the wall shows.
+    pub wall: f64,
+    /// Spent computing; to hundredths.
+    pub processor: f64,
+}
+
+/// Runs `f` and tells what it took.
+pub fn timed<R>(f: impl FnOnce() -> R) -> (R, Seconds) {
+    let (start, before) = (Instant::now(), processor_seconds());
+    let result = f();
+    let wall = start.elapsed().as_secs_f64();
+    (result, Seconds { wall, processor: processor_seconds() - before })
+}
+
+fn processor_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Behind the name: the 14th and 15th fields are user and system time in ticks of 1/100 s.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
+/// The speed of large f32 products in GFLOP/s, the best of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Peak {
+    /// By wall time.
+    pub wall: f64,
+    /// By processor time, times threads: what an idle machine would give.
+    pub processor: f64,
+}
+
+/// Side of the squares that [`Peak::measure`] multiplies.
+const SIDE: usize = 1536;
+
+/// Products of one measurement: enough for processor time's resolution.
+const PRODUCTS: usize = 8;
+
+impl Peak {
+    /// Multiplies squares on `threads` threads of the current pool and keeps the better figures.
+    ///
+    /// # Errors
+    /// If a product fails.
+    pub fn measure(&mut self, threads: usize) -> candle_core::Result<()> {
+        let x = Tensor::rand(-1.0_f32, 1.0, (SIDE, SIDE), &Device::Cpu)?;
+        let gflop = 2.0 * (SIDE as f64).powi(3) * PRODUCTS as f64 / 1e9;
+        let (outcome, took) = timed(|| {
+            (0..PRODUCTS).try_for_each(|_| with_threads(threads, || ops::linear(&x, &x, None)).map(drop))
+        });
+        outcome?;
+        self.wall = self.wall.max(gflop / took.wall);
+        if took.processor > 0.0 {
+            self.processor = self.processor.max(gflop / took.processor * threads as f64);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_that_is_touched_shows() {
+        let before = resident();
+        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+        assert!(resident() >= before + (60 << 20), "{before} to {}", resident());
+        assert!(peak_resident() >= resident());
+        drop(block);
+    }
+
+    #[test]
+    fn products_have_a_speed() {
+        let mut peak = Peak::default();
+        peak.measure(1).unwrap();
+        assert!(peak.wall > 0.0);
+    }
+}

@@ -1,0 +1,320 @@
+//! `hone bench train`: what an optimiser step takes, part by part, and how near to the machine's own
+//! speed its products come. Sampling and scoring are no part of it.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::machine::{self, Peak, Seconds};
+use crate::config::{LoraConfig, Recompute, TrainConfig};
+use crate::train::{Learner, Plan, Split};
+
+mod subject;
+mod work;
+
+pub use subject::{Data, Row, Shape, Subject};
+pub use work::Work;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The model.
+    pub model: Subject,
+    /// Random samples, unless there is `data`.
+    pub shape: Shape,
+    /// A file of samples.
+    pub data: Option<PathBuf>,
+    /// Rank of the adapter, which is on all linears.
+    pub rank: usize,
+    /// Coefficient of the KL; 0 leaves the reference out.
+    pub beta: f64,
+    /// Steps that are timed; as many as [`WARM_UP`] come before.
+    pub steps: usize,
+    /// Whether layers are computed again.
+    pub recompute: Recompute,
+    /// Threads; 0 takes every core.
+    pub threads: usize,
+}
+
+impl Options {
+    /// The setting that is usual for a model: 64 completions in groups of 8, of the embedded model's
+    /// task's lengths, or, for larger ones, one group of 8 sequences of 512 tokens.
+    pub fn usual(model: Subject) -> Self {
+        let shape = match model {
+            Subject::Embedded => {
+                Shape { groups: 8, group_size: 8, prompt: 20, completion: 24, spread: 0.5 }
+            }
+            _ => Shape { groups: 1, group_size: 8, prompt: 64, completion: 448, spread: 0.0 },
+        };
+        Self {
+            model,
+            shape,
+            data: None,
+            rank: 16,
+            beta: 0.01,
+            steps: 5,
+            recompute: Recompute::Auto,
+            threads: 0,
+        }
+    }
+}
+
+/// Steps before the timed ones: the first one fills the optimiser's moments and the allocator's pools.
+pub const WARM_UP: usize = 2;
+
+/// What came out. Times are of the fastest of the timed steps, memory is the most of all steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Weights of the model.
+    pub parameters: usize,
+    /// Completions of a step.
+    pub completions: usize,
+    /// Prompt and completion tokens of a step, the prompt counted for each completion.
+    pub tokens: usize,
+    /// Tokens that the passes compute.
+    pub computed_tokens: usize,
+    /// Completion tokens per computed token.
+    pub loss_token_fraction: f64,
+    /// Threads of the trainer.
+    pub threads: usize,
+    /// Every timed step.
+    pub steps: Vec<Seconds>,
+    /// The fastest step, by the wall.
+    pub step_seconds: f64,
+    /// The step of the least processor time.
+    pub step_processor_seconds: f64,
+    /// Parts of the fastest step, in seconds.
+    pub split: Split,
+    /// Writing the adapter's PEFT files to disk, in seconds.
+    pub publish_seconds: f64,
+    /// GFLOP that the forward, reference and backward passes need.
+    pub gflop: f64,
+    /// Speed of large products, measured before, between and after the steps.
+    pub peak: Peak,
+    /// GFLOP needed per second of forward and backward passes (reference left out), over `peak.wall`.
+    pub peak_share: f64,
+    /// The same of the whole step, by processor time, over `peak.processor`: what is left on a machine
+    /// that does other things too.
+    pub peak_share_processor: f64,
+    /// Most memory resident during the steps.
+    pub peak_bytes: u64,
+    /// Memory resident before the model was loaded.
+    pub start_bytes: u64,
+    /// What [`Plan`] says.
+    pub planned_bytes: usize,
+    /// Layers kept for the backward pass, of all.
+    pub kept_layers: (usize, usize),
+    /// Processes that wanted a core, before and after.
+    pub load: (f64, f64),
+}
+
+/// Measures.
+///
+/// # Errors
+/// If the model or the samples cannot be had, a step fails or is skipped, or no adapter can be written.
+pub fn run(options: &Options) -> anyhow::Result<Report> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if options.threads == 0 { cores } else { options.threads };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    pool.install(|| measure(options, threads))
+}
+
+fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
+    let load = machine::load();
+    let start_bytes = machine::resident();
+    let config = TrainConfig {
+        beta: options.beta,
+        recompute: options.recompute,
+        threads,
+        learning_rate: 1e-5,
+        // The whole step in one pass, as its length allows.
+        micro_batch: usize::MAX,
+        max_sampler_difference: 0.0,
+        lora: LoraConfig { r: options.rank, ..LoraConfig::default() },
+        ..TrainConfig::default()
+    };
+    let mut learner = Learner::with_model(options.model.load()?, &config)?;
+    let spec = learner.spec().clone();
+    let data = match &options.data {
+        Some(path) => Data::read(path)?,
+        None => Data::random(&options.shape, spec.vocab_size),
+    };
+    let samples = data.samples(&learner)?;
+    let work = Work::new(&spec, &samples, options.rank);
+    let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
+    // What loading took is no part of the steps' memory.
+    machine::reset_peak();
+    let mut step = || -> anyhow::Result<(Seconds, Split, f64)> {
+        let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
+        let stats = stats?;
+        if let Some(reason) = stats.skipped {
+            anyhow::bail!("a step was skipped: {reason}");
+        }
+        let fraction = stats.metrics.get("loss_token_fraction").copied().unwrap_or_default();
+        Ok((seconds, learner.split(), fraction))
+    };
+    for _ in 0..WARM_UP {
+        step()?;
+    }
+    let mut peak_bytes = machine::peak_resident();
+    let mut peak = Peak::default();
+    peak.measure(threads)?;
+    let (mut steps, mut splits, mut fraction) = (Vec::new(), Vec::new(), 0.0);
+    for _ in 0..options.steps.max(1) {
+        machine::reset_peak();
+        let (seconds, split, share) = step()?;
+        // Buffers of the products, freed by now, may not have gone back to the system.
+        peak_bytes = peak_bytes.max(machine::peak_resident());
+        steps.push(seconds);
+        splits.push(split);
+        fraction = share;
+        peak.measure(threads)?;
+    }
+    let publish_seconds = publish(&learner)?;
+    let fastest = (0..steps.len()).min_by(|a, b| steps[*a].wall.total_cmp(&steps[*b].wall));
+    let split = fastest.map(|i| splits[i]).unwrap_or_default();
+    let least = |of: fn(&Seconds) -> f64| steps.iter().map(of).fold(f64::INFINITY, f64::min);
+    let (wall, processor) = (least(|s| s.wall), least(|s| s.processor));
+    let passes = split.forward + split.backward;
+    let reference = if options.beta == 0.0 { 0.0 } else { work.reference };
+    let gflop = work.forward + reference + work.backward;
+    let share = |gflop: f64, seconds: f64, peak: f64| {
+        if seconds > 0.0 && peak > 0.0 { gflop / seconds / peak } else { 0.0 }
+    };
+    let tokens_of_a_shard = 0;
+    let plan = Plan::new(&spec, &config, threads, tokens_of_a_shard);
+    Ok(Report {
+        parameters: spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum(),
+        completions: samples.len(),
+        tokens: samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum(),
+        computed_tokens: work.tokens,
+        loss_token_fraction: fraction,
+        threads,
+        step_seconds: wall,
+        step_processor_seconds: processor,
+        split,
+        publish_seconds,
+        gflop,
+        peak,
+        peak_share: share(work.forward + work.backward, passes, peak.wall),
+        peak_share_processor: share(gflop * threads as f64, processor, peak.processor),
+        peak_bytes,
+        start_bytes,
+        planned_bytes: plan.total(),
+        kept_layers: plan.kept_layers,
+        load: (load, machine::load()),
+        steps,
+    })
+}
+
+/// Seconds that writing the adapter takes.
+fn publish(learner: &Learner) -> anyhow::Result<f64> {
+    let dir = std::env::temp_dir().join(format!("hone-bench-{}", Uuid::now_v7()));
+    let (written, took) = machine::timed(|| learner.write_adapter(&dir, "bench"));
+    // Best effort: what counts is whether it could be written.
+    let _ = fs::remove_dir_all(&dir);
+    written?;
+    Ok(took.wall)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = (1 << 20) as f64;
+        let ms = 1e3;
+        writeln!(
+            f,
+            "{:.1} M parameters, {} completions a step, {} thread(s), {} timed steps after {WARM_UP}",
+            self.parameters as f64 / 1e6,
+            self.completions,
+            self.threads,
+            self.steps.len()
+        )?;
+        writeln!(f, "tokens        {:>9} a step, prompts counted by completion", self.tokens)?;
+        writeln!(
+            f,
+            "computed      {:>9} of them, {:.2} tokens with a loss for each",
+            self.computed_tokens, self.loss_token_fraction
+        )?;
+        writeln!(
+            f,
+            "step          {:>9.1} ms the fastest, {:.1} ms of processor the least",
+            self.step_seconds * ms,
+            self.step_processor_seconds * ms
+        )?;
+        let rest = self.step_seconds - self.split.total();
+        for (name, seconds) in [
+            ("forward", self.split.forward),
+            ("reference", self.split.reference),
+            ("backward", self.split.backward),
+            ("optimiser", self.split.optimizer),
+            ("other", rest),
+            ("publish", self.publish_seconds),
+        ] {
+            let share = 100.0 * seconds / self.step_seconds;
+            writeln!(f, "  {name:<11} {:>9.1} ms {share:>6.1} %", seconds * ms)?;
+        }
+        writeln!(f, "  (sampling and scoring are not measured here)")?;
+        writeln!(
+            f,
+            "speed         {:>9.0} tokens/s, {:.0} computed tokens/s",
+            self.tokens as f64 / self.step_seconds,
+            self.computed_tokens as f64 / self.step_seconds
+        )?;
+        writeln!(
+            f,
+            "products      {:>9.1} GFLOP needed; {:.0} % of the peak of {:.0} GFLOP/s in forward and \
+             backward; by processor time {:.0} % of {:.0} GFLOP/s in the whole step",
+            self.gflop,
+            100.0 * self.peak_share,
+            self.peak.wall,
+            100.0 * self.peak_share_processor,
+            self.peak.processor
+        )?;
+        writeln!(
+            f,
+            "memory        {:>9.1} MiB at the most, {:.1} before the model was loaded; planned {:.1} \
+             with {} of {} layers kept",
+            self.peak_bytes as f64 / MIB,
+            self.start_bytes as f64 / MIB,
+            self.planned_bytes as f64 / MIB,
+            self.kept_layers.0,
+            self.kept_layers.1
+        )?;
+        write!(f, "load          {:>9.2} before, {:.2} after", self.load.0, self.load.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_run_tells_every_figure() {
+        let shape = Shape { groups: 2, group_size: 4, prompt: 6, completion: 8, spread: 0.5 };
+        let options = Options { shape, steps: 2, threads: 1, ..Options::usual(Subject::Embedded) };
+        let report = run(&options).unwrap();
+        assert_eq!((report.completions, report.steps.len()), (8, 2));
+        let split = report.split;
+        for part in [split.forward, split.reference, split.backward, split.optimizer] {
+            assert!(part > 0.0, "{split:?}");
+        }
+        assert!(split.total() <= report.step_seconds, "{report}");
+        assert!(report.gflop > 0.0 && report.peak_share > 0.0 && report.peak_share < 1.5);
+        assert!(report.computed_tokens < report.tokens);
+        let text = report.to_string();
+        assert!(text.contains("backward") && text.contains("planned"), "{text}");
+        let json = serde_json::to_value(&report).unwrap();
+        assert!(json["split"]["optimizer"].is_number());
+    }
+
+    #[test]
+    fn without_a_reference_its_part_is_nothing() {
+        let shape = Shape { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
+        let usual = Options::usual(Subject::Embedded);
+        let report = run(&Options { shape, beta: 0.0, steps: 1, threads: 1, ..usual }).unwrap();
+        assert_eq!(report.split.reference, 0.0);
+    }
+}

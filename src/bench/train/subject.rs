@@ -1,0 +1,274 @@
+//! The model that is trained on, and what it is trained on.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::Context;
+use candle_core::{DType, Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::demo::embedded;
+use crate::engine::ModelDir;
+use crate::train::{Learner, Model, ModelSpec, TrainSample};
+
+/// Seed of random weights.
+const WEIGHTS_SEED: u64 = 1;
+
+/// Seed of random tokens.
+const TOKENS_SEED: u64 = 2;
+
+/// Which model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Subject {
+    /// The one that comes with the binary.
+    #[default]
+    Embedded,
+    /// A random Qwen2 of 100 million parameters.
+    Random100m,
+    /// A Hugging Face directory.
+    Dir(PathBuf),
+}
+
+impl FromStr for Subject {
+    type Err = std::convert::Infallible;
+
+    /// `embedded`, `100m`, or a directory.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "embedded" => Self::Embedded,
+            "100m" => Self::Random100m,
+            dir => Self::Dir(PathBuf::from(dir)),
+        })
+    }
+}
+
+/// `config.json` of [`Subject::Random100m`].
+fn config_100m() -> Value {
+    json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 24_000,
+        "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 13,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "use_sliding_window": false, "sliding_window": null,
+        "torch_dtype": "float32", "eos_token_id": 388, "pad_token_id": 386, "bos_token_id": null,
+    })
+}
+
+/// Random weights under their names: uniform, of a spread that keeps activations' size, norms near
+/// 1.
+fn random_weights(spec: &ModelSpec) -> anyhow::Result<HashMap<String, Tensor>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(WEIGHTS_SEED);
+    let spread = 1.0 / (spec.hidden_size as f32).sqrt();
+    let mut tensors = HashMap::new();
+    for (name, shape) in spec.weight_shapes() {
+        let centre = f32::from(u8::from(name.contains("norm")));
+        let count = shape.iter().product();
+        let values: Vec<f32> =
+            (0..count).map(|_| centre + rng.random_range(-spread..spread)).collect();
+        tensors.insert(name, Tensor::from_vec(values, shape, &Device::Cpu)?);
+    }
+    Ok(tensors)
+}
+
+impl Subject {
+    /// Loads it in f32.
+    ///
+    /// # Errors
+    /// If it cannot be read or trained.
+    pub fn load(&self) -> anyhow::Result<Model> {
+        let (spec, tensors) = match self {
+            Self::Embedded => {
+                let mut tensors = HashMap::new();
+                let weights = candle_core::safetensors::load_buffer(
+                    file("model.safetensors")?,
+                    &Device::Cpu,
+                )?;
+                for (name, tensor) in weights {
+                    tensors.insert(name, tensor.to_dtype(DType::F32)?);
+                }
+                let config: Value = serde_json::from_slice(file("config.json")?)?;
+                (ModelSpec::from_config(&config)?, tensors)
+            }
+            Self::Random100m => {
+                let spec = ModelSpec::from_config(&config_100m())?;
+                let tensors = random_weights(&spec)?;
+                (spec, tensors)
+            }
+            Self::Dir(path) => {
+                let dir = ModelDir::open(path)?;
+                let spec = ModelSpec::from_config(&dir.config)?;
+                return Ok(Model::load(spec, &dir.weights, &Device::Cpu)?);
+            }
+        };
+        Ok(Model::new(spec, tensors)?)
+    }
+
+    /// Writes it as a Hugging Face directory, with the embedded model's tokenizer.
+    ///
+    /// # Errors
+    /// If it is a directory already, or cannot be written.
+    pub fn write(&self, to: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
+        for (name, bytes) in embedded::FILES {
+            fs::write(to.join(name), bytes)?;
+        }
+        match self {
+            Self::Embedded => Ok(()),
+            Self::Random100m => {
+                let config = config_100m();
+                let tensors = random_weights(&ModelSpec::from_config(&config)?)?;
+                fs::write(to.join("config.json"), serde_json::to_vec_pretty(&config)?)?;
+                Ok(candle_core::safetensors::save(&tensors, to.join("model.safetensors"))?)
+            }
+            Self::Dir(path) => anyhow::bail!("{} is a model's directory already", path.display()),
+        }
+    }
+}
+
+/// A file of the embedded model.
+fn file(name: &str) -> anyhow::Result<&'static [u8]> {
+    let found = embedded::FILES.iter().find(|(known, _)| *known == name);
+    Ok(found.with_context(|| format!("the embedded model has no {name}"))?.1)
+}
+
+/// What random samples are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Prompts.
+    pub groups: usize,
+    /// Completions of each.
+    pub group_size: usize,
+    /// Tokens of a prompt.
+    pub prompt: usize,
+    /// Tokens of a completion, in the mean.
+    pub completion: usize,
+    /// Lengths of completions are uniform between `completion` less and more this share of it.
+    pub spread: f64,
+}
+
+/// A completion in a data file; `bench`'s peers read the same.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// Ids of the completion, its stop token included.
+    pub completion: Vec<u32>,
+    /// Its advantage.
+    pub advantage: f64,
+    /// Recorded log-probability of each id of the completion; computed by the model where there are
+    /// none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<f32>,
+}
+
+/// A data file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// One step's completions, group by group.
+    pub samples: Vec<Row>,
+}
+
+impl Data {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or is no such file.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))
+    }
+
+    /// Random tokens, and advantages of mean 0 and deviation 1 in every group.
+    pub fn random(shape: &Shape, vocab: usize) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(TOKENS_SEED);
+        let ids = |rng: &mut ChaCha8Rng, count: usize| -> Vec<u32> {
+            (0..count).map(|_| rng.random_range(0..vocab.max(1) as u32)).collect()
+        };
+        let mut samples = Vec::new();
+        for _ in 0..shape.groups {
+            let prompt = ids(&mut rng, shape.prompt.max(1));
+            for member in 0..shape.group_size {
+                let factor = 1.0 + shape.spread * rng.random_range(-1.0..=1.0);
+                let length = (shape.completion as f64 * factor).round().max(1.0) as usize;
+                let completion = ids(&mut rng, length);
+                let advantage = advantage(member, shape.group_size);
+                let logprobs = Vec::new();
+                samples.push(Row { prompt: prompt.clone(), completion, advantage, logprobs });
+            }
+        }
+        Self { samples }
+    }
+
+    /// As the trainer takes them, of version 0; log-probabilities that are missing are the learner's.
+    ///
+    /// # Errors
+    /// If they do not fit the model.
+    pub fn samples(self, learner: &Learner) -> anyhow::Result<Vec<TrainSample>> {
+        let sample = |row: Row| {
+            let logprobs = match row.logprobs.is_empty() {
+                true => learner.score(&row.prompt, &row.completion, 1.0)?,
+                false => row.logprobs,
+            };
+            Ok(TrainSample {
+                prompt_ids: row.prompt,
+                ids: row.completion,
+                logprobs,
+                temperature: 1.0,
+                advantage: row.advantage,
+                version: 0,
+                truncated: false,
+            })
+        };
+        self.samples.into_iter().map(sample).collect()
+    }
+}
+
+/// Evenly spread values of mean 0 and deviation 1.
+fn advantage(member: usize, of: usize) -> f64 {
+    let n = of as f64;
+    let deviation = ((n * n - 1.0) / 12.0).sqrt().max(1e-9);
+    (member as f64 - (n - 1.0) / 2.0) / deviation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_groups_are_of_the_shape_asked_for() {
+        let shape = Shape { groups: 3, group_size: 4, prompt: 7, completion: 20, spread: 0.5 };
+        let data = Data::random(&shape, 50);
+        assert_eq!(data.samples.len(), 12);
+        for group in data.samples.chunks(4) {
+            assert!(group.iter().all(|row| row.prompt == group[0].prompt && row.prompt.len() == 7));
+            let sum: f64 = group.iter().map(|row| row.advantage).sum();
+            let square: f64 = group.iter().map(|row| row.advantage.powi(2)).sum();
+            assert!(sum.abs() < 1e-12 && (square - 4.0).abs() < 1e-12, "{sum} {square}");
+        }
+        assert!(data.samples.iter().all(|row| (10..=30).contains(&row.completion.len())));
+        assert_eq!(data, Data::random(&shape, 50));
+    }
+
+    #[test]
+    fn the_large_model_is_as_large_as_it_says() {
+        let spec = ModelSpec::from_config(&config_100m()).unwrap();
+        let count: usize =
+            spec.weight_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        assert!((99_000_000..102_000_000).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn a_written_embedded_model_is_the_embedded_model() {
+        let dir = tempfile::tempdir().unwrap();
+        Subject::Embedded.write(dir.path()).unwrap();
+        let again = Subject::Dir(dir.path().to_owned()).load().unwrap();
+        assert_eq!(again.digest().unwrap(), Subject::Embedded.load().unwrap().digest().unwrap());
+    }
+}
