@@ -299,7 +299,8 @@ impl Engine for NativeEngine {
     fn load(&self) -> EngineLoad {
         let state = self.shared.lock();
         let running = |wanted| state.cancel.iter().filter(|(p, _)| *p == wanted).count();
-        let waiting = |wanted| state.waiting.iter().filter(|w| w.request.priority == wanted).count();
+        let waiting =
+            |wanted| state.waiting.iter().filter(|w| w.request.priority == wanted).count();
         EngineLoad {
             live_running: running(Priority::Live),
             shadow_running: running(Priority::Shadow),

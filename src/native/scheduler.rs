@@ -14,9 +14,9 @@ use super::engine::{Current, Shared, Waiting};
 use super::plan::PREFILL;
 use super::product::LANES;
 use super::{Decoder, Factors, NativeError, Plan, Scratch};
+use crate::engine::EngineError;
 use crate::engine::run::{CancelFlag, Run, Seat};
 use crate::engine::sampler::Sampler;
-use crate::engine::EngineError;
 use crate::types::{PolicyVersion, TokenId};
 
 /// Weights that a processor's own cache holds, so that every thread may read all of them.
@@ -102,7 +102,8 @@ impl Scheduler {
     pub fn new(shared: Arc<Shared>, decoder: Decoder) -> Self {
         let (plan, config) = (shared.plan, &shared.config);
         let spec = &decoder.weights().spec;
-        let others = if decoder.weights().bytes() <= SMALL_WEIGHTS { config.threads.max(1) - 1 } else { 0 };
+        let others =
+            if decoder.weights().bytes() <= SMALL_WEIGHTS { config.threads.max(1) - 1 } else { 0 };
         let first = Scratch::new(spec, plan.rows[0], config.slots);
         let other = || Scratch::new(spec, plan.rows[1], plan.rows[1]);
         let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();
@@ -171,7 +172,9 @@ impl Scheduler {
                 if state.closed {
                     self.next = None;
                 }
-                let Some(waiting) = self.next.take().or_else(|| state.waiting.pop_front()) else { break };
+                let Some(waiting) = self.next.take().or_else(|| state.waiting.pop_front()) else {
+                    break;
+                };
                 (waiting, state.current.clone())
             };
             if waiting.reply.is_closed() {
@@ -250,7 +253,9 @@ impl Scheduler {
             let threads = self.give_way();
             let began = Instant::now();
             let Some(scratch) = self.scratch.first_mut() else { break };
-            if let Err(error) = self.decoder.prefill(&mut prompt, PREFILL, factors, scratch, threads) {
+            if let Err(error) =
+                self.decoder.prefill(&mut prompt, PREFILL, factors, scratch, threads)
+            {
                 prompt.free(&mut self.pool);
                 return Err(error);
             }

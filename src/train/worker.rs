@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use super::priority::lower_priority;
 use super::handle::{Board, Command, Hold, TrainError, TrainHandle, TrainState};
+use super::priority::lower_priority;
 use super::trainer::Trainer;
 use crate::config::TrainConfig;
 use crate::engine::ModelDir;

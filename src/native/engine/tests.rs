@@ -45,7 +45,8 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
 /// Requests of every kind, some on the same prompt.
 fn requests(count: u64) -> Vec<GenerateRequest> {
     let kind = |i: u64| {
-        let prompt: Vec<TokenId> = (0..1 + 11 * (i % 5) as TokenId).map(|k| 3 + k * 7 % 80).collect();
+        let prompt: Vec<TokenId> =
+            (0..1 + 11 * (i % 5) as TokenId).map(|k| 3 + k * 7 % 80).collect();
         let mut request = request(&prompt, i, 1 + (i as u32 * 13) % 40);
         request.params.temperature = [1.0, 0.7, 0.0, 1.4][i as usize % 4];
         request.params.top_k = [0, 0, 7][i as usize % 3];
@@ -125,7 +126,8 @@ async fn what_is_recorded_is_what_the_trainer_recomputes() {
     let lora = random_lora(model.spec(), 4, 3);
     engine.publish(PolicyVersion(7), Some(&lora)).unwrap();
     assert_eq!(engine.active_version(), PolicyVersion(7));
-    let mut requests: Vec<_> = (0..24).map(|i| request(&[5, 9, 2 + i % 3], u64::from(i), 30)).collect();
+    let mut requests: Vec<_> =
+        (0..24).map(|i| request(&[5, 9, 2 + i % 3], u64::from(i), 30)).collect();
     for (i, request) in requests.iter_mut().enumerate() {
         request.params.temperature = [1.0, 0.8, 1.3][i % 3];
     }
@@ -298,14 +300,13 @@ async fn the_queue_is_bounded_and_shadows_wait_for_a_place() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_what_runs_and_what_waits() {
-    let engine = start_with(
-        NativeConfig { slots: 2, busy_share: 0.001, ..small() },
-        Arc::new(|| true),
-    );
+    let engine =
+        start_with(NativeConfig { slots: 2, busy_share: 0.001, ..small() }, Arc::new(|| true));
     let mut tasks = Vec::new();
     for seed in 0..6 {
         let engine = Arc::clone(&engine);
-        let run = async move { engine.generate(request(&[1, 2], seed, 400)).await?.collect().await };
+        let run =
+            async move { engine.generate(request(&[1, 2], seed, 400)).await?.collect().await };
         tasks.push(tokio::spawn(run));
     }
     let began = Instant::now();
@@ -317,10 +318,7 @@ async fn closing_ends_what_runs_and_what_waits() {
     for task in tasks {
         assert!(matches!(task.await.unwrap(), Err(EngineError::ShuttingDown)));
     }
-    assert!(matches!(
-        engine.generate(request(&[1], 1, 1)).await,
-        Err(EngineError::ShuttingDown)
-    ));
+    assert!(matches!(engine.generate(request(&[1], 1, 1)).await, Err(EngineError::ShuttingDown)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
