@@ -4,85 +4,27 @@ use rayon::prelude::*;
 
 use super::NativeError;
 use super::attention::{self, Attend};
-use super::cache::{Keys, Member, Page, Prompt, Shape};
+use super::cache::{Member, Prompt, Shape};
 use super::lanes::{AddTo, Gate, RmsNorm, Softcap, to_lanes, to_rows};
 use super::product::{LANES, Lanes, Rows, Start, product};
 use super::simd::dispatch;
 use super::weights::{Factors, Layer, Stack, Weights};
 use crate::train::model::{Model, rope_frequencies};
-use crate::types::TokenId;
 
 mod rope;
 mod scratch;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use rope::Rope;
 pub use scratch::Scratch;
+use tokens::{Steps, Stretch, Tokens};
 
 type Result<T> = std::result::Result<T, NativeError>;
 
 /// Logits that are computed before they are turned into rows.
 const HEAD_PART: usize = 3072;
-
-/// The tokens of one pass.
-trait Tokens: Sync {
-    fn len(&self) -> usize;
-    fn token(&self, row: usize) -> TokenId;
-    fn position(&self, row: usize) -> usize;
-    /// Where a row's keys and values go.
-    fn place(&mut self, row: usize) -> Option<(&mut Page, usize)>;
-    /// What a row sees, itself included.
-    fn keys(&self, row: usize) -> Keys<'_>;
-}
-
-/// One token of each of some sequences.
-struct Steps<'a, M>(&'a mut [M]);
-
-impl<M: Member> Tokens for Steps<'_, M> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-    fn token(&self, row: usize) -> TokenId {
-        self.0[row].token()
-    }
-    fn position(&self, row: usize) -> usize {
-        self.0[row].sequence().position()
-    }
-    fn place(&mut self, row: usize) -> Option<(&mut Page, usize)> {
-        self.0[row].sequence_mut().place()
-    }
-    fn keys(&self, row: usize) -> Keys<'_> {
-        self.0[row].sequence().keys()
-    }
-}
-
-/// Consecutive tokens of a prompt.
-struct Stretch<'a> {
-    prompt: &'a mut Prompt,
-    first: usize,
-    count: usize,
-}
-
-impl Tokens for Stretch<'_> {
-    fn len(&self) -> usize {
-        self.count
-    }
-    fn token(&self, row: usize) -> TokenId {
-        self.prompt.ids()[self.first + row]
-    }
-    fn position(&self, row: usize) -> usize {
-        self.first + row
-    }
-    fn place(&mut self, row: usize) -> Option<(&mut Page, usize)> {
-        let position = self.first + row;
-        let page = self.prompt.pages.get_mut(position / super::cache::PAGE)?;
-        Some((page, position % super::cache::PAGE))
-    }
-    fn keys(&self, row: usize) -> Keys<'_> {
-        Keys { prompt: &self.prompt.pages, prompt_len: self.first + row + 1, own: &[], own_len: 0 }
-    }
-}
 
 /// The model as it decodes.
 pub struct Decoder {
