@@ -162,9 +162,6 @@ pub struct Prompt {
 
 impl Prompt {
     /// An empty cache for a prompt, or nothing if the pool has too few pages.
-    ///
-    /// # Panics
-    /// Never: an empty prompt shares nothing.
     pub fn new(pool: &mut Pool, ids: Vec<TokenId>) -> Option<Self> {
         let wanted = pages(Self::shared(&ids));
         if !pool.reserve(wanted) {
