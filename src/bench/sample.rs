@@ -25,8 +25,8 @@ use crate::telemetry::Metrics;
 use crate::train::{Lora, Model};
 use crate::types::{PolicyVersion, SamplingParams, TokenId};
 
-/// Bytes that the memory's speed is measured with: no processor's caches hold them.
-const MEMORY: usize = 512 << 20;
+/// Bytes that are read, at least, to measure how fast the weights can be.
+const READ: usize = 512 << 20;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -74,7 +74,8 @@ pub struct Report {
     pub step_seconds: f64,
     /// Bytes of weights that a step reads.
     pub weight_bytes: usize,
-    /// Bytes a second that the same threads read, the best of the runs.
+    /// Bytes a second that the same threads read of as many bytes over and over (from main memory, or
+    /// from the processor's caches where they hold them), the best of the runs.
     pub memory_bytes_per_second: f64,
     /// Floating-point operations of a step's products.
     pub step_flop: f64,
@@ -144,7 +145,7 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let (mut peak, mut memory, mut rates) = (Peak::default(), 0.0_f64, Vec::new());
     let mut seconds = f64::INFINITY;
-    let block = vec![1.0_f32; MEMORY / size_of::<f32>()];
+    let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
     whole.run(0)?;
     for run in 0..options.runs.max(1) {
         // In turns, so that each meets the same machine.
@@ -185,24 +186,27 @@ fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<Lora>> {
     Ok(Some(Lora::fresh(model.spec(), &config, &mut rng, DType::F32, &Device::Cpu)?))
 }
 
-/// Bytes a second that threads read, the best of three passes.
+/// Bytes a second that threads read, the best of three measurements.
 fn read_rate(block: &[f32], threads: usize) -> f64 {
     let part = block.len().div_ceil(threads).next_multiple_of(64);
-    let pass = || {
+    let passes = READ.div_ceil(size_of_val(block).max(1));
+    let measure = || {
         let began = Instant::now();
         let sums = block.par_chunks(part).map(|part| {
             let mut sums = [0.0_f32; 64];
-            for values in part.chunks_exact(64) {
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum += value;
+            for _ in 0..passes {
+                for values in std::hint::black_box(part).chunks_exact(64) {
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum += value;
+                    }
                 }
             }
             sums.iter().sum::<f32>()
         });
         std::hint::black_box(sums.sum::<f32>());
-        size_of_val(block) as f64 / began.elapsed().as_secs_f64()
+        (passes * size_of_val(block)) as f64 / began.elapsed().as_secs_f64()
     };
-    (0..3).map(|_| pass()).fold(0.0, f64::max)
+    (0..3).map(|_| measure()).fold(0.0, f64::max)
 }
 
 /// The whole sampler.
