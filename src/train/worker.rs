@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use super::handle::{Board, Command, Hold, TrainError, TrainHandle, TrainState};
+use super::model::Model;
 use super::priority::lower_priority;
 use super::trainer::Trainer;
 use crate::config::TrainConfig;
@@ -37,6 +38,8 @@ pub struct Parts {
     pub max_completion_tokens: usize,
     /// The base model.
     pub model: ModelDir,
+    /// Its weights, where somebody has loaded them already.
+    pub base: Option<Model>,
     /// Its name, for the adapters' `base_model_name_or_path`.
     pub model_name: String,
     /// Where checkpoints go.
