@@ -97,6 +97,7 @@ fn environment_wins_over_file() {
         ("HONE_TRAIN_LORA_TARGET_MODULES", "q_proj,v_proj"),
         ("HONE_TRAIN_ENABLED", "false"),
         ("HONE_TRAIN_SCHEDULE", "cosine"),
+        ("HONE_TRAIN_MAX_STEPS", "100"),
         ("HONE_ROLLOUT_DATASET", "prompts.jsonl"),
         ("HONE_MODEL_PATH", "/models/tiny"),
         ("HONE_PORT", "tcp://10.0.0.1:8080"),
@@ -150,7 +151,7 @@ fn wrong_types() {
     assert_snapshot!(error("[server]\nbind = 8080"), @r#"server.bind is 8080: it must be an address and a port, such as "127.0.0.1:8080""#);
     assert_snapshot!(error("[server]\nclient_keys = 'sesame'"), @"server.client_keys is a hidden value: it must be a list");
     assert_snapshot!(error("[server]\nclient_keys = ['sesame', 5]"), @"server.client_keys[1] is a hidden value: it must be a text in quotes");
-    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'x_proj']"), @r#"train.lora.target_modules[1] is "x_proj": it must be "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj" or "down_proj", or a name that ends in a dot and one of them"#);
+    assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'x_proj']"), @r#"train.lora.target_modules[1] is "x_proj": it must be "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj" or "gate_up_proj", or a name that ends in a dot and one of them"#);
     assert_snapshot!(error("[train.lora]\ntarget_modules = 3"), @r#"train.lora.target_modules is 3: it must be a list of names, a regular expression or "all-linear""#);
     assert_snapshot!(error("[train.lora]\ninit_weights = 'pissa'"), @r#"train.lora.init_weights is "pissa": it must be "kaiming" or "gaussian""#);
     assert_snapshot!(error("[train]\nseed = \n"), @"the configuration is not valid TOML at line 2: string values must be quoted, expected literal string");

@@ -138,16 +138,6 @@ fn optimiser(c: &TrainConfig) -> Checked {
         let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
         return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
     }
-    let ends = !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt);
-    if (ends || c.warmup_ratio > 0.0) && c.schedule_steps() == 0 {
-        let why = if ends { "schedule" } else { "warmup_ratio" };
-        let allowed = format!("at least 1 with train.{why} set and no train.max_steps");
-        return Err(Problem::value("train.total_steps", c.total_steps, &allowed));
-    }
-    if ends && c.warmup_steps >= c.schedule_steps() {
-        let allowed = format!("less than the schedule's steps ({})", c.schedule_steps());
-        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
-    }
     at_least("train.min_learning_rate", c.min_learning_rate, 0.0)?;
     if c.min_learning_rate > c.learning_rate {
         let allowed = format!("at most train.learning_rate ({})", c.learning_rate);
@@ -164,6 +154,21 @@ fn optimiser(c: &TrainConfig) -> Checked {
     if c.ema_decay > 0.0 && c.swa_start > 0 {
         let allowed = format!("0 where train.ema_decay ({}) is set", c.ema_decay);
         return Err(Problem::value("train.swa_start", c.swa_start, &allowed));
+    }
+    schedule(c)
+}
+
+/// Schedules that end must know where.
+fn schedule(c: &TrainConfig) -> Checked {
+    let ends = !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt);
+    if (ends || c.warmup_ratio > 0.0) && c.schedule_steps() == 0 {
+        let why = if ends { "schedule" } else { "warmup_ratio" };
+        let allowed = format!("at least 1 with train.{why} set and no train.max_steps");
+        return Err(Problem::value("train.total_steps", c.total_steps, &allowed));
+    }
+    if ends && c.warmup_steps >= c.schedule_steps() {
+        let allowed = format!("less than the schedule's steps ({})", c.schedule_steps());
+        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::config::FeedbackParams;
 use crate::config::reward::{FormatStrict, NumericMatch};
 use crate::config::{
     Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
-    RouteConfig, RouteList, ServerConfig, TrainConfig,
+    RouteConfig, RouteList, ScheduleKind, ServerConfig, TrainConfig,
 };
 
 use super::RewardsMode;
@@ -49,7 +49,7 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             },
             ..RolloutConfig::default()
         },
-        train: train(mode, steps, seed),
+        train: train(steps, seed),
         log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
         routes: routes(mode),
         ..Config::default()
@@ -65,16 +65,17 @@ pub fn to_serve(demo: &Config) -> Config {
     config
 }
 
-fn train(mode: RewardsMode, steps: u64, seed: u64) -> TrainConfig {
+fn train(steps: u64, seed: u64) -> TrainConfig {
     TrainConfig {
         seed,
         max_steps: steps,
         samples_per_step: SAMPLES_PER_STEP,
-        learning_rate: match mode {
-            RewardsMode::Both | RewardsMode::Graded => 2e-3,
-            RewardsMode::Feedback => 2e-3,
-        },
-        warmup_steps: 2,
+        learning_rate: 2e-3,
+        // Large steps to learn soon, small ones to end where it is good.
+        schedule: ScheduleKind::Cosine,
+        min_learning_rate: 2e-4,
+        total_steps: steps,
+        warmup_steps: steps.saturating_sub(1).min(2),
         ..TrainConfig::default()
     }
 }

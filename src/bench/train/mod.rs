@@ -328,6 +328,7 @@ mod tests {
         let shape = Shape { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
         let usual = Options::usual(Subject::Embedded);
         let report = run(&Options { shape, beta: 0.0, steps: 1, threads: 1, ..usual }).unwrap();
-        assert_eq!(report.split.reference, 0.0);
+        // What is left is the time of looking at the clock.
+        assert!(report.split.reference < 1e-3 * report.split.total().max(1e-2), "{report}");
     }
 }

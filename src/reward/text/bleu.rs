@@ -1,7 +1,7 @@
 //! BLEU and Google's GLEU.
 
 use super::ngrams::{Overlap, overlaps};
-use super::tokens::{number, tokenize_13a};
+use super::tokens::{number, tokenize_13a, words};
 
 /// Sentence BLEU as `sacrebleu.sentence_bleu(candidate, [reference]).score / 100`: 13a tokens, case
 /// kept, orders 1 to 4 but none longer than the candidate (effective order), an order without
@@ -11,8 +11,7 @@ use super::tokens::{number, tokenize_13a};
 /// `min(1, exp(1 - |reference| / |candidate|)) x (geometric mean of the precisions)`, in 0..1;
 /// 0 where no word matches or either text is empty. Source: Papineni et al. 2002; sacrebleu 2.6.
 pub fn bleu(candidate: &str, reference: &str) -> f64 {
-    let words = number(&tokenize_13a(candidate), &tokenize_13a(reference));
-    let orders: [Overlap; 4] = overlaps(&words);
+    let orders = all_orders(candidate, reference);
     if orders[0].matched == 0 {
         return 0.0;
     }
@@ -32,12 +31,17 @@ pub fn bleu(candidate: &str, reference: &str) -> f64 {
     (brevity * (logs / effective).exp()).clamp(0.0, 1.0)
 }
 
+/// Shared n-grams of 13a tokens, orders 1 to 4.
+fn all_orders(candidate: &str, reference: &str) -> [Overlap; 4] {
+    let (given, wanted) = (tokenize_13a(candidate), tokenize_13a(reference));
+    overlaps(&number(&words(&given), &words(&wanted)))
+}
+
 /// Google's GLEU as `nltk.translate.gleu_score.sentence_gleu` over 13a tokens, case kept:
 /// `(shared n-grams of orders 1 to 4) / max(the candidate's, the reference's)`, in 0..1; 0 where
 /// both texts are empty. Symmetric. Source: Wu et al. 2016; nltk 3.10.
 pub fn gleu(candidate: &str, reference: &str) -> f64 {
-    let words = number(&tokenize_13a(candidate), &tokenize_13a(reference));
-    let orders: [Overlap; 4] = overlaps(&words);
+    let orders = all_orders(candidate, reference);
     let matched: usize = orders.iter().map(|order| order.matched).sum();
     let given: usize = orders.iter().map(|order| order.candidate).sum();
     let wanted: usize = orders.iter().map(|order| order.reference).sum();

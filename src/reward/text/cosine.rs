@@ -1,6 +1,6 @@
 //! Cosine similarity of word counts.
 
-use super::tokens::{ABSENT, number, tokenize_13a};
+use super::tokens::{ABSENT, number, tokenize_13a, words};
 
 /// The cosine of the two texts' word counts, `a.b / (|a| |b|)`, over lower-case 13a tokens, in
 /// 0..1; 0 where either text is empty. As scikit-learn's `CountVectorizer` with that tokeniser and
@@ -11,6 +11,7 @@ use super::tokens::{ABSENT, number, tokenize_13a};
 pub fn cosine(candidate: &str, reference: &str) -> f64 {
     let lower = |text: &str| tokenize_13a(&text.to_lowercase());
     let (given, wanted) = (lower(candidate), lower(reference));
+    let (given, wanted) = (words(&given), words(&wanted));
     let words = number(&given, &wanted);
     let mut counts = vec![(0.0, 0.0); words.distinct];
     for word in &words.reference {
@@ -29,7 +30,7 @@ pub fn cosine(candidate: &str, reference: &str) -> f64 {
     }
     let of_reference: f64 = counts.iter().map(|(_, b): &(f64, f64)| b * b).sum();
     let strange = given.iter().zip(&words.candidate).filter(|(_, number)| **number == ABSENT);
-    let mut strange: Vec<&str> = strange.map(|(word, _)| word.as_str()).collect();
+    let mut strange: Vec<&str> = strange.map(|(word, _)| *word).collect();
     strange.sort_unstable();
     let repeats = strange.chunk_by(|a, b| a == b).map(|same| (same.len() as f64).powi(2));
     let of_candidate: f64 = counts.iter().map(|(a, _)| a * a).sum::<f64>() + repeats.sum::<f64>();

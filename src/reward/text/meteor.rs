@@ -1,9 +1,10 @@
 //! METEOR with exact and stem matching.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::porter::stem;
-use super::tokens::tokenize_13a;
+use super::tokens::{tokenize_13a, words};
 
 /// Weight of the precision in the harmonic mean.
 const ALPHA: f64 = 0.9;
@@ -21,48 +22,82 @@ const GAMMA: f64 = 0.5;
 ///
 /// A deviation from METEOR in full: no synonyms, as WordNet is not shipped.
 pub fn meteor(candidate: &str, reference: &str) -> f64 {
-    let lower = |text: &str| -> Vec<(usize, String)> {
-        tokenize_13a(text).iter().map(|word| word.to_lowercase()).enumerate().collect()
-    };
-    let (mut given, mut wanted) = (lower(candidate), lower(reference));
+    let (given, wanted) = (tokenize_13a(candidate), tokenize_13a(reference));
+    let (given, wanted) = (lower(&given), lower(&wanted));
     let lengths = (given.len() as f64, wanted.len() as f64);
-    let mut matches = align(&mut given, &mut wanted);
-    for (_, word) in given.iter_mut().chain(&mut wanted) {
-        *word = stem(word);
+    // Words and stems as numbers; every different word is stemmed once.
+    let (mut known, mut stems, mut stem_of) = (HashMap::new(), HashMap::new(), Vec::new());
+    let numbers: Vec<usize> = given
+        .iter()
+        .chain(&wanted)
+        .map(|word| {
+            *known.entry(word.as_ref()).or_insert_with(|| {
+                let next = stems.len();
+                stem_of.push(*stems.entry(stem(word)).or_insert(next));
+                stem_of.len() - 1
+            })
+        })
+        .collect();
+    let stemmed: Vec<usize> = numbers.iter().map(|word| stem_of[*word]).collect();
+    let mut matches = Matches::none(given.len(), wanted.len());
+    for (numbers, different) in [(&numbers, known.len()), (&stemmed, stems.len())] {
+        let (given, wanted) = numbers.split_at(given.len());
+        matches.align(given, wanted, different);
     }
-    matches.extend(align(&mut given, &mut wanted));
-    if matches.is_empty() {
+    let pairs: Vec<(usize, usize)> = matches.pairs().collect();
+    if pairs.is_empty() {
         return 0.0;
     }
-    matches.sort_unstable();
     let joined = |pair: &&[(usize, usize)]| pair[1] == (pair[0].0 + 1, pair[0].1 + 1);
-    let chunks = matches.len() - matches.windows(2).filter(joined).count();
-    let matched = matches.len() as f64;
+    let chunks = pairs.len() - pairs.windows(2).filter(joined).count();
+    let matched = pairs.len() as f64;
     let (precision, recall) = (matched / lengths.0, matched / lengths.1);
     let mean = precision * recall / (ALPHA * precision + (1.0 - ALPHA) * recall);
     ((1.0 - GAMMA * (chunks as f64 / matched).powi(BETA)) * mean).clamp(0.0, 1.0)
 }
 
-/// Matches equal words, the candidate's last with the reference's last first, and leaves those
-/// without a match: (place in the candidate, place in the reference).
-fn align(
-    given: &mut Vec<(usize, String)>,
-    wanted: &mut Vec<(usize, String)>,
-) -> Vec<(usize, usize)> {
-    let mut places: HashMap<&str, Vec<usize>> = HashMap::with_capacity(wanted.len());
-    for (place, word) in wanted.iter() {
-        places.entry(word).or_default().push(*place);
+/// The words of a line in lower case.
+fn lower(line: &str) -> Vec<Cow<'_, str>> {
+    let is_lower = |word: &str| word.bytes().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
+    let lower =
+        |word| if is_lower(word) { Cow::Borrowed(word) } else { word.to_lowercase().into() };
+    words(line).into_iter().map(lower).collect()
+}
+
+/// Which words of the two texts belong together.
+struct Matches {
+    /// The place in the reference, by place in the candidate.
+    given: Vec<Option<usize>>,
+    /// Whether the reference's word is taken.
+    wanted: Vec<bool>,
+}
+
+impl Matches {
+    /// None yet.
+    fn none(given: usize, wanted: usize) -> Self {
+        Self { given: vec![None; given], wanted: vec![false; wanted] }
     }
-    let found = given.iter().rev().filter_map(|(place, word)| {
-        let other = places.get_mut(word.as_str())?.pop()?;
-        Some((*place, other))
-    });
-    let matches: Vec<(usize, usize)> = found.collect();
-    let mut taken: Vec<usize> = matches.iter().map(|(_, other)| *other).collect();
-    taken.sort_unstable();
-    wanted.retain(|(place, _)| taken.binary_search(place).is_err());
-    // The matches are in the candidate's order, backwards.
-    let ours = |place: &usize| matches.binary_search_by(|(own, _)| place.cmp(own));
-    given.retain(|(place, _)| ours(place).is_err());
-    matches
+
+    /// Matches equal words (numbers below `count`) that are free still, the candidate's last with
+    /// the reference's last first.
+    fn align(&mut self, given: &[usize], wanted: &[usize], count: usize) {
+        // For each word its last free place, and for each place the one before it.
+        let mut last = vec![None; count];
+        let mut before = vec![None; wanted.len()];
+        for (place, word) in wanted.iter().enumerate().filter(|(place, _)| !self.wanted[*place]) {
+            before[place] = last[*word].replace(place);
+        }
+        let free = self.given.iter_mut().zip(given).rev().filter(|(found, _)| found.is_none());
+        for (found, word) in free {
+            let Some(place) = last[*word] else { continue };
+            last[*word] = before[place];
+            self.wanted[place] = true;
+            *found = Some(place);
+        }
+    }
+
+    /// `(place in the candidate, place in the reference)`, in the candidate's order.
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.given.iter().enumerate().filter_map(|(place, found)| Some((place, (*found)?)))
+    }
 }

@@ -11,11 +11,12 @@ pub(super) fn is_space(c: char) -> bool {
 }
 
 /// mteval-v13a's tokens, as sacrebleu's `Tokenizer13a` on text without trailing white space:
-/// ASCII symbols stand alone, `.` and `,` too unless within a number, and a dash after a digit.
+/// ASCII symbols stand alone, `.` and `,` too unless within a number, and a dash after a digit. Returns
+/// them with white space between them, for [`words`].
 ///
 /// The four substitutions are made one after another on bytes, each reading left to right and
 /// never the same byte twice, exactly as the regular expressions of sacrebleu do.
-pub(super) fn tokenize_13a(text: &str) -> Vec<String> {
+pub(super) fn tokenize_13a(text: &str) -> String {
     let mut line = text.trim_end_matches(is_space).replace("<skipped>", "").replace("-\n", "");
     if line.contains('&') {
         line = line.replace("&quot;", "\"").replace("&amp;", "&");
@@ -28,8 +29,12 @@ pub(super) fn tokenize_13a(text: &str) -> Vec<String> {
     let dashes =
         spread(&after, |b| b.is_ascii_digit(), |b| b == b'-', |_| true, [true, true, false]);
     // Spaces were put between whole characters only, so this is UTF-8 still.
-    let line = String::from_utf8_lossy(&dashes);
-    line.split(is_space).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    String::from_utf8(dashes).unwrap_or_default()
+}
+
+/// What white space separates.
+pub(super) fn words(line: &str) -> Vec<&str> {
+    line.split(is_space).filter(|word| !word.is_empty()).collect()
 }
 
 /// Puts spaces around each `middle`. `uses` says which of the bytes before it, itself and after it
@@ -92,15 +97,15 @@ pub(super) struct Numbered {
 }
 
 /// Numbers the words: equal words get equal numbers.
-pub(super) fn number(candidate: &[String], reference: &[String]) -> Numbered {
+pub(super) fn number<S: AsRef<str>>(candidate: &[S], reference: &[S]) -> Numbered {
     let mut numbers: HashMap<&str, u32> = HashMap::with_capacity(reference.len());
     let reference: Vec<u32> = reference
         .iter()
         .map(|word| {
             let next = u32::try_from(numbers.len()).unwrap_or(ABSENT);
-            *numbers.entry(word).or_insert(next)
+            *numbers.entry(word.as_ref()).or_insert(next)
         })
         .collect();
-    let find = |word: &String| numbers.get(word.as_str()).copied().unwrap_or(ABSENT);
+    let find = |word: &S| numbers.get(word.as_ref()).copied().unwrap_or(ABSENT);
     Numbered { candidate: candidate.iter().map(find).collect(), reference, distinct: numbers.len() }
 }

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r where it is corrected;
-//! - `rho`: [`correction::sampler_weights`], or, of `vespo`, [`vespo::weight`]; `m`: 0 for tokens below the entropy threshold
-//!   ([`entropy::threshold`]) and for sequences that [`correction::keeps`] drops, else 1. Neither acts
-//!   on the KL or on `w_i`;
+//! - `rho`: [`correction::sampler_weights`], or, of `vespo`, [`vespo::weight`]; `m`: 0 for tokens
+//!   below the entropy threshold ([`entropy::threshold`]) and for sequences that
+//!   [`correction::keeps`] drops, else 1. Neither acts on the KL or on `w_i`;
 //! - `w_i`: [`sequence_weights`], fixed for the whole optimiser step like the threshold and the
 //!   number of tokens in `mean(H)` (all, or those above the threshold), so that the loss and its
 //!   gradient do not depend on how the step is cut into micro-batches.
@@ -39,7 +39,7 @@ pub mod kl;
 mod surrogate;
 #[cfg(test)]
 mod tests;
-mod vespo;
+pub mod vespo;
 mod weights;
 
 pub use surrogate::{Surrogate, clipped, surrogate};

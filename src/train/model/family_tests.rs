@@ -299,5 +299,5 @@ fn names_of_all_parts_of_a_fused_layer_mean_the_layer() {
     assert_eq!(plan(LinearKind::ALL.map(LinearKind::as_str).into()).unwrap(), all);
     assert!(all.keys().any(|name| name.ends_with("qkv_proj")));
     let error = plan(["q_proj", "v_proj"].into()).unwrap_err().to_string();
-    assert!(error.contains("names q_proj, v_proj") && error.contains("`qkv_proj`"), "{error}");
+    assert!(error.contains("names `q_proj`, `v_proj`") && error.contains("`qkv_proj`"), "{error}");
 }
