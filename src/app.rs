@@ -13,8 +13,10 @@ use tokio::task::JoinHandle;
 
 pub mod adapters;
 mod own_model;
+mod sampler;
 
 use own_model::OwnModel;
+use sampler::Sampler;
 
 use crate::config::{Config, RouteConfig};
 use crate::dataset::Curriculum;
@@ -54,6 +56,7 @@ pub struct Core {
     /// Figures.
     pub metrics: Arc<Metrics>,
     trainer: train::Worker,
+    sampler: Option<Sampler>,
 }
 
 impl Core {
@@ -84,12 +87,14 @@ impl Core {
         if config.uses_own_model() {
             tools.own_model.load(&dir, &data).await?;
         }
+        let sampler = Sampler::start(config, &dir, &engine, metrics.clone()).await?;
+        let publisher = Sampler::publisher(sampler.as_ref(), &engine);
         let probe = engine
             .codec()
             .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
         let policies = Arc::new(
             Policies::restore(
-                engine.clone(),
+                publisher.clone(),
                 store.clone(),
                 config.policy.clone(),
                 metrics.clone(),
@@ -98,13 +103,16 @@ impl Core {
             )
             .await?,
         );
-        let publisher: Arc<dyn Publisher> = engine.clone();
         let engine: Arc<dyn Engine> = engine;
+        let samples: Arc<dyn Engine> = match &sampler {
+            Some(sampler) => sampler.engine.clone(),
+            None => engine.clone(),
+        };
         let rollout = Rollout::start_kept(
             &config.rollout,
             config.dataset_in_use().as_ref(),
             (config.train.seed, Some(data.join("dataset.json"))),
-            engine.clone(),
+            samples,
             store.clone(),
             routes.clone(),
             metrics.clone(),
@@ -116,6 +124,7 @@ impl Core {
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model: dir,
+            base: sampler.as_ref().map(|sampler| sampler.base.clone()),
             model_name: engine.info().name.clone(),
             checkpoints: data.join("checkpoints"),
             store: store.clone(),
@@ -123,7 +132,18 @@ impl Core {
             policies: policies.clone(),
             metrics: metrics.clone(),
         })?;
-        Ok(Self { engine, publisher, store, routes, backends, policies, rollout, metrics, trainer })
+        Ok(Self {
+            engine,
+            publisher,
+            store,
+            routes,
+            backends,
+            policies,
+            rollout,
+            metrics,
+            trainer,
+            sampler,
+        })
     }
 
     /// The trainer's status and commands.
@@ -138,6 +158,9 @@ impl Core {
     pub async fn shutdown(self) -> anyhow::Result<()> {
         tracing::info!("shutdown 2/4: rollout stops");
         self.rollout.stop().await;
+        if let Some(sampler) = &self.sampler {
+            sampler.engine.close(false);
+        }
         tracing::info!("shutdown 3/4: trainer finishes its step");
         self.trainer.stop(Duration::from_secs(30)).await;
         tracing::info!("shutdown 4/4: ledger commits and closes");

@@ -117,6 +117,37 @@ pub enum BenchCommand {
     },
     /// An optimiser step: its parts' times, its speed beside the machine's own, its memory
     Train(BenchTrainArgs),
+    /// How fast the native sampler generates, beside what memory and arithmetic allow
+    Sample {
+        /// `embedded`, `100m` (random weights) or a Hugging Face directory
+        #[arg(long, value_name = "MODEL", default_value = "embedded")]
+        model: crate::bench::train::Subject,
+        /// Sequences at once
+        #[arg(long, value_name = "N", default_value_t = 64,
+              value_parser = clap::value_parser!(u16).range(1..=4096))]
+        batch: u16,
+        /// Sequences on one prompt
+        #[arg(long, value_name = "N", default_value_t = 8)]
+        group: usize,
+        /// Tokens of a prompt
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        prompt: usize,
+        /// Tokens of a completion
+        #[arg(long, value_name = "N", default_value_t = 64)]
+        tokens: usize,
+        /// Rank of an adapter on all linears; 0 is the base alone
+        #[arg(long, value_name = "R", default_value_t = 0)]
+        rank: usize,
+        /// How often everything is measured
+        #[arg(long, value_name = "N", default_value_t = 5)]
+        runs: usize,
+        /// Threads [default: every core]
+        #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+        threads: usize,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// `hone bench train`; sampling and scoring are not measured.

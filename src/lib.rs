@@ -15,7 +15,8 @@
 //! [`types`], [`telemetry`] and [`config`]'s structs. [`engine`], [`store`] and [`dataset`] import
 //! nothing further. [`reward`] imports store. [`rollout`] imports engine, store, reward and dataset.
 //! [`policy`] imports engine (for publishing) and store. [`train`] imports engine's model directory,
-//! store, reward's routes (for weights) and policy. [`http`] imports all of those; [`app`],
+//! store, reward's routes (for weights) and policy. [`native`] imports engine (trait, sampler, codec)
+//! and train (model, lora). [`http`] imports all of those; [`app`],
 //! [`demo`], [`runs`] and [`mod@bench`] everything.
 
 pub mod app;
@@ -26,6 +27,7 @@ pub mod dataset;
 pub mod demo;
 pub mod engine;
 pub mod http;
+pub mod native;
 pub mod policy;
 pub mod reward;
 pub mod rollout;

@@ -43,6 +43,17 @@ fn main() -> ExitCode {
             bench_rewards(bytes, json)
         }
         Command::Bench { command: BenchCommand::Train(args) } => bench_train(args),
+        Command::Bench {
+            command:
+                BenchCommand::Sample { model, batch, group, prompt, tokens, rank, runs, threads, json },
+        } => {
+            let batch = usize::from(batch);
+            let options =
+                bench::sample::Options { model, batch, group, prompt, tokens, rank, runs, threads };
+            let report = bench::sample::run(&options)?;
+            say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
             test_rewards(&file, config.as_deref(), route, json)
         }

@@ -184,6 +184,13 @@ fn values_out_of_range() {
     assert_snapshot!(error("[train]\nema_decay = 0.9\nswa_start = 5"), @"train.swa_start is 5: it must be 0 where train.ema_decay (0.9) is set");
     assert_snapshot!(error("[rollout]\ngroup_size = 1"), @"rollout.group_size is 1: it must be from 2 to 1024");
     assert_snapshot!(error("[rollout]\ntemperature = 0"), @"rollout.temperature is 0: it must be from 0.01 to 10");
+    assert_snapshot!(error("[rollout]\nmax_batch_tokens = 31"), @"rollout.max_batch_tokens is 31: it must be from 32 to 1073741824");
+    assert_snapshot!(error("[rollout]\nmax_batch_tokens = 100"), @r#"rollout.max_batch_tokens is 100: it must be 288 or more, so that a prompt and rollout.max_tokens 256 fit, or rollout.sampler = "engine""#);
+    assert!(parse("[rollout]\nsampler = \"engine\"\nmax_batch_tokens = 100").is_ok());
+    assert!(
+        error("[rollout]\nsampler = \"fast\"")
+            .starts_with(r#"rollout.sampler is "fast": it must be "#)
+    );
     assert_snapshot!(error("[rollout]\ndataset = 'a'\ndataset_route = 'none'"), @r#"rollout.dataset_route is "none": it must be the name of a route"#);
     assert_snapshot!(error("[server]\nclient_keys = ['with space']"), @"server.client_keys[0] cannot be a bearer key: it must be printable ASCII without spaces");
     assert_snapshot!(error("[server]\nclient_keys = ['a']\nadmin_keys = ['a']"), @"server.admin_keys shares a key with server.client_keys: each must have its own");

@@ -3,4 +3,5 @@
 
 pub mod machine;
 pub mod rewards;
+pub mod sample;
 pub mod train;

@@ -184,6 +184,10 @@ pub struct RolloutConfig {
     pub max_tokens: u32,
     /// Shadow sequences that may run at once; 0 takes every slot that no client needs.
     pub max_concurrent: usize,
+    /// What samples shadows.
+    pub sampler: SamplerKind,
+    /// Tokens, prompts included, whose keys and values the native sampler's cache holds.
+    pub max_batch_tokens: usize,
     /// Prompts that may wait for a group; a full queue skips new prompts and counts them.
     pub queue: usize,
     /// Milliseconds a completed group waits for its client's feedback before it is handed on.
@@ -204,11 +208,37 @@ impl Default for RolloutConfig {
             temperature: 1.0,
             max_tokens: 256,
             max_concurrent: 0,
+            sampler: SamplerKind::Auto,
+            max_batch_tokens: 32_768,
             queue: 256,
             feedback_wait_ms: 500,
             dataset: None,
             dataset_route: "default".to_owned(),
             max_ready_groups: 32,
+        }
+    }
+}
+
+/// What samples shadows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerKind {
+    /// The native sampler on the CPU, else the engine.
+    #[default]
+    Auto,
+    /// The engine that serves, in slots that no client needs.
+    Engine,
+    /// The trainer's own model, in batches.
+    Native,
+}
+
+impl SamplerKind {
+    /// Whether the native sampler is meant where the engine runs on the CPU or not.
+    pub fn is_native(self, cpu: bool) -> bool {
+        match self {
+            Self::Auto => cpu,
+            Self::Engine => false,
+            Self::Native => true,
         }
     }
 }

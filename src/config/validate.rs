@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::describe::Problem;
 use super::range::{Checked, above, at_least, below, between};
 use super::{
-    Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, ScheduleKind, ServerConfig,
-    StoreConfig, TrainConfig,
+    Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, SamplerKind, ScheduleKind,
+    ServerConfig, StoreConfig, TrainConfig,
 };
 use super::{dataset, lora, objective, run};
 
@@ -98,6 +98,15 @@ fn rollout(c: &RolloutConfig) -> Checked {
     between("rollout.temperature", c.temperature, 0.01, 10.0)?;
     between("rollout.max_tokens", c.max_tokens, 1, 1 << 20)?;
     between("rollout.max_concurrent", c.max_concurrent, 0, 65_536)?;
+    between("rollout.max_batch_tokens", c.max_batch_tokens, 32, 1 << 30)?;
+    if c.sampler != SamplerKind::Engine && c.max_batch_tokens < c.max_tokens as usize + 32 {
+        let allowed = format!(
+            "{} or more, so that a prompt and rollout.max_tokens {} fit, or rollout.sampler = \"engine\"",
+            c.max_tokens as usize + 32,
+            c.max_tokens
+        );
+        return Err(Problem::value("rollout.max_batch_tokens", c.max_batch_tokens, &allowed));
+    }
     between("rollout.queue", c.queue, 1, 1 << 20)?;
     between("rollout.feedback_wait_ms", c.feedback_wait_ms, 0, 3_600_000)?;
     between("rollout.max_ready_groups", c.max_ready_groups, 1, 1 << 20)

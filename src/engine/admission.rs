@@ -19,7 +19,7 @@ pub(super) type Colour = usize;
 
 /// Why a running sequence should end early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cancel {
+pub(crate) enum Cancel {
     /// Nobody reads its events any more.
     Gone = 1,
     /// A client needs its slot.
@@ -30,16 +30,16 @@ pub(super) enum Cancel {
 
 /// Asks a running sequence to end; the first reason stays.
 #[derive(Debug, Default)]
-pub(super) struct CancelFlag(AtomicU8);
+pub(crate) struct CancelFlag(AtomicU8);
 
 impl CancelFlag {
     /// Asks for the end; false if that was done already.
-    pub(super) fn set(&self, reason: Cancel) -> bool {
+    pub(crate) fn set(&self, reason: Cancel) -> bool {
         self.0.compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// The reason, if somebody asked.
-    pub(super) fn get(&self) -> Option<Cancel> {
+    pub(crate) fn get(&self) -> Option<Cancel> {
         match self.0.load(Ordering::Acquire) {
             0 => None,
             1 => Some(Cancel::Gone),
@@ -82,7 +82,7 @@ pub(super) struct Admission {
 }
 
 /// The right to run one sequence on one slot. Dropping it gives the slot back.
-pub(super) struct Lease {
+pub(crate) struct Lease {
     admission: Arc<Admission>,
     /// The slot's colour.
     pub(super) colour: Colour,

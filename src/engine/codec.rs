@@ -1,5 +1,8 @@
 //! Text to ids and back: tokenizer, chat template, stop tokens.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+
 use tokenizers::{DecoderWrapper, Tokenizer};
 
 use super::ModelDir;
@@ -18,7 +21,10 @@ pub struct Codec {
     /// The byte behind each character of a byte-level token, by code point.
     byte_of_char: Vec<Option<u8>>,
     /// Special tokens, which leave no text.
-    special: std::collections::HashSet<TokenId>,
+    special: HashSet<TokenId>,
+    /// What the tokens add to the text, one behind the other, and where each ends: the tokenizer looks
+    /// a token up by two maps and copies it.
+    texts: (Vec<u8>, Vec<usize>),
 }
 
 impl std::fmt::Debug for Codec {
@@ -45,13 +51,21 @@ impl Codec {
         }
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
-        Ok(Self {
+        let mut codec = Self {
             tokenizer,
             template: ChatTemplate::new(&dir.chat_template, &dir.special_tokens)?,
             stop_ids: dir.stop_ids.clone(),
             byte_of_char: byte_of_char(),
             special,
-        })
+            texts: (Vec::new(), Vec::new()),
+        };
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(codec.vocab()));
+        for id in 0..codec.vocab() {
+            bytes.extend_from_slice(&codec.text_bytes(id as TokenId));
+            ends.push(bytes.len());
+        }
+        codec.texts = (bytes, ends);
+        Ok(codec)
     }
 
     /// The conversation as the model sees it, ready for its answer: no special token is added
@@ -94,8 +108,14 @@ impl Codec {
     }
 
     /// What a token adds to the text: nothing if it is special.
-    fn text_bytes(&self, id: TokenId) -> Vec<u8> {
-        if self.special.contains(&id) { Vec::new() } else { self.token_bytes(id) }
+    fn text_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
+        let (bytes, ends) = &self.texts;
+        let at = id as usize;
+        if let Some(end) = ends.get(at) {
+            let start = at.checked_sub(1).and_then(|before| ends.get(before)).copied();
+            return Cow::Borrowed(bytes.get(start.unwrap_or(0)..*end).unwrap_or_default());
+        }
+        Cow::Owned(if self.special.contains(&id) { Vec::new() } else { self.token_bytes(id) })
     }
 
     /// Tokens that end a completion.

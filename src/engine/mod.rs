@@ -22,7 +22,7 @@ mod exchange;
 pub mod fake;
 mod mistral;
 pub mod model_dir;
-mod run;
+pub(crate) mod run;
 pub mod sampler;
 pub mod template;
 

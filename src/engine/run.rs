@@ -5,19 +5,20 @@ use std::sync::Arc;
 use prometheus::IntCounter;
 use tokio::sync::mpsc;
 
-use super::admission::{Cancel, Lease};
+use super::admission::Lease;
+pub(crate) use super::admission::{Cancel, CancelFlag};
 use super::sampler::Drawn;
 use super::{
     Codec, EngineError, Event, GenerateRequest, Generation, Priority, TextStream, Token, sampler,
 };
 use crate::telemetry::Metrics;
-use crate::types::FinishReason;
+use crate::types::{FinishReason, PolicyVersion};
 
 /// Checks a request against the model and returns how many tokens it may have.
 ///
 /// # Errors
 /// [`EngineError::Invalid`] or [`EngineError::PromptTooLong`].
-pub(super) fn check(
+pub(crate) fn check(
     request: &GenerateRequest,
     context: usize,
     vocab: usize,
@@ -40,12 +41,34 @@ pub(super) fn check(
     Ok(request.params.max_tokens.min(room))
 }
 
+/// Who runs, on what.
+pub(crate) struct Seat {
+    /// The version every token comes from.
+    pub(crate) version: PolicyVersion,
+    /// Live or shadow.
+    pub(crate) priority: Priority,
+    /// Asks the sequence to end early.
+    pub(crate) cancel: Arc<CancelFlag>,
+    /// The slot, where there are slots to give back.
+    pub(crate) lease: Option<Lease>,
+}
+
+impl From<Lease> for Seat {
+    fn from(lease: Lease) -> Self {
+        let (version, priority, cancel) =
+            (lease.version, lease.priority, Arc::clone(&lease.cancel));
+        Self { version, priority, cancel, lease: Some(lease) }
+    }
+}
+
 /// Turns drawn tokens into events and decides when the generation ends.
-pub(super) struct Run {
+pub(crate) struct Run {
     codec: Arc<Codec>,
     text: TextStream,
     events: mpsc::Sender<Event>,
-    lease: Lease,
+    /// A shadow's tokens, which nobody reads before its end: sent then, they wake the reader once.
+    held: Vec<Token>,
+    seat: Seat,
     produced: u32,
     limit: u32,
     outcome: Option<Result<(FinishReason, String), EngineError>>,
@@ -54,26 +77,28 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// A run that holds `lease` until its end, and the generation that reads it. Its channel holds
+    /// A run that holds `seat` until its end, and the generation that reads it. Its channel holds
     /// every event of `limit` tokens, so that whoever computes them never waits for a reader.
-    pub(super) fn new(
+    pub(crate) fn new(
         codec: &Arc<Codec>,
         stop: &[String],
         limit: u32,
-        lease: Lease,
+        seat: impl Into<Seat>,
         metrics: &Arc<Metrics>,
     ) -> (Self, Generation) {
         let (sender, receiver) = mpsc::channel(limit as usize + 1);
-        let label = match lease.priority {
+        let seat = seat.into();
+        let label = match seat.priority {
             Priority::Live => "live",
             Priority::Shadow => "shadow",
         };
-        let generation = Generation { version: lease.version, events: receiver };
+        let generation = Generation { version: seat.version, events: receiver };
         let run = Self {
             codec: Arc::clone(codec),
             text: TextStream::new(Arc::clone(codec), stop),
             events: sender,
-            lease,
+            held: Vec::new(),
+            seat,
             produced: 0,
             limit,
             outcome: None,
@@ -84,15 +109,15 @@ impl Run {
     }
 
     /// Whether no further token should be computed: it has ended, or somebody asked for that.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         if self.events.is_closed() {
-            self.lease.cancel.set(Cancel::Gone);
+            self.seat.cancel.set(Cancel::Gone);
         }
-        self.outcome.is_some() || self.lease.cancel.get().is_some()
+        self.outcome.is_some() || self.seat.cancel.get().is_some()
     }
 
     /// Reports a drawn token. Returns whether it was the last.
-    pub(super) fn push(&mut self, drawn: Drawn) -> bool {
+    pub(crate) fn push(&mut self, drawn: Drawn) -> bool {
         self.produced += 1;
         self.tokens.inc();
         let mut text = String::new();
@@ -111,21 +136,27 @@ impl Run {
         }
         let Drawn { id, logprob, kept_mass, top } = drawn;
         let token = Token { id, logprob, kept_mass, top, text };
-        if self.events.try_send(Event::Token(token)).is_err() {
-            self.lease.cancel.set(Cancel::Gone);
+        if self.seat.priority == Priority::Shadow {
+            self.held.push(token);
+        } else if self.events.try_send(Event::Token(token)).is_err() {
+            self.seat.cancel.set(Cancel::Gone);
         }
         self.is_over()
     }
 
     /// Ends the run with an error, unless it has ended already.
-    pub(super) fn fail(&mut self, error: EngineError) {
+    pub(crate) fn fail(&mut self, error: EngineError) {
         self.outcome.get_or_insert(Err(error));
     }
 
     /// Gives the slot back, then sends the last event. The computation must have stopped.
-    pub(super) fn conclude(self) {
-        let asked = self.lease.cancel.get();
-        drop(self.lease);
+    pub(crate) fn conclude(self) {
+        let asked = self.seat.cancel.get();
+        drop(self.seat.lease);
+        for token in self.held {
+            // As for the last event: nobody may be reading any more.
+            let _ = self.events.try_send(Event::Token(token));
+        }
         let event = match (self.outcome, asked) {
             (Some(Ok((finish, text))), _) => Event::Done { finish, text },
             (Some(Err(error)), _) => {

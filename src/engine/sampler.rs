@@ -14,6 +14,8 @@ use rand_chacha::ChaCha8Rng;
 use super::EngineError;
 use crate::types::{SamplingParams, TokenId};
 
+mod plain;
+
 /// Most alternatives that can be reported per token.
 pub const MAX_TOP_LOGPROBS: u8 = 20;
 
@@ -111,6 +113,7 @@ pub struct Sampler {
     /// Kept between tokens for their memory.
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
+    weights: plain::Weights,
 }
 
 impl Sampler {
@@ -132,6 +135,7 @@ impl Sampler {
             counts: HashMap::new(),
             logits: Vec::new(),
             candidates: Vec::new(),
+            weights: plain::Weights::default(),
         })
     }
 
@@ -163,7 +167,27 @@ impl Sampler {
         })
     }
 
+    /// Nothing is cut off and no alternatives are asked for.
+    fn is_plain(&self) -> bool {
+        let SamplingParams { top_k, top_p, min_p, .. } = self.params;
+        let cut = (top_k > 0 && (top_k as usize) < self.logits.len()) || top_p < 1.0 || min_p > 0.0;
+        !cut && self.top == 0
+    }
+
+    fn plain(&mut self) -> Result<Drawn, SampleError> {
+        let greatest = f64::from(greatest(&self.logits)?.1);
+        self.weights.fill(&self.logits, greatest, f64::from(self.params.temperature));
+        let total = self.weights.total();
+        let choice = self.weights.pick(self.random.random::<f64>() * total);
+        let (id, weight) = choice.ok_or(SampleError::NoMass)?;
+        let logprob = (weight / total).ln() as f32;
+        Ok(Drawn { id: id as TokenId, logprob, kept_mass: 1.0, top: Vec::new() })
+    }
+
     fn random(&mut self) -> Result<Drawn, SampleError> {
+        if self.is_plain() {
+            return self.plain();
+        }
         let total = weigh(&self.logits, f64::from(self.params.temperature), &mut self.candidates)?;
         let kept = truncate(&mut self.candidates, &self.params, total);
         let (id, weight) = pick(&self.candidates, self.random.random::<f64>() * kept)?;
@@ -197,6 +221,11 @@ pub fn behaviour(
 }
 
 fn check_logits(logits: &[f32]) -> Result<(), SampleError> {
+    // A loop without an exit can go by vectors; it is hardly ever followed by the other.
+    let below = |value: &f32| *value < f32::INFINITY;
+    if logits.iter().fold(true, |fine, value| fine & below(value)) {
+        return Ok(());
+    }
     match logits.iter().position(|value| value.is_nan() || *value == f32::INFINITY) {
         Some(at) => Err(SampleError::NotFinite {
             id: at as TokenId,
@@ -229,13 +258,9 @@ fn adjust(
 
 /// The greatest logit and its token, the lowest id among equals.
 fn greatest(logits: &[f32]) -> Result<(TokenId, f32), SampleError> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id as TokenId, logit);
-        }
-    }
-    match best {
+    let most = plain::most(logits);
+    let id = logits.iter().position(|&logit| logit == most).unwrap_or_default() as TokenId;
+    match (id, most) {
         (_, f32::NEG_INFINITY) => Err(SampleError::NoMass),
         // Only a bias can do this: the raw logits were checked.
         (id, value @ f32::INFINITY) => Err(SampleError::NotFinite { id, value }),

@@ -124,6 +124,11 @@ impl Learner {
         self.model.spec()
     }
 
+    /// The frozen base. Clones share its weights.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// The settings it trains with; those of an adapter it started from are in `lora`.
     pub fn config(&self) -> &TrainConfig {
         &self.config

@@ -30,8 +30,8 @@ fn available(meminfo: &str, limit: &str, used: &str) -> Option<usize> {
     }
 }
 
-/// Refuses a run that cannot fit into `available` bytes before its base is loaded: `threads` and shards
-/// as in [`Plan::new`].
+/// Refuses a run that cannot fit into the bytes available, with its base or, where that is loaded,
+/// without it: `threads` and shards as in [`Plan::new`].
 ///
 /// # Errors
 /// [`LearnError::Memory`] with both figures, and what the same run needs with every layer computed
@@ -40,9 +40,12 @@ pub(super) fn check_room(
     spec: &ModelSpec,
     config: &TrainConfig,
     threads: usize,
-    available: usize,
+    (available, loaded): (usize, bool),
 ) -> Result<()> {
-    let needed = |config: &TrainConfig| Plan::new(spec, config, threads, 0).total();
+    let needed = |config: &TrainConfig| {
+        let plan = Plan::new(spec, config, threads, 0);
+        plan.total() - if loaded { plan.base } else { 0 }
+    };
     let planned = needed(config);
     if planned <= available {
         return Ok(());
@@ -71,8 +74,9 @@ mod tests {
     fn a_run_that_cannot_fit_is_refused_with_the_figures() {
         let (spec, config) = (tiny_spec(), tiny_config());
         let total = Plan::new(&spec, &config, 1, 0).total();
-        check_room(&spec, &config, 1, total).unwrap();
-        let refused = check_room(&spec, &config, 1, total - 1).unwrap_err();
+        check_room(&spec, &config, 1, (total, false)).unwrap();
+        let refused = check_room(&spec, &config, 1, (total - 1, false)).unwrap_err();
+        check_room(&spec, &config, 1, (total - 1, true)).unwrap();
         let LearnError::Memory { needed, least, .. } = &refused else {
             panic!("{refused}");
         };

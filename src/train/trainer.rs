@@ -55,9 +55,14 @@ impl<'a> Trainer<'a> {
         if let Some(available) = available_memory() {
             let spec = ModelSpec::from_config(&parts.model.config).map_err(failed)?;
             let threads = pool.current_num_threads();
-            check_room(&spec, &parts.config, threads, available).map_err(failed)?;
+            let loaded = parts.base.is_some();
+            check_room(&spec, &parts.config, threads, (available, loaded)).map_err(failed)?;
         }
-        let learner = pool.install(|| Learner::new(&parts.model, &parts.config)).map_err(failed)?;
+        let learner = pool.install(|| match &parts.base {
+            Some(base) => Learner::with_model(base.clone(), &parts.config),
+            None => Learner::new(&parts.model, &parts.config),
+        });
+        let learner = learner.map_err(failed)?;
         let rollbacks = parts.policies.watch_rollback().borrow().count;
         let mut trainer = Self {
             parts,

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use super::handle::{Board, Command, Hold, TrainError, TrainHandle, TrainState};
+use super::model::Model;
+use super::priority::lower_priority;
 use super::trainer::Trainer;
 use crate::config::TrainConfig;
 use crate::engine::ModelDir;
@@ -36,6 +38,8 @@ pub struct Parts {
     pub max_completion_tokens: usize,
     /// The base model.
     pub model: ModelDir,
+    /// Its weights, where somebody has loaded them already.
+    pub base: Option<Model>,
     /// Its name, for the adapters' `base_model_name_or_path`.
     pub model_name: String,
     /// Where checkpoints go.
@@ -126,21 +130,6 @@ impl Worker {
             Err(_) => tracing::warn!("the trainer is still in its step, leaving it behind"),
         }
     }
-}
-
-/// Lets the kernel prefer the serving threads over this one.
-fn lower_priority(nice: i32) {
-    #[cfg(target_os = "linux")]
-    if nice > 0 {
-        // SAFETY: setpriority takes three integers and touches no memory of ours; on Linux,
-        // PRIO_PROCESS with id 0 concerns the calling thread alone.
-        let failed = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } != 0;
-        if failed {
-            tracing::warn!(nice, "the trainer's priority could not be lowered");
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _unsupported = nice;
 }
 
 /// Runs the worker until it is told to stop, restarting it after errors and panics.

@@ -99,6 +99,7 @@ impl World {
             peak_rates: Vec::new(),
             max_completion_tokens: 8,
             model: ModelDir::open(Path::new(fixture)).unwrap(),
+            base: None,
             model_name: "tiny".to_owned(),
             checkpoints: dir.join("checkpoints"),
             store: store.clone(),

@@ -22,6 +22,7 @@ const RULE: &[(&str, &[&str])] = &[
     ("rollout", &["types", "config", "telemetry", "dataset", "engine", "store", "reward"]),
     ("policy", &["types", "config", "telemetry", "engine", "store"]),
     ("train", &["types", "config", "telemetry", "engine", "store", "reward", "policy"]),
+    ("native", &["types", "config", "telemetry", "engine", "train"]),
     (
         "http",
         &[

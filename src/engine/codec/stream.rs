@@ -40,7 +40,7 @@ impl TextStream {
         if self.stopped {
             return Piece { text: String::new(), stopped: true };
         }
-        self.bytes.extend(self.codec.text_bytes(id));
+        self.bytes.extend_from_slice(&self.codec.text_bytes(id));
         self.decode();
         self.release(false)
     }

@@ -74,7 +74,7 @@ struct Linear {
 
 /// The weights of one block.
 #[derive(Clone, Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     attention_norm: Tensor,
     mlp_norm: Tensor,
     /// Behind attention and MLP, before the residual sum.
@@ -144,6 +144,26 @@ impl Block {
             head_norms,
             linears,
         })
+    }
+
+    /// Weights of the norms before the attention and before the MLP, `[hidden]`.
+    pub(crate) fn norms(&self) -> [&Tensor; 2] {
+        [&self.attention_norm, &self.mlp_norm]
+    }
+
+    /// Weights of the norms behind attention and MLP, `[hidden]`.
+    pub(crate) fn output_norms(&self) -> Option<&[Tensor; 2]> {
+        self.output_norms.as_ref()
+    }
+
+    /// Weights of the norms over each head of queries and of keys, `[head_dim]`.
+    pub(crate) fn head_norms(&self) -> Option<&[Tensor; 2]> {
+        self.head_norms.as_ref()
+    }
+
+    /// Weight `[out, in]` and bias `[out]` of a linear layer.
+    pub(crate) fn linear(&self, kind: LinearKind) -> Option<(&Tensor, Option<&Tensor>)> {
+        self.linears.get(&kind).map(|linear| (&linear.weight, linear.bias.as_ref()))
     }
 
     /// All weights, biases left out.

@@ -40,7 +40,7 @@ mod product_tests;
 mod real;
 mod rope;
 mod segments;
-mod simd;
+pub(crate) mod simd;
 mod spec;
 #[cfg(test)]
 mod spec_tests;
@@ -150,6 +150,26 @@ impl Model {
     /// The type of its weights.
     pub fn dtype(&self) -> DType {
         self.embedding.dtype()
+    }
+
+    /// `[vocab, hidden]`
+    pub(crate) fn embedding(&self) -> &Tensor {
+        &self.embedding
+    }
+
+    /// Weights of the blocks, from the first.
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Weight of the last norm, `[hidden]`.
+    pub(crate) fn norm(&self) -> &Tensor {
+        &self.norm
+    }
+
+    /// `[vocab, hidden]`
+    pub(crate) fn head(&self) -> &Tensor {
+        &self.head
     }
 
     /// Where its weights are.

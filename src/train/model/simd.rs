@@ -54,7 +54,7 @@ pub(super) fn dispatch<L: Loop>(task: L) -> L::Output {
 /// the Taylor series of `e^r` to the seventh power (its remainder is below 6e-9). No branches, so
 /// that a loop over it vectorises; infinities, subnormal results and NaN come out as from `f32::exp`.
 #[inline(always)]
-pub(super) fn exp_f32(x: f32) -> f32 {
+pub(crate) fn exp_f32(x: f32) -> f32 {
     // Adding it rounds to a whole number, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts: products of the first with small whole numbers are exact.

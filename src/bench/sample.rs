@@ -1,0 +1,387 @@
+//! `hone bench sample`: how fast the native sampler generates, and how near a step of it comes to what
+//! the machine's memory and arithmetic allow.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use candle_core::{DType, Device};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::machine::{self, Peak};
+use super::train::Subject;
+use crate::config::LoraConfig;
+use crate::engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
+use crate::native::{
+    Decoder, Factors, Member, NativeConfig, NativeEngine, Pool, Prompt, Scratch, Sequence,
+};
+use crate::telemetry::Metrics;
+use crate::train::{Lora, Model};
+use crate::types::{PolicyVersion, SamplingParams, TokenId};
+
+/// Bytes that are read, at least, to measure how fast the weights can be.
+const READ: usize = 512 << 20;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The model.
+    pub model: Subject,
+    /// Sequences at once.
+    pub batch: usize,
+    /// Sequences on one prompt.
+    pub group: usize,
+    /// Tokens of a prompt.
+    pub prompt: usize,
+    /// Tokens of a completion: all have as many.
+    pub tokens: usize,
+    /// Rank of an adapter on all linears; 0 is the base alone.
+    pub rank: usize,
+    /// How often everything is measured.
+    pub runs: usize,
+    /// Threads; 0 takes every core.
+    pub threads: usize,
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Sequences at once.
+    pub batch: usize,
+    /// Tokens of a prompt.
+    pub prompt: usize,
+    /// Tokens of a completion.
+    pub tokens: usize,
+    /// Rank of the adapter.
+    pub rank: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Processes that wanted a core over the last minute, at the end.
+    pub load: f64,
+    /// Completion tokens a second through the whole sampler, prompts, sampling and text included; of
+    /// each run.
+    pub tokens_per_second: Vec<f64>,
+    /// The best of them.
+    pub best_tokens_per_second: f64,
+    /// Seconds of the decoder's step in the middle of a completion, logits included, nothing drawn:
+    /// the least of the runs' medians.
+    pub step_seconds: f64,
+    /// Bytes of weights that a step reads.
+    pub weight_bytes: usize,
+    /// Bytes a second that the same threads read of as many bytes over and over (from main memory, or
+    /// from the processor's caches where they hold them), the best of the runs.
+    pub memory_bytes_per_second: f64,
+    /// Floating-point operations of a step's products.
+    pub step_flop: f64,
+    /// The same a second in large products on the same threads, the best of the runs.
+    pub product_flop_per_second: f64,
+    /// Which of the two would take longer.
+    pub bound: &'static str,
+    /// What the bound would take, over what the step takes.
+    pub share_of_bound: f64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let best = self.best_tokens_per_second;
+        let prompt = self.prompt;
+        writeln!(f, "batch {}, prompts of {prompt}, {} tokens each", self.batch, self.tokens)?;
+        writeln!(f, "{best:>12.0} tokens/s, best of {} runs", self.tokens_per_second.len())?;
+        writeln!(f, "{:>12.3} ms a step of the decoder", self.step_seconds * 1e3)?;
+        writeln!(f, "{:>12.1} MB of weights a step", self.weight_bytes as f64 / 1e6)?;
+        let read = self.memory_bytes_per_second / 1e9;
+        writeln!(f, "{read:>12.1} GB/s is what {} threads read", self.threads)?;
+        let products = self.product_flop_per_second / 1e9;
+        writeln!(f, "{products:>12.0} GFLOP/s is what they multiply")?;
+        let share = 100.0 * self.share_of_bound;
+        write!(f, "{share:>12.0} % of the bound, which is {}", self.bound)
+    }
+}
+
+/// A prompt by its number; `benches/peers/transformers_generate.py` makes the same.
+pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
+    (0..len).map(|i| 3 + ((number * 31 + i * 7) % 370) as TokenId).collect()
+}
+
+/// A directory that is removed in the end.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Best effort: it lies among temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Measures.
+///
+/// # Errors
+/// If the model cannot be read or the sampler refuses it.
+pub fn run(options: &Options) -> anyhow::Result<Report> {
+    let folder;
+    let path = match &options.model {
+        Subject::Dir(path) => path.clone(),
+        other => {
+            folder = Folder(std::env::temp_dir().join(format!("hone-bench-{}", Uuid::now_v7())));
+            other.write(&folder.0)?;
+            folder.0.clone()
+        }
+    };
+    let dir = ModelDir::open(&path)?;
+    let model = options.model.load()?;
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        threads => threads,
+    };
+    let lora = adapter(&model, options.rank)?;
+    let whole = Whole::new(&dir, &model, lora.as_ref(), options, threads)?;
+    let mut step = Step::new(&model, lora.as_ref(), options)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let (mut peak, mut memory, mut rates) = (Peak::default(), 0.0_f64, Vec::new());
+    let mut seconds = f64::INFINITY;
+    let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
+    whole.run(0)?;
+    for run in 0..options.runs.max(1) {
+        // In turns, so that each meets the same machine.
+        memory = memory.max(pool.install(|| read_rate(&block, threads)));
+        pool.install(|| peak.measure(threads))?;
+        seconds = seconds.min(pool.install(|| step.median(options, threads))?);
+        rates.push(whole.run(run + 1)?);
+    }
+    let step_flop = 2.0 * (step.weight_bytes / size_of::<f32>() * options.batch) as f64;
+    let (by_memory, by_products) =
+        (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
+    Ok(Report {
+        batch: options.batch,
+        prompt: options.prompt,
+        tokens: options.tokens,
+        rank: options.rank,
+        threads,
+        load: machine::load(),
+        best_tokens_per_second: rates.iter().copied().fold(0.0, f64::max),
+        tokens_per_second: rates,
+        step_seconds: seconds,
+        weight_bytes: step.weight_bytes,
+        memory_bytes_per_second: memory,
+        step_flop,
+        product_flop_per_second: peak.wall * 1e9,
+        bound: if by_memory > by_products { "memory" } else { "products" },
+        share_of_bound: by_memory.max(by_products) / seconds,
+    })
+}
+
+/// An adapter as training starts with one, or none.
+fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<Lora>> {
+    if rank == 0 {
+        return Ok(None);
+    }
+    let config = LoraConfig { r: rank, ..LoraConfig::default() };
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    Ok(Some(Lora::fresh(model.spec(), &config, &mut rng, DType::F32, &Device::Cpu)?))
+}
+
+/// Bytes a second that threads read, the best of three measurements.
+fn read_rate(block: &[f32], threads: usize) -> f64 {
+    let part = block.len().div_ceil(threads).next_multiple_of(64);
+    let passes = READ.div_ceil(size_of_val(block).max(1));
+    let measure = || {
+        let began = Instant::now();
+        let sums = block.par_chunks(part).map(|part| {
+            let mut sums = [0.0_f32; 64];
+            for _ in 0..passes {
+                for values in std::hint::black_box(part).chunks_exact(64) {
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum += value;
+                    }
+                }
+            }
+            sums.iter().sum::<f32>()
+        });
+        std::hint::black_box(sums.sum::<f32>());
+        (passes * size_of_val(block)) as f64 / began.elapsed().as_secs_f64()
+    };
+    (0..3).map(|_| measure()).fold(0.0, f64::max)
+}
+
+/// The whole sampler.
+struct Whole {
+    engine: Arc<NativeEngine>,
+    runtime: tokio::runtime::Runtime,
+    requests: Vec<GenerateRequest>,
+    tokens: usize,
+}
+
+impl Whole {
+    fn new(
+        dir: &ModelDir,
+        model: &Model,
+        lora: Option<&Lora>,
+        options: &Options,
+        threads: usize,
+    ) -> anyhow::Result<Self> {
+        let codec = Arc::new(Codec::load(dir)?);
+        // A completion does not end before its time.
+        let never = codec.stop_ids().iter().map(|id| (*id, -1e4)).collect();
+        let params = SamplingParams {
+            logit_bias: never,
+            max_tokens: u32::try_from(options.tokens)?,
+            ..SamplingParams::default()
+        };
+        let group = options.group.max(1);
+        let requests = (0..options.batch).map(|i| GenerateRequest {
+            prompt_ids: prompt(i / group, options.prompt),
+            params: SamplingParams { seed: i as u64, ..params.clone() },
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Shadow,
+        });
+        let page = 16;
+        let room = options.batch
+            * (options.tokens.next_multiple_of(page) + options.prompt.next_multiple_of(page));
+        let config = NativeConfig {
+            context: dir.context(),
+            slots: options.batch,
+            max_batch_tokens: 2 * room,
+            threads,
+            ..NativeConfig::default()
+        };
+        let metrics = Arc::new(Metrics::new()?);
+        let engine = NativeEngine::start(model, codec, config, Arc::new(|| false), metrics)?;
+        engine.publish(PolicyVersion(1), lora)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        Ok(Self { requests: requests.collect(), engine, runtime, tokens: options.tokens })
+    }
+
+    /// Tokens a second of one batch, started together; `run` varies the prompts.
+    fn run(&self, run: usize) -> anyhow::Result<f64> {
+        let began = Instant::now();
+        let drawn: usize = self.runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for mut request in self.requests.clone() {
+                // No prompt is there from the run before.
+                if let Some(first) = request.prompt_ids.first_mut() {
+                    *first = 3 + (run % 300) as TokenId;
+                }
+                let engine = Arc::clone(&self.engine);
+                tasks.spawn(async move { engine.generate(request).await?.collect().await });
+            }
+            let mut drawn = 0;
+            while let Some(completion) = tasks.join_next().await {
+                drawn += completion??.tokens.len();
+            }
+            anyhow::Ok(drawn)
+        })?;
+        let seconds = began.elapsed().as_secs_f64();
+        let wanted = self.requests.len() * self.tokens;
+        anyhow::ensure!(drawn == wanted, "{drawn} tokens were drawn instead of {wanted}");
+        Ok(drawn as f64 / seconds)
+    }
+}
+
+struct Told {
+    sequence: Sequence,
+    token: TokenId,
+}
+
+impl Member for Told {
+    fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+    fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+    fn token(&self) -> TokenId {
+        self.token
+    }
+}
+
+/// The decoder alone.
+struct Step {
+    decoder: Decoder,
+    factors: Option<Factors>,
+    scratch: Scratch,
+    weight_bytes: usize,
+}
+
+impl Step {
+    fn new(model: &Model, lora: Option<&Lora>, options: &Options) -> anyhow::Result<Self> {
+        let mut decoder = Decoder::new(model)?;
+        decoder.reach(options.prompt + options.tokens)?;
+        let factors = lora.map(|lora| Factors::new(model.spec(), lora)).transpose()?;
+        let scratch = Scratch::new(model.spec(), options.batch.max(64), options.batch);
+        let weight_bytes = decoder.weights().bytes();
+        Ok(Self { decoder, factors, scratch, weight_bytes })
+    }
+
+    /// The median over the steps of one batch.
+    fn median(&mut self, options: &Options, threads: usize) -> anyhow::Result<f64> {
+        let pages = options.batch * (options.tokens / 16 + options.prompt / 16 + 4);
+        let mut pool = Pool::new(self.decoder.shape(), pages);
+        let no_room = || anyhow::anyhow!("the cache is too small");
+        let factors = self.factors.as_ref();
+        let mut rows = Vec::new();
+        let mut shared = None;
+        for i in 0..options.batch {
+            if i % options.group.max(1) == 0 {
+                let ids = prompt(i / options.group.max(1), options.prompt);
+                let mut prompt = Prompt::new(&mut pool, ids).with_context(|| no_room())?;
+                while prompt.missing() > 0 {
+                    self.decoder.prefill(&mut prompt, 64, factors, &mut self.scratch, threads)?;
+                }
+                shared = Some(Arc::new(prompt));
+            }
+            let prompt = shared.as_ref().with_context(|| no_room())?;
+            let sequence =
+                Sequence::new(&mut pool, prompt, options.tokens).with_context(|| no_room())?;
+            rows.push(Told { sequence, token: prompt.last() });
+        }
+        let mut times = Vec::new();
+        for step in 0..options.tokens {
+            for row in &mut rows {
+                anyhow::ensure!(row.sequence.make_room(&mut pool), "the cache is too small");
+                row.token = 3 + (step % 100) as TokenId;
+            }
+            let began = Instant::now();
+            self.decoder.step(&mut rows, factors, &mut self.scratch, threads)?;
+            times.push(began.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().context("no step was timed")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_model_is_measured_whole() {
+        let options = Options {
+            model: Subject::Embedded,
+            batch: 9,
+            group: 4,
+            prompt: 18,
+            tokens: 5,
+            rank: 2,
+            runs: 1,
+            threads: 2,
+        };
+        let report = run(&options).unwrap();
+        assert!(report.best_tokens_per_second > 0.0 && report.share_of_bound > 0.0, "{report}");
+        // Every weight but the embedding: it is not tied to the head.
+        let spec = options.model.load().unwrap().spec().clone();
+        let count = |shapes: &[(String, Vec<usize>)]| -> usize {
+            let matrices = shapes.iter().filter(|(_, shape)| shape.len() == 2);
+            matrices.map(|(_, shape)| shape.iter().product::<usize>()).sum()
+        };
+        let embedding = spec.vocab_size * spec.hidden_size;
+        assert_eq!(report.weight_bytes, 4 * (count(&spec.weight_shapes()) - embedding));
+        assert_eq!(report.step_flop, 2.0 * 9.0 * (report.weight_bytes / 4) as f64);
+    }
+}

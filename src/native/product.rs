@@ -1,0 +1,126 @@
+//! Products of weights with activations whose lanes are sequences.
+//!
+//! For weights `[out, inner]` as the model's files have them and x `[inner, width]`, whose columns
+//! (lanes) are tokens, `y[o, lane] = sum_k w[o, k] x[k, lane]`, with k ascending in one sum. A vector
+//! holds the same sum of sixteen lanes, so no sum depends on its neighbours, on how many lanes there
+//! are, or on how many outputs are computed at a time; and weights need no other layout.
+
+use rayon::prelude::*;
+
+use super::simd::{Task, dispatch, madd};
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(test)]
+mod tests;
+
+/// Lanes of a block: a width is a multiple of it.
+pub const LANES: usize = 16;
+
+/// Multiplications that are worth another thread.
+const WORTH_A_THREAD: usize = 1 << 19;
+
+/// Outputs of a part are a multiple of this where possible, so that most tiles are whole.
+const TILE_OUTPUTS: usize = 48;
+
+/// What a sum begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Nothing.
+    Zero,
+    /// What stands in the output.
+    Output,
+}
+
+/// Weights `[out, inner]`, row after row.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub values: &'a [f32],
+    pub inner: usize,
+}
+
+/// Activations `[features, width]`.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes<'a> {
+    pub values: &'a [f32],
+    pub width: usize,
+}
+
+/// `out = w x`, or `out += w x`, on up to `threads` threads of the current pool; `out` is
+/// `[out, width]`.
+pub(super) fn product(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start, threads: usize) {
+    let outputs = out.len() / x.width.max(1);
+    debug_assert!(x.width.is_multiple_of(LANES) && x.values.len() >= w.inner * x.width);
+    debug_assert!(w.values.len() >= outputs * w.inner);
+    let threads = threads.min(out.len() * w.inner / WORTH_A_THREAD).max(1);
+    if threads == 1 {
+        return part(out, w, x, start);
+    }
+    // Several parts a thread, as another process may take a processor away.
+    let part_outputs = outputs.div_ceil(threads * 3).next_multiple_of(TILE_OUTPUTS);
+    out.par_chunks_mut(part_outputs * x.width).enumerate().for_each(|(i, out)| {
+        let values = &w.values[i * part_outputs * w.inner..];
+        part(out, Rows { values, ..w }, x, start);
+    });
+}
+
+fn part(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
+    #[cfg(target_arch = "x86_64")]
+    if super::simd::has_avx512() {
+        return avx512::product(out, w, x, start);
+    }
+    dispatch(Portable { out, w, x, start });
+}
+
+/// The same for every processor.
+struct Portable<'a> {
+    out: &'a mut [f32],
+    w: Rows<'a>,
+    x: Lanes<'a>,
+    start: Start,
+}
+
+impl Task for Portable<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        const OUTPUTS: usize = 8;
+        const HALF: usize = LANES / 2;
+        let Self { out, w, x, start } = self;
+        let (inner, width) = (w.inner, x.width);
+        for (i, out) in out.chunks_mut(OUTPUTS * width).enumerate() {
+            let w = &w.values[i * OUTPUTS * inner..];
+            let outputs = out.len() / width;
+            for lane in (0..width).step_by(HALF) {
+                let mut sums = [[0.0_f32; HALF]; OUTPUTS];
+                if start == Start::Output {
+                    for (sum, out) in sums.iter_mut().zip(out.chunks_exact(width)) {
+                        sum.copy_from_slice(&out[lane..lane + HALF]);
+                    }
+                }
+                if outputs == OUTPUTS {
+                    let rows: [&[f32]; OUTPUTS] = std::array::from_fn(|o| &w[o * inner..][..inner]);
+                    for (k, x) in x.values.chunks_exact(width).take(inner).enumerate() {
+                        let x = &x[lane..lane + HALF];
+                        for (sum, row) in sums.iter_mut().zip(rows) {
+                            for (sum, x) in sum.iter_mut().zip(x) {
+                                *sum = madd::<FUSED>(row[k], *x, *sum);
+                            }
+                        }
+                    }
+                } else {
+                    for (sum, row) in sums.iter_mut().zip(w.chunks_exact(inner)).take(outputs) {
+                        for (w, x) in row.iter().zip(x.values.chunks_exact(width)) {
+                            for (sum, x) in sum.iter_mut().zip(&x[lane..lane + HALF]) {
+                                *sum = madd::<FUSED>(*w, *x, *sum);
+                            }
+                        }
+                    }
+                }
+                for (sum, out) in sums.iter().zip(out.chunks_exact_mut(width)) {
+                    out[lane..lane + HALF].copy_from_slice(sum);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Tiles of up to 24 vectors of sums, which stay in registers.
+
+use std::arch::x86_64::{
+    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps,
+};
+
+use super::{LANES, Lanes, Rows, Start};
+
+/// Weights of a row in a cache line.
+const LINE: usize = 16;
+
+/// [`super::product`] on one thread. The processor must have AVX-512.
+pub(super) fn product(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
+    let (outputs, blocks) = (out.len() / x.width.max(1), x.width / LANES);
+    assert!(x.width.is_multiple_of(LANES) && out.len() == outputs * x.width);
+    assert!(w.values.len() >= outputs * w.inner && x.values.len() >= w.inner * x.width);
+    let mut block = 0;
+    while block < blocks {
+        let taken = (blocks - block).min(4);
+        let place = Place { out: out.as_mut_ptr(), w, x, start, lane: block * LANES, outputs };
+        // SAFETY: `dispatch` and `super::part` make sure of the features. The assertions above keep
+        // what the tiles touch within the three slices: rows below `outputs`, lanes from
+        // `block * LANES` to `(block + taken) * LANES`, at most the width, and k below `inner`.
+        unsafe {
+            match taken {
+                4 => place.rows::<6, 4>(),
+                3 => place.rows::<8, 3>(),
+                2 => place.rows::<12, 2>(),
+                _ => place.rows::<16, 1>(),
+            }
+        }
+        block += taken;
+    }
+}
+
+struct Place<'a> {
+    out: *mut f32,
+    w: Rows<'a>,
+    x: Lanes<'a>,
+    start: Start,
+    lane: usize,
+    outputs: usize,
+}
+
+impl Place<'_> {
+    /// All outputs of `N` blocks of lanes, `M` at a time, then fewer.
+    ///
+    /// # Safety
+    /// The processor has AVX-512; `outputs` rows of weights and of output exist, and lanes up to
+    /// `lane + N * LANES`.
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn rows<const M: usize, const N: usize>(&self) {
+        let mut row = 0;
+        // SAFETY: as for this function; every call stays below `outputs`.
+        unsafe {
+            while row + M <= self.outputs {
+                self.tile::<M, N>(row);
+                row += M;
+            }
+            while row + 4 <= self.outputs {
+                self.tile::<4, N>(row);
+                row += 4;
+            }
+            while row < self.outputs {
+                self.tile::<1, N>(row);
+                row += 1;
+            }
+        }
+    }
+
+    /// `M` outputs of `N` blocks.
+    ///
+    /// # Safety
+    /// As for [`Self::rows`], for rows below `row + M`.
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn tile<const M: usize, const N: usize>(&self, row: usize) {
+        let (inner, width) = (self.w.inner, self.x.width);
+        // SAFETY: the caller's promise covers every index: rows below row + M, k below inner, lanes
+        // below lane + N * LANES. Prefetching touches nothing, so its address may be anywhere.
+        unsafe {
+            let w = self.w.values.as_ptr().add(row * inner);
+            let x = self.x.values.as_ptr().add(self.lane);
+            let out = self.out.add(row * width + self.lane);
+            let mut sums = [[_mm512_setzero_ps(); N]; M];
+            if self.start == Start::Output {
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    for (n, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_loadu_ps(out.add(m * width + n * LANES));
+                    }
+                }
+            }
+            let mut k = 0;
+            while k < inner {
+                let end = (k + LINE).min(inner);
+                for m in 0..M {
+                    // The same place of the next tile: rows are too short for the processor to find
+                    // out by itself, and weights that come from memory are most of the time.
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((m + M) * inner + k).cast());
+                }
+                while k < end {
+                    let x: [__m512; N] =
+                        std::array::from_fn(|n| _mm512_loadu_ps(x.add(k * width + n * LANES)));
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        let w = _mm512_set1_ps(*w.add(m * inner + k));
+                        for (sum, x) in sums.iter_mut().zip(x) {
+                            *sum = _mm512_fmadd_ps(x, w, *sum);
+                        }
+                    }
+                    k += 1;
+                }
+            }
+            for (m, sums) in sums.iter().enumerate() {
+                for (n, sum) in sums.iter().enumerate() {
+                    _mm512_storeu_ps(out.add(m * width + n * LANES), *sum);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A step of the native sampler allocates nothing once its buffers have their size.
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::{DType, Device};
+use hone::config::LoraConfig;
+use hone::engine::ModelDir;
+use hone::native::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
+use hone::train::{Lora, Model, ModelSpec};
+use hone::types::TokenId;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+struct Row {
+    sequence: Sequence,
+    token: TokenId,
+}
+
+impl Member for Row {
+    fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+    fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+    fn token(&self) -> TokenId {
+        self.token
+    }
+}
+
+/// One sequence after another of 40 tokens each, 24 at a time; allocations of the last round.
+fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &Factors, threads: usize) -> usize {
+    let mut pool = Pool::new(decoder.shape(), 200);
+    let mut scratch = Scratch::new(spec, 32, 32);
+    let mut prompt = Prompt::new(&mut pool, (3..30).collect()).unwrap();
+    while prompt.missing() > 0 {
+        decoder.prefill(&mut prompt, 32, Some(factors), &mut scratch, threads).unwrap();
+    }
+    let prompt = Arc::new(prompt);
+    let mut last = 0;
+    for _ in 0..3 {
+        let new = |pool: &mut Pool| Sequence::new(pool, &prompt, 40).unwrap();
+        let mut rows: Vec<Row> =
+            (0..24).map(|_| Row { sequence: new(&mut pool), token: prompt.last() }).collect();
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for step in 0..40 {
+            for row in &mut rows {
+                assert!(row.sequence.make_room(&mut pool));
+                row.token = 3 + step;
+            }
+            decoder.step(&mut rows, Some(factors), &mut scratch, threads).unwrap();
+        }
+        last = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        rows.into_iter().for_each(|row| drop(row.sequence.free(&mut pool)));
+    }
+    last
+}
+
+#[test]
+fn a_token_costs_no_allocation() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/embedded");
+    let dir = ModelDir::open(&dir).unwrap();
+    let spec = ModelSpec::from_config(&dir.config).unwrap();
+    let model = Model::load(spec.clone(), &dir.weights, &Device::Cpu).unwrap();
+    let config = LoraConfig { r: 4, ..LoraConfig::default() };
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let lora = Lora::fresh(&spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    let factors = Factors::new(&spec, &lora).unwrap();
+    let mut decoder = Decoder::new(&model).unwrap();
+    decoder.reach(80).unwrap();
+    assert_eq!(rounds(&decoder, &spec, &factors, 1), 0);
+    // With more threads nothing of a token either; the pool's own queue may grow now and then.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let found = pool.install(|| rounds(&decoder, &spec, &factors, 2));
+    assert!(found < 40, "{found} allocations in 40 steps of 24 tokens");
+}
