@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::sample as bench_sample;
 use crate::bench::train::{self as bench_train, Shape, Subject};
 use crate::config::Recompute;
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
@@ -118,36 +119,48 @@ pub enum BenchCommand {
     /// An optimiser step: its parts' times, its speed beside the machine's own, its memory
     Train(BenchTrainArgs),
     /// How fast the native sampler generates, beside what memory and arithmetic allow
-    Sample {
-        /// `embedded`, `100m` (random weights) or a Hugging Face directory
-        #[arg(long, value_name = "MODEL", default_value = "embedded")]
-        model: crate::bench::train::Subject,
-        /// Sequences at once
-        #[arg(long, value_name = "N", default_value_t = 64,
-              value_parser = clap::value_parser!(u16).range(1..=4096))]
-        batch: u16,
-        /// Sequences on one prompt
-        #[arg(long, value_name = "N", default_value_t = 8)]
-        group: usize,
-        /// Tokens of a prompt
-        #[arg(long, value_name = "N", default_value_t = 20)]
-        prompt: usize,
-        /// Tokens of a completion
-        #[arg(long, value_name = "N", default_value_t = 64)]
-        tokens: usize,
-        /// Rank of an adapter on all linears; 0 is the base alone
-        #[arg(long, value_name = "R", default_value_t = 0)]
-        rank: usize,
-        /// How often everything is measured
-        #[arg(long, value_name = "N", default_value_t = 5)]
-        runs: usize,
-        /// Threads [default: every core]
-        #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-        threads: usize,
-        /// As JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Sample(BenchSampleArgs),
+}
+
+/// `hone bench sample`
+#[derive(Debug, Args)]
+pub struct BenchSampleArgs {
+    /// `embedded`, `100m` (random weights) or a Hugging Face directory
+    #[arg(long, value_name = "MODEL", default_value = "embedded")]
+    pub model: Subject,
+    /// Sequences at once
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub batch: u16,
+    /// Sequences on one prompt
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub group: usize,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub prompt: usize,
+    /// Tokens of a completion
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub tokens: usize,
+    /// Rank of an adapter on all linears; 0 is the base alone
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    pub rank: usize,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub runs: usize,
+    /// Threads [default: every core]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<BenchSampleArgs> for bench_sample::Options {
+    fn from(args: BenchSampleArgs) -> Self {
+        let BenchSampleArgs { model, batch, group, prompt, tokens, rank, runs, threads, json: _ } =
+            args;
+        Self { model, batch: batch.into(), group, prompt, tokens, rank, runs, threads }
+    }
 }
 
 /// `hone bench train`; sampling and scoring are not measured.

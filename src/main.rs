@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::Parser;
 use hone::app::adapters::Export;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, BenchTrainArgs, Cli, Command, DbCommand, DemoArgs, EvalArgs,
-    RewardsCommand, RunArgs, ServeArgs, TrainArgs,
+    AdaptersCommand, BenchCommand, BenchSampleArgs, BenchTrainArgs, Cli, Command, DbCommand,
+    DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
 };
 use hone::config::{self, Config, LogConfig};
 use hone::demo::{self, Daemon, DemoError};
@@ -43,17 +43,7 @@ fn main() -> ExitCode {
             bench_rewards(bytes, json)
         }
         Command::Bench { command: BenchCommand::Train(args) } => bench_train(args),
-        Command::Bench {
-            command:
-                BenchCommand::Sample { model, batch, group, prompt, tokens, rank, runs, threads, json },
-        } => {
-            let batch = usize::from(batch);
-            let options =
-                bench::sample::Options { model, batch, group, prompt, tokens, rank, runs, threads };
-            let report = bench::sample::run(&options)?;
-            say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Bench { command: BenchCommand::Sample(args) } => bench_sample(args),
         Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
             test_rewards(&file, config.as_deref(), route, json)
         }
@@ -333,6 +323,13 @@ fn bench_train(args: BenchTrainArgs) -> anyhow::Result<ExitCode> {
     }
     let json = args.json;
     let report = bench::train::run(&args.into())?;
+    say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bench_sample(args: BenchSampleArgs) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let report = bench::sample::run(&args.into())?;
     say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
     Ok(ExitCode::SUCCESS)
 }
