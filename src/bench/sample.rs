@@ -330,15 +330,15 @@ impl Step {
         for i in 0..options.batch {
             if i % options.group.max(1) == 0 {
                 let ids = prompt(i / options.group.max(1), options.prompt);
-                let mut prompt = Prompt::new(&mut pool, ids).with_context(|| no_room())?;
+                let mut prompt = Prompt::new(&mut pool, ids).with_context(no_room)?;
                 while prompt.missing() > 0 {
                     self.decoder.prefill(&mut prompt, 64, factors, &mut self.scratch, threads)?;
                 }
                 shared = Some(Arc::new(prompt));
             }
-            let prompt = shared.as_ref().with_context(|| no_room())?;
+            let prompt = shared.as_ref().with_context(no_room)?;
             let sequence =
-                Sequence::new(&mut pool, prompt, options.tokens).with_context(|| no_room())?;
+                Sequence::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
             rows.push(Told { sequence, token: prompt.last() });
         }
         let mut times = Vec::new();

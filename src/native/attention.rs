@@ -113,10 +113,10 @@ fn products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
             }
         }
     }
-    for (part, q) in q.remainder().iter().enumerate() {
-        for slot in 0..PAGE {
-            let sum = &mut sums[part][slot];
-            *sum = madd::<FUSED>(*q, keys.remainder()[part * PAGE + slot], *sum);
+    let rest = q.remainder().iter().zip(keys.remainder().chunks_exact(PAGE));
+    for (sums, (q, keys)) in sums.iter_mut().zip(rest) {
+        for (sum, key) in sums.iter_mut().zip(keys) {
+            *sum = madd::<FUSED>(*q, *key, *sum);
         }
     }
     let [a, b, c, d] = sums;

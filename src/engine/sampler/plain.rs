@@ -138,7 +138,7 @@ fn exp(x: f64) -> f64 {
     // Adding it rounds to a whole number, which then stands in the low bits.
     const ROUND: f64 = 6_755_399_441_055_744.0;
     // ln 2 in two parts: products of the first with small whole numbers are exact.
-    const LN2_HIGH: f64 = 0.693_147_180_369_123_816_49;
+    const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
     const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
     const TERMS: [f64; 12] = [
         1.0 / 479_001_600.0,

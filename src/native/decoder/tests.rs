@@ -110,9 +110,8 @@ proptest! {
                 continue;
             }
             bench.step(&mut running);
-            let mut row = 0;
             let mut done = Vec::new();
-            for (told, (index, at)) in running.iter_mut().zip(&mut meta) {
+            for (row, (told, (index, at))) in running.iter_mut().zip(&mut meta).enumerate() {
                 let (_, _, len, seed) = arrivals[*index];
                 let logits = bench.scratch.logits(row);
                 prop_assert!(logits.iter().zip(&alone[*index][*at]).all(|(a, b)| a.to_bits() == b.to_bits()));
@@ -121,7 +120,6 @@ proptest! {
                 if *at > len {
                     done.push(row);
                 }
-                row += 1;
             }
             for row in done.into_iter().rev() {
                 running.swap_remove(row).sequence.free(&mut bench.pool);
