@@ -12,9 +12,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub mod adapters;
+mod background;
 mod own_model;
 mod sampler;
 
+use background::Background;
 use own_model::OwnModel;
 use sampler::Sampler;
 
@@ -29,6 +31,7 @@ use crate::reward::{GraderEndpoint, LazySandbox, Routes, Tools};
 use crate::rollout::Rollout;
 use crate::store::Store;
 use crate::telemetry::Metrics;
+use crate::telemetry::process::set_background;
 use crate::train::warnings::WatchState;
 use crate::train::warnings::Watchman;
 use crate::train::{self, TrainHandle};
@@ -57,6 +60,8 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     trainer: train::Worker,
     sampler: Option<Sampler>,
+    /// Last, because the tasks of the parts above run there.
+    _background: Background,
 }
 
 impl Core {
@@ -74,6 +79,7 @@ impl Core {
     /// # Errors
     /// As for [`Self::start`].
     pub async fn start_until(config: &Config, until: Option<u64>) -> anyhow::Result<Self> {
+        set_background(config.train.priority);
         let metrics = Arc::new(Metrics::new()?);
         let data = config.data.dir.clone();
         std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;
@@ -108,16 +114,20 @@ impl Core {
             Some(sampler) => sampler.engine.clone(),
             None => engine.clone(),
         };
-        let rollout = Rollout::start_kept(
-            &config.rollout,
-            config.dataset_in_use().as_ref(),
-            (config.train.seed, Some(data.join("dataset.json"))),
-            samples,
-            store.clone(),
-            routes.clone(),
-            metrics.clone(),
-        )?;
-        let trainer = train::Worker::start(train::Parts {
+        let background = Background::start()?;
+        let rollout = || {
+            Rollout::start_kept(
+                &config.rollout,
+                config.dataset_in_use().as_ref(),
+                (config.train.seed, Some(data.join("dataset.json"))),
+                samples,
+                store.clone(),
+                routes.clone(),
+                metrics.clone(),
+            )
+        };
+        let rollout = background.enter(rollout)?;
+        let parts = train::Parts {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
             until,
@@ -131,7 +141,8 @@ impl Core {
             routes: routes.clone(),
             policies: policies.clone(),
             metrics: metrics.clone(),
-        })?;
+        };
+        let trainer = background.enter(|| train::Worker::start(parts))?;
         Ok(Self {
             engine,
             publisher,
@@ -143,6 +154,7 @@ impl Core {
             metrics,
             trainer,
             sampler,
+            _background: background,
         })
     }
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::interference as bench_interference;
 use crate::bench::sample as bench_sample;
 use crate::bench::train::{self as bench_train, Shape, Subject};
-use crate::config::Recompute;
+use crate::config::{Recompute, SamplerKind};
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 /// Serves a language model and keeps improving it from its own traffic.
@@ -120,6 +121,39 @@ pub enum BenchCommand {
     Train(BenchTrainArgs),
     /// How fast the native sampler generates, beside what memory and arithmetic allow
     Sample(BenchSampleArgs),
+    /// What rollouts and training cost served clients: latencies idle against busy, in turns
+    Interference(BenchInterferenceArgs),
+}
+
+/// `hone bench interference`
+#[derive(Debug, Args)]
+pub struct BenchInterferenceArgs {
+    /// Turns of idle and busy
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Seconds of each of the two in a turn
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// Clients, each with one request at a time
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub users: u16,
+    /// What a client pauses between requests in the mean
+    #[arg(long, value_name = "MS", default_value_t = 50)]
+    pub pause: u32,
+    /// What samples the rollouts
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    pub sampler: SamplerKind,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<BenchInterferenceArgs> for bench_interference::Options {
+    fn from(args: BenchInterferenceArgs) -> Self {
+        let BenchInterferenceArgs { rounds, seconds, users, pause, sampler, json: _ } = args;
+        let (users, pause_ms) = (users.into(), pause.into());
+        Self { rounds, seconds: seconds.into(), users, pause_ms, sampler }
+    }
 }
 
 /// `hone bench sample`

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::Parser;
 use hone::app::adapters::Export;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, BenchSampleArgs, BenchTrainArgs, Cli, Command, DbCommand,
-    DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
+    AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
+    Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
 };
 use hone::config::{self, Config, LogConfig};
 use hone::demo::{self, Daemon, DemoError};
@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         }
         Command::Bench { command: BenchCommand::Train(args) } => bench_train(args),
         Command::Bench { command: BenchCommand::Sample(args) } => bench_sample(args),
+        Command::Bench { command: BenchCommand::Interference(args) } => bench_interference(args),
         Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
             test_rewards(&file, config.as_deref(), route, json)
         }
@@ -107,12 +108,14 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Starts a daemon within this process.
+async fn start(config: Config) -> anyhow::Result<Daemon> {
+    telemetry::init(&config.log);
+    let running = app::start(config).await?;
+    Ok(Daemon::new(running.addr, || running.shutdown()))
+}
+
 fn run_demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
-    let start = async |config: Config| {
-        telemetry::init(&config.log);
-        let running = app::start(config).await?;
-        Ok(Daemon::new(running.addr, || running.shutdown()))
-    };
     let mut out = std::io::stdout();
     let outcome = match runtime()?.block_on(demo::run(args.into(), start, &mut out)) {
         Err(error @ (DemoError::Options(_) | DemoError::Data { .. })) => {
@@ -332,6 +335,14 @@ fn bench_sample(args: BenchSampleArgs) -> anyhow::Result<ExitCode> {
     let report = bench::sample::run(&args.into())?;
     say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn bench_interference(args: BenchInterferenceArgs) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let report = runtime()?.block_on(bench::interference::run(&args.into(), start))?;
+    say(&if json { serde_json::to_string(&report)? } else { report.to_string() })?;
+    let failed = report.idle.failed + report.busy.failed > 0;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn db(command: DbCommand) -> anyhow::Result<ExitCode> {

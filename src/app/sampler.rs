@@ -39,7 +39,6 @@ impl Sampler {
             context: serving.info().context,
             slots: SLOTS,
             max_batch_tokens: config.rollout.max_batch_tokens,
-            nice: config.train.nice,
             ..NativeConfig::default()
         };
         if config.rollout.max_concurrent > 0 {

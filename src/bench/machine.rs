@@ -33,7 +33,8 @@ pub fn timed<R>(f: impl FnOnce() -> R) -> (R, Seconds) {
     (result, Seconds { wall, processor: processor_seconds() - before })
 }
 
-fn processor_seconds() -> f64 {
+/// Seconds that this process's threads have computed, all together; to hundredths.
+pub fn processor_seconds() -> f64 {
     let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // Behind the name: the 14th and 15th fields are user and system time in ticks of 1/100 s.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();

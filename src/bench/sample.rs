@@ -2,7 +2,6 @@
 //! the machine's memory and arithmetic allow.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,8 +11,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde::Serialize;
-use uuid::Uuid;
 
+use super::Folder;
 use super::machine::{self, Peak};
 use super::train::Subject;
 use crate::config::LoraConfig;
@@ -109,16 +108,6 @@ pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(|i| 3 + ((number * 31 + i * 7) % 370) as TokenId).collect()
 }
 
-/// A directory that is removed in the end.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // Best effort: it lies among temporary files.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Measures.
 ///
 /// # Errors
@@ -128,7 +117,7 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
     let path = match &options.model {
         Subject::Dir(path) => path.clone(),
         other => {
-            folder = Folder(std::env::temp_dir().join(format!("hone-bench-{}", Uuid::now_v7())));
+            folder = Folder::temporary()?;
             other.write(&folder.0)?;
             folder.0.clone()
         }

@@ -44,7 +44,7 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{OptimizerKind, Recompute, ScheduleKind, TrainConfig};
+pub use train::{BackgroundPriority, OptimizerKind, Recompute, ScheduleKind, TrainConfig};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.
@@ -220,7 +220,7 @@ impl Default for RolloutConfig {
 }
 
 /// What samples shadows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplerKind {
     /// The native sampler on the CPU, else the engine.

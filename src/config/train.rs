@@ -50,6 +50,19 @@ pub enum Recompute {
     Never,
 }
 
+/// How threads that no client waits for share the processors with those that serve (Linux).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BackgroundPriority {
+    /// They compute only while nothing else on the machine wants the processor (`SCHED_IDLE`).
+    #[default]
+    Idle,
+    /// They have a smaller share (niceness 10).
+    Low,
+    /// They are the serving threads' equals.
+    Normal,
+}
+
 /// The trainer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -140,8 +153,8 @@ pub struct TrainConfig {
     pub max_sampler_difference: f64,
     /// Threads of the trainer's own pool; 0 takes every core.
     pub threads: usize,
-    /// Scheduling priority of those threads, 0 to 19: higher yields more to live traffic.
-    pub nice: i32,
+    /// How those threads, the native sampler's and others that no client waits for give way.
+    pub priority: BackgroundPriority,
     /// Checkpoints to keep.
     pub keep_checkpoints: usize,
     /// The weights of `vespo`.
@@ -208,7 +221,7 @@ impl Default for TrainConfig {
             max_staleness: 8,
             max_sampler_difference: 0.05,
             threads: 0,
-            nice: 10,
+            priority: BackgroundPriority::default(),
             keep_checkpoints: 2,
             vespo: VespoConfig::default(),
             kl: KlConfig::default(),

@@ -127,7 +127,6 @@ fn train(c: &TrainConfig) -> Checked {
     at_least("train.baseline_window", c.baseline_window, 1.0)?;
     at_least("train.max_sampler_difference", c.max_sampler_difference, 0.0)?;
     between("train.threads", c.threads, 0, 4096)?;
-    between("train.nice", c.nice, 0, 19)?;
     between("train.keep_checkpoints", c.keep_checkpoints, 1, 10_000)?;
     lora::check(&c.lora)
 }

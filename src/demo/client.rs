@@ -69,6 +69,8 @@ pub struct Answer {
     pub version: PolicyVersion,
     /// From sending the request to the first text.
     pub first_token: Duration,
+    /// From each piece of text to the next.
+    pub gaps: Vec<Duration>,
 }
 
 /// What `GET /admin/train` says, as far as the demo needs it.
@@ -238,6 +240,9 @@ struct StreamReader {
     version: PolicyVersion,
     sent: Instant,
     first_token: Option<Duration>,
+    /// When the last text came.
+    last: Duration,
+    gaps: Vec<Duration>,
     id: Option<String>,
     text: String,
     finished: bool,
@@ -269,6 +274,8 @@ impl StreamReader {
             version,
             sent,
             first_token: None,
+            last: Duration::ZERO,
+            gaps: Vec::new(),
             id: None,
             text: String::new(),
             finished: false,
@@ -306,7 +313,12 @@ impl StreamReader {
         }
         for choice in chunk.choices {
             if let Some(content) = choice.delta.content.filter(|content| !content.is_empty()) {
-                self.first_token.get_or_insert_with(|| self.sent.elapsed());
+                let now = self.sent.elapsed();
+                match self.first_token {
+                    None => self.first_token = Some(now),
+                    Some(_) => self.gaps.push(now.saturating_sub(self.last)),
+                }
+                self.last = now;
                 self.text.push_str(&content);
             }
             self.finished |= choice.finish_reason.is_some();
@@ -324,7 +336,8 @@ impl StreamReader {
         let completion_id = self.id.ok_or("the stream held no chunk")?;
         // An answer without any text has its end as its first news.
         let first_token = self.first_token.unwrap_or_else(|| self.sent.elapsed());
-        Ok(Answer { completion_id, text: self.text, version: self.version, first_token })
+        let Self { text, version, gaps, .. } = self;
+        Ok(Answer { completion_id, text, version, first_token, gaps })
     }
 }
 

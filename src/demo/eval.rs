@@ -172,6 +172,7 @@ mod tests {
             text,
             version: PolicyVersion(4),
             first_token: std::time::Duration::ZERO,
+            gaps: Vec::new(),
         };
         let evaluation = judge(
             &questions,

@@ -109,6 +109,19 @@ impl Daemon {
     {
         Self { url: format!("http://{addr}"), shutdown: Box::new(move || shutdown().boxed_local()) }
     }
+
+    /// Where it answers.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// If it does not end in order.
+    pub async fn shut_down(self) -> anyhow::Result<()> {
+        (self.shutdown)().await
+    }
 }
 
 /// What a demo came to.
@@ -188,7 +201,7 @@ pub async fn run(
         interrupt.await;
     }
     progress.begin("shutting down");
-    let ended = (daemon.shutdown)().await;
+    let ended = daemon.shut_down().await;
     progress.clear();
     let outcome = result?;
     ended.map_err(DemoError::Shutdown)?;

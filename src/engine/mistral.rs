@@ -22,6 +22,7 @@ use super::{
 };
 use crate::config::EngineConfig;
 use crate::telemetry::Metrics;
+use crate::telemetry::process::to_background;
 use crate::types::{PolicyVersion, SamplingParams, TokenId};
 
 mod processor;
@@ -245,6 +246,7 @@ impl Publisher for MistralEngine {
         thread::Builder::new()
             .name("hone-stage".to_owned())
             .spawn(move || {
+                to_background();
                 let result = staging.run();
                 give_memory_back();
                 let _ = sender.send(result);

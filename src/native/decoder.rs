@@ -9,6 +9,7 @@ use super::lanes::{AddTo, Gate, RmsNorm, Softcap, to_lanes, to_rows};
 use super::product::{LANES, Lanes, Rows, Start, product};
 use super::simd::dispatch;
 use super::weights::{Factors, Layer, Stack, Weights};
+use crate::telemetry::process::pause_point;
 use crate::train::model::{Model, rope_frequencies};
 
 mod rope;
@@ -262,6 +263,7 @@ impl Decoder {
                     out,
                     scores: &mut *scores,
                 });
+                pause_point();
             }
         };
         let out = &mut scratch.mixed[..rows * q_width];

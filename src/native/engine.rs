@@ -19,7 +19,7 @@ use crate::engine::{
     Publisher,
 };
 use crate::telemetry::Metrics;
-use crate::train::priority::lower_priority;
+use crate::telemetry::process::to_background;
 use crate::train::{Lora, Model, ModelSpec, peft};
 use crate::types::{PolicyVersion, SamplingParams, TokenId};
 
@@ -48,8 +48,6 @@ pub struct NativeConfig {
     pub busy_threads: usize,
     /// Share of the time that is computed while clients are served, above 0 and at most 1.
     pub busy_share: f64,
-    /// What is added to the niceness of the threads, 0 to 19.
-    pub nice: i32,
 }
 
 impl Default for NativeConfig {
@@ -63,7 +61,6 @@ impl Default for NativeConfig {
             threads: thread::available_parallelism().map_or(1, std::num::NonZero::get),
             busy_threads: 1,
             busy_share: 0.2,
-            nice: 0,
         }
     }
 }
@@ -236,13 +233,12 @@ fn run_thread(shared: Arc<Shared>, decoder: Decoder) {
         }
     }
     let last = Last(shared);
-    let nice = last.0.config.nice;
-    lower_priority(nice);
+    to_background();
     // The thread is a member: it computes with the others, and alone it hands nothing over.
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(last.0.config.threads.max(1))
         .thread_name(|index| format!("hone-native-{index}"))
-        .start_handler(move |_| lower_priority(nice))
+        .start_handler(|_| to_background())
         .use_current_thread()
         .build();
     if let Err(error) = &pool {

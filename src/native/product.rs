@@ -8,6 +8,7 @@
 use rayon::prelude::*;
 
 use super::simd::{Task, dispatch, madd};
+use crate::telemetry::process::pause_point;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -65,6 +66,11 @@ pub(super) fn product(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start, 
 }
 
 fn part(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
+    compute(out, w, x, start);
+    pause_point();
+}
+
+fn compute(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
     #[cfg(target_arch = "x86_64")]
     if super::simd::has_avx512() {
         return avx512::product(out, w, x, start);

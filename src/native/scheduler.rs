@@ -17,6 +17,7 @@ use super::{Decoder, Factors, NativeError, Plan, Scratch};
 use crate::engine::EngineError;
 use crate::engine::run::{CancelFlag, Run, Seat};
 use crate::engine::sampler::Sampler;
+use crate::telemetry::process::pause_point;
 use crate::types::{PolicyVersion, TokenId};
 
 /// Weights that a processor's own cache holds, so that every thread may read all of them.
@@ -56,6 +57,7 @@ impl Running {
             self.over = true;
             return;
         }
+        pause_point();
         match self.sampler.draw(logits) {
             Ok(drawn) => {
                 self.token = drawn.id;

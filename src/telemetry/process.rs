@@ -1,6 +1,60 @@
-//! What the system tells of this process. Figures that it does not tell are 0.
+//! What the system tells of this process, and which of its threads give way to others. Figures that
+//! it does not tell are 0.
 
+use std::cell::Cell;
 use std::fs;
+use std::sync::OnceLock;
+
+use crate::config::BackgroundPriority;
+
+/// How background threads give way, the same in the whole process.
+static BACKGROUND: OnceLock<BackgroundPriority> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread gives way.
+    static GIVES_WAY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Decides what [`to_background`] does from now on. The first call counts.
+pub fn set_background(priority: BackgroundPriority) {
+    let _ = BACKGROUND.set(priority);
+}
+
+/// Lets the kernel prefer the serving threads over this one and those that it starts, as
+/// [`set_background`] has it; without that, and on other systems than Linux, nothing changes.
+pub fn to_background() {
+    let Some(priority) = BACKGROUND.get() else { return };
+    #[cfg(target_os = "linux")]
+    {
+        /// Behind the serving threads, but not behind everything else on the machine.
+        const NICE: i32 = 10;
+        let param = libc::sched_param { sched_priority: 0 };
+        // SAFETY: both calls take plain values and touch no memory of ours but `param`, which is
+        // read during the call; on Linux, id 0 concerns the calling thread alone in both.
+        let failed = unsafe {
+            match priority {
+                BackgroundPriority::Idle => libc::sched_setscheduler(0, libc::SCHED_IDLE, &param),
+                BackgroundPriority::Low => libc::setpriority(libc::PRIO_PROCESS, 0, NICE),
+                BackgroundPriority::Normal => 0,
+            }
+        };
+        if failed != 0 {
+            tracing::warn!(?priority, "train.priority: a thread's priority could not be lowered");
+        }
+        GIVES_WAY.set(*priority != BackgroundPriority::Normal);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _unsupported = priority;
+}
+
+/// Lets a thread run that waits for this processor, if this one is in the background. To be called
+/// every tenth of a millisecond or so: kernels that preempt lazily (`PREEMPT_LAZY`, `PREEMPT_NONE`)
+/// let even the lowest thread compute on until their next tick, up to 10 ms, while others wait.
+pub fn pause_point() {
+    if GIVES_WAY.get() {
+        std::thread::yield_now();
+    }
+}
 
 /// A line of `/proc/self/status` that is in kB, in bytes.
 fn status(key: &str) -> u64 {

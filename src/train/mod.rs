@@ -37,7 +37,6 @@ mod pass_tests;
 pub mod peft;
 #[cfg(test)]
 mod peft_tests;
-pub(crate) mod priority;
 mod progress;
 mod reference;
 #[cfg(test)]

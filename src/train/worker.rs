@@ -12,7 +12,6 @@ use tokio::runtime::Handle;
 
 use super::handle::{Board, Command, Hold, TrainError, TrainHandle, TrainState};
 use super::model::Model;
-use super::priority::lower_priority;
 use super::trainer::Trainer;
 use crate::config::TrainConfig;
 use crate::engine::ModelDir;
@@ -20,6 +19,7 @@ use crate::policy::Policies;
 use crate::reward::Routes;
 use crate::store::Store;
 use crate::telemetry::Metrics;
+use crate::telemetry::process::to_background;
 
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
@@ -95,18 +95,17 @@ impl Worker {
                 }
             }
         });
-        let nice = parts.config.nice;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(parts.config.threads)
             .thread_name(|i| format!("hone-train-{i}"))
-            .start_handler(move |_| lower_priority(nice))
+            .start_handler(|_| to_background())
             .build()
             .map_err(|error| TrainError::Failed(format!("train.threads: {error}")))?;
         let runtime = Handle::current();
         let thread = std::thread::Builder::new()
             .name("hone-train".to_owned())
             .spawn(move || {
-                lower_priority(nice);
+                to_background();
                 supervise(&parts, &commands, &board, &runtime, &pool);
             })
             .map_err(|error| TrainError::Failed(format!("the trainer's thread: {error}")))?;

@@ -86,7 +86,6 @@ impl World {
                 max_sampler_difference: 0.0,
                 learning_rate: 0.01,
                 threads: 1,
-                nice: 0,
                 lora: LoraConfig {
                     r: 2,
                     init_adapter: init_adapter.to_owned(),

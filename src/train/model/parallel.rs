@@ -7,6 +7,8 @@ use std::cell::Cell;
 
 use rayon::prelude::*;
 
+use crate::telemetry::process::pause_point;
+
 thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
@@ -33,6 +35,11 @@ pub(crate) fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
 
 /// `f` of every item, in order.
 pub(super) fn map<I: Sync, O: Send>(items: &[I], f: impl Fn(&I) -> O + Sync + Send) -> Vec<O> {
+    let f = |item: &I| {
+        let made = f(item);
+        pause_point();
+        made
+    };
     if threads() > 1 { items.par_iter().map(f).collect() } else { items.iter().map(f).collect() }
 }
 
@@ -45,8 +52,12 @@ pub(super) fn rows<T: Send>(
     let width = width.max(1);
     if threads() > 1 && out.len() > ROWS * width {
         let blocks = out.par_chunks_mut(ROWS * width).enumerate();
-        blocks.for_each(|(i, block)| f(i * ROWS, block));
+        blocks.for_each(|(i, block)| {
+            f(i * ROWS, block);
+            pause_point();
+        });
     } else {
         f(0, out);
+        pause_point();
     }
 }

@@ -2,6 +2,7 @@
 
 use super::parallel::threads;
 use super::real::Real;
+use crate::telemetry::process::pause_point;
 
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
@@ -131,4 +132,5 @@ fn run<T: Real>(
             parallelism,
         );
     }
+    pause_point();
 }
