@@ -354,6 +354,9 @@ pub struct DemoArgs {
     /// What the model learns from
     #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
     pub rewards: RewardsMode,
+    /// What samples the shadow siblings
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    pub sampler: SamplerKind,
     /// Data directory, kept [default: a temporary one, removed at the end]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
@@ -367,8 +370,8 @@ pub struct DemoArgs {
 
 impl From<DemoArgs> for DemoOptions {
     fn from(args: DemoArgs) -> Self {
-        let DemoArgs { steps, seed, rewards, data, keep_serving, report } = args;
-        Self { steps, seed, data, keep_serving, report, rewards }
+        let DemoArgs { steps, seed, rewards, sampler, data, keep_serving, report } = args;
+        Self { steps, seed, data, keep_serving, report, rewards, sampler }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use candle_core::Device;
 
-use crate::config::Config;
+use crate::config::{BackgroundPriority, Config};
 use crate::engine::{Engine, MistralEngine, ModelDir, Publisher};
 use crate::native::{Both, Busy, NativeConfig, NativeEngine};
 use crate::telemetry::Metrics;
@@ -41,6 +41,10 @@ impl Sampler {
             max_batch_tokens: config.rollout.max_batch_tokens,
             ..NativeConfig::default()
         };
+        if config.train.priority != BackgroundPriority::Normal {
+            // Its threads give way by themselves.
+            native.busy_share = 1.0;
+        }
         if config.rollout.max_concurrent > 0 {
             native.slots = config.rollout.max_concurrent;
         }

@@ -15,7 +15,7 @@ use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::config::{Config, SamplerKind};
 
 pub mod client;
 pub mod config;
@@ -79,6 +79,8 @@ pub struct DemoOptions {
     pub report: Option<PathBuf>,
     /// Whose judgement counts.
     pub rewards: RewardsMode,
+    /// What samples shadow siblings.
+    pub sampler: SamplerKind,
 }
 
 impl Default for DemoOptions {
@@ -90,6 +92,7 @@ impl Default for DemoOptions {
             keep_serving: false,
             report: None,
             rewards: RewardsMode::default(),
+            sampler: SamplerKind::default(),
         }
     }
 }
@@ -180,7 +183,8 @@ pub async fn run(
     options.check()?;
     let home = Home::open(options.data.as_deref())?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let config = config::build(options.rewards, options.steps, options.seed, &home.dir, cores);
+    let mut config = config::build(options.rewards, options.steps, options.seed, &home.dir, cores);
+    config.rollout.sampler = options.sampler;
     home.write_config(&config)?;
     let mut progress = Progress::new(std::io::stderr().is_terminal());
     let mut interrupt = pin!(interrupted());

@@ -23,13 +23,16 @@ const TIME_LIMIT: Duration = Duration::from_secs(285);
 /// Kept back from it for the trainer to finish a step and for shutting down.
 const RESERVE: Duration = Duration::from_secs(15);
 /// How often the daemon is asked how it is.
-const POLL: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(100);
 /// Polls in a row that may fail.
 const POLLS_FAILED: u32 = 10;
 /// Longest wait for the trainer to finish what it is doing.
 const SETTLE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon to be ready.
 const READY: Duration = Duration::from_secs(60);
+
+/// The share of the maximum whose time is told.
+const NEARLY: f64 = 0.9;
 
 /// What stays the same through all phases.
 struct Session<'a> {
@@ -45,6 +48,8 @@ struct Session<'a> {
 struct Learned {
     step: u64,
     cut_short: Option<String>,
+    /// Until served answers earned so much in the running mean that [`NEARLY`] is reached.
+    nearly: Option<Duration>,
 }
 
 /// Conducts a demo against the daemon at `url`.
@@ -82,7 +87,7 @@ pub(super) async fn conduct(
         session.client.resume().await?;
     }
     let tally = session.board.read();
-    let report = session.report(&before, &after, learned.step, &tally, &scrape, progress.elapsed());
+    let report = session.report(&before, &after, &learned, &tally, &scrape, progress.elapsed());
     Ok(Findings { report, before, after, tally, cut_short: learned.cut_short })
 }
 
@@ -137,6 +142,7 @@ impl Session<'_> {
         let mut ticks = interval(POLL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failed = 0;
+        let (began, mut nearly) = (Instant::now(), None);
         loop {
             ticks.tick().await;
             let (status, scrape) = match self.poll().await {
@@ -151,18 +157,21 @@ impl Session<'_> {
             beat.send_replace(pulse(&status, &scrape));
             refresh(&mut view, &status, &scrape, self.board.read(), progress.elapsed());
             progress.update(&view);
+            if view.tally.reward.is_some_and(|reward| reward >= NEARLY * task::REWARD_MAX) {
+                nearly.get_or_insert_with(|| began.elapsed());
+            }
             if status.state == "failed" {
                 let reason = status.last_error.unwrap_or_else(|| "no reason given".to_owned());
                 return Err(DemoError::Trainer(reason));
             }
             if status.step >= steps || status.state == "finished" {
-                return Ok(Learned { step: status.step, cut_short: None });
+                return Ok(Learned { step: status.step, cut_short: None, nearly });
             }
             if progress.elapsed() >= deadline {
                 let limit = clock(TIME_LIMIT);
                 let reason =
                     format!("step {} of {steps} at the time limit of {limit}", status.step);
-                return Ok(Learned { step: status.step, cut_short: Some(reason) });
+                return Ok(Learned { step: status.step, cut_short: Some(reason), nearly });
             }
         }
     }
@@ -189,7 +198,7 @@ impl Session<'_> {
         &self,
         before: &Evaluation,
         after: &Evaluation,
-        steps: u64,
+        learned: &Learned,
         tally: &Tally,
         scrape: &Scrape,
         wall: Duration,
@@ -199,12 +208,13 @@ impl Session<'_> {
             reward_max: task::REWARD_MAX,
             reward_before: before.reward(),
             reward_after: after.reward(),
-            steps,
+            steps: learned.step,
+            seconds_to_nine_tenths: learned.nearly.map(|time| time.as_secs_f64()),
             swaps: whole(scrape.value("hone_policy_published_total")),
             requests: tally.requests,
             failed_requests: tally.failed,
             feedback: tally.feedback,
-            kl: scrape.value("hone_train_kl").filter(|_| steps > 0),
+            kl: scrape.value("hone_train_kl").filter(|_| learned.step > 0),
             wall_seconds: wall.as_secs_f64(),
             ttft_p50_ms: all.p50,
             ttft_p99_ms: all.p99,
@@ -216,6 +226,7 @@ impl Session<'_> {
             peak_rss_mib: peak_rss_mib(),
             seed: self.options.seed,
             rewards: self.options.rewards,
+            sampler: self.options.sampler,
         }
     }
 }
