@@ -83,22 +83,35 @@ pub(super) struct Loaded {
     pub(super) engine: MistralRsBuilder,
 }
 
+/// Bytes of weights of which a few copies more do not matter.
+const SMALL: u64 = 64 << 20;
+
 /// Loads pipelines of one model.
 pub(super) struct Loader {
     id: String,
     dir: PathBuf,
     weights: Vec<PathBuf>,
+    small: bool,
 }
 
 impl Loader {
     /// A loader of the directory that [`ModelDir::normalised`] wrote for `model`.
     pub(super) fn new(model: &ModelDir, normalised: &Path) -> Self {
         let names = model.weights.iter().filter_map(|path| path.file_name());
+        let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(u64::MAX, |file| file.len());
+        let bytes = model.weights.iter().map(bytes).fold(0, u64::saturating_add);
         Self {
             id: model.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             dir: normalised.to_path_buf(),
             weights: names.map(|name| normalised.join(name)).collect(),
+            small: bytes <= SMALL,
         }
+    }
+
+    /// How many of `copies` may be loaded at the same time: all where they are small, else one, so
+    /// that no more than one copy too many is in memory.
+    pub(super) fn at_once(&self, copies: usize) -> usize {
+        if self.small { copies.max(1) } else { 1 }
     }
 
     /// Loads the model in F32 on the CPU with `adapter` merged into its weights. Blocks.

@@ -300,18 +300,20 @@ struct Staging {
 }
 
 impl Staging {
-    /// Loads and exchanges replica by replica, so that one copy more than usual is in memory. If
-    /// the first load fails nothing has changed; if a later one fails the colour holds no version
-    /// and the next staging fills it anew.
+    /// Loads and exchanges as many replicas at a time as [`Loader::at_once`] allows. If the first
+    /// load fails nothing has changed; if a later one fails the colour holds no version and the next
+    /// staging fills it anew.
     fn run(mut self) -> Result<(), EngineError> {
         let start = Instant::now();
         let adapter = self.adapter.as_deref().map(Adapter::read).transpose()?;
         let replicas = self.replicas.get(self.colour).map_or(&[][..], Vec::as_slice);
         let mut held = Duration::ZERO;
-        for replica in replicas {
-            let fresh = self.loader.load(adapter.as_ref())?;
+        for replicas in replicas.chunks(self.loader.at_once(replicas.len())) {
+            let fresh = self.load(replicas.len(), adapter.as_ref())?;
             self.admission.set_version(self.colour, None);
-            held = held.max(replica.pipeline.exchange(fresh.pipeline.as_ref())?);
+            for (replica, fresh) in replicas.iter().zip(&fresh) {
+                held = held.max(replica.pipeline.exchange(fresh.as_ref())?);
+            }
             drop(fresh);
             give_memory_back();
         }
@@ -324,5 +326,29 @@ impl Staging {
             "staged a version"
         );
         Ok(())
+    }
+
+    /// Copies of the model with the adapter merged, loaded beside each other.
+    fn load(
+        &self,
+        copies: usize,
+        adapter: Option<&Adapter>,
+    ) -> Result<Vec<Box<dyn Pipeline>>, EngineError> {
+        let load = || self.loader.load(adapter).map(|loaded| loaded.pipeline);
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..copies)
+                .map(|_| {
+                    thread::Builder::new().name("hone-stage".to_owned()).spawn_scoped(scope, load)
+                })
+                .collect();
+            let mut loaded = vec![load()];
+            for other in others {
+                let other = other.map_err(|e| EngineError::Internal(format!("no thread: {e}")))?;
+                loaded.push(other.join().unwrap_or_else(|panic| {
+                    Err(EngineError::Internal(panic_text(panic.as_ref())))
+                }));
+            }
+            loaded.into_iter().collect()
+        })
     }
 }
