@@ -172,14 +172,14 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     // Before the measured products, whose buffers are no part of a step.
     let peak_bytes = process::peak_resident();
     let mut peak = Peak::default();
-    peak.measure(threads)?;
+    peak.measure(threads);
     let (mut steps, mut splits, mut fraction) = (Vec::new(), Vec::new(), 0.0);
     for _ in 0..options.steps.max(1) {
         let (seconds, split, share) = step()?;
         steps.push(seconds);
         splits.push(split);
         fraction = share;
-        peak.measure(threads)?;
+        peak.measure(threads);
     }
     let publish_seconds = publish(&learner)?;
     let fastest = (0..steps.len()).min_by(|a, b| steps[*a].wall.total_cmp(&steps[*b].wall));

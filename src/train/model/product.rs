@@ -5,7 +5,7 @@ use super::real::Real;
 
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a, T> {
+pub(crate) struct Matrix<'a, T> {
     values: &'a [T],
     rows: usize,
     columns: usize,
@@ -42,7 +42,7 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize) -> bool {
 }
 
 /// `scale * left right` in new memory, row after row.
-pub(super) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
+pub(crate) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
     let (m, n) = (left.rows, right.columns);
     if left.columns == 0 {
         return vec![T::of(0.0); m * n];
@@ -57,7 +57,7 @@ pub(super) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_
 
 /// Whether a product replaces what is there or is added to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Store {
+pub(crate) enum Store {
     Replace,
     Add,
 }
@@ -67,7 +67,7 @@ pub(super) enum Store {
 ///
 /// # Panics
 /// If the inner dimensions differ or `out` is too short.
-pub(super) fn multiply<T: Real>(
+pub(crate) fn multiply<T: Real>(
     (out, stride): (&mut [T], usize),
     store: Store,
     scale: f64,
