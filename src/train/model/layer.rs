@@ -12,7 +12,6 @@ use candle_core::Tensor;
 use super::attention::Attention;
 use super::block::{Block, Context};
 use super::linear::{Inner, Linear};
-use super::product::Store;
 use super::real::Real;
 use super::rowwise::{Norm, Turn, add, gated, gated_backward};
 use crate::config::LinearKind;
@@ -142,8 +141,8 @@ impl Layer<'_> {
         let Attended { inners, q, k, v, mixed, lse, out_inner, out } = kept;
         let [mut dq, mut dk, dv] = {
             let d_out = self.behind(grad, out, 0)?;
-            let mut d_mixed = vec![T::of(0.0); mixed.len()];
-            let into = Some(&mut *d_mixed);
+            let mut d_mixed = Vec::new();
+            let into = Some(&mut d_mixed);
             self.fan_backward(OUTPUT, &mixed, out_inner, &[&d_out], into, gradients)?;
             drop(d_out);
             let [q, k] = self.placed([&q, &k])?;
@@ -155,12 +154,12 @@ impl Layer<'_> {
         let norm = self.norm(self.block.norms()[0]);
         let normed = norm.forward(x)?;
         let grads: [&[T]; 3] = [&dq, &dk, &dv];
-        if !wanted {
-            return self.fan_backward(self.projections(), &normed, inners, &grads, None, gradients);
-        }
-        let mut dx = vec![T::of(0.0); x.len()];
-        let into = Some(&mut *dx);
+        let mut dx = Vec::new();
+        let into = wanted.then_some(&mut dx);
         self.fan_backward(self.projections(), &normed, inners, &grads, into, gradients)?;
+        if !wanted {
+            return Ok(());
+        }
         norm.backward(x, &mut dx)?;
         add(grad, &dx, self.context.spec.hidden_size);
         Ok(())
@@ -205,14 +204,14 @@ impl Layer<'_> {
         {
             let d_out = self.behind(grad, out, 1)?;
             let product = gated(spec.activation, &gate, &up, width);
-            let mut d_product = vec![T::of(0.0); product.len()];
-            let (inner, into) = (vec![down_inner], Some(&mut *d_product));
+            let mut d_product = Vec::new();
+            let (inner, into) = (vec![down_inner], Some(&mut d_product));
             self.fan_backward(DOWN, &product, inner, &[&d_out], into, gradients)?;
             gated_backward(spec.activation, &mut gate, &mut up, &d_product, width);
         }
         let norm = self.norm(self.block.norms()[1]);
         let normed = norm.forward(&input)?;
-        let mut dx = vec![T::of(0.0); input.len()];
+        let mut dx = Vec::new();
         let grads: [&[T]; 2] = [&gate, &up];
         self.fan_backward(self.gates(), &normed, inners, &grads, Some(&mut dx), gradients)?;
         norm.backward(&input, &mut dx)?;
@@ -338,24 +337,23 @@ impl Layer<'_> {
         Ok((inners, outputs))
     }
 
-    /// The gradient of a fan's input, into `dx`, and of its adapters.
+    /// The gradient of a fan's input, added to `dx` as in [`Linear::backward`], and of its adapters.
     fn fan_backward<T: Real>(
         &self,
         fan: Fan,
         x: &[T],
         inners: Vec<Inner<T>>,
         grads: &[&[T]],
-        mut dx: Option<&mut [T]>,
+        mut dx: Option<&mut Vec<T>>,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        let (mut store, mut rest) = (Store::Replace, grads);
+        let mut rest = grads;
         for ((kind, count), inner) in fan.iter().zip(inners) {
             let (own, others) = rest.split_at(*count);
-            let into = dx.as_deref_mut().map(|dx| (dx, store));
-            let pair = self.linear(*kind)?.backward(x, inner, own, into)?;
+            let pair = self.linear(*kind)?.backward(x, inner, own, dx.as_deref_mut())?;
             let names = peft_names(self.index, *kind);
             gradients.extend(names.into_iter().zip(pair.into_iter().flatten()));
-            (store, rest) = (Store::Add, others);
+            rest = others;
         }
         Ok(())
     }

@@ -91,13 +91,13 @@ impl Linear<'_> {
     }
 
     /// Gradients of A and B, where those of the output's parts are `grads`; that of x `[n, in]` is
-    /// stored in `dx` if it is wanted.
+    /// added to `dx`, an empty one counting as 0, if it is wanted.
     pub fn backward<T: Real>(
         &self,
         x: &[T],
         inner: Inner<T>,
         grads: &[&[T]],
-        mut dx: Option<(&mut [T], Store)>,
+        mut dx: Option<&mut Vec<T>>,
     ) -> Result<Option<[Tensor; 2]>> {
         let (out, width) = self.weight.dims2()?;
         let n = x.len() / width;
@@ -110,12 +110,15 @@ impl Linear<'_> {
                 (first - count, count, Matrix::new(grad, n, count))
             })
             .collect();
-        if let Some((dx, store)) = &mut dx {
+        if let Some(dx) = &mut dx {
             with_values([self.weight], NAME, |[weight]| {
                 for (first, count, grad) in &parts {
                     let weight = Matrix::new(&weight[first * width..], *count, width);
-                    multiply((&mut **dx, width), *store, 1.0, *grad, weight);
-                    *store = Store::Add;
+                    if dx.is_empty() {
+                        **dx = product(1.0, *grad, weight);
+                    } else {
+                        multiply((&mut **dx, width), Store::Add, 1.0, *grad, weight);
+                    }
                 }
                 Ok(())
             })?;
@@ -139,8 +142,8 @@ impl Linear<'_> {
             let da = product(1.0, up.t(), seen);
             match (dx, mask) {
                 (None, _) => {}
-                (Some((dx, _)), None) => multiply((dx, width), Store::Add, 1.0, up, a),
-                (Some((dx, _)), Some(mask)) => {
+                (Some(dx), None) => multiply((dx, width), Store::Add, 1.0, up, a),
+                (Some(dx), Some(mask)) => {
                     rowwise::add(dx, &masked(&product(1.0, up, a), &mask), width);
                 }
             }

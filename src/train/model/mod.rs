@@ -235,7 +235,10 @@ impl Model {
     fn embed(&self, ids: &Tensor, context: &Context) -> candle_core::Result<Tensor> {
         let tokens = context.segments.tokens();
         if ids.dims() != [tokens] {
-            candle_core::bail!("ids of shape {:?} do not fit segments of {tokens}", ids.dims());
+            candle_core::bail!(
+                "ids of shape {:?} do not fit segments of {tokens} tokens",
+                ids.dims()
+            );
         }
         let x = self.embedding.index_select(ids, 0)?;
         let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
