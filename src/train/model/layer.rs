@@ -58,7 +58,7 @@ pub(super) struct Gated<T> {
     inners: Vec<Inner<T>>,
     gate: Vec<T>,
     up: Vec<T>,
-    down_inner: Inner<T>,
+    down_inner: Vec<Inner<T>>,
     /// As in [`Attended`].
     out: Option<Vec<T>>,
 }
@@ -117,15 +117,15 @@ impl Layer<'_> {
         let normed = self.norm(self.block.norms()[0]).forward(x)?;
         let heads = self.context.heads;
         let widths = [heads.queries, heads.keys, heads.keys].map(|count| count * heads.dim);
-        let (inners, [q, k, v]) =
-            self.fan(self.projections(), &normed, widths, dropout.as_deref_mut())?;
+        let inners = self.inners(self.projections(), &normed, dropout.as_deref_mut())?;
+        let [q, k, v] = self.outputs(self.projections(), &normed, &inners, widths)?;
         drop(normed);
         let (mixed, lse) = {
             let [q, k] = self.placed([&q, &k])?;
             self.kernel()?.forward([&q, &k, &v])
         };
-        let (out_inner, [out]) =
-            self.fan(OUTPUT, &mixed, [self.context.spec.hidden_size], dropout)?;
+        let out_inner = self.inners(OUTPUT, &mixed, dropout)?;
+        let [out] = self.outputs(OUTPUT, &mixed, &out_inner, [self.context.spec.hidden_size])?;
         let (out, sum) = self.residual(x, out, 0)?;
         Ok((Attended { inners, q, k, v, mixed, lse, out_inner, out }, sum))
     }
@@ -175,16 +175,13 @@ impl Layer<'_> {
         let spec = &self.context.spec;
         let width = spec.intermediate_size;
         let normed = self.norm(self.block.norms()[1]).forward(&input)?;
-        let (inners, [gate, up]) =
-            self.fan(self.gates(), &normed, [width; 2], dropout.as_deref_mut())?;
+        let inners = self.inners(self.gates(), &normed, dropout.as_deref_mut())?;
+        let [gate, up] = self.outputs(self.gates(), &normed, &inners, [width; 2])?;
         drop(normed);
         let product = gated(spec.activation, &gate, &up, width);
-        let down = self.linear(LinearKind::DownProj)?;
-        let down_inner = down.inner(&product, dropout)?;
+        let down_inner = self.inners(DOWN, &product, dropout)?;
         let (out, sum) = if wanted || spec.output_norms {
-            let mut out = Vec::new();
-            let into = std::slice::from_mut(&mut out);
-            down.outer(&product, &down_inner, &[spec.hidden_size], into)?;
+            let [out] = self.outputs(DOWN, &product, &down_inner, [spec.hidden_size])?;
             self.residual(&input, out, 1)?
         } else {
             (None, Vec::new())
@@ -205,8 +202,8 @@ impl Layer<'_> {
             let d_out = self.behind(grad, out, 1)?;
             let product = gated(spec.activation, &gate, &up, width);
             let mut d_product = Vec::new();
-            let (inner, into) = (vec![down_inner], Some(&mut d_product));
-            self.fan_backward(DOWN, &product, inner, &[&d_out], into, gradients)?;
+            let into = Some(&mut d_product);
+            self.fan_backward(DOWN, &product, down_inner, &[&d_out], into, gradients)?;
             gated_backward(spec.activation, &mut gate, &mut up, &d_product, width);
         }
         let norm = self.norm(self.block.norms()[1]);
@@ -316,25 +313,34 @@ impl Layer<'_> {
         Ok(Linear { weight, bias, pair })
     }
 
-    /// Outputs of these widths of all linears of a fan.
-    fn fan<T: Real, const N: usize>(
+    fn inners<T: Real>(
         &self,
         fan: Fan,
         x: &[T],
-        widths: [usize; N],
         mut dropout: Option<&mut Dropout>,
-    ) -> Result<(Vec<Inner<T>>, [Vec<T>; N])> {
+    ) -> Result<Vec<Inner<T>>> {
+        let inner =
+            |(kind, _): &(LinearKind, _)| self.linear(*kind)?.inner(x, dropout.as_deref_mut());
+        fan.iter().map(inner).collect()
+    }
+
+    /// Outputs of these widths of all linears of a fan.
+    fn outputs<T: Real, const N: usize>(
+        &self,
+        fan: Fan,
+        x: &[T],
+        inners: &[Inner<T>],
+        widths: [usize; N],
+    ) -> Result<[Vec<T>; N]> {
         let mut outputs = [(); N].map(|()| Vec::new());
-        let (mut inners, mut first) = (Vec::with_capacity(fan.len()), 0);
-        for (kind, count) in fan {
-            let linear = self.linear(*kind)?;
-            let inner = linear.inner(x, dropout.as_deref_mut())?;
+        let mut first = 0;
+        for ((kind, count), inner) in fan.iter().zip(inners) {
             let places = first..first + count;
-            linear.outer(x, &inner, &widths[places.clone()], &mut outputs[places])?;
-            inners.push(inner);
+            let widths = &widths[places.clone()];
+            self.linear(*kind)?.outer(x, inner, widths, &mut outputs[places])?;
             first += count;
         }
-        Ok((inners, outputs))
+        Ok(outputs)
     }
 
     /// The gradient of a fan's input, added to `dx` as in [`Linear::backward`], and of its adapters.

@@ -57,7 +57,7 @@ pub(crate) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_
 
 /// Whether a product replaces what is there or is added to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Store {
+pub(super) enum Store {
     Replace,
     Add,
 }
@@ -67,7 +67,7 @@ pub(crate) enum Store {
 ///
 /// # Panics
 /// If the inner dimensions differ or `out` is too short.
-pub(crate) fn multiply<T: Real>(
+pub(super) fn multiply<T: Real>(
     (out, stride): (&mut [T], usize),
     store: Store,
     scale: f64,

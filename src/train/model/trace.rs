@@ -7,6 +7,7 @@
 //! the layer above.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
@@ -165,8 +166,8 @@ impl Model {
             }
         };
         for (name, var) in lora.parameters() {
-            if !gradients.contains_key(&name) {
-                gradients.insert(name, var.zeros_like()?);
+            if let Entry::Vacant(vacant) = gradients.entry(name) {
+                vacant.insert(var.zeros_like()?);
             }
         }
         Ok(gradients)
