@@ -20,15 +20,20 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// `x` masked, of any shape.
     pub(super) fn apply(&mut self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let Some(mask) = self.mask(x.elem_count()) else { return Ok(x.clone()) };
+        x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
+    }
+
+    /// What `count` inputs are multiplied by, drawn from the stream; `None` where p is 0.
+    pub(super) fn mask(&mut self, count: usize) -> Option<Vec<f32>> {
         if self.p <= 0.0 {
-            return Ok(x.clone());
+            return None;
         }
         let keep = 1.0 / (1.0 - self.p);
-        let mask: Vec<f32> = (0..x.elem_count())
-            .map(|_| if self.rng.random::<f32>() < self.p { 0.0 } else { keep })
-            .collect();
-        x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
+        let draw = |_| if self.rng.random::<f32>() < self.p { 0.0 } else { keep };
+        Some((0..count).map(draw).collect())
     }
 }
 
@@ -333,7 +338,7 @@ fn module_name(layer: usize, kind: LinearKind) -> String {
 }
 
 /// The names of A and B in `adapter_model.safetensors`.
-fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
+pub(super) fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
     let module = module_name(layer, kind);
     [format!("{PREFIX}{module}.lora_A.weight"), format!("{PREFIX}{module}.lora_B.weight")]
 }

@@ -29,19 +29,31 @@ pub(super) fn shards_in_parallel(spec: &ModelSpec) -> bool {
     spec.hidden_size < WIDE
 }
 
-/// Values that one layer's graph holds for each token, its input left out.
+/// Values that one layer keeps for each token, its input left out.
 fn layer_values(spec: &ModelSpec, r: usize) -> usize {
-    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
-    let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
-    // Two norms, two outputs of attention and MLP, two sums.
-    let residual = (6 + if spec.output_norms { 2 } else { 0 }) * hidden;
-    // q and k before and after turning, v, the mixture, and the logarithm of each softmax's sum.
-    let normed = if spec.head_norms { q + kv } else { 0 };
-    let attention = 3 * q + 3 * kv + normed + spec.num_heads;
-    // What fused layers give is held beside its parts.
-    let fused = if spec.fused { q + 2 * kv + 2 * inner } else { 0 };
-    // Gate, up, their product, and the adapters' inner values.
-    residual + attention + fused + 3 * inner + LinearKind::ALL.len() * r
+    let (hidden, inner, q, kv) = widths(spec);
+    // Between attention and MLP, and what both put out where norms are behind them.
+    let residual = (1 + if spec.output_norms { 2 } else { 0 }) * hidden;
+    // q, k, v, the mixture, and the logarithm of each softmax's sum.
+    let attention = 2 * q + 2 * kv + spec.num_heads;
+    // Gate, up, and the adapters' inner values.
+    residual + attention + 2 * inner + LinearKind::ALL.len() * r
+}
+
+/// Values that the backward pass of one layer holds for each token at the most, what is kept left
+/// out.
+fn layer_work(spec: &ModelSpec) -> usize {
+    let (hidden, inner, q, kv) = widths(spec);
+    // The MLP's inner product and its gradient, or the gradients of q, k and v, head by head and
+    // together, and of the mixture, and q and k turned.
+    let attention = 3 * q + (q + 2 * kv) + q + (q + kv);
+    2 * hidden + (2 * inner).max(attention)
+}
+
+/// The residual stream, the MLP inside, all queries, and all keys or values of one token.
+fn widths(spec: &ModelSpec) -> (usize, usize, usize, usize) {
+    let heads = |count| count * spec.head_dim;
+    (spec.hidden_size, spec.intermediate_size, heads(spec.num_heads), heads(spec.num_kv_heads))
 }
 
 /// Layers, the last ones, whose activations are kept for the backward pass; results do not depend on
@@ -84,7 +96,8 @@ pub struct Plan {
     pub layer_inputs: usize,
     /// Activations of the layers that are kept.
     pub kept: usize,
-    /// Activations and gradients of the layer that the backward pass is at.
+    /// Gradients of the layer that the backward pass is at, and its activations where they are computed
+    /// again.
     pub one_layer: usize,
     /// Logits of one chunk.
     pub head: usize,
@@ -112,7 +125,7 @@ impl Plan {
         };
         let averaged = config.ema_decay > 0.0 || config.swa_start > 0;
         let copies = 1 + usize::from(averaged) + usize::from(config.kl.sync_steps > 0);
-        let layer = layer_values(spec, r) * all;
+        let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
         let kept = kept(config, spec, tokens * in_flight);
         Self {
             tokens,
@@ -124,7 +137,7 @@ impl Plan {
             moments,
             layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
             kept: kept * layer,
-            one_layer: if kept == spec.num_layers { layer / 2 } else { layer + layer / 2 },
+            one_layer: work + if kept == spec.num_layers { 0 } else { layer },
             head: logits_held(tokens, spec.vocab_size) * in_flight * F32,
         }
     }

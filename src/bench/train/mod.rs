@@ -76,7 +76,7 @@ pub struct Report {
     pub completions: usize,
     /// Prompt and completion tokens of a step, the prompt counted for each completion.
     pub tokens: usize,
-    /// Tokens that the passes compute.
+    /// Tokens that a pass computes; shards that repeat a prompt compute it again.
     pub computed_tokens: usize,
     /// Completion tokens per computed token.
     pub loss_token_fraction: f64,
@@ -157,14 +157,15 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // What loading took is no part of the steps' memory.
     process::reset_peak();
-    let mut step = || -> anyhow::Result<(Seconds, Split, f64)> {
+    let mut step = || -> anyhow::Result<(Seconds, Split, Tokens)> {
         let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
         if let Some(reason) = stats.skipped {
             anyhow::bail!("a step was skipped: {reason}");
         }
-        let fraction = stats.metrics.get("loss_token_fraction").copied().unwrap_or_default();
-        Ok((seconds, learner.split(), fraction))
+        let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
+        let tokens = Tokens { loss: metric("tokens"), fraction: metric("loss_token_fraction") };
+        Ok((seconds, learner.split(), tokens))
     };
     for _ in 0..WARM_UP {
         step()?;
@@ -172,14 +173,14 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     // Before the measured products, whose buffers are no part of a step.
     let peak_bytes = process::peak_resident();
     let mut peak = Peak::default();
-    peak.measure(threads)?;
-    let (mut steps, mut splits, mut fraction) = (Vec::new(), Vec::new(), 0.0);
+    peak.measure(threads);
+    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), Tokens::default());
     for _ in 0..options.steps.max(1) {
-        let (seconds, split, share) = step()?;
+        let (seconds, split, counted) = step()?;
         steps.push(seconds);
         splits.push(split);
-        fraction = share;
-        peak.measure(threads)?;
+        tokens = counted;
+        peak.measure(threads);
     }
     let publish_seconds = publish(&learner)?;
     let fastest = (0..steps.len()).min_by(|a, b| steps[*a].wall.total_cmp(&steps[*b].wall));
@@ -198,8 +199,8 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
         parameters: spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum(),
         completions: samples.len(),
         tokens: samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum(),
-        computed_tokens: work.tokens,
-        loss_token_fraction: fraction,
+        computed_tokens: tokens.computed(),
+        loss_token_fraction: tokens.fraction,
         threads,
         step_seconds: wall,
         step_processor_seconds: processor,
@@ -216,6 +217,21 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
         load: (load, machine::load()),
         steps,
     })
+}
+
+/// Tokens of one step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tokens {
+    /// Those with a loss.
+    loss: f64,
+    /// Tokens with a loss per computed token.
+    fraction: f64,
+}
+
+impl Tokens {
+    fn computed(self) -> usize {
+        if self.fraction > 0.0 { (self.loss / self.fraction).round() as usize } else { 0 }
+    }
 }
 
 /// Seconds that writing the adapter takes.

@@ -17,8 +17,6 @@ pub struct Work {
     /// The backward pass: to the inputs of frozen linears (of the first layer's, those behind the
     /// residual only), and to both factors of the adapter and their inputs.
     pub backward: f64,
-    /// Tokens of which the passes are made.
-    pub tokens: usize,
 }
 
 impl Work {
@@ -65,7 +63,6 @@ impl Work {
             forward: gflop(base + adapter * tokens),
             reference: gflop(base),
             backward: gflop((frozen + 2 * adapter - first) * tokens + head + 4 * attention),
-            tokens,
         }
     }
 }
@@ -91,8 +88,7 @@ mod tests {
             truncated: false,
         };
         let work = Work::new(&spec, &[sample(vec![1, 2]), sample(vec![4])], 1);
-        // Three of the prompt, and one of the first completion that is fed.
-        assert_eq!(work.tokens, 4);
+        // Four tokens: three of the prompt, and one of the first completion that is fed.
         let frozen = 4 * 4 + 2 * (2 * 4) + 4 * 4 + 3 * (4 * 6);
         let adapter = (4 + 4) + 2 * (2 + 4) + (4 + 4) + 3 * (4 + 6);
         let (head, pairs) = (10 * 4 * 3, 1 + 2 + 3 + 4);

@@ -10,12 +10,7 @@
 //!                                                                 dk = scale sum ds q
 //! ```
 
-use std::sync::Arc;
-
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
-
 use super::attention_options::AttentionOptions;
-use super::kernel::{Saved, runs_on, slice, with_values};
 use super::parallel;
 use super::product::{Matrix, Store, multiply};
 use super::real::Real;
@@ -30,8 +25,6 @@ use tile::{Dot, Softmax, SoftmaxGrad, Tile, tiles};
 
 type Result<T> = candle_core::Result<T>;
 
-const NAME: &str = "attention";
-
 /// The heads of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
@@ -45,33 +38,12 @@ pub struct Heads {
 
 /// Attention of q `[n, queries * dim]` to k and v `[n, keys * dim]`, each token to its own segment up
 /// to itself and to all of the segment's prefix; query head h looks at key head
-/// `h / (queries / keys)`. Returns `[n, queries * dim]`.
-///
-/// # Errors
-/// If shapes do not fit.
-pub fn attention(
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    segments: &Arc<Segments>,
+/// `h / (queries / keys)`.
+#[derive(Clone, Copy)]
+pub(super) struct Attention<'s> {
+    segments: &'s Segments,
     heads: Heads,
     options: AttentionOptions,
-) -> Result<Tensor> {
-    if options.window == Some(0) {
-        candle_core::bail!("attention: a window of 0 sees nothing");
-    }
-    if runs_on(q) && q.is_contiguous() && k.is_contiguous() && v.is_contiguous() {
-        let (segments, lse) = (Arc::clone(segments), Saved::empty());
-        return q.apply_op3(k, v, Attention { segments, heads, options, lse });
-    }
-    chain((q, k, v), segments, heads, options)
-}
-
-#[derive(Clone)]
-struct Attention {
-    segments: Arc<Segments>,
-    heads: Heads,
-    options: AttentionOptions,
-    /// `[n, queries]`, natural logarithm.
-    lse: Saved<CpuStorage>,
 }
 
 /// Columns of one head in a packed matrix.
@@ -100,14 +72,26 @@ struct Part<T> {
     lse: Vec<T>,
 }
 
-impl Attention {
+impl<'s> Attention<'s> {
+    /// # Errors
+    /// If the window sees nothing, or the heads do not fit one another.
+    pub fn new(segments: &'s Segments, heads: Heads, options: AttentionOptions) -> Result<Self> {
+        if options.window == Some(0) {
+            candle_core::bail!("attention: a window of 0 sees nothing");
+        }
+        if !heads.queries.is_multiple_of(heads.keys) {
+            candle_core::bail!("attention: {heads:?} do not fit one another");
+        }
+        Ok(Self { segments, heads, options })
+    }
+
     fn head<'a, T>(&self, x: &'a [T], head: usize, of: usize) -> Columns<'a, T> {
         let dim = self.heads.dim;
         Columns { values: x, stride: of * dim, offset: head * dim, dim }
     }
 
     /// One job for every head of every family.
-    fn jobs(&self) -> Vec<(&Family, usize)> {
+    fn jobs(&self) -> Vec<(&'s Family, usize)> {
         let families = self.segments.families().iter();
         families.flat_map(|family| (0..self.heads.queries).map(move |h| (family, h))).collect()
     }
@@ -118,7 +102,9 @@ impl Attention {
         [self.head(q, head, queries), self.head(k, key_head, keys), self.head(v, key_head, keys)]
     }
 
-    fn forward<T: Real>(&self, inputs: [&[T]; 3]) -> (Vec<T>, Vec<T>) {
+    /// Of q, k and v: the output `[n, queries * dim]`, and the logarithms of the softmaxes' sums
+    /// `[n, queries]`.
+    pub fn forward<T: Real>(&self, inputs: [&[T]; 3]) -> (Vec<T>, Vec<T>) {
         let Heads { queries, dim, .. } = self.heads;
         let jobs = self.jobs();
         let parts = parallel::map(&jobs, |(family, head)| self.head_forward(family, *head, inputs));
@@ -154,7 +140,8 @@ impl Attention {
         Part { values: [out, Vec::new(), Vec::new()], lse }
     }
 
-    fn backward<T: Real>(
+    /// Gradients of q, k and v from the output, its gradient, and the logarithms.
+    pub fn backward<T: Real>(
         &self,
         inputs: [&[T]; 3],
         (out, grad, lse): (&[T], &[T], &[T]),
@@ -268,80 +255,5 @@ fn add_rows<'a, T: Real>(
         for (sum, x) in sum[at..].iter_mut().zip(row) {
             *sum += *x;
         }
-    }
-}
-
-impl CustomOp3 for Attention {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let Heads { queries, keys, dim } = self.heads;
-        let n = self.segments.tokens();
-        let shapes = [(q_layout, queries), (k_layout, keys), (v_layout, keys)];
-        for (layout, heads) in shapes {
-            if layout.dims() != [n, heads * dim] || !queries.is_multiple_of(keys) {
-                candle_core::bail!("attention: {:?} does not fit {n} tokens", layout.dims());
-            }
-        }
-        let inputs = [(q, q_layout), (k, k_layout), (v, v_layout)];
-        fn typed<T: Real>(
-            op: &Attention,
-            [q, k, v]: [(&CpuStorage, &Layout); 3],
-        ) -> Result<CpuStorage> {
-            let inputs = [slice(q.0, q.1, NAME)?, slice(k.0, k.1, NAME)?, slice(v.0, v.1, NAME)?];
-            let (out, lse) = op.forward::<T>(inputs);
-            op.lse.put(T::to_cpu_storage_owned(lse));
-            Ok(T::to_cpu_storage_owned(out))
-        }
-        let out = match q {
-            CpuStorage::F64(_) => typed::<f64>(self, inputs)?,
-            _ => typed::<f32>(self, inputs)?,
-        };
-        Ok((out, Shape::from((n, queries * dim))))
-    }
-
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        fn typed<T: Real>(
-            op: &Attention,
-            tensors: [&Tensor; 5],
-            lse: CpuStorage,
-        ) -> Result<[Vec<T>; 3]> {
-            let lse = T::cpu_storage_data(lse)?;
-            with_values::<T, 5, _>(tensors, NAME, |[q, k, v, out, grad]| {
-                Ok(op.backward([q, k, v], (out, grad, &lse)))
-            })
-        }
-        fn tensors<T: Real>(parts: [Vec<T>; 3], like: [&Tensor; 3]) -> Result<[Tensor; 3]> {
-            let [a, b, c] = parts;
-            let make = |x, like: &Tensor| Tensor::from_vec(x, like.shape(), like.device());
-            Ok([make(a, like[0])?, make(b, like[1])?, make(c, like[2])?])
-        }
-        let Some(lse) = self.lse.take() else {
-            candle_core::bail!("attention: the backward pass ran twice");
-        };
-        let grad = grad.contiguous()?;
-        let all = [q, k, v, res, &grad];
-        let [dq, dk, dv] = match q.dtype() {
-            DType::F64 => tensors(typed::<f64>(self, all, lse)?, [q, k, v])?,
-            _ => tensors(typed::<f32>(self, all, lse)?, [q, k, v])?,
-        };
-        Ok((Some(dq), Some(dk), Some(dv)))
     }
 }

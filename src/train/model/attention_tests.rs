@@ -1,11 +1,10 @@
 //! Attention over segments against its definition, finite differences, and itself on more threads.
 
-use std::sync::Arc;
+use candle_core::{Device, Tensor, Var};
 
-use candle_core::{DType, Device, Tensor, Var};
-
-use super::attention::{Heads, attention, chain};
+use super::attention::{Attention, Heads, chain};
 use super::parallel::with_threads;
+use super::real::Real;
 use super::{AttentionOptions, Segment, Segments};
 use crate::train::testing::values;
 
@@ -14,7 +13,7 @@ fn wave(rows: usize, columns: usize, phase: f64) -> Tensor {
     Tensor::from_vec(x, (rows, columns), &Device::Cpu).unwrap()
 }
 
-fn segments(table: &[(usize, Option<usize>)]) -> Arc<Segments> {
+fn segments(table: &[(usize, Option<usize>)]) -> Segments {
     let mut start = 0;
     let table: Vec<Segment> = table
         .iter()
@@ -23,11 +22,11 @@ fn segments(table: &[(usize, Option<usize>)]) -> Arc<Segments> {
             Segment { start: start - len, len: *len, prefix: *prefix }
         })
         .collect();
-    Arc::new(Segments::new(&table).unwrap())
+    Segments::new(&table).unwrap()
 }
 
 /// A prompt with three branches, one of them empty, and a sequence alone.
-fn small() -> Arc<Segments> {
+fn small() -> Segments {
     segments(&[(3, None), (2, Some(0)), (0, Some(0)), (4, Some(0)), (2, None)])
 }
 
@@ -48,20 +47,44 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
     values(a).iter().zip(values(b)).fold(0.0, |max, (x, y)| max.max((x - y).abs()))
 }
 
+fn probe(tokens: usize) -> Tensor {
+    wave(tokens, HEADS.queries * HEADS.dim, 0.9)
+}
+
 /// Output, and gradients of q, k and v under a fixed probe.
-fn run(
-    f: impl Fn(&Tensor, &Tensor, &Tensor) -> Tensor,
+fn run<T: Real>(
+    segments: &Segments,
+    options: AttentionOptions,
+    inputs: &[Tensor; 3],
+) -> (Tensor, [Tensor; 3]) {
+    let kernel = Attention::new(segments, HEADS, options).unwrap();
+    let typed = |x: &Tensor| -> Vec<T> {
+        x.to_dtype(T::DTYPE).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    let [q, k, v] = inputs.each_ref().map(typed);
+    let (out, lse) = kernel.forward([&q, &k, &v]);
+    let grads = kernel.backward([&q, &k, &v], (&out, &typed(&probe(segments.tokens())), &lse));
+    let tensor = |x, like: &Tensor| Tensor::from_vec(x, like.shape(), &Device::Cpu).unwrap();
+    let [dq, dk, dv] = grads;
+    let grads = [tensor(dq, &inputs[0]), tensor(dk, &inputs[1]), tensor(dv, &inputs[2])];
+    (tensor(out, &inputs[0]), grads)
+}
+
+/// The same from the chain's graph.
+fn run_chain(
+    segments: &Segments,
+    options: AttentionOptions,
     inputs: &[Tensor; 3],
 ) -> (Tensor, [Tensor; 3]) {
     let vars = inputs.each_ref().map(|x| Var::from_tensor(x).unwrap());
-    let y = f(vars[0].as_tensor(), vars[1].as_tensor(), vars[2].as_tensor());
-    let probe = wave(y.dim(0).unwrap(), y.dim(1).unwrap(), 0.9).to_dtype(y.dtype()).unwrap();
-    let store = (&y * probe).unwrap().sum_all().unwrap().backward().unwrap();
+    let [q, k, v] = vars.each_ref().map(|var| var.as_tensor());
+    let y = chain((q, k, v), segments, HEADS, options).unwrap();
+    let store = (&y * probe(segments.tokens())).unwrap().sum_all().unwrap().backward().unwrap();
     (y, vars.each_ref().map(|var| store.get(var.as_tensor()).unwrap().clone()))
 }
 
-fn inputs(tokens: usize, heads: Heads) -> [Tensor; 3] {
-    let Heads { queries, keys, dim } = heads;
+fn inputs(tokens: usize) -> [Tensor; 3] {
+    let Heads { queries, keys, dim } = HEADS;
     [wave(tokens, queries * dim, 0.2), wave(tokens, keys * dim, 0.5), wave(tokens, keys * dim, 1.1)]
 }
 
@@ -72,11 +95,9 @@ fn attention_equals_its_chain_with_its_gradients() {
     for (segments, windows) in [(small(), [3, 1]), (large, [100, 20])] {
         for (i, mut options) in options().into_iter().enumerate() {
             options.window = options.window.map(|_| windows[i % 2]);
-            let inputs = inputs(segments.tokens(), HEADS);
-            let fused =
-                run(|q, k, v| attention((q, k, v), &segments, HEADS, options).unwrap(), &inputs);
-            let plain =
-                run(|q, k, v| chain((q, k, v), &segments, HEADS, options).unwrap(), &inputs);
+            let inputs = inputs(segments.tokens());
+            let fused = run::<f64>(&segments, options, &inputs);
+            let plain = run_chain(&segments, options, &inputs);
             assert!(difference(&fused.0, &plain.0) < 1e-12);
             for (a, b) in fused.1.iter().zip(&plain.1) {
                 assert!(difference(a, b) < 1e-11, "{options:?}");
@@ -88,12 +109,9 @@ fn attention_equals_its_chain_with_its_gradients() {
 #[test]
 fn attention_has_the_gradient_of_finite_differences() {
     let segments = small();
-    let inputs = inputs(segments.tokens(), HEADS);
+    let inputs = inputs(segments.tokens());
     for options in options() {
-        let f = |q: &Tensor, k: &Tensor, v: &Tensor| {
-            attention((q, k, v), &segments, HEADS, options).unwrap()
-        };
-        let (_, gradients) = run(f, &inputs);
+        let (_, gradients) = run::<f64>(&segments, options, &inputs);
         for (which, gradient) in gradients.iter().enumerate() {
             for (entry, expected) in values(gradient).into_iter().enumerate() {
                 let at = |step: f64| {
@@ -102,9 +120,13 @@ fn attention_has_the_gradient_of_finite_differences() {
                     x[entry] += step;
                     moved[which] =
                         Tensor::from_vec(x, inputs[which].shape(), &Device::Cpu).unwrap();
-                    let y = f(&moved[0], &moved[1], &moved[2]);
-                    let probe = wave(y.dim(0).unwrap(), y.dim(1).unwrap(), 0.9);
-                    (y * probe).unwrap().sum_all().unwrap().to_scalar::<f64>().unwrap()
+                    let (y, _) = run::<f64>(&segments, options, &moved);
+                    (y * probe(segments.tokens()))
+                        .unwrap()
+                        .sum_all()
+                        .unwrap()
+                        .to_scalar::<f64>()
+                        .unwrap()
                 };
                 let measured = (at(1e-6) - at(-1e-6)) / 2e-6;
                 assert!((measured - expected).abs() < 1e-7, "{measured} against {expected}");
@@ -116,23 +138,18 @@ fn attention_has_the_gradient_of_finite_differences() {
 #[test]
 fn attention_in_single_precision_gives_the_same_bits_on_any_number_of_threads() {
     let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (40, None)]);
-    let inputs = inputs(segments.tokens(), HEADS).map(|x| x.to_dtype(DType::F32).unwrap());
+    let inputs = inputs(segments.tokens());
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let op = |q: &Tensor, k: &Tensor, v: &Tensor| {
-            attention((q, k, v), &segments, HEADS, options()[1]).unwrap()
-        };
-        pool.install(|| with_threads(threads, || run(op, &inputs)))
+        let run = || run::<f32>(&segments, options()[1], &inputs);
+        pool.install(|| with_threads(threads, run))
     };
     let (one, three) = (with(1), with(3));
     assert_eq!(values(&one.0), values(&three.0));
     for (a, b) in one.1.iter().zip(&three.1) {
         assert_eq!(values(a), values(b));
     }
-    let exact = run(
-        |q, k, v| chain((q, k, v), &segments, HEADS, options()[1]).unwrap(),
-        &inputs.map(|x| x.to_dtype(DType::F64).unwrap()),
-    );
+    let exact = run_chain(&segments, options()[1], &inputs);
     assert!(difference(&one.0, &exact.0) < 1e-5);
 }
 

@@ -1,5 +1,8 @@
 //! One decoder block: attention and gated MLP, each behind an RMSNorm and a residual. Which of its
 //! options are on is in [`ModelSpec`]; there is no other block.
+//!
+//! [`Block::forward`] is a graph of candle's operations, for any device and for weights that are
+//! trained; [`super::layer`] computes the same by hand where that can be.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,11 +20,11 @@ use crate::train::lora::{Dropout, Lora};
 
 /// What every block of one forward pass shares.
 pub(super) struct Context {
-    spec: ModelSpec,
-    segments: Arc<Segments>,
-    heads: Heads,
+    pub spec: ModelSpec,
+    pub segments: Arc<Segments>,
+    pub heads: Heads,
     /// Cosines and sines of every token, each `[tokens, rotary_dim / 2]`.
-    tables: (Tensor, Tensor),
+    pub tables: (Tensor, Tensor),
 }
 
 impl Context {
@@ -106,8 +109,9 @@ impl Linears<'_> {
             Some(dropout) => Some(dropout.apply(x)?),
             None => None,
         };
-        let adapter = (pair.a.as_tensor(), pair.b.as_tensor(), pair.scale);
-        ops::adapted_linear((x, dropped.as_ref()), frozen, adapter)
+        let x_adapter = dropped.as_ref().unwrap_or(x);
+        let delta = x_adapter.matmul(&pair.a.t()?)?.matmul(&pair.b.t()?)?;
+        ops::linear(x, frozen.0, frozen.1)? + (delta * pair.scale)?
     }
 }
 
@@ -166,6 +170,11 @@ impl Block {
         self.linears.get(&kind).map(|linear| (&linear.weight, linear.bias.as_ref()))
     }
 
+    /// All biases.
+    pub(super) fn biases(&self) -> impl Iterator<Item = &Tensor> {
+        self.linears.values().filter_map(|linear| linear.bias.as_ref())
+    }
+
     /// All weights, biases left out.
     pub(super) fn weights(&self) -> impl Iterator<Item = &Tensor> {
         let norms = [&self.attention_norm, &self.mlp_norm];
@@ -206,8 +215,7 @@ fn attention(
     let [q, k, v] = project(x, &context.spec, linears)?;
     let (q, k) = (context.turned(layer, q)?, context.turned(layer, k)?);
     let options = context.spec.attention_options(layer);
-    let mixed =
-        super::attention::attention((&q, &k, &v), &context.segments, context.heads, options)?;
+    let mixed = super::attention::chain((&q, &k, &v), &context.segments, context.heads, options)?;
     linears.apply(LinearKind::OProj, &mixed)
 }
 
@@ -249,8 +257,8 @@ fn mlp(x: &Tensor, context: &Context, linears: &mut Linears<'_>) -> candle_core:
         (linears.apply(LinearKind::GateProj, x)?, linears.apply(LinearKind::UpProj, x)?)
     };
     let inner = match spec.activation {
-        Activation::Silu => ops::swiglu(&gate, &up)?,
-        Activation::GeluTanh => (gate.gelu()? * up)?,
+        Activation::Silu => (gate.silu()? * up)?,
+        Activation::GeluTanh => (ops::gelu_tanh(&gate)? * up)?,
     };
     linears.apply(LinearKind::DownProj, &inner)
 }

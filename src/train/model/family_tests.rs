@@ -1,7 +1,7 @@
 //! Every family against transformers (`tests/reference/make_families.py`), and its gradients against
 //! finite differences.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn model(name: &str) -> Model {
 }
 
 /// The model in double precision.
-fn model64(name: &str) -> Model {
+pub(super) fn model64(name: &str) -> Model {
     Model::new(spec(name), weights64(name)).unwrap()
 }
 
@@ -184,28 +184,54 @@ fn random_lora(spec: &ModelSpec, dtype: DType) -> Lora {
     lora
 }
 
-/// A sum of log-probabilities and entropies of all next tokens, each with a weight of its own.
-fn loss(model: &Model, ids: &Tensor, lora: Option<&Lora>) -> Tensor {
-    let rows = ids.dims2().unwrap();
-    let segments = Arc::new(Segments::batch(rows.0, rows.1));
-    let hidden = model.hidden(&ids.flatten_all().unwrap(), &segments, lora, None).unwrap();
+fn segments(ids: &Tensor) -> Arc<Segments> {
+    let (rows, len) = ids.dims2().unwrap();
+    Arc::new(Segments::batch(rows, len))
+}
+
+/// Log-probabilities and entropies of all next tokens.
+fn stats(model: &Model, hidden: &Tensor) -> Tensor {
     let targets: Vec<u32> = (0..hidden.dims()[0]).map(|i| (i * 7 % 100) as u32).collect();
-    let logits = model.logits(&hidden).unwrap();
-    let stats = token_stats(&logits, &targets, &vec![1.0; targets.len()]).unwrap();
+    let logits = model.logits(hidden).unwrap();
+    token_stats(&logits, &targets, &vec![1.0; targets.len()]).unwrap()
+}
+
+/// A weight of its own for each of them: their gradients.
+fn weights(stats: &Tensor) -> Tensor {
     let count = stats.elem_count();
-    let weights: Vec<f64> = (0..count).map(|i| (i as f64 * 0.7 + 0.3).sin()).collect();
-    let weights = Tensor::from_vec(weights, stats.shape(), &Device::Cpu).unwrap();
-    assert_eq!(count, 2 * rows.0 * rows.1);
-    (stats * weights).unwrap().mean_all().unwrap()
+    let weight = |i| (i as f64 * 0.7 + 0.3).sin() / count as f64;
+    Tensor::from_vec((0..count).map(weight).collect(), stats.shape(), &Device::Cpu).unwrap()
+}
+
+/// Their weighted sum.
+fn loss(model: &Model, ids: &Tensor, lora: Option<&Lora>) -> Tensor {
+    let ids_of_all = ids.flatten_all().unwrap();
+    let hidden = model.hidden(&ids_of_all, &segments(ids), lora, None).unwrap();
+    let stats = stats(model, &hidden);
+    assert_eq!(stats.elem_count(), 2 * ids.elem_count());
+    (&stats * weights(&stats)).unwrap().sum_all().unwrap()
+}
+
+/// The gradient of [`loss`] by [`Model::backward`].
+fn gradients(model: &Model, ids: &Tensor, lora: &Lora) -> BTreeMap<String, Tensor> {
+    let ids_of_all = ids.flatten_all().unwrap();
+    let trace = model.trace(&ids_of_all, &segments(ids), lora, None, 1).unwrap();
+    let stats = stats(model, trace.hidden());
+    let weights = weights(&stats);
+    model.backward(trace, &stats, &weights, lora).unwrap()
 }
 
 /// Central differences along one direction and two single entries of each variable.
-fn check(name: &str, vars: &[(String, Var)], loss: impl Fn() -> Tensor) {
-    let gradients = loss().backward().unwrap();
+fn check(
+    name: &str,
+    vars: &[(String, Var)],
+    gradients: &BTreeMap<String, Tensor>,
+    loss: impl Fn() -> Tensor,
+) {
     let value = || loss().to_scalar::<f64>().unwrap();
     for (tensor, var) in vars {
         let start = var.as_detached_tensor().copy().unwrap();
-        let gradient = gradients.get(var.as_tensor());
+        let gradient = gradients.get(tensor);
         let gradient = values(gradient.unwrap_or_else(|| panic!("{name}: {tensor}: none")));
         assert!(gradient.iter().any(|g| g.abs() > 1e-8), "{name}: {tensor} has no gradient");
         let count = gradient.len();
@@ -242,7 +268,8 @@ fn gradients_of_every_adapter_tensor_equal_finite_differences() {
         let per_layer = model.spec().linears(0).count();
         assert_eq!(vars.len(), 2 * per_layer * model.spec().num_layers);
         let ids = ids(name).narrow(1, 0, 30).unwrap();
-        check(name, &vars, || loss(&model, &ids, Some(&lora)));
+        let gradients = gradients(&model, &ids, &lora);
+        check(name, &vars, &gradients, || loss(&model, &ids, Some(&lora)));
     }
 }
 
@@ -257,7 +284,12 @@ fn every_weight_of_every_family_gets_its_gradient_where_it_is_trained() {
         let model = Model::new(spec(name), tensors).unwrap();
         assert_eq!(vars.len(), model.spec().weight_shapes().len(), "{name}: nothing is ignored");
         let ids = ids(name).narrow(1, 0, 30).unwrap();
-        check(name, &vars, || loss(&model, &ids, None));
+        let store = loss(&model, &ids, None).backward().unwrap();
+        let gradients = vars
+            .iter()
+            .filter_map(|(name, var)| Some((name.clone(), store.get(var.as_tensor())?.clone())))
+            .collect();
+        check(name, &vars, &gradients, || loss(&model, &ids, None));
     }
 }
 

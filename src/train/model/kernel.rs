@@ -2,9 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType,
-};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType};
 
 use super::parallel;
 use super::real::Real;
@@ -133,30 +131,6 @@ pub(super) fn runs_on(tensor: &Tensor) -> bool {
 
 /// A kernel as an operation without gradient: for computing gradients.
 pub(super) struct Plain<K>(pub K);
-
-impl<K: Kernel> CustomOp1 for Plain<K> {
-    fn name(&self) -> &'static str {
-        K::NAME
-    }
-    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> Result<(CpuStorage, Shape)> {
-        launch(&self.0, &[(s, l)])
-    }
-}
-
-impl<K: Kernel> CustomOp2 for Plain<K> {
-    fn name(&self) -> &'static str {
-        K::NAME
-    }
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        launch(&self.0, &[(s1, l1), (s2, l2)])
-    }
-}
 
 impl<K: Kernel> CustomOp3 for Plain<K> {
     fn name(&self) -> &'static str {

@@ -6,7 +6,8 @@
 //!
 //! Sequences lie end to end, without padding, and sequences that begin alike may share that
 //! beginning ([`Segments`]). [`Model::trace`] and [`Model::backward`] go layer by layer, so that what a
-//! layer computes need not be kept.
+//! layer computes need not be kept. Over a frozen base on the CPU they run loops and products of our
+//! own ([`tape`]); everywhere else they run candle's operations.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -19,7 +20,6 @@ use sha2::{Digest, Sha256};
 use super::error::{LearnError, Result};
 use super::lora::{Dropout, Lora};
 
-mod adapted;
 pub mod attention;
 mod attention_options;
 #[cfg(test)]
@@ -29,21 +29,26 @@ mod family;
 #[cfg(test)]
 mod family_tests;
 mod fields;
-mod fused;
 mod head;
 mod kernel;
-pub mod ops;
+mod layer;
+#[cfg(test)]
+mod layer_tests;
+mod linear;
+mod ops;
 pub(crate) mod parallel;
-mod product;
+pub(crate) mod product;
 #[cfg(test)]
 mod product_tests;
 mod real;
 mod rope;
+mod rowwise;
 mod segments;
 pub(crate) mod simd;
 mod spec;
 #[cfg(test)]
 mod spec_tests;
+mod tape;
 #[cfg(test)]
 mod tests;
 mod token_stats;
@@ -71,6 +76,8 @@ pub struct Model {
     norm: Tensor,
     /// `[vocab, hidden]`; the embedding itself where tied.
     head: Tensor,
+    /// Whether layers run by hand ([`tape`]) rather than as candle's graph.
+    by_hand: bool,
 }
 
 impl Model {
@@ -101,7 +108,12 @@ impl Model {
         let norm = take("model.norm.weight")?;
         let head =
             if spec.tie_word_embeddings { embedding.clone() } else { take("lm_head.weight")? };
-        Ok(Self { spec, embedding, blocks, norm, head })
+        let by_hand = blocks
+            .iter()
+            .flat_map(|block| block.weights().chain(block.biases()))
+            .chain([&embedding, &norm, &head])
+            .all(|weight| kernel::runs_on(weight) && weight.is_contiguous() && !weight.track_op());
+        Ok(Self { spec, embedding, blocks, norm, head, by_hand })
     }
 
     /// Reads the weights from safetensors files, half precision widened to f32.
@@ -194,7 +206,8 @@ impl Model {
         Ok(self.logits(&hidden)?.reshape((batch, len, self.spec.vocab_size))?)
     }
 
-    /// Final hidden states `[tokens, hidden]` after the last norm, of `ids` `[tokens]` (u32).
+    /// Final hidden states `[tokens, hidden]` after the last norm, of `ids` `[tokens]` (u32). They
+    /// carry no gradient, unless weights are trained: see [`Self::trace`].
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -206,7 +219,12 @@ impl Model {
         mut dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
-        let mut x = self.embed(ids)?;
+        let mut x = self.embed(ids, &context)?;
+        match (self.by_hand, self.dtype()) {
+            (true, DType::F64) => return Ok(self.run::<f64>(&x, &context, lora, dropout)?),
+            (true, _) => return Ok(self.run::<f32>(&x, &context, lora, dropout)?),
+            (false, _) => {}
+        }
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward(&x, layer, &context, lora, dropout.as_deref_mut())?;
         }
@@ -214,12 +232,19 @@ impl Model {
     }
 
     /// The first layer's input `[tokens, hidden]`.
-    fn embed(&self, ids: &Tensor) -> Result<Tensor> {
+    fn embed(&self, ids: &Tensor, context: &Context) -> candle_core::Result<Tensor> {
+        let tokens = context.segments.tokens();
+        if ids.dims() != [tokens] {
+            candle_core::bail!(
+                "ids of shape {:?} do not fit segments of {tokens} tokens",
+                ids.dims()
+            );
+        }
         let x = self.embedding.index_select(ids, 0)?;
         let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
         // Rounded to the weights' type first, as transformers does.
         let scale = Tensor::new(scale, x.device())?.to_dtype(x.dtype())?;
-        Ok(x.broadcast_mul(&scale)?)
+        x.broadcast_mul(&scale)
     }
 
     fn last_norm(&self, x: &Tensor) -> Result<Tensor> {

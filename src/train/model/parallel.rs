@@ -61,3 +61,19 @@ pub(super) fn rows<T: Send>(
         pause_point();
     }
 }
+
+/// [`rows`] of two outputs of the same shape.
+pub(super) fn rows_of_two<T: Send>(
+    a: &mut [T],
+    b: &mut [T],
+    width: usize,
+    f: impl Fn(usize, &mut [T], &mut [T]) + Sync + Send,
+) {
+    let width = width.max(1);
+    if threads() > 1 && a.len() > ROWS * width {
+        let blocks = a.par_chunks_mut(ROWS * width).zip(b.par_chunks_mut(ROWS * width));
+        blocks.enumerate().for_each(|(i, (a, b))| f(i * ROWS, a, b));
+    } else {
+        f(0, a, b);
+    }
+}

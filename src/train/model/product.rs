@@ -6,7 +6,7 @@ use crate::telemetry::process::pause_point;
 
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a, T> {
+pub(crate) struct Matrix<'a, T> {
     values: &'a [T],
     rows: usize,
     columns: usize,
@@ -43,7 +43,7 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize) -> bool {
 }
 
 /// `scale * left right` in new memory, row after row.
-pub(super) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
+pub(crate) fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
     let (m, n) = (left.rows, right.columns);
     if left.columns == 0 {
         return vec![T::of(0.0); m * n];

@@ -135,50 +135,6 @@ fn token_stats_of_huge_logits_are_finite() {
 }
 
 #[test]
-fn a_frozen_linear_has_the_gradient_of_a_product() {
-    let (weight, bias) = (wave((4, 5)), wave((1, 4)).squeeze(0).unwrap());
-    check_operation(&wave((3, 5)), |x| ops::linear(x, &weight, Some(&bias)).unwrap());
-    let x = wave((3, 5));
-    let fused = ops::linear(&x, &weight, Some(&bias)).unwrap();
-    let plain = x.matmul(&weight.t().unwrap()).unwrap().broadcast_add(&bias).unwrap();
-    assert!(largest_difference(&fused, &plain) < 1e-12);
-}
-
-#[test]
-fn an_adapted_linear_has_the_gradient_of_its_chain() {
-    let (x, weight, bias) = (wave((3, 5)), wave((4, 5)), wave((1, 4)).squeeze(0).unwrap());
-    let (a, b) = (wave((2, 5)), wave((4, 2)));
-    let run = |x: &Tensor, a: &Tensor, b: &Tensor| {
-        ops::adapted_linear((x, None), (&weight, Some(&bias)), (a, b, 0.7)).unwrap()
-    };
-    check_operation(&x, |x| run(x, &a, &b));
-    check_operation(&a, |a| run(&x, a, &b));
-    check_operation(&b, |b| run(&x, &a, b));
-    // The chain is what runs where the adapter sees other inputs.
-    let same = Some(&x);
-    let chain = ops::adapted_linear((&x, same), (&weight, Some(&bias)), (&a, &b, 0.7)).unwrap();
-    assert!(largest_difference(&run(&x, &a, &b), &chain) < 1e-12);
-}
-
-#[test]
-fn rms_norm_equals_its_chain_and_has_its_gradient() {
-    let (x, weight) = (wave((3, 6)), wave((1, 6)).squeeze(0).unwrap());
-    check_operation(&x, |x| ops::rms_norm(x, &weight, 1e-3).unwrap());
-    check_operation(&weight, |weight| ops::rms_norm(&x, weight, 1e-3).unwrap());
-    let chain = ops::rms_norm_chain(&x, &weight, 1e-3).unwrap();
-    assert!(largest_difference(&ops::rms_norm(&x, &weight, 1e-3).unwrap(), &chain) < 1e-12);
-}
-
-#[test]
-fn swiglu_equals_its_chain_and_has_its_gradient() {
-    let (gate, up) = (wave((2, 5)), (wave((2, 5)) + 0.3).unwrap());
-    check_operation(&gate, |gate| ops::swiglu(gate, &up).unwrap());
-    check_operation(&up, |up| ops::swiglu(&gate, up).unwrap());
-    let chain = (gate.silu().unwrap() * &up).unwrap();
-    assert!(largest_difference(&ops::swiglu(&gate, &up).unwrap(), &chain) < 1e-12);
-}
-
-#[test]
 fn rope_turns_by_position_and_leaves_the_rest() {
     // Two heads of six values, of which four turn.
     let frequencies = [1.0, 0.25];
@@ -186,9 +142,7 @@ fn rope_turns_by_position_and_leaves_the_rest() {
     let tables =
         super::rope_tables(&positions, &frequencies, 1.0, DType::F64, &Device::Cpu).unwrap();
     let x = wave((4, 12));
-    check_operation(&x, |x| ops::rope(x, 6, &tables).unwrap());
     let turned = ops::rope(&x, 6, &tables).unwrap();
-    assert!(largest_difference(&turned, &ops::rope_chain(&x, 6, &tables).unwrap()) < 1e-12);
     let (x, y) = (values(&x), values(&turned));
     for (token, position) in positions.into_iter().enumerate() {
         for head in 0..2 {

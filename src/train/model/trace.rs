@@ -1,31 +1,43 @@
 //! Forward and backward passes that go layer by layer.
 //!
-//! Every layer is a graph of its own: its input is a variable, and its output's gradient comes from
-//! the layer above. So a layer's activations can be dropped after the forward pass and computed again
-//! in the backward pass (Chen et al. 2016, "Training deep nets with sublinear memory cost", with one
-//! segment a layer), and are freed layer by layer in either case.
+//! A layer's activations can be dropped after the forward pass and computed again in the backward pass
+//! (Chen et al. 2016, "Training deep nets with sublinear memory cost", with one segment a layer), and
+//! are freed layer by layer in either case. On the CPU layers run by hand ([`super::tape`]); elsewhere
+//! every layer is a graph of its own: its input is a variable, and its output's gradient comes from
+//! the layer above.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, Var};
 
 use super::block::Context;
+use super::tape::Tape;
 use super::{Dropout, Lora, Model, Segments};
 use crate::train::error::Result;
 
 /// What a forward pass leaves for the backward pass.
 pub struct Trace {
     context: Context,
-    layers: Vec<Layer>,
-    /// The last layer's output.
-    top: Var,
+    layers: Layers,
     /// Final hidden states `[tokens, hidden]` after the last norm.
     hidden: Tensor,
 }
 
-struct Layer {
+enum Layers {
+    F32(Tape<f32>),
+    F64(Tape<f64>),
+    Graphs {
+        layers: Vec<Graph>,
+        /// The last layer's output.
+        top: Var,
+    },
+}
+
+/// One layer as a graph of candle's.
+struct Graph {
     input: Tensor,
     /// Absent where the backward pass computes it again.
     output: Option<Tensor>,
@@ -85,23 +97,45 @@ impl Model {
         ids: &Tensor,
         segments: &Arc<Segments>,
         lora: &Lora,
-        mut dropout: Option<&mut Dropout>,
+        dropout: Option<&mut Dropout>,
         keep: usize,
     ) -> Result<Trace> {
         let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
+        let x = self.embed(ids, &context)?.detach();
+        if !self.by_hand {
+            return self.trace_graphs(x, context, lora, dropout, keep);
+        }
+        let (layers, hidden) = if self.dtype() == DType::F64 {
+            let (tape, hidden) = self.record(&x, &context, lora, dropout, keep)?;
+            (Layers::F64(tape), hidden)
+        } else {
+            let (tape, hidden) = self.record(&x, &context, lora, dropout, keep)?;
+            (Layers::F32(tape), hidden)
+        };
+        let hidden = Var::from_tensor(&hidden)?.into_inner();
+        Ok(Trace { context, layers, hidden })
+    }
+
+    fn trace_graphs(
+        &self,
+        mut x: Tensor,
+        context: Context,
+        lora: &Lora,
+        mut dropout: Option<&mut Dropout>,
+        keep: usize,
+    ) -> Result<Trace> {
         let mut layers = Vec::with_capacity(self.blocks.len());
-        let mut x = self.embed(ids)?.detach();
         for (index, block) in self.blocks.iter().enumerate() {
             let before = dropout.as_deref().cloned();
             let y = block.forward(&x, index, &context, Some(lora), dropout.as_deref_mut())?;
             let next = Var::from_tensor(&y.detach())?;
             let output = if index + keep < self.blocks.len() { None } else { Some(y) };
-            layers.push(Layer { input: x, output, dropout: before });
+            layers.push(Graph { input: x, output, dropout: before });
             x = next.into_inner();
         }
         let top = Var::from_tensor(&x)?;
         let hidden = self.last_norm(top.as_tensor())?;
-        Ok(Trace { context, layers, top, hidden })
+        Ok(Trace { context, layers: Layers::Graphs { layers, top }, hidden })
     }
 
     /// Gradients of the adapter, by name, where those of `y`, computed from [`Trace::hidden`], are
@@ -116,20 +150,48 @@ impl Model {
         grad: &Tensor,
         lora: &Lora,
     ) -> Result<BTreeMap<String, Tensor>> {
-        let Trace { context, layers, top, hidden } = trace;
-        let mut above = backward_from(y, grad)?.remove(top.as_tensor());
-        drop(hidden);
+        let Trace { context, layers, hidden } = trace;
+        let mut store = backward_from(y, grad)?;
+        let above = match &layers {
+            Layers::Graphs { top, .. } => store.remove(top.as_tensor()),
+            _ => store.remove(&hidden),
+        };
+        drop((store, hidden));
+        let mut gradients = match (layers, above) {
+            (_, None) => BTreeMap::new(),
+            (Layers::F32(tape), Some(grad)) => self.rewind(tape, grad, &context, lora)?,
+            (Layers::F64(tape), Some(grad)) => self.rewind(tape, grad, &context, lora)?,
+            (Layers::Graphs { layers, .. }, Some(grad)) => {
+                self.rewind_graphs(layers, grad, &context, lora)?
+            }
+        };
+        for (name, var) in lora.parameters() {
+            if let Entry::Vacant(vacant) = gradients.entry(name) {
+                vacant.insert(var.zeros_like()?);
+            }
+        }
+        Ok(gradients)
+    }
+
+    fn rewind_graphs(
+        &self,
+        layers: Vec<Graph>,
+        grad: Tensor,
+        context: &Context,
+        lora: &Lora,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let mut above = Some(grad);
         let mut parameters = lora.parameters();
         let mut gradients = BTreeMap::new();
         for (index, layer) in layers.into_iter().enumerate().rev() {
             let Some(grad) = above.take() else { break };
-            let Layer { input, output, mut dropout } = layer;
+            let Graph { input, output, mut dropout } = layer;
             let y = match output {
                 Some(y) => y,
                 None => self.blocks[index].forward(
                     &input,
                     index,
-                    &context,
+                    context,
                     Some(lora),
                     dropout.as_mut(),
                 )?,
@@ -143,9 +205,6 @@ impl Model {
                 }
                 None => true,
             });
-        }
-        for (name, var) in parameters {
-            gradients.insert(name, var.zeros_like()?);
         }
         Ok(gradients)
     }

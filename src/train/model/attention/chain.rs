@@ -8,7 +8,10 @@ use super::Heads;
 
 type Result<T> = candle_core::Result<T>;
 
-/// [`super::attention`] as a chain of candle's operations.
+/// [`super::Attention`] as a chain of candle's operations; differentiable.
+///
+/// # Errors
+/// If shapes do not fit.
 pub(in super::super) fn chain(
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     segments: &Segments,
