@@ -71,14 +71,19 @@ impl Core {
     /// If the data directory is in use or the model cannot be served: the message says which and
     /// why.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
-        Self::start_until(config, None).await
+        Self::with(config, true, None).await
     }
 
-    /// [`Self::start`] with a trainer that takes no step beyond `until` before it is told so.
+    /// [`Self::start`] for a run that serves nobody, with a trainer that takes no step beyond `until`
+    /// before it is told so. Where the native sampler is used, no serving engine is loaded.
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub async fn start_until(config: &Config, until: Option<u64>) -> anyhow::Result<Self> {
+    pub async fn start_alone(config: &Config, until: Option<u64>) -> anyhow::Result<Self> {
+        Self::with(config, false, until).await
+    }
+
+    async fn with(config: &Config, serves: bool, until: Option<u64>) -> anyhow::Result<Self> {
         set_background(config.train.priority);
         let metrics = Arc::new(Metrics::new()?);
         let data = config.data.dir.clone();
@@ -89,12 +94,23 @@ impl Core {
         let backends = tools.tools.backends();
         let routes = Arc::new(Routes::with(&config.routes, &tools.tools)?);
 
-        let (dir, engine) = load_engine(config, &data, metrics.clone()).await?;
+        let native = config.rollout.sampler.is_native(true);
+        let (dir, serving) = load_engine(config, &data, serves || !native, metrics.clone()).await?;
         if config.uses_own_model() {
             tools.own_model.load(&dir, &data).await?;
         }
-        let sampler = Sampler::start(config, &dir, &engine, metrics.clone()).await?;
-        let publisher = Sampler::publisher(sampler.as_ref(), &engine);
+        let sampler = if native && (config.rollout.enabled || serving.is_none()) {
+            Some(Sampler::start(config, &dir, serving.as_ref(), metrics.clone()).await?)
+        } else {
+            None
+        };
+        let (engine, publisher): (Arc<dyn Engine>, Arc<dyn Publisher>) = match (&serving, &sampler)
+        {
+            (Some(serving), None) => (serving.clone(), serving.clone()),
+            (Some(serving), Some(own)) => (serving.clone(), own.publisher(Some(serving))),
+            (None, Some(own)) => (own.engine.clone(), own.publisher(None)),
+            (None, None) => anyhow::bail!("nothing generates"),
+        };
         let probe = engine
             .codec()
             .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
@@ -109,7 +125,6 @@ impl Core {
             )
             .await?,
         );
-        let engine: Arc<dyn Engine> = engine;
         let samples: Arc<dyn Engine> = match &sampler {
             Some(sampler) => sampler.engine.clone(),
             None => engine.clone(),
@@ -334,12 +349,14 @@ fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
     Ok(dir)
 }
 
-/// Finds or unpacks the model and loads it into the engine, off the async threads.
+/// Finds or unpacks the model and, where it `serves`, loads it into the engine, off the async
+/// threads.
 async fn load_engine(
     config: &Config,
     data: &Path,
+    serves: bool,
     metrics: Arc<Metrics>,
-) -> anyhow::Result<(ModelDir, Arc<MistralEngine>)> {
+) -> anyhow::Result<(ModelDir, Option<Arc<MistralEngine>>)> {
     let (config, data) = (config.clone(), data.to_owned());
     tokio::task::spawn_blocking(move || {
         let dir = open_model(&config, &data)?;
@@ -348,9 +365,12 @@ async fn load_engine(
             train::Learner::check(&dir, &config.train)?;
         }
         claim(&data, &dir)?;
+        if !serves {
+            return Ok((dir, None));
+        }
         let normalised = dir.normalised(&data.join("models"))?;
         let engine = MistralEngine::start(&dir, &normalised, &config.engine, metrics)?;
-        anyhow::Ok((dir, engine))
+        anyhow::Ok((dir, Some(engine)))
     })
     .await?
 }

@@ -1,4 +1,4 @@
-//! The native sampler beside the serving engine, where the configuration asks for one.
+//! The native sampler, beside the serving engine or without one.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use anyhow::Context;
 use candle_core::Device;
 
 use crate::config::{BackgroundPriority, Config};
-use crate::engine::{Engine, MistralEngine, ModelDir, Publisher};
-use crate::native::{Both, Busy, NativeConfig, NativeEngine};
+use crate::engine::{Codec, Engine, MistralEngine, ModelDir, Publisher};
+use crate::native::{Busy, NativeConfig, NativeEngine, NativePublisher};
 use crate::telemetry::Metrics;
 use crate::train::{Model, ModelSpec};
 
@@ -21,22 +21,19 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Loads the base and starts the sampler on it; `None` where the serving engine samples.
+    /// Loads the base and starts the sampler on it; it holds back while `serving` serves.
     pub async fn start(
         config: &Config,
         dir: &ModelDir,
-        serving: &Arc<MistralEngine>,
+        serving: Option<&Arc<MistralEngine>>,
         metrics: Arc<Metrics>,
-    ) -> anyhow::Result<Option<Self>> {
-        if !(config.rollout.enabled && config.rollout.sampler.is_native(true)) {
-            return Ok(None);
-        }
+    ) -> anyhow::Result<Self> {
         let (spec, files) = (ModelSpec::from_config(&dir.config)?, dir.weights.clone());
         let load = move || Model::load(spec, &files, &Device::Cpu);
         let base = tokio::task::spawn_blocking(load).await?.context("the sampler's weights")?;
         let mut native = NativeConfig {
-            name: serving.info().name.clone(),
-            context: serving.info().context,
+            name: dir.name.clone(),
+            context: dir.context(),
             slots: SLOTS,
             max_batch_tokens: config.rollout.max_batch_tokens,
             ..NativeConfig::default()
@@ -51,24 +48,23 @@ impl Sampler {
         if config.train.threads > 0 {
             native.threads = config.train.threads;
         }
-        let clients = Arc::clone(serving);
+        let clients = serving.map(Arc::clone);
         let busy: Busy = Arc::new(move || {
-            let load = clients.load();
+            let load = clients.as_ref().map(|clients| clients.load()).unwrap_or_default();
             load.live_running + load.live_waiting > 0
         });
-        let codec = Arc::clone(serving.codec());
+        let codec = match serving {
+            Some(serving) => Arc::clone(serving.codec()),
+            None => Arc::new(Codec::load(dir)?),
+        };
         let engine = NativeEngine::start(&base, codec, native, busy, metrics)
             .context("rollout.sampler: the native sampler")?;
-        Ok(Some(Self { base, engine }))
+        Ok(Self { base, engine })
     }
 
-    /// What versions are published with: to the serving engine, and to the sampler where there is
-    /// one.
-    pub fn publisher(sampler: Option<&Self>, serving: &Arc<MistralEngine>) -> Arc<dyn Publisher> {
-        let serving: Arc<dyn Publisher> = serving.clone();
-        match sampler {
-            Some(sampler) => Arc::new(Both::new(serving, Arc::clone(&sampler.engine))),
-            None => serving,
-        }
+    /// What versions are published with: to the sampler and to the serving engine.
+    pub fn publisher(&self, serving: Option<&Arc<MistralEngine>>) -> Arc<dyn Publisher> {
+        let serving = serving.map(|serving| -> Arc<dyn Publisher> { serving.clone() });
+        Arc::new(NativePublisher::new(serving, Arc::clone(&self.engine)))
     }
 }

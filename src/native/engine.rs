@@ -68,6 +68,8 @@ impl Default for NativeConfig {
 /// A request that waits.
 pub(super) struct Waiting {
     pub request: GenerateRequest,
+    /// What it runs on, if not on the version that is current when it enters.
+    pub on: Option<Current>,
     pub limit: u32,
     pub sampler: Sampler,
     pub reply: oneshot::Sender<Generation>,
@@ -185,7 +187,7 @@ impl NativeEngine {
     /// If a factor cannot be read.
     pub fn publish(&self, version: PolicyVersion, lora: Option<&Lora>) -> Result<(), NativeError> {
         let factors = lora.map(|lora| Factors::new(&self.spec, lora)).transpose()?;
-        self.put(version, factors);
+        self.put(Current { version, factors: factors.map(Arc::new) });
         Ok(())
     }
 
@@ -196,10 +198,45 @@ impl NativeEngine {
         Factors::new(&self.spec, &lora).map(Some)
     }
 
-    fn put(&self, version: PolicyVersion, factors: Option<Factors>) {
-        let current = Current { version, factors: factors.map(Arc::new) };
+    fn put(&self, current: Current) {
         self.shared.lock().current = current;
         self.shared.wake.notify_all();
+    }
+
+    /// [`Engine::generate`], on another version than the current one where that is given.
+    async fn submit(
+        &self,
+        request: GenerateRequest,
+        on: Option<Current>,
+    ) -> Result<Generation, EngineError> {
+        let limit = run::check(&request, self.info.context, self.info.vocab)?;
+        let sampler = Sampler::new(&request.params, request.top_logprobs)?;
+        let prompt = request.prompt_ids.len();
+        let invalid = |e: &dyn std::fmt::Display| EngineError::Invalid(e.to_string());
+        self.shared.plan.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
+        self.spec.check_length(prompt + limit as usize).map_err(|e| invalid(&e))?;
+        let place = match request.priority {
+            Priority::Shadow => Arc::clone(&self.queue).acquire_owned().await.ok(),
+            Priority::Live => match Arc::clone(&self.queue).try_acquire_owned() {
+                Ok(place) => Some(place),
+                Err(tokio::sync::TryAcquireError::Closed) => None,
+                Err(tokio::sync::TryAcquireError::NoPermits) => {
+                    let queued = self.shared.config.queue;
+                    return Err(EngineError::Overloaded { slots: self.info.slots, queued });
+                }
+            },
+        };
+        let place = place.ok_or(EngineError::ShuttingDown)?;
+        let (reply, generation) = oneshot::channel();
+        {
+            let mut state = self.shared.lock();
+            if state.closed {
+                return Err(EngineError::ShuttingDown);
+            }
+            state.waiting.push_back(Waiting { request, on, limit, sampler, reply, place });
+        }
+        self.shared.wake.notify_all();
+        generation.await.map_err(|_| EngineError::ShuttingDown)
     }
 
     /// Refuses new requests and ends shadows; `cancel_live` ends the others too.
@@ -258,34 +295,7 @@ impl Engine for NativeEngine {
     }
 
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
-        let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = Sampler::new(&request.params, request.top_logprobs)?;
-        let prompt = request.prompt_ids.len();
-        let invalid = |e: &dyn std::fmt::Display| EngineError::Invalid(e.to_string());
-        self.shared.plan.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
-        self.spec.check_length(prompt + limit as usize).map_err(|e| invalid(&e))?;
-        let place = match request.priority {
-            Priority::Shadow => Arc::clone(&self.queue).acquire_owned().await.ok(),
-            Priority::Live => match Arc::clone(&self.queue).try_acquire_owned() {
-                Ok(place) => Some(place),
-                Err(tokio::sync::TryAcquireError::Closed) => None,
-                Err(tokio::sync::TryAcquireError::NoPermits) => {
-                    let queued = self.shared.config.queue;
-                    return Err(EngineError::Overloaded { slots: self.info.slots, queued });
-                }
-            },
-        };
-        let place = place.ok_or(EngineError::ShuttingDown)?;
-        let (reply, generation) = oneshot::channel();
-        {
-            let mut state = self.shared.lock();
-            if state.closed {
-                return Err(EngineError::ShuttingDown);
-            }
-            state.waiting.push_back(Waiting { request, limit, sampler, reply, place });
-        }
-        self.shared.wake.notify_all();
-        generation.await.map_err(|_| EngineError::ShuttingDown)
+        self.submit(request, None).await
     }
 
     fn active_version(&self) -> PolicyVersion {
@@ -306,26 +316,31 @@ impl Engine for NativeEngine {
     }
 }
 
-/// Publishes to the engine that serves and to the sampler, so that both have the same version.
-pub struct Both {
-    serving: Arc<dyn Publisher>,
+/// Publishes to the sampler and, where there is one, to the engine that serves: both then have the
+/// same version.
+pub struct NativePublisher {
+    serving: Option<Arc<dyn Publisher>>,
     native: Arc<NativeEngine>,
-    staged: Mutex<Option<(PolicyVersion, Option<Factors>)>>,
+    staged: Mutex<Option<Current>>,
 }
 
-impl Both {
+impl NativePublisher {
     /// What `policy` publishes with where the sampler is used.
-    pub fn new(serving: Arc<dyn Publisher>, native: Arc<NativeEngine>) -> Self {
+    pub fn new(serving: Option<Arc<dyn Publisher>>, native: Arc<NativeEngine>) -> Self {
         Self { serving, native, staged: Mutex::new(None) }
     }
 
-    fn staged(&self) -> MutexGuard<'_, Option<(PolicyVersion, Option<Factors>)>> {
+    fn staged(&self) -> MutexGuard<'_, Option<Current>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn none_staged() -> EngineError {
+    EngineError::Invalid("no version is staged".to_owned())
+}
+
 #[async_trait]
-impl Publisher for Both {
+impl Publisher for NativePublisher {
     async fn stage(
         &self,
         version: PolicyVersion,
@@ -334,10 +349,12 @@ impl Publisher for Both {
         *self.staged() = None;
         let (native, dir) = (Arc::clone(&self.native), adapter.map(Path::to_path_buf));
         let read = tokio::task::spawn_blocking(move || native.read(dir.as_deref()));
-        self.serving.stage(version, adapter).await?;
+        if let Some(serving) = &self.serving {
+            serving.stage(version, adapter).await?;
+        }
         let fail = |e: &dyn std::fmt::Display| EngineError::Model(format!("sampler: {e}"));
         let factors = read.await.map_err(|e| fail(&e))?.map_err(|e| fail(&e))?;
-        *self.staged() = Some((version, factors));
+        *self.staged() = Some(Current { version, factors: factors.map(Arc::new) });
         Ok(())
     }
 
@@ -346,13 +363,31 @@ impl Publisher for Both {
         prompt_ids: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        self.serving.probe(prompt_ids, params).await
+        if let Some(serving) = &self.serving {
+            return serving.probe(prompt_ids, params).await;
+        }
+        let staged = self.staged().clone().ok_or_else(none_staged)?;
+        let request = GenerateRequest {
+            prompt_ids: prompt_ids.to_vec(),
+            params: params.clone(),
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Shadow,
+        };
+        let completion = self.native.submit(request, Some(staged)).await?.collect().await?;
+        Ok(completion.tokens.into_iter().map(|token| (token.id, token.logprob)).collect())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
-        let held = self.serving.activate().await?;
-        if let Some((version, factors)) = self.staged().take() {
-            self.native.put(version, factors);
+        let held = match &self.serving {
+            Some(serving) => serving.activate().await?,
+            None => Duration::ZERO,
+        };
+        match self.staged().take() {
+            Some(staged) => self.native.put(staged),
+            // The serving engine knows what it has staged.
+            None if self.serving.is_some() => {}
+            None => return Err(none_staged()),
         }
         Ok(held)
     }

@@ -34,7 +34,7 @@ mod weights;
 
 pub use cache::{Member, Page, Pool, Prompt, Sequence, Shape};
 pub use decoder::{Decoder, Scratch};
-pub use engine::{Both, Busy, NativeConfig, NativeEngine};
+pub use engine::{Busy, NativeConfig, NativeEngine, NativePublisher};
 pub use plan::Plan;
 pub use weights::{Factors, Weights};
 

@@ -177,7 +177,8 @@ impl Scheduler {
                 let Some(waiting) = self.next.take().or_else(|| state.waiting.pop_front()) else {
                     break;
                 };
-                (waiting, state.current.clone())
+                let current = waiting.on.clone().unwrap_or_else(|| state.current.clone());
+                (waiting, current)
             };
             if waiting.reply.is_closed() {
                 continue;

@@ -72,8 +72,12 @@ pub(super) fn rows_of_two<T: Send>(
     let width = width.max(1);
     if threads() > 1 && a.len() > ROWS * width {
         let blocks = a.par_chunks_mut(ROWS * width).zip(b.par_chunks_mut(ROWS * width));
-        blocks.enumerate().for_each(|(i, (a, b))| f(i * ROWS, a, b));
+        blocks.enumerate().for_each(|(i, (a, b))| {
+            f(i * ROWS, a, b);
+            pause_point();
+        });
     } else {
         f(0, a, b);
+        pause_point();
     }
 }
