@@ -99,28 +99,40 @@ impl Task for Attend<'_> {
     }
 }
 
+/// `sums += factor * values`
+#[inline(always)]
+fn add<const FUSED: bool, const W: usize>(sums: &mut [f32; W], factor: f32, values: &[f32]) {
+    // Of a known length, so that the sums stay in one register.
+    let Some(values) = values.first_chunk::<W>() else { return };
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum = madd::<FUSED>(factor, *value, *sum);
+    }
+}
+
+/// The sum of four sums.
+#[inline(always)]
+fn total<const W: usize>([a, b, c, d]: [[f32; W]; PARTS]) -> [f32; W] {
+    std::array::from_fn(|i| (a[i] + b[i]) + (c[i] + d[i]))
+}
+
 /// A query times the keys `[dim, PAGE]` of a page.
 #[inline(always)]
 fn products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
-    let mut sums = [[0.0_f32; PAGE]; PARTS];
+    // Written out: indexed by a loop's variable, the sums would lie in memory.
+    let [mut a, mut b, mut c, mut d] = [[0.0_f32; PAGE]; PARTS];
     let mut q = q.chunks_exact(PARTS);
     let mut keys = keys.chunks_exact(PARTS * PAGE);
     for (q, keys) in q.by_ref().zip(keys.by_ref()) {
-        for part in 0..PARTS {
-            for slot in 0..PAGE {
-                let sum = &mut sums[part][slot];
-                *sum = madd::<FUSED>(q[part], keys[part * PAGE + slot], *sum);
-            }
-        }
+        add::<FUSED, PAGE>(&mut a, q[0], keys);
+        add::<FUSED, PAGE>(&mut b, q[1], &keys[PAGE..]);
+        add::<FUSED, PAGE>(&mut c, q[2], &keys[2 * PAGE..]);
+        add::<FUSED, PAGE>(&mut d, q[3], &keys[3 * PAGE..]);
     }
     let rest = q.remainder().iter().zip(keys.remainder().chunks_exact(PAGE));
-    for (sums, (q, keys)) in sums.iter_mut().zip(rest) {
-        for (sum, key) in sums.iter_mut().zip(keys) {
-            *sum = madd::<FUSED>(*q, *key, *sum);
-        }
+    for (sums, (q, keys)) in [&mut a, &mut b, &mut c].into_iter().zip(rest) {
+        add::<FUSED, PAGE>(sums, *q, keys);
     }
-    let [a, b, c, d] = sums;
-    std::array::from_fn(|slot| (a[slot] + b[slot]) + (c[slot] + d[slot]))
+    total([a, b, c, d])
 }
 
 /// Scale and soft cap.
@@ -166,21 +178,27 @@ fn combine<'a, const FUSED: bool, const W: usize>(
     place: &std::ops::Range<usize>,
 ) -> usize {
     let dim = out.len();
-    let mut sums = [[0.0_f32; W]; PARTS];
+    let [mut a, mut b, mut c, mut d] = [[0.0_f32; W]; PARTS];
     for (seen, weights) in seen.zip(weights.chunks_exact(PAGE)) {
         let values = &seen.page[place.clone()][dim * PAGE..];
+        let value = |slot: usize| &values[slot * dim + first..];
         // Slots beyond may hold anything, and 0 times anything need not be 0.
-        for slot in seen.from..seen.to {
-            let value = &values[slot * dim + first..][..W];
-            let sums = &mut sums[slot % PARTS];
-            for i in 0..W {
-                sums[i] = madd::<FUSED>(weights[slot], value[i], sums[i]);
+        for slot in (seen.from / PARTS * PARTS..seen.to).step_by(PARTS) {
+            let sees = |i: usize| slot + i >= seen.from && slot + i < seen.to;
+            if sees(0) {
+                add::<FUSED, W>(&mut a, weights[slot], value(slot));
+            }
+            if sees(1) {
+                add::<FUSED, W>(&mut b, weights[slot + 1], value(slot + 1));
+            }
+            if sees(2) {
+                add::<FUSED, W>(&mut c, weights[slot + 2], value(slot + 2));
+            }
+            if sees(3) {
+                add::<FUSED, W>(&mut d, weights[slot + 3], value(slot + 3));
             }
         }
     }
-    let [a, b, c, d] = sums;
-    for (i, out) in out[first..first + W].iter_mut().enumerate() {
-        *out = (a[i] + b[i]) + (c[i] + d[i]);
-    }
+    out[first..first + W].copy_from_slice(&total([a, b, c, d]));
     W
 }
