@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use super::NativeError;
 use super::attention::{self, Attend};
+use super::awake::awake;
 use super::cache::{Member, Prompt, Shape};
 use super::lanes::{AddTo, Gate, RmsNorm, Softcap, to_lanes, to_rows};
-use super::product::{LANES, Lanes, Rows, Start, product};
+use super::product::{LANES, Lanes, Rows, Start, by_outputs, product};
 use super::simd::dispatch;
 use super::weights::{Factors, Layer, Stack, Weights};
 use crate::telemetry::process::pause_point;
@@ -23,6 +24,13 @@ pub use scratch::Scratch;
 use tokens::{Steps, Stretch, Tokens};
 
 type Result<T> = std::result::Result<T, NativeError>;
+
+/// Weights that a processor's own cache holds, so that every thread may read all of them for rows of
+/// its own.
+pub(super) const SMALL_WEIGHTS: usize = 8 << 20;
+
+/// Multiplications of an attention that are worth another thread.
+const WORTH_A_THREAD: usize = 1 << 20;
 
 /// Logits that are computed before they are turned into rows.
 const HEAD_PART: usize = 3072;
@@ -87,8 +95,8 @@ impl Decoder {
     ) -> Result<()> {
         let (first, count) = (prompt.len(), prompt.missing().min(most).min(scratch.rows()));
         if count > 0 {
-            let mut tokens = Stretch { prompt, first, count };
-            self.pass(&mut tokens, factors, scratch, threads)?;
+            let mut tokens = Stretch { prompt: &mut *prompt, first, count };
+            self.awake(threads, || self.pass(&mut tokens, factors, scratch, threads))?;
             prompt.advance(count);
         }
         Ok(())
@@ -99,18 +107,25 @@ impl Decoder {
     /// # Errors
     /// If there are more rows than the scratch holds, a sequence has no room, or a token is outside
     /// the vocabulary.
-    pub fn step<M: Member>(
+    pub fn step<M: Member + Send>(
         &self,
         members: &mut [M],
         factors: Option<&Factors>,
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
-        self.pass(&mut Steps(members), factors, scratch, threads)?;
-        let width = members.len().next_multiple_of(LANES);
-        self.head(members.len(), width, scratch, threads)?;
+        self.awake(threads, || {
+            self.pass(&mut Steps(&mut *members), factors, scratch, threads)?;
+            let width = members.len().next_multiple_of(LANES);
+            self.head(members.len(), width, scratch, threads)
+        })?;
         members.iter_mut().for_each(|member| member.sequence_mut().advance());
         Ok(())
+    }
+
+    /// Keeps the pool's threads awake where they share the products.
+    fn awake<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
+        if threads > 1 && self.weights.bytes() > SMALL_WEIGHTS { awake(f) } else { f() }
     }
 
     /// All blocks, then the last norm, whose output is left in `scratch.normed`.
@@ -247,7 +262,8 @@ impl Decoder {
         let qkv_width = q_width + 2 * shape.heads * shape.dim;
         let deepest = (0..rows).map(|row| tokens.position(row)).max().unwrap_or(0);
         let room = attention::scores(deepest, group);
-        let threads = if rows * deepest * q_width < 1 << 18 { 1 } else { at.threads.min(rows) };
+        let threads =
+            if rows * deepest * q_width < WORTH_A_THREAD { 1 } else { at.threads.min(rows) };
         scratch.reach(threads * room);
         let (qkv, options) =
             (&scratch.qkv[..rows * qkv_width], self.weights.layers[at.layer].options);
@@ -308,20 +324,28 @@ impl At<'_> {
     /// Linear layers with their biases and adapters: `x` `[inner, width]` to `out`.
     fn apply(&self, stack: &Stack, out: &mut [f32], x: &[f32], down: &mut [f32]) -> Result<()> {
         let x = Lanes { values: &x[..stack.inner * self.width], width: self.width };
+        // All layers in one go: threads that wait for the next product may fall asleep.
+        by_outputs(out, self.width, stack.inner, self.threads, |first, out| {
+            // Of each layer, what is left of its outputs behind `skip` and fits.
+            let (mut rest, mut skip) = (out, first);
+            for (_, linear) in &stack.linears {
+                let from = skip.min(linear.out);
+                skip -= from;
+                let len = (linear.out - from).min(rest.len() / self.width);
+                let (out, after) = rest.split_at_mut(len * self.width);
+                rest = after;
+                if len > 0 {
+                    linear.part(out, from, x)?;
+                }
+            }
+            Ok::<(), NativeError>(())
+        })?;
+        let Some(factors) = self.factors else { return Ok(()) };
         let mut rest = out;
         for (kind, linear) in &stack.linears {
             let (out, after) = rest.split_at_mut(linear.out * self.width);
             rest = after;
-            let start = match &linear.bias {
-                None => Start::Zero,
-                Some(bias) => {
-                    let rows = out.chunks_exact_mut(self.width);
-                    rows.zip(bias).for_each(|(row, bias)| row.fill(*bias));
-                    Start::Output
-                }
-            };
-            linear.rows(|w| product(out, w, x, start, self.threads))?;
-            if let Some(factor) = self.factors.and_then(|f| f.get(self.layer, *kind)) {
+            if let Some(factor) = factors.get(self.layer, *kind) {
                 let down = &mut down[..factor.r * self.width];
                 let a = Rows { values: &factor.a, inner: linear.inner };
                 product(down, a, x, Start::Zero, self.threads);

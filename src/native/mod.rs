@@ -20,6 +20,7 @@
 //! their size.
 
 mod attention;
+mod awake;
 mod cache;
 mod decoder;
 mod engine;

@@ -5,6 +5,8 @@
 //! holds the same sum of sixteen lanes, so no sum depends on its neighbours, on how many lanes there
 //! are, or on how many outputs are computed at a time; and weights need no other layout.
 
+use std::convert::Infallible;
+
 use rayon::prelude::*;
 
 use super::simd::{Task, dispatch, madd};
@@ -22,7 +24,7 @@ pub const LANES: usize = 16;
 const WORTH_A_THREAD: usize = 1 << 19;
 
 /// Outputs of a part are a multiple of this where possible, so that most tiles are whole.
-const TILE_OUTPUTS: usize = 48;
+const TILE_OUTPUTS: usize = 16;
 
 /// What a sum begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,22 +52,37 @@ pub(super) struct Lanes<'a> {
 /// `out = w x`, or `out += w x`, on up to `threads` threads of the current pool; `out` is
 /// `[out, width]`.
 pub(super) fn product(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start, threads: usize) {
-    let outputs = out.len() / x.width.max(1);
-    debug_assert!(x.width.is_multiple_of(LANES) && x.values.len() >= w.inner * x.width);
-    debug_assert!(w.values.len() >= outputs * w.inner);
-    let threads = threads.min(out.len() * w.inner / WORTH_A_THREAD).max(1);
-    if threads == 1 {
-        return part(out, w, x, start);
-    }
-    // Several parts a thread, as another process may take a processor away.
-    let part_outputs = outputs.div_ceil(threads * 3).next_multiple_of(TILE_OUTPUTS);
-    out.par_chunks_mut(part_outputs * x.width).enumerate().for_each(|(i, out)| {
-        let values = &w.values[i * part_outputs * w.inner..];
-        part(out, Rows { values, ..w }, x, start);
+    debug_assert!(w.values.len() >= out.len() / x.width.max(1) * w.inner);
+    let Ok(()) = by_outputs(out, x.width, w.inner, threads, |first, out| {
+        part(out, Rows { values: &w.values[first * w.inner..], ..w }, x, start);
+        Ok::<(), Infallible>(())
     });
 }
 
-fn part(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
+/// Calls `f(first output, part of out)` so that all of `out` `[outputs, width]` is covered, on up to
+/// `threads` threads of the current pool, where each output takes `inner` multiplications a lane.
+///
+/// # Errors
+/// The first of `f`'s.
+pub(super) fn by_outputs<E: Send>(
+    out: &mut [f32],
+    width: usize,
+    inner: usize,
+    threads: usize,
+    f: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let threads = threads.min(out.len() * inner / WORTH_A_THREAD).max(1);
+    if threads == 1 {
+        return f(0, out);
+    }
+    // Several parts a thread, as another process may take a processor away.
+    let outputs = (out.len() / width).div_ceil(threads * 2).next_multiple_of(TILE_OUTPUTS);
+    out.par_chunks_mut(outputs * width).enumerate().try_for_each(|(i, out)| f(i * outputs, out))
+}
+
+/// [`product`] on this thread.
+pub(super) fn part(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
+    debug_assert!(x.width.is_multiple_of(LANES) && x.values.len() >= w.inner * x.width);
     compute(out, w, x, start);
     pause_point();
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::cache::{Member, Pool, Prompt, Sequence};
+use super::decoder::SMALL_WEIGHTS;
 use super::engine::{Current, Shared, Waiting};
 use super::plan::PREFILL;
 use super::product::LANES;
@@ -19,9 +20,6 @@ use crate::engine::run::{CancelFlag, Run, Seat};
 use crate::engine::sampler::Sampler;
 use crate::telemetry::process::pause_point;
 use crate::types::{PolicyVersion, TokenId};
-
-/// Weights that a processor's own cache holds, so that every thread may read all of them.
-const SMALL_WEIGHTS: usize = 8 << 20;
 
 /// How often a pause looks whether clients are still served, and its greatest length.
 const LOOK: Duration = Duration::from_micros(500);

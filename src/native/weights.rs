@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 
 use super::NativeError;
-use super::product::Rows;
+use super::product::{Lanes, Rows, Start, part};
 use crate::config::LinearKind;
 use crate::train::model::{AttentionOptions, Model, ModelSpec};
 use crate::train::{LearnError, Lora};
@@ -12,7 +12,7 @@ use crate::train::{LearnError, Lora};
 pub(super) struct Linear {
     weight: Tensor,
     /// `[out]`
-    pub bias: Option<Vec<f32>>,
+    bias: Option<Vec<f32>>,
     pub out: usize,
     pub inner: usize,
 }
@@ -136,9 +136,19 @@ impl Stack {
 }
 
 impl Linear {
-    /// Calls `f` with its rows.
-    pub fn rows<R>(&self, f: impl FnOnce(Rows<'_>) -> R) -> Result<R, NativeError> {
-        rows(&self.weight, self.inner, f)
+    /// Its outputs from `first` on, with the bias: as many as `out` `[outputs, width]` has.
+    pub fn part(&self, out: &mut [f32], first: usize, x: Lanes<'_>) -> Result<(), NativeError> {
+        let start = match &self.bias {
+            None => Start::Zero,
+            Some(bias) => {
+                let rows = out.chunks_exact_mut(x.width).zip(&bias[first..]);
+                rows.for_each(|(row, bias)| row.fill(*bias));
+                Start::Output
+            }
+        };
+        rows(&self.weight, self.inner, |w| {
+            part(out, Rows { values: &w.values[first * w.inner..], ..w }, x, start);
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tiles of up to 24 vectors of sums, which stay in registers.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    __m512, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
@@ -96,7 +96,7 @@ impl Place<'_> {
                 for m in 0..M {
                     // The same place of the next tile: rows are too short for the processor to find
                     // out by itself, and weights that come from memory are most of the time.
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((m + M) * inner + k).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(w.wrapping_add((m + M) * inner + k).cast());
                 }
                 while k < end {
                     let x: [__m512; N] =
