@@ -48,7 +48,7 @@ impl Sampler {
         if config.train.threads > 0 {
             native.threads = config.train.threads;
         }
-        let clients = serving.map(Arc::clone);
+        let clients = serving.cloned();
         let busy: Busy = Arc::new(move || {
             let load = clients.as_ref().map(|clients| clients.load()).unwrap_or_default();
             load.live_running + load.live_waiting > 0

@@ -30,7 +30,7 @@ type Result<T> = std::result::Result<T, NativeError>;
 pub(super) const SMALL_WEIGHTS: usize = 8 << 20;
 
 /// Multiplications of an attention that are worth another thread.
-const WORTH_A_THREAD: usize = 1 << 20;
+const WORTH_A_THREAD: usize = 1 << 17;
 
 /// Logits that are computed before they are turned into rows.
 const HEAD_PART: usize = 3072;
