@@ -163,7 +163,10 @@ fn values_out_of_range() {
     assert_snapshot!(error("[train]\nlearning_rate = -1"), @"train.learning_rate is -1: it must be greater than 0");
     assert_snapshot!(error("[train]\nlearning_rate = nan"), @"train.learning_rate is NaN: it must be greater than 0");
     assert_snapshot!(error("[train]\nbeta = inf"), @"train.beta is inf: it must be a finite number, 0 or more");
-    assert_snapshot!(error("[train]\npriority = \"nice\""), @"");
+    assert_snapshot!(
+        error("[train]\npriority = \"nice\""),
+        @r#"train.priority is "nice": it must be "idle", "low" or "normal""#
+    );
     assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nschedule = 'cosine'\nmax_steps = 1000\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than the schedule's steps (1000)");
     assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps");

@@ -14,6 +14,7 @@ use hone::config::{EngineConfig, LinearKind, LoraConfig, Modules, Patterns, Trai
 use hone::engine::{
     Completion, Engine, GenerateRequest, MistralEngine, ModelDir, Priority, Publisher,
 };
+use hone::native::{NativeConfig, NativeEngine};
 use hone::telemetry::Metrics;
 use hone::train::{Learner, TrainSample};
 use hone::types::{Message, PolicyVersion, Role, SamplingParams, TokenId};
@@ -24,6 +25,7 @@ const TOLERANCE: f32 = 1e-4;
 
 struct Pair {
     engine: Arc<MistralEngine>,
+    native: Arc<NativeEngine>,
     learner: Learner,
     files: tempfile::TempDir,
     /// Prompts of six tokens and completions of up to twelve, for models with short windows.
@@ -37,9 +39,14 @@ impl Pair {
         let normalised = dir.normalised(files.path()).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let config = EngineConfig { replicas: 1, queue: 8 };
-        let engine = MistralEngine::start(&dir, &normalised, &config, metrics).unwrap();
+        let engine = MistralEngine::start(&dir, &normalised, &config, metrics.clone()).unwrap();
         let config = TrainConfig { lora, learning_rate: 0.02, ..TrainConfig::default() };
-        Self { engine, learner: Learner::new(&dir, &config).unwrap(), files, short }
+        let learner = Learner::new(&dir, &config).unwrap();
+        let config = NativeConfig { context: dir.context(), ..NativeConfig::default() };
+        let codec = Arc::clone(engine.codec());
+        let idle = Arc::new(|| false);
+        let native = NativeEngine::start(learner.model(), codec, config, idle, metrics).unwrap();
+        Self { engine, native, learner, files, short }
     }
 
     fn prompt(&self, seed: u64) -> Vec<TokenId> {
@@ -51,7 +58,34 @@ impl Pair {
         self.engine.codec().prompt(&[message]).unwrap()
     }
 
-    async fn sample(&self, prompt: &[TokenId], seed: u64, temperature: f32) -> Completion {
+    /// Greedy completions of the engine and of the native sampler: the same ids, but for ties, with
+    /// the same log-probabilities. Returns how many ids were compared.
+    async fn compare_greedy(&self) -> usize {
+        let mut compared = 0;
+        for seed in 0..4 {
+            let prompt = self.prompt(seed);
+            let served = self.sample(&*self.engine, &prompt, seed, 0.0).await;
+            let sampled = self.sample(&*self.native, &prompt, seed, 0.0).await;
+            assert_eq!(served.version, sampled.version);
+            for (served, sampled) in served.tokens.iter().zip(&sampled.tokens) {
+                let difference = (served.logprob - sampled.logprob).abs();
+                assert!(difference < TOLERANCE, "{served:?} against {sampled:?}");
+                if served.id != sampled.id {
+                    break;
+                }
+                compared += 1;
+            }
+        }
+        compared
+    }
+
+    async fn sample(
+        &self,
+        engine: &dyn Engine,
+        prompt: &[TokenId],
+        seed: u64,
+        temperature: f32,
+    ) -> Completion {
         let max_tokens = if self.short { 12 } else { 40 };
         let params = SamplingParams { seed, temperature, max_tokens, ..Default::default() };
         let request = GenerateRequest {
@@ -61,7 +95,7 @@ impl Pair {
             top_logprobs: 0,
             priority: Priority::Live,
         };
-        self.engine.generate(request).await.unwrap().collect().await.unwrap()
+        engine.generate(request).await.unwrap().collect().await.unwrap()
     }
 
     /// Samples at several temperatures; the greatest difference, and what was sampled.
@@ -70,7 +104,7 @@ impl Pair {
         for seed in 0..12 {
             let prompt = self.prompt(seed);
             let temperature = [1.0, 0.7, 1.5][seed as usize % 3];
-            let completion = self.sample(&prompt, seed, temperature).await;
+            let completion = self.sample(&*self.engine, &prompt, seed, temperature).await;
             let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
             let logprobs: Vec<f32> = completion.tokens.iter().map(|t| t.logprob).collect();
             let scored = self.learner.score(&prompt, &ids, temperature).unwrap();
@@ -99,6 +133,7 @@ async fn agrees(model: &str, what: &str, lora: LoraConfig, short: bool) {
     let (base, mut samples) = pair.compare().await;
     println!("{model}, {what}, base: {base:.1e}");
     assert!(base < TOLERANCE, "{model}: {base}");
+    assert!(pair.compare_greedy().await > 20, "{model}: the completions part too soon");
     for version in 1..=2 {
         let stats = pair.learner.step(&samples, version - 1, 40).unwrap();
         assert_eq!((stats.skipped, stats.refused), (None, Vec::new()));
@@ -107,10 +142,12 @@ async fn agrees(model: &str, what: &str, lora: LoraConfig, short: bool) {
         pair.learner.write_adapter(&dir, "model").unwrap();
         pair.engine.stage(PolicyVersion(version), Some(&dir)).await.unwrap();
         pair.engine.activate().await.unwrap();
+        pair.native.publish(PolicyVersion(version), Some(pair.learner.served())).unwrap();
         let before = samples;
         let (difference, after) = pair.compare().await;
         println!("{model}, {what}, version {version}: {difference:.1e}");
         assert!(difference < TOLERANCE, "{model}: {difference}");
+        assert!(pair.compare_greedy().await > 20, "{model}: the completions part too soon");
         // A published version that changes nothing would agree too.
         assert!(before.iter().zip(&after).any(|(b, a)| b.logprobs != a.logprobs));
         samples = after;

@@ -349,6 +349,18 @@ mod tests {
         };
         assert_eq!(report.idle.first_token_ms, [50.0, 99.0]);
         assert_eq!(report.first_token_ratio(), 2.0);
-        insta::assert_snapshot!(report, @"");
+        insta::assert_snapshot!(report, @r"
+        2 client(s), 30 s of each in turns, sampler: Native
+                                  idle        busy       ratio
+        first token p50        50.00 ms   100.00 ms     2.00
+        first token p99        99.00 ms   198.00 ms     2.00
+        per token p50           1.00 ms     2.00 ms     2.00
+        per token p99           1.00 ms     2.00 ms     2.00
+        cores used              0.50        2.00        4.00
+        requests             100 idle, 100 busy; 0 and 1 failed
+        first failure        no answer
+        meanwhile            5.0 optimiser steps and 320 rollouts a second
+        load                 0.10 before, 1.90 after
+        ");
     }
 }

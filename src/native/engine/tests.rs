@@ -347,3 +347,32 @@ async fn it_holds_back_while_clients_are_served() {
     assert_eq!(found, expected);
     assert!(held > 3 * free, "{free:?} with nobody served, {held:?} with clients");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publisher_alone_probes_what_it_staged_and_then_serves_it() {
+    let engine = start(small());
+    let publisher = NativePublisher::new(None, Arc::clone(&engine));
+    let refused = publisher.activate().await.unwrap_err().to_string();
+    assert!(refused.contains("no version is staged"), "{refused}");
+
+    let spec = model(&tiny()).spec().clone();
+    let dir = tempfile::tempdir().unwrap();
+    let config = crate::config::LoraConfig { r: 4, alpha: 3.0, ..Default::default() };
+    peft::write(dir.path(), &random_lora(&spec, 4, 3), &config, "tiny").unwrap();
+    publisher.stage(PolicyVersion(3), Some(dir.path())).await.unwrap();
+    let greedy = |version| {
+        let (engine, mut request) = (Arc::clone(&engine), request(&[5, 9, 2], 0, 8));
+        request.params.temperature = 0.0;
+        async move {
+            let completion = engine.generate(request).await.unwrap().collect().await.unwrap();
+            assert_eq!(completion.version, version);
+            completion.tokens.iter().map(|t| (t.id, t.logprob)).collect::<Vec<_>>()
+        }
+    };
+    let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
+    let probed = publisher.probe(&[5, 9, 2], &params).await.unwrap();
+    let base = greedy(PolicyVersion::BASE).await;
+    publisher.activate().await.unwrap();
+    assert_ne!(probed, base);
+    assert_eq!(probed, greedy(PolicyVersion(3)).await);
+}
