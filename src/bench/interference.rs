@@ -230,12 +230,17 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
     let until = Instant::now() + PATIENCE;
     let mut before = -1.0;
     loop {
-        let settled = client.trainer().await?.settled();
+        let trainer = client.trainer().await?;
         let samples = client.metrics().await?.value("hone_rollout_samples_total").unwrap_or(0.0);
-        if settled && samples == before {
+        if trainer.settled() && samples == before {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < until, "the rollouts did not come to rest");
+        anyhow::ensure!(
+            Instant::now() < until,
+            "no rest in {PATIENCE:?}: the trainer is {} at step {}, {samples} rollouts were sampled",
+            trainer.state,
+            trainer.step
+        );
         before = samples;
         sleep(LOOK).await;
     }

@@ -146,10 +146,17 @@ impl<'a> Trainer<'a> {
         let mut idle = false;
         loop {
             let wait = if idle { TICK } else { Duration::ZERO };
-            match commands.recv_timeout(wait).map(|command| hold.follow(command)) {
-                Ok(Some(Command::Step(reply))) => self.step_now(reply)?,
-                Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+            let mut next = commands.recv_timeout(wait);
+            // All that wait: there is a wake-up for each of a step's groups, and a pause or an end
+            // behind them must not wait for as many steps.
+            loop {
+                match next.map(|command| hold.follow(command)) {
+                    Ok(Some(Command::Step(reply))) => self.step_now(reply)?,
+                    Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    Ok(_) => {}
+                    Err(RecvTimeoutError::Timeout) => break,
+                }
+                next = commands.recv_timeout(Duration::ZERO);
             }
             self.follow_rollback()?;
             let max_steps = self.parts.config.max_steps;
