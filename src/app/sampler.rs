@@ -64,7 +64,7 @@ impl Sampler {
 
     /// What versions are published with: to the sampler and to the serving engine.
     pub fn publisher(&self, serving: Option<&Arc<MistralEngine>>) -> Arc<dyn Publisher> {
-        let serving = serving.map(|serving| -> Arc<dyn Publisher> { serving.clone() });
+        let serving = serving.cloned().map(|serving| serving as Arc<dyn Publisher>);
         Arc::new(NativePublisher::new(serving, Arc::clone(&self.engine)))
     }
 }

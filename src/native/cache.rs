@@ -26,7 +26,7 @@ pub struct Shape {
     pub dim: usize,
 }
 
-/// Keys and values of [`PAGE`] positions.
+/// Keys and values of `PAGE` positions.
 pub type Page = Box<[f32]>;
 
 impl Shape {

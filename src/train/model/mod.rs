@@ -7,7 +7,7 @@
 //! Sequences lie end to end, without padding, and sequences that begin alike may share that
 //! beginning ([`Segments`]). [`Model::trace`] and [`Model::backward`] go layer by layer, so that what a
 //! layer computes need not be kept. Over a frozen base on the CPU they run loops and products of our
-//! own ([`tape`]); everywhere else they run candle's operations.
+//! own (`tape`); everywhere else they run candle's operations.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
