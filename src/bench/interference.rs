@@ -16,7 +16,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{Folder, machine};
-use crate::config::{Config, DatasetConfig, RolloutConfig, SamplerKind, ScheduleKind, TrainConfig};
+use crate::config::{
+    Config, DatasetConfig, LogConfig, RolloutConfig, SamplerKind, ScheduleKind, TrainConfig,
+};
 use crate::demo::client::{Ask, Client};
 use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
 use crate::demo::scrape::Scrape;
@@ -146,6 +148,8 @@ fn config(options: &Options, dir: &Path) -> anyhow::Result<Config> {
     let demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
     Ok(Config {
         dataset: DatasetConfig { path: dataset, ..DatasetConfig::default() },
+        // That nothing is learned is meant.
+        log: LogConfig { level: "error".to_owned(), ..LogConfig::default() },
         rollout: RolloutConfig {
             sampler: options.sampler,
             dataset_route: TASK_ASKED.to_owned(),
