@@ -326,8 +326,7 @@ mod tests {
             assert!(part > 0.0, "{split:?}");
         }
         assert!(split.total() <= report.step_seconds, "{report}");
-        // No upper bound: what else runs meanwhile may slow the products that it is measured by.
-        assert!(report.gflop > 0.0 && report.peak_share > 0.0 && report.peak_share.is_finite());
+        assert!(report.gflop > 0.0 && report.peak_share > 0.0 && report.peak_share < 1.5);
         assert!(report.computed_tokens < report.tokens);
         let text = report.to_string();
         assert!(text.contains("backward") && text.contains("planned"), "{text}");
