@@ -323,7 +323,8 @@ pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
     let spec = train::ModelSpec::from_config(&dir.config)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if config.train.threads == 0 { cores } else { config.train.threads };
-    let plan = train::Plan::new(&spec, &config.train, threads, 0);
+    let base = train::Base::read(&spec, &dir.weights, config.train.base_dtype)?;
+    let plan = train::Plan::new(&spec, base, &config.train, threads, 0);
     let available = train::available_memory().map(|bytes| {
         format!("\n{:<18} {:>9.1} MiB", "available", bytes as f64 / f64::from(1 << 20))
     });

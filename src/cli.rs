@@ -159,7 +159,7 @@ impl From<BenchInterferenceArgs> for bench_interference::Options {
 /// `hone bench sample`
 #[derive(Debug, Args)]
 pub struct BenchSampleArgs {
-    /// `embedded`, `100m` (random weights) or a Hugging Face directory
+    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
     #[arg(long, value_name = "MODEL", default_value = "embedded")]
     pub model: Subject,
     /// Sequences at once
@@ -200,10 +200,10 @@ impl From<BenchSampleArgs> for bench_sample::Options {
 /// `hone bench train`; sampling and scoring are not measured.
 #[derive(Debug, Args)]
 pub struct BenchTrainArgs {
-    /// embedded, 100m (a random Qwen2) or a Hugging Face directory
+    /// embedded, 100m or 100m-bf16 (a random Qwen2), or a Hugging Face directory
     #[arg(long, value_name = "MODEL", default_value = "embedded")]
     pub model: Subject,
-    /// Only write the model (embedded or 100m) as a Hugging Face directory
+    /// Only write the model (one that is none yet) as a Hugging Face directory
     #[arg(long, value_name = "DIR")]
     pub write_model: Option<PathBuf>,
     /// Prompts [default: 8; of other models than the embedded one 1]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
+use hone::config::BaseDtype;
 use hone::demo::task::{
     MAX_TOKENS, OPERANDS, PHRASING_COUNT, Question, Questions, REWARD_MAX, Split, score,
 };
@@ -33,7 +34,9 @@ impl Embedded {
     fn load() -> Self {
         let dir = directory();
         let spec = ModelSpec::from_config(&json("config.json")).unwrap();
-        let model = Model::load(spec, &[dir.join("model.safetensors")], &Device::Cpu).unwrap();
+        let model =
+            Model::load(spec, &[dir.join("model.safetensors")], BaseDtype::Float32, &Device::Cpu)
+                .unwrap();
         let tokenizer = Tokenizer::from_file(dir.join("tokenizer.json")).unwrap();
         let end = tokenizer.token_to_id("<|im_end|>").unwrap();
         Self { model, tokenizer, end }

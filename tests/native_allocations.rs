@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device};
-use hone::config::LoraConfig;
+use hone::config::{BaseDtype, LoraConfig};
 use hone::engine::ModelDir;
 use hone::native::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
 use hone::train::{Lora, Model, ModelSpec};
@@ -86,7 +86,7 @@ fn a_token_costs_no_allocation() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/embedded");
     let dir = ModelDir::open(&dir).unwrap();
     let spec = ModelSpec::from_config(&dir.config).unwrap();
-    let model = Model::load(spec.clone(), &dir.weights, &Device::Cpu).unwrap();
+    let model = Model::load(spec.clone(), &dir.weights, BaseDtype::Float32, &Device::Cpu).unwrap();
     let config = LoraConfig { r: 4, ..LoraConfig::default() };
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let lora = Lora::fresh(&spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();

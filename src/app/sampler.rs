@@ -29,7 +29,8 @@ impl Sampler {
         metrics: Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let (spec, files) = (ModelSpec::from_config(&dir.config)?, dir.weights.clone());
-        let load = move || Model::load(spec, &files, &Device::Cpu);
+        let dtype = config.train.base_dtype;
+        let load = move || Model::load(spec, &files, dtype, &Device::Cpu);
         let base = tokio::task::spawn_blocking(load).await?.context("the sampler's weights")?;
         let mut native = NativeConfig {
             name: dir.name.clone(),

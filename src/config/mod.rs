@@ -44,7 +44,9 @@ pub use reward::{
 };
 pub use run::{EarlyStopConfig, RunConfig, WarningConfig};
 pub use secret::Secret;
-pub use train::{BackgroundPriority, OptimizerKind, Recompute, ScheduleKind, TrainConfig};
+pub use train::{
+    BackgroundPriority, BaseDtype, OptimizerKind, Recompute, ScheduleKind, TrainConfig,
+};
 pub use validate::{ConfigError, validate};
 
 /// The whole configuration.

@@ -50,6 +50,17 @@ pub enum Recompute {
     Never,
 }
 
+/// How the frozen base lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaseDtype {
+    /// As in the model's files: 16-bit matrices are widened to f32 as each is used.
+    #[default]
+    Auto,
+    /// All widened at the start.
+    Float32,
+}
+
 /// How threads that no client waits for share the processors with those that serve (Linux).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -79,6 +90,8 @@ pub struct TrainConfig {
     pub micro_batch: usize,
     /// Whether the backward pass computes layers again.
     pub recompute: Recompute,
+    /// How the frozen base lies in memory.
+    pub base_dtype: BaseDtype,
     /// Optimiser steps on the same samples.
     pub num_iterations: usize,
     /// Peak learning rate.
@@ -185,6 +198,7 @@ impl Default for TrainConfig {
             samples_per_step: 64,
             micro_batch: 64,
             recompute: Recompute::default(),
+            base_dtype: BaseDtype::default(),
             num_iterations: 1,
             learning_rate: 1e-4,
             schedule: ScheduleKind::Constant,

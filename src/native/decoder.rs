@@ -180,19 +180,9 @@ impl Decoder {
         let spec = &self.weights.spec;
         let (hidden, scale) = (spec.hidden_size, spec.embedding_scale.unwrap_or(1.0) as f32);
         let rows = &mut scratch.mixed[..tokens.len() * hidden];
-        self.weights.embedding(|embedding| {
-            for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-                let token = tokens.token(row) as usize;
-                let values = embedding.values.chunks_exact(hidden).nth(token).ok_or_else(|| {
-                    let vocab = spec.vocab_size;
-                    NativeError::Internal(format!(
-                        "token {token} is outside the vocabulary of {vocab}"
-                    ))
-                })?;
-                out.iter_mut().zip(values).for_each(|(out, x)| *out = x * scale);
-            }
-            Ok::<(), NativeError>(())
-        })??;
+        for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
+            self.weights.embed(tokens.token(row) as usize, out, scale)?;
+        }
         to_lanes(&mut scratch.x[..hidden * width], width, rows, hidden);
         Ok(())
     }
@@ -296,19 +286,16 @@ impl Decoder {
         let vocab = self.vocab();
         let (normed, wide) = (&scratch.normed, &mut scratch.wide);
         let logits = &mut scratch.logits[..rows * vocab];
-        self.weights.head(|head| {
-            for first in (0..vocab).step_by(scratch.head_part) {
-                let count = scratch.head_part.min(vocab - first);
-                let out = &mut wide[..count * width];
-                let values = &head.values[first * head.inner..];
-                let x = Lanes { values: normed, width };
-                product(out, Rows { values, ..head }, x, Start::Zero, threads);
-                if let Some(cap) = self.weights.spec.final_softcap {
-                    spread(out, threads, |_, x| dispatch(Softcap { x, cap: cap as f32 }));
-                }
-                to_rows(logits, (first, vocab), out, width);
+        for first in (0..vocab).step_by(scratch.head_part) {
+            let count = scratch.head_part.min(vocab - first);
+            let out = &mut wide[..count * width];
+            self.weights.head(out, first, Lanes { values: normed, width }, threads)?;
+            if let Some(cap) = self.weights.spec.final_softcap {
+                spread(out, threads, |_, x| dispatch(Softcap { x, cap: cap as f32 }));
             }
-        })
+            to_rows(logits, (first, vocab), out, width);
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use super::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
-use crate::config::LoraConfig;
+use crate::config::{BaseDtype, LoraConfig};
 use crate::train::{Lora, Model, ModelSpec};
 use crate::types::TokenId;
 
@@ -42,7 +42,7 @@ pub(super) fn model(dir: &Path) -> Model {
         name.starts_with("model") && name.ends_with(".safetensors")
     });
     files.sort();
-    Model::load(spec, &files, &Device::Cpu).unwrap()
+    Model::load(spec, &files, BaseDtype::Auto, &Device::Cpu).unwrap()
 }
 
 /// An adapter on every linear layer that changes every logit.

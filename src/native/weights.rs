@@ -1,12 +1,19 @@
 //! What the decoder computes with: the model's own tensors, and a copy of an adapter's factors.
 
-use candle_core::{CpuStorage, DType, Storage, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::NativeError;
-use super::product::{Lanes, Rows, Start, part};
+use super::product::{Lanes, Rows, Start, by_outputs, part};
 use crate::config::LinearKind;
-use crate::train::model::{AttentionOptions, Model, ModelSpec};
+use crate::train::model::{AttentionOptions, Model, ModelSpec, with_wide};
 use crate::train::{LearnError, Lora};
+
+/// For error messages.
+const NAME: &str = "decoder";
+
+/// Rows of a 16-bit weight that are widened at a time: few enough for a processor's own cache, and a
+/// multiple of every tile.
+const WIDENED_ROWS: usize = 48;
 
 /// A linear layer. The weight is the model's own tensor, shared.
 pub(super) struct Linear {
@@ -48,42 +55,68 @@ pub struct Weights {
     head: Tensor,
     pub(super) norm: Vec<f32>,
     pub(super) layers: Vec<Layer>,
+    bytes: usize,
 }
 
 impl Weights {
     /// Shares a model's weights.
     ///
     /// # Errors
-    /// If they are not f32 in main memory, row after row.
+    /// If they are not f32, f16 or bf16 in main memory, row after row.
     pub fn new(model: &Model) -> Result<Self, NativeError> {
         let spec = model.spec().clone();
         let layers = (0..spec.num_layers).map(|layer| Layer::new(model, layer));
+        let layers: Vec<Layer> = layers.collect::<Result<_, _>>()?;
+        let head = usable(model.head())?;
+        let stacks = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
+        let linears = stacks.flat_map(|stack| &stack.linears).map(|(_, linear)| &linear.weight);
+        let size = |weight: &Tensor| weight.elem_count() * weight.dtype().size_in_bytes();
         Ok(Self {
+            bytes: linears.chain([&head]).map(size).sum(),
             embedding: usable(model.embedding())?,
-            head: usable(model.head())?,
+            head,
             norm: offset(model.norm(), &spec)?,
-            layers: layers.collect::<Result<_, _>>()?,
+            layers,
             spec,
         })
     }
 
-    /// Calls `f` with the embedding's rows.
-    pub(super) fn embedding<R>(&self, f: impl FnOnce(Rows<'_>) -> R) -> Result<R, NativeError> {
-        rows(&self.embedding, self.spec.hidden_size, f)
+    /// A token's row of the embedding into `out` `[hidden]`, times `scale`.
+    pub(super) fn embed(
+        &self,
+        token: usize,
+        out: &mut [f32],
+        scale: f32,
+    ) -> Result<(), NativeError> {
+        let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
+        if token >= vocab {
+            return Err(NativeError::Internal(format!(
+                "token {token} is outside the vocabulary of {vocab}"
+            )));
+        }
+        let range = token * hidden..(token + 1) * hidden;
+        Ok(with_wide(&self.embedding, range, NAME, |row: &[f32]| {
+            out.iter_mut().zip(row).for_each(|(out, x)| *out = x * scale);
+            Ok(())
+        })?)
     }
 
-    /// Calls `f` with the output layer's rows.
-    pub(super) fn head<R>(&self, f: impl FnOnce(Rows<'_>) -> R) -> Result<R, NativeError> {
-        rows(&self.head, self.spec.hidden_size, f)
+    /// Logits from `first` on, on up to `threads` threads: as many as `out` `[outputs, width]` has.
+    pub(super) fn head(
+        &self,
+        out: &mut [f32],
+        first: usize,
+        x: Lanes<'_>,
+        threads: usize,
+    ) -> Result<(), NativeError> {
+        by_outputs(out, x.width, self.spec.hidden_size, threads, |from, out| {
+            stored(&self.head, out, first + from, x, Start::Zero)
+        })
     }
 
     /// Bytes of the weights that a step reads, the embedding left out unless it is the head.
     pub fn bytes(&self) -> usize {
-        let stacks = |l: &Layer| {
-            [&l.qkv, &l.o, &l.gate_up, &l.down].iter().map(|s| s.inner * s.outputs()).sum::<usize>()
-        };
-        let blocks: usize = self.layers.iter().map(stacks).sum();
-        (blocks + self.spec.vocab_size * self.spec.hidden_size) * size_of::<f32>()
+        self.bytes
     }
 }
 
@@ -146,30 +179,40 @@ impl Linear {
                 Start::Output
             }
         };
-        rows(&self.weight, self.inner, |w| {
-            part(out, Rows { values: &w.values[first * w.inner..], ..w }, x, start);
-        })
+        stored(&self.weight, out, first, x, start)
     }
 }
 
-/// A tensor that can be read in place.
+/// A tensor that [`stored`] reads.
 fn usable(tensor: &Tensor) -> Result<Tensor, NativeError> {
-    if tensor.dtype() == DType::F32 && tensor.device().is_cpu() && tensor.is_contiguous() {
+    let read = matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    if read && tensor.device().is_cpu() && tensor.is_contiguous() {
         return Ok(tensor.clone());
     }
     let (dtype, device) = (tensor.dtype(), tensor.device());
     Err(NativeError::Weights(format!("a tensor is {dtype:?} on {device:?}, or not contiguous")))
 }
 
-/// Calls `f` with the values of a tensor that is [`usable`].
-fn rows<R>(tensor: &Tensor, inner: usize, f: impl FnOnce(Rows<'_>) -> R) -> Result<R, NativeError> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => {
-            Ok(f(Rows { values: &values[start..end], inner }))
-        }
-        _ => Err(NativeError::Weights("a tensor has changed its place".to_owned())),
+/// The product with rows from `first` on of a weight `[outputs, inner]` on this thread: as many as
+/// `out` `[outputs, width]` has.
+fn stored(
+    weight: &Tensor,
+    out: &mut [f32],
+    first: usize,
+    x: Lanes<'_>,
+    start: Start,
+) -> Result<(), NativeError> {
+    let (inner, outputs) = (weight.dim(1)?, out.len() / x.width.max(1));
+    let at_once = if weight.dtype() == DType::F32 { outputs.max(1) } else { WIDENED_ROWS };
+    for (i, out) in out.chunks_mut(at_once * x.width).enumerate() {
+        let first = first + i * at_once;
+        let range = first * inner..(first + out.len() / x.width) * inner;
+        with_wide(weight, range, NAME, |values| {
+            part(out, Rows { values, inner }, x, start);
+            Ok(())
+        })?;
     }
+    Ok(())
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>, NativeError> {

@@ -51,13 +51,14 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// Loads the base model on the CPU in f32 and starts with a fresh adapter.
+    /// Loads the base model on the CPU and starts with a fresh adapter.
     ///
     /// # Errors
     /// If the model is not supported or cannot be read, or the configuration is out of range.
     pub fn new(model: &ModelDir, config: &TrainConfig) -> Result<Self> {
         let spec = ModelSpec::from_config(&model.config)?;
-        Self::with_model(Model::load(spec, &model.weights, &Device::Cpu)?, config)
+        let base = Model::load(spec, &model.weights, config.base_dtype, &Device::Cpu)?;
+        Self::with_model(base, config)
     }
 
     /// Whether a learner could start on a model, told without reading its weights.

@@ -2,10 +2,16 @@
 //! are kept or computed again.
 
 use std::fmt;
+use std::path::PathBuf;
 
+use candle_core::DType;
+use candle_core::safetensors::MmapedSafetensors;
+use safetensors::tensor::TensorView;
+
+use super::error::{LearnError, Result};
 use super::lora;
-use super::model::{ModelSpec, logits_held};
-use crate::config::{Factor, LinearKind, OptimizerKind, Recompute, TrainConfig};
+use super::model::{ModelSpec, head_widened, logits_held, stays};
+use crate::config::{BaseDtype, Factor, LinearKind, OptimizerKind, Recompute, TrainConfig};
 
 /// Width from which one shard at a time runs on all threads. Below it, products are too small to be
 /// shared between threads, and each shard has a thread.
@@ -74,6 +80,55 @@ fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
     }
 }
 
+/// Bytes of the frozen weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    bytes: usize,
+    /// What a thread widens at once.
+    widened: usize,
+}
+
+impl Base {
+    /// By what each weight, named as in the files, is stored in; matrices stay so with
+    /// [`BaseDtype::Auto`].
+    ///
+    /// # Errors
+    /// The first of `stored`'s.
+    pub fn new(
+        spec: &ModelSpec,
+        dtype: BaseDtype,
+        stored: impl Fn(&str) -> Result<DType>,
+    ) -> Result<Self> {
+        let mut base = Self { bytes: 0, widened: 0 };
+        for (name, shape) in spec.weight_shapes() {
+            let count: usize = shape.iter().product();
+            if !stays(dtype, stored(&name)?, shape.len()) {
+                base.bytes += count * F32;
+                continue;
+            }
+            base.bytes += count * DType::F16.size_in_bytes();
+            let head = shape.first() == Some(&spec.vocab_size);
+            let at_once = if head { head_widened(spec) } else { count };
+            base.widened = base.widened.max(at_once * F32);
+        }
+        Ok(base)
+    }
+
+    /// By the files' headers.
+    ///
+    /// # Errors
+    /// If a file cannot be read or a weight is missing.
+    pub fn read(spec: &ModelSpec, files: &[PathBuf], dtype: BaseDtype) -> Result<Self> {
+        // SAFETY: as in `Model::load`.
+        let files = unsafe { MmapedSafetensors::multi(files) }?;
+        Self::new(spec, dtype, |name| {
+            let of = |view: TensorView<'_>| DType::try_from(view.dtype());
+            let stored = files.get(name).and_then(of);
+            stored.map_err(|e| LearnError::Weights(format!("`{name}`: {e}")))
+        })
+    }
+}
+
 /// Bytes that training needs, by part. An estimate: buffers of single operations and the allocator's
 /// slack come on top.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +141,8 @@ pub struct Plan {
     pub kept_layers: (usize, usize),
     /// The frozen weights.
     pub base: usize,
+    /// What is widened at once of 16-bit weights.
+    pub widened: usize,
     /// The adapter, its average and the reference's, where there are such.
     pub adapter: usize,
     /// The sum of gradients, and those of each shard in flight.
@@ -105,12 +162,16 @@ pub struct Plan {
 
 impl Plan {
     /// What shards of `tokens` tokens (0: as many as the trainer aims at) on `threads` threads need.
-    pub fn new(spec: &ModelSpec, config: &TrainConfig, threads: usize, tokens: usize) -> Self {
+    pub fn new(
+        spec: &ModelSpec,
+        base: Base,
+        config: &TrainConfig,
+        threads: usize,
+        tokens: usize,
+    ) -> Self {
         let tokens = if tokens == 0 { shard_tokens(spec) } else { tokens };
         let in_flight = if shards_in_parallel(spec) { threads.max(1) } else { 1 };
         let all = tokens * in_flight * F32;
-        let shapes = spec.weight_shapes();
-        let base: usize = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         let r = config.lora.r;
         // Settings that fit no module are refused where the adapter is made.
         let modules = lora::plan(spec, &config.lora).unwrap_or_default();
@@ -131,7 +192,8 @@ impl Plan {
             tokens,
             in_flight,
             kept_layers: (kept, spec.num_layers),
-            base: base * F32,
+            base: base.bytes,
+            widened: base.widened * threads.max(1),
             adapter: adapter * copies,
             gradients: adapter * (1 + in_flight),
             moments,
@@ -143,9 +205,10 @@ impl Plan {
     }
 
     /// Parts with their names, in the order of the table.
-    pub fn parts(&self) -> [(&'static str, usize); 8] {
+    pub fn parts(&self) -> [(&'static str, usize); 9] {
         [
             ("base weights", self.base),
+            ("widened weights", self.widened),
             ("adapter", self.adapter),
             ("gradients", self.gradients),
             ("optimiser moments", self.moments),
@@ -186,8 +249,10 @@ impl fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::Plan;
-    use crate::config::{Recompute, TrainConfig};
+    use candle_core::DType;
+
+    use super::{Base, Plan};
+    use crate::config::{BaseDtype, Recompute, TrainConfig};
     use crate::train::model::ModelSpec;
     use crate::train::testing::{tiny_config, tiny_spec};
 
@@ -199,10 +264,28 @@ mod tests {
         .unwrap()
     }
 
+    fn base(spec: &ModelSpec, stored: DType) -> Base {
+        Base::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
+    }
+
+    #[test]
+    fn a_base_in_16_bits_takes_half_and_one_matrix_beside() {
+        let (spec, config) = (wide(), TrainConfig::default());
+        let [wide, half] = [DType::F32, DType::BF16]
+            .map(|stored| Plan::new(&spec, base(&spec, stored), &config, 2, 0));
+        assert_eq!(wide.widened, 0);
+        // Twice, once a thread, the largest: the MLP's.
+        assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
+        assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half}");
+        assert_eq!(half.step() - half.widened, wide.step());
+        let all = Base::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
+        assert_eq!(all, base(&spec, DType::F32));
+    }
+
     #[test]
     fn a_plan_tells_every_part() {
-        let plan = Plan::new(&tiny_spec(), &tiny_config(), 2, 100);
         let spec = tiny_spec();
+        let plan = Plan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);
         let weights: usize =
             spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
         assert_eq!(plan.base, weights);
@@ -216,7 +299,7 @@ mod tests {
     fn computing_layers_again_bounds_what_is_kept() {
         let plan = |recompute, tokens| {
             let config = TrainConfig { recompute, ..TrainConfig::default() };
-            Plan::new(&wide(), &config, 2, tokens)
+            Plan::new(&wide(), base(&wide(), DType::F32), &config, 2, tokens)
         };
         assert_eq!(plan(Recompute::Never, 4096).kept_layers.0, 24);
         assert_eq!(plan(Recompute::Always, 4096).kept, 0);

@@ -11,6 +11,7 @@ use super::merge::{Precision, merge};
 use super::peft_tests::{copied, varied_adapter};
 use super::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
 use super::{LearnError, Lora, Model, ModelSpec};
+use crate::config::BaseDtype;
 
 fn base() -> std::path::PathBuf {
     test_file("fixtures/qwen2-tiny")
@@ -33,7 +34,8 @@ fn load(dir: &Path) -> Model {
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
         .collect();
-    Model::load(ModelSpec::from_config(&config).unwrap(), &files, &Device::Cpu).unwrap()
+    Model::load(ModelSpec::from_config(&config).unwrap(), &files, BaseDtype::Float32, &Device::Cpu)
+        .unwrap()
 }
 
 /// The fixture in two shards with an index, stored as `dtype`, and a hidden file.

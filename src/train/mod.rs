@@ -62,7 +62,7 @@ pub use error::LearnError;
 pub use handle::{TrainError, TrainHandle, TrainState, TrainStatus};
 pub use learner::{Learner, StepStats};
 pub use lora::Lora;
-pub use memory::Plan;
+pub use memory::{Base, Plan};
 pub use model::{Model, ModelSpec};
 pub use room::available_memory;
 pub use split::Split;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::error::{LearnError, Result};
-use super::memory::Plan;
+use super::memory::{Base, Plan};
 use super::model::ModelSpec;
 use crate::config::{Recompute, TrainConfig};
 
@@ -38,12 +38,13 @@ fn available(meminfo: &str, limit: &str, used: &str) -> Option<usize> {
 /// again.
 pub(super) fn check_room(
     spec: &ModelSpec,
+    base: Base,
     config: &TrainConfig,
     threads: usize,
     (available, loaded): (usize, bool),
 ) -> Result<()> {
     let needed = |config: &TrainConfig| {
-        let plan = Plan::new(spec, config, threads, 0);
+        let plan = Plan::new(spec, base, config, threads, 0);
         plan.total() - if loaded { plan.base } else { 0 }
     };
     let planned = needed(config);
@@ -57,7 +58,10 @@ pub(super) fn check_room(
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
+    use crate::config::BaseDtype;
     use crate::train::testing::{tiny_config, tiny_spec};
 
     #[test]
@@ -73,10 +77,11 @@ mod tests {
     #[test]
     fn a_run_that_cannot_fit_is_refused_with_the_figures() {
         let (spec, config) = (tiny_spec(), tiny_config());
-        let total = Plan::new(&spec, &config, 1, 0).total();
-        check_room(&spec, &config, 1, (total, false)).unwrap();
-        let refused = check_room(&spec, &config, 1, (total - 1, false)).unwrap_err();
-        check_room(&spec, &config, 1, (total - 1, true)).unwrap();
+        let base = Base::new(&spec, BaseDtype::Auto, |_| Ok(DType::F32)).unwrap();
+        let total = Plan::new(&spec, base, &config, 1, 0).total();
+        check_room(&spec, base, &config, 1, (total, false)).unwrap();
+        let refused = check_room(&spec, base, &config, 1, (total - 1, false)).unwrap_err();
+        check_room(&spec, base, &config, 1, (total - 1, true)).unwrap();
         let LearnError::Memory { needed, least, .. } = &refused else {
             panic!("{refused}");
         };

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::gather::{self, Batch};
 use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
 use super::learner::NO_SAMPLE;
+use super::memory::Base;
 use super::progress::Progress;
 use super::room::{available_memory, check_room};
 use super::worker::Parts;
@@ -56,7 +57,9 @@ impl<'a> Trainer<'a> {
             let spec = ModelSpec::from_config(&parts.model.config).map_err(failed)?;
             let threads = pool.current_num_threads();
             let loaded = parts.base.is_some();
-            check_room(&spec, &parts.config, threads, (available, loaded)).map_err(failed)?;
+            let base = Base::read(&spec, &parts.model.weights, parts.config.base_dtype);
+            let base = base.map_err(failed)?;
+            check_room(&spec, base, &parts.config, threads, (available, loaded)).map_err(failed)?;
         }
         let learner = pool.install(|| match &parts.base {
             Some(base) => Learner::with_model(base.clone(), &parts.config),

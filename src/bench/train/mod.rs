@@ -194,7 +194,7 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
         if seconds > 0.0 && peak > 0.0 { gflop / seconds / peak } else { 0.0 }
     };
     let tokens_of_a_shard = 0;
-    let plan = Plan::new(&spec, &config, threads, tokens_of_a_shard);
+    let plan = Plan::new(&spec, options.model.base(&spec)?, &config, threads, tokens_of_a_shard);
     Ok(Report {
         parameters: spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum(),
         completions: samples.len(),

@@ -12,9 +12,10 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::config::BaseDtype;
 use crate::demo::embedded;
 use crate::engine::ModelDir;
-use crate::train::{Learner, Model, ModelSpec, TrainSample};
+use crate::train::{Base, Learner, Model, ModelSpec, TrainSample};
 
 /// Seed of random weights.
 const WEIGHTS_SEED: u64 = 1;
@@ -28,8 +29,8 @@ pub enum Subject {
     /// The one that comes with the binary.
     #[default]
     Embedded,
-    /// A random Qwen2 of 100 million parameters.
-    Random100m,
+    /// A random Qwen2 of 100 million parameters, its matrices f32 or bf16.
+    Random100m(DType),
     /// A Hugging Face directory.
     Dir(PathBuf),
 }
@@ -37,11 +38,12 @@ pub enum Subject {
 impl FromStr for Subject {
     type Err = std::convert::Infallible;
 
-    /// `embedded`, `100m`, or a directory.
+    /// `embedded`, `100m`, `100m-bf16`, or a directory.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
             "embedded" => Self::Embedded,
-            "100m" => Self::Random100m,
+            "100m" => Self::Random100m(DType::F32),
+            "100m-bf16" => Self::Random100m(DType::BF16),
             dir => Self::Dir(PathBuf::from(dir)),
         })
     }
@@ -60,8 +62,8 @@ fn config_100m() -> Value {
 }
 
 /// Random weights under their names: uniform, of a spread that keeps activations' size, norms near
-/// 1.
-fn random_weights(spec: &ModelSpec) -> anyhow::Result<HashMap<String, Tensor>> {
+/// 1; matrices of a type.
+fn random_weights(spec: &ModelSpec, dtype: DType) -> anyhow::Result<HashMap<String, Tensor>> {
     let mut rng = ChaCha8Rng::seed_from_u64(WEIGHTS_SEED);
     let spread = 1.0 / (spec.hidden_size as f32).sqrt();
     let mut tensors = HashMap::new();
@@ -70,13 +72,14 @@ fn random_weights(spec: &ModelSpec) -> anyhow::Result<HashMap<String, Tensor>> {
         let count = shape.iter().product();
         let values: Vec<f32> =
             (0..count).map(|_| centre + rng.random_range(-spread..spread)).collect();
-        tensors.insert(name, Tensor::from_vec(values, shape, &Device::Cpu)?);
+        let dtype = if shape.len() == 2 { dtype } else { DType::F32 };
+        tensors.insert(name, Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?);
     }
     Ok(tensors)
 }
 
 impl Subject {
-    /// Loads it in f32.
+    /// Loads it, as its weights are stored.
     ///
     /// # Errors
     /// If it cannot be read or trained.
@@ -94,18 +97,30 @@ impl Subject {
                 let config: Value = serde_json::from_slice(file("config.json")?)?;
                 (ModelSpec::from_config(&config)?, tensors)
             }
-            Self::Random100m => {
+            Self::Random100m(dtype) => {
                 let spec = ModelSpec::from_config(&config_100m())?;
-                let tensors = random_weights(&spec)?;
+                let tensors = random_weights(&spec, *dtype)?;
                 (spec, tensors)
             }
             Self::Dir(path) => {
                 let dir = ModelDir::open(path)?;
                 let spec = ModelSpec::from_config(&dir.config)?;
-                return Ok(Model::load(spec, &dir.weights, &Device::Cpu)?);
+                return Ok(Model::load(spec, &dir.weights, BaseDtype::Auto, &Device::Cpu)?);
             }
         };
         Ok(Model::new(spec, tensors)?)
+    }
+
+    /// What its weights need in memory.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn base(&self, spec: &ModelSpec) -> anyhow::Result<Base> {
+        Ok(match self {
+            Self::Embedded => Base::new(spec, BaseDtype::Float32, |_| Ok(DType::F32))?,
+            Self::Random100m(dtype) => Base::new(spec, BaseDtype::Auto, |_| Ok(*dtype))?,
+            Self::Dir(path) => Base::read(spec, &ModelDir::open(path)?.weights, BaseDtype::Auto)?,
+        })
     }
 
     /// Writes it as a Hugging Face directory, with the embedded model's tokenizer.
@@ -119,9 +134,9 @@ impl Subject {
         }
         match self {
             Self::Embedded => Ok(()),
-            Self::Random100m => {
+            Self::Random100m(dtype) => {
                 let config = config_100m();
-                let tensors = random_weights(&ModelSpec::from_config(&config)?)?;
+                let tensors = random_weights(&ModelSpec::from_config(&config)?, *dtype)?;
                 fs::write(to.join("config.json"), serde_json::to_vec_pretty(&config)?)?;
                 Ok(candle_core::safetensors::save(&tensors, to.join("model.safetensors"))?)
             }

@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 use super::{Model, ModelSpec, RopeScaling, Segments, rope_frequencies, token_stats};
-use crate::config::{LinearKind, LoraConfig, Modules};
+use crate::config::{BaseDtype, LinearKind, LoraConfig, Modules};
 use crate::train::lora::{Lora, named_plan};
 use crate::train::peft;
 use crate::train::testing::{randomise, test_file, values};
@@ -53,7 +53,7 @@ fn weight_files(name: &str) -> Vec<PathBuf> {
 }
 
 fn model(name: &str) -> Model {
-    Model::load(spec(name), &weight_files(name), &Device::Cpu).unwrap()
+    Model::load(spec(name), &weight_files(name), BaseDtype::Float32, &Device::Cpu).unwrap()
 }
 
 /// The model in double precision.
@@ -117,7 +117,8 @@ fn the_files_cover_shards_and_every_float_type() {
         assert_eq!(tensors["model.norm.weight"].dtype(), dtype);
         assert_eq!(model(name).dtype(), DType::F32);
     }
-    let error = Model::load(spec("llama2"), &weight_files("llama2")[..2], &Device::Cpu);
+    let error =
+        Model::load(spec("llama2"), &weight_files("llama2")[..2], BaseDtype::Float32, &Device::Cpu);
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("model weights: `"), "{error}");
 }
@@ -152,7 +153,8 @@ fn every_option_of_a_family_changes_its_logits() {
     for (name, edit) in edits {
         let mut other = spec(name);
         edit(&mut other);
-        let model = Model::load(other, &weight_files(name), &Device::Cpu).unwrap();
+        let model =
+            Model::load(other, &weight_files(name), BaseDtype::Float32, &Device::Cpu).unwrap();
         let logits = model.forward(&ids(name), None, None).unwrap();
         let difference = largest_difference(&logits, &reference(name)["logits"]);
         assert!(difference > 1e-3, "{name}: {difference:e}");
@@ -332,4 +334,34 @@ fn names_of_all_parts_of_a_fused_layer_mean_the_layer() {
     assert!(all.keys().any(|name| name.ends_with("qkv_proj")));
     let error = plan(["q_proj", "v_proj"].into()).unwrap_err().to_string();
     assert!(error.contains("names `q_proj`, `v_proj`") && error.contains("`qkv_proj`"), "{error}");
+}
+
+#[test]
+fn a_base_that_stays_in_16_bits_is_the_same_policy() {
+    for (name, stored) in
+        [("llama3", DType::BF16), ("phi3-longrope", DType::BF16), ("mistral", DType::F16)]
+    {
+        let half = Model::load(spec(name), &weight_files(name), BaseDtype::Auto, &Device::Cpu);
+        let (half, wide) = (half.unwrap(), model(name));
+        assert_eq!(half.embedding().dtype(), stored, "{name}");
+        assert_eq!((half.dtype(), wide.embedding().dtype()), (DType::F32, DType::F32));
+        assert_eq!(half.digest().unwrap(), wide.digest().unwrap(), "{name}");
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let config = LoraConfig { r: 4, ..LoraConfig::default() };
+        let lora = Lora::fresh(half.spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+        randomise(&lora, 4);
+        let ids = Tensor::new(&[1_u32, 5, 9, 2, 7, 3, 11], &Device::Cpu).unwrap();
+        let segments = Arc::new(Segments::batch(1, 7));
+        let [a, b] = [&half, &wide].map(|model| {
+            // One layer is kept and the others are computed again.
+            let trace = model.trace(&ids, &segments, &lora, None, 1).unwrap();
+            let rows = Tensor::new(&[0_u32, 2, 5], &Device::Cpu).unwrap();
+            let hidden = trace.hidden().clone();
+            let stats = model.stats(&hidden, &rows, &[5, 2, 3], &[1.0, 0.7, 1.3]).unwrap();
+            let grad = Tensor::new(&[[0.3_f32, 0.1], [-1.0, 0.0], [0.5, -0.2]], &Device::Cpu);
+            let gradients = model.backward(trace, &stats, &grad.unwrap(), &lora).unwrap();
+            (values(&stats), gradients.values().map(values).collect::<Vec<_>>())
+        });
+        assert_eq!(a, b, "{name}");
+    }
 }

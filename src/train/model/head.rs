@@ -3,12 +3,13 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
 
-use super::kernel::{Saved, runs_on, slice, with_values};
+use super::kernel::{Saved, runs_on, runs_with, slice, with_values, with_wide};
 use super::ops;
 use super::parallel;
 use super::product::{Matrix, Store, multiply};
 use super::real::Real;
 use super::simd::{self, Loop};
+use super::spec::ModelSpec;
 use super::token_stats::{Chosen, token_stats};
 
 type Result<T> = candle_core::Result<T>;
@@ -29,6 +30,22 @@ pub(in crate::train) fn logits_held(rows: usize, vocab: usize) -> usize {
     rows.min(chunk_rows(vocab)) * vocab
 }
 
+/// Values of a 16-bit W that are widened at a time.
+const WIDENED: usize = 1 << 22;
+
+/// Rows of W that a product takes at once.
+fn stretch_rows(dtype: DType, vocab: usize, hidden: usize) -> usize {
+    match dtype {
+        DType::F16 | DType::BF16 => (WIDENED / hidden.max(1)).clamp(1, vocab.max(1)),
+        _ => vocab.max(1),
+    }
+}
+
+/// Values of a 16-bit head that are widened at once.
+pub(in crate::train) fn head_widened(spec: &ModelSpec) -> usize {
+    stretch_rows(DType::BF16, spec.vocab_size, spec.hidden_size) * spec.hidden_size
+}
+
 /// [`token_stats`] of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x `[n, hidden]` and a
 /// frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x. The logits are computed a chunk at a
 /// time. Where x is differentiated, the forward pass computes the log-probabilities' gradients from
@@ -44,7 +61,7 @@ pub fn head_stats(
     targets: &[u32],
     temperatures: &[f32],
 ) -> Result<Tensor> {
-    if !runs_on(x) || weight.track_op() || !weight.is_contiguous() {
+    if !runs_on(x) || !runs_with(weight) {
         let logits = ops::linear(x, weight, None)?;
         let logits = match softcap {
             Some(cap) => ((logits / cap)?.tanh()? * cap)?,
@@ -138,6 +155,40 @@ impl Head {
         }
     }
 
+    /// Calls `f` with stretches of W `[count, hidden]` that cover it, and the row that each begins at.
+    fn stretches<T: Real>(&self, mut f: impl FnMut(usize, Matrix<'_, T>)) -> Result<()> {
+        let (vocab, hidden) = self.weight.dims2()?;
+        let most = stretch_rows(self.weight.dtype(), vocab, hidden);
+        for first in (0..vocab).step_by(most) {
+            let count = most.min(vocab - first);
+            let range = first * hidden..(first + count) * hidden;
+            with_wide(&self.weight, range, NAME, |weight| {
+                f(first, Matrix::new(weight, count, hidden));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Raw products `[n, vocab]` of x `[n, hidden]`.
+    fn logits<T: Real>(&self, x: Matrix<'_, T>, out: &mut [T]) -> Result<()> {
+        let vocab = self.weight.dim(0)?;
+        self.stretches(|first, weight| {
+            multiply((&mut out[first..], vocab), Store::Replace, 1.0, x, weight.t());
+        })
+    }
+
+    /// The gradient `[n, hidden]` of x from that of the raw products, `[n, vocab]`.
+    fn pull_back<T: Real>(&self, grads: &[T], dx: &mut [T]) -> Result<()> {
+        let (vocab, hidden) = self.weight.dims2()?;
+        self.stretches(|first, weight| {
+            let store = if first == 0 { Store::Replace } else { Store::Add };
+            let count = dx.len() / hidden;
+            let grads = Matrix::strided(&grads[first..], count, weight.rows(), vocab);
+            multiply((&mut *dx, hidden), store, 1.0, grads, weight);
+        })
+    }
+
     fn forward<T: Real>(&self, x: &[T], hidden: usize) -> Result<Vec<T>> {
         let vocab = self.weight.dim(0)?;
         let n = x.len() / hidden.max(1);
@@ -145,43 +196,26 @@ impl Head {
         let mut stats = vec![T::of(0.0); 2 * n];
         let mut logits = vec![T::of(0.0); n.min(rows) * vocab];
         let mut slopes = vec![T::of(0.0); if differentiated { n * hidden } else { 0 }];
-        with_values::<T, 1, _>([&self.weight], NAME, |[weight]| {
-            let weight = Matrix::new(weight, vocab, hidden);
-            for (i, (x, stats)) in
-                x.chunks(rows * hidden).zip(stats.chunks_mut(2 * rows)).enumerate()
-            {
-                let count = x.len() / hidden;
-                let logits = &mut logits[..count * vocab];
-                let x = Matrix::new(x, count, hidden);
-                multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight.t());
-                // Logits and statistics of a row go together.
-                let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats.chunks_mut(2)).collect();
-                parallel::rows(&mut pairs, 1, |first, pairs| {
-                    for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
-                        let (head, first) = (self, i * rows + first + j);
-                        simd::dispatch(Forward { head, first, logits, stats });
-                        if differentiated {
-                            let (raw, grad) = (false, None);
-                            simd::dispatch(Backward {
-                                head,
-                                raw,
-                                first,
-                                logits,
-                                stats,
-                                grad,
-                                vocab,
-                            });
-                        }
+        for (i, (x, stats)) in x.chunks(rows * hidden).zip(stats.chunks_mut(2 * rows)).enumerate() {
+            let count = x.len() / hidden;
+            let logits = &mut logits[..count * vocab];
+            self.logits(Matrix::new(x, count, hidden), logits)?;
+            // Logits and statistics of a row go together.
+            let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats.chunks_mut(2)).collect();
+            parallel::rows(&mut pairs, 1, |first, pairs| {
+                for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
+                    let (head, first) = (self, i * rows + first + j);
+                    simd::dispatch(Forward { head, first, logits, stats });
+                    if differentiated {
+                        let (raw, grad) = (false, None);
+                        simd::dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
                     }
-                });
-                if differentiated {
-                    let slopes = &mut slopes[i * rows * hidden..][..count * hidden];
-                    let grads = Matrix::new(logits, count, vocab);
-                    multiply((slopes, hidden), Store::Replace, 1.0, grads, weight);
                 }
+            });
+            if differentiated {
+                self.pull_back(logits, &mut slopes[i * rows * hidden..][..count * hidden])?;
             }
-            Ok(())
-        })?;
+        }
         if let Some(saved) = &self.saved {
             saved.put(T::to_cpu_storage_owned(slopes));
         }
@@ -191,52 +225,44 @@ impl Head {
     fn backward<T: Real>(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let (n, hidden) = x.dims2()?;
         let saved = self.saved.as_ref().and_then(Saved::take);
-        let dx = with_values::<T, 4, _>(
-            [&self.weight, x, stats, grad],
-            NAME,
-            |[weight, x, stats, grad]| match saved {
-                Some(saved) if grad.chunks_exact(2).all(|grad| grad[1] == T::of(0.0)) => {
-                    let mut dx = T::cpu_storage_data(saved)?;
-                    for (row, grad) in dx.chunks_exact_mut(hidden).zip(grad.chunks_exact(2)) {
-                        row.iter_mut().for_each(|x| *x *= grad[0]);
-                    }
-                    Ok(dx)
+        let dx = with_values::<T, 3, _>([x, stats, grad], NAME, |[x, stats, grad]| match saved {
+            Some(saved) if grad.chunks_exact(2).all(|grad| grad[1] == T::of(0.0)) => {
+                let mut dx = T::cpu_storage_data(saved)?;
+                for (row, grad) in dx.chunks_exact_mut(hidden).zip(grad.chunks_exact(2)) {
+                    row.iter_mut().for_each(|x| *x *= grad[0]);
                 }
-                _ => Ok(self.again(weight, x, hidden, (stats, grad))),
-            },
-        )?;
+                Ok(dx)
+            }
+            _ => self.again(x, hidden, (stats, grad)),
+        })?;
         Tensor::from_vec(dx, (n, hidden), x.device())
     }
 
     /// The gradient of x from logits that are computed again.
     fn again<T: Real>(
         &self,
-        weight: &[T],
         x: &[T],
         hidden: usize,
         (stats, grad): (&[T], &[T]),
-    ) -> Vec<T> {
-        let (vocab, n) = (weight.len() / hidden.max(1), x.len() / hidden.max(1));
+    ) -> Result<Vec<T>> {
+        let (vocab, n) = (self.weight.dim(0)?, x.len() / hidden.max(1));
         let rows = chunk_rows(vocab);
-        let weight = Matrix::new(weight, vocab, hidden);
         let mut dx = vec![T::of(0.0); n * hidden];
         let mut buffer = vec![T::of(0.0); n.min(rows) * vocab];
         let chunks = x.chunks(rows * hidden).zip(dx.chunks_mut(rows * hidden));
         for (i, (x, dx)) in chunks.enumerate() {
             let count = x.len() / hidden;
             let logits = &mut buffer[..count * vocab];
-            let x = Matrix::new(x, count, hidden);
-            multiply((&mut *logits, vocab), Store::Replace, 1.0, x, weight.t());
+            self.logits(Matrix::new(x, count, hidden), logits)?;
             parallel::rows(logits, vocab, |first, logits| {
                 let first = i * rows + first;
                 let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
                 let (head, raw) = (self, true);
                 simd::dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
             });
-            let grads = Matrix::new(logits, count, vocab);
-            multiply((dx, hidden), Store::Replace, 1.0, grads, weight);
+            self.pull_back(logits, dx)?;
         }
-        dx
+        Ok(dx)
     }
 }
 

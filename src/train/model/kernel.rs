@@ -1,5 +1,6 @@
 //! Plumbing between plain loops over slices and candle's custom operations (CPU, f32 or f64).
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType};
@@ -9,6 +10,9 @@ use super::real::Real;
 use super::simd::{self, Loop};
 
 type Result<T> = candle_core::Result<T>;
+
+/// Values that are widened at a time: a few blocks of rows make a task.
+const WIDENED_AT_ONCE: usize = 1 << 12;
 
 /// A loop over the rows (of the last dimension) of contiguous inputs that makes one output.
 pub(super) trait Kernel: Send + Sync {
@@ -101,6 +105,46 @@ pub(super) fn with_values<T: Real, const N: usize, R>(
     f(slices)
 }
 
+/// Calls `f` with a range of the values of a contiguous CPU tensor; 16-bit ones are widened, into a
+/// buffer that this thread keeps.
+pub(crate) fn with_wide<T: Real, R>(
+    tensor: &Tensor,
+    range: Range<usize>,
+    name: &str,
+    f: impl FnOnce(&[T]) -> Result<R>,
+) -> Result<R> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cpu(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets()) else {
+        candle_core::bail!("{name}: an input is not on the CPU, or not contiguous");
+    };
+    let all = start + range.start..start + range.end;
+    match storage {
+        CpuStorage::F16(values) => widened(&values[all], T::widen_f16, f),
+        CpuStorage::BF16(values) => widened(&values[all], T::widen_bf16, f),
+        storage => f(&T::cpu_storage_as_slice(storage)?[all]),
+    }
+}
+
+fn widened<T: Real, H: Sync, R>(
+    values: &[H],
+    widen: impl Fn(&mut [T], &[H]) + Sync + Send,
+    f: impl FnOnce(&[T]) -> R,
+) -> R {
+    // Taken out, as `f` may have this thread compute something else meanwhile.
+    let mut buffer = T::widened().take();
+    if buffer.len() < values.len() {
+        buffer = vec![T::of(0.0); values.len()];
+    }
+    let wide = &mut buffer[..values.len()];
+    parallel::rows(wide, WIDENED_AT_ONCE, |first, wide| {
+        let first = first * WIDENED_AT_ONCE;
+        widen(wide, &values[first..first + wide.len()]);
+    });
+    let made = f(wide);
+    T::widened().set(buffer);
+    made
+}
+
 /// What an operation keeps from its forward pass for its backward pass. One operation is used once.
 pub(super) struct Saved<T>(Arc<Mutex<Option<T>>>);
 
@@ -127,6 +171,13 @@ impl<T> Saved<T> {
 /// Whether our loops can run on these tensors; candle's differentiable forms do otherwise.
 pub(super) fn runs_on(tensor: &Tensor) -> bool {
     tensor.device().is_cpu() && matches!(tensor.dtype(), DType::F32 | DType::F64)
+}
+
+/// Whether our loops can run with these frozen weights: rows in main memory, of a precision that
+/// [`with_wide`] reads.
+pub(super) fn runs_with(weight: &Tensor) -> bool {
+    let half = matches!(weight.dtype(), DType::F16 | DType::BF16) && weight.device().is_cpu();
+    (half || runs_on(weight)) && weight.is_contiguous() && !weight.track_op()
 }
 
 /// A kernel as an operation without gradient: for computing gradients.

@@ -12,7 +12,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::kernel::with_values;
+use super::kernel::{with_values, with_wide};
 use super::product::{Matrix, Store, multiply, product};
 use super::real::Real;
 use super::rowwise;
@@ -66,10 +66,11 @@ impl Linear<'_> {
         let n = x.len() / width;
         let mut first = 0;
         for (part, count) in parts.iter_mut().zip(widths.iter().copied()) {
-            *part = with_values([self.weight], NAME, |[weight]| {
-                let weight = Matrix::new(&weight[first * width..], count, width);
-                Ok(product(1.0, Matrix::new(x, n, width), weight.t()))
-            })?;
+            *part =
+                with_wide(self.weight, first * width..(first + count) * width, NAME, |weight| {
+                    let weight = Matrix::new(weight, count, width);
+                    Ok(product(1.0, Matrix::new(x, n, width), weight.t()))
+                })?;
             if let Some(bias) = self.bias {
                 with_values([bias], NAME, |[bias]| {
                     rowwise::add_bias(part, &bias[first..first + count]);
@@ -111,17 +112,18 @@ impl Linear<'_> {
             })
             .collect();
         if let Some(dx) = &mut dx {
-            with_values([self.weight], NAME, |[weight]| {
-                for (first, count, grad) in &parts {
-                    let weight = Matrix::new(&weight[first * width..], *count, width);
+            for (first, count, grad) in &parts {
+                let range = first * width..(first + count) * width;
+                with_wide(self.weight, range, NAME, |weight| {
+                    let weight = Matrix::new(weight, *count, width);
                     if dx.is_empty() {
                         **dx = product(1.0, *grad, weight);
                     } else {
                         multiply((&mut **dx, width), Store::Add, 1.0, *grad, weight);
                     }
-                }
-                Ok(())
-            })?;
+                    Ok(())
+                })?;
+            }
         }
         let Some(pair) = self.pair else { return Ok(None) };
         let r = pair.a.dim(0)?;

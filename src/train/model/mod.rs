@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::{LearnError, Result};
 use super::lora::{Dropout, Lora};
+use crate::config::BaseDtype;
 
 pub mod attention;
 mod attention_options;
@@ -58,12 +59,18 @@ pub use attention_options::AttentionOptions;
 use block::{Block, Context};
 pub use family::SUPPORTED;
 pub use head::head_stats;
-pub(super) use head::logits_held;
+pub(super) use head::{head_widened, logits_held};
+pub(crate) use kernel::with_wide;
 pub use rope::{RopeScaling, RopeSpec, rope_frequencies, rope_tables};
 pub use segments::{Segment, Segments};
 pub use spec::{Activation, LayerSpec, ModelSpec};
 pub use token_stats::token_stats;
 pub use trace::Trace;
+
+/// Whether a weight of so many dimensions that is stored in `stored` stays so in memory.
+pub(super) fn stays(dtype: BaseDtype, stored: DType, rank: usize) -> bool {
+    dtype == BaseDtype::Auto && rank == 2 && matches!(stored, DType::F16 | DType::BF16)
+}
 
 /// The decoder and its weights.
 #[derive(Clone, Debug)]
@@ -81,8 +88,9 @@ pub struct Model {
 }
 
 impl Model {
-    /// Builds the model from named tensors, all of one float dtype and device. Tensors of `Var`s
-    /// are trained; names that the model does not have are ignored.
+    /// Builds the model from named tensors of one device and one float dtype, in which it computes;
+    /// matrices may be of less precision. Tensors of `Var`s are trained; names that the model does
+    /// not have are ignored.
     ///
     /// # Errors
     /// If a weight is missing or has the wrong shape.
@@ -112,15 +120,21 @@ impl Model {
             .iter()
             .flat_map(|block| block.weights().chain(block.biases()))
             .chain([&embedding, &norm, &head])
-            .all(|weight| kernel::runs_on(weight) && weight.is_contiguous() && !weight.track_op());
+            .all(kernel::runs_with);
         Ok(Self { spec, embedding, blocks, norm, head, by_hand })
     }
 
-    /// Reads the weights from safetensors files, half precision widened to f32.
+    /// Reads the weights from safetensors files. It computes in f32; 16-bit matrices stay as they are
+    /// with [`BaseDtype::Auto`].
     ///
     /// # Errors
     /// If a file cannot be read, or as [`Self::new`].
-    pub fn load(spec: ModelSpec, weight_files: &[PathBuf], device: &Device) -> Result<Self> {
+    pub fn load(
+        spec: ModelSpec,
+        weight_files: &[PathBuf],
+        dtype: BaseDtype,
+        device: &Device,
+    ) -> Result<Self> {
         // SAFETY: the mapping is read and dropped within this function; a file that is changed
         // meanwhile could at worst give wrong numbers, as any read of it would.
         let files = unsafe { MmapedSafetensors::multi(weight_files) }?;
@@ -129,7 +143,8 @@ impl Model {
             let tensor = files
                 .load(&name, device)
                 .map_err(|e| LearnError::Weights(format!("`{name}`: {e}")))?;
-            tensors.insert(name, tensor.to_dtype(DType::F32)?);
+            let stays = stays(dtype, tensor.dtype(), tensor.rank());
+            tensors.insert(name, if stays { tensor } else { tensor.to_dtype(DType::F32)? });
         }
         Self::new(spec, tensors)
     }
@@ -159,9 +174,9 @@ impl Model {
         Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The type of its weights.
+    /// What it computes in.
     pub fn dtype(&self) -> DType {
-        self.embedding.dtype()
+        self.norm.dtype()
     }
 
     /// `[vocab, hidden]`
@@ -240,7 +255,7 @@ impl Model {
                 ids.dims()
             );
         }
-        let x = self.embedding.index_select(ids, 0)?;
+        let x = self.embedding.index_select(ids, 0)?.to_dtype(self.dtype())?;
         let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
         // Rounded to the weights' type first, as transformers does.
         let scale = Tensor::new(scale, x.device())?.to_dtype(x.dtype())?;

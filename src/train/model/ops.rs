@@ -27,9 +27,9 @@ pub(super) fn rope(x: &Tensor, head_dim: usize, (cos, sin): &(Tensor, Tensor)) -
     Tensor::cat(&[&turned_a, &turned_b, &still], 2)?.reshape((tokens, width))
 }
 
-/// `x W^T + bias` for `x` `[n, in]` and `W` `[out, in]`.
+/// `x W^T + bias` for `x` `[n, in]` and `W` `[out, in]`, which may be of less precision.
 pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let y = x.matmul(&weight.t()?)?;
+    let y = x.matmul(&weight.to_dtype(x.dtype())?.t()?)?;
     bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
 }
 

@@ -26,6 +26,11 @@ impl<'a, T> Matrix<'a, T> {
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
 
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// The transposed matrix.
     pub fn t(self) -> Self {
         Self {

@@ -1,6 +1,11 @@
 //! The two float types that our own operations run in.
 
+use std::cell::Cell;
 use std::ops::{Add, Div, Mul, Sub};
+use std::thread::LocalKey;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use super::simd;
 
@@ -22,6 +27,12 @@ pub(crate) trait Real:
     fn ln(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
+    /// Exact values of `from` into `to`, which is as long.
+    fn widen_f16(to: &mut [Self], from: &[f16]);
+    /// Exact values of `from` into `to`, which is as long.
+    fn widen_bf16(to: &mut [Self], from: &[bf16]);
+    /// A buffer that a thread keeps for widened values.
+    fn widened() -> &'static LocalKey<Cell<Vec<Self>>>;
 
     /// `1 - 2 / (e^2x + 1)`
     #[inline(always)]
@@ -37,7 +48,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($type:ty, $exp:expr) => {
+    ($type:ty, $exp:expr, $widen:ident) => {
         impl Real for $type {
             #[inline(always)]
             fn of(x: f64) -> Self {
@@ -55,9 +66,22 @@ macro_rules! real {
             fn sqrt(self) -> Self {
                 <$type>::sqrt(self)
             }
+            fn widen_f16(to: &mut [Self], from: &[f16]) {
+                from.$widen(to);
+            }
+            fn widen_bf16(to: &mut [Self], from: &[bf16]) {
+                let wide = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(from).into());
+            }
+            fn widened() -> &'static LocalKey<Cell<Vec<Self>>> {
+                thread_local! {
+                    static WIDENED: Cell<Vec<$type>> = const { Cell::new(Vec::new()) };
+                }
+                &WIDENED
+            }
         }
     };
 }
 
-real!(f32, simd::exp_f32);
-real!(f64, f64::exp);
+real!(f32, simd::exp_f32, convert_to_f32_slice);
+real!(f64, f64::exp, convert_to_f64_slice);

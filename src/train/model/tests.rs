@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use serde_json::{Value, json};
 
 use super::{Model, ModelSpec, ops, token_stats};
+use crate::config::BaseDtype;
 use crate::train::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
 
 fn reference() -> HashMap<String, Tensor> {
@@ -23,7 +24,7 @@ fn logits_equal_those_of_transformers() {
     let reference = reference();
     let ids = reference["ids"].to_dtype(DType::U32).unwrap();
     let files = [test_file("fixtures/qwen2-tiny/model.safetensors")];
-    let model = Model::load(tiny_spec(), &files, &Device::Cpu).unwrap();
+    let model = Model::load(tiny_spec(), &files, BaseDtype::Float32, &Device::Cpu).unwrap();
     let logits = model.forward(&ids, None, None).unwrap();
     let difference = largest_difference(&logits, &reference["logits"]);
     assert!(difference < 1e-4, "largest difference {difference:e}");
