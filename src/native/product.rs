@@ -7,6 +7,7 @@
 
 use std::convert::Infallible;
 
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::simd::{Task, dispatch, madd};
@@ -37,8 +38,8 @@ pub(super) enum Start {
 
 /// Weights `[out, inner]`, row after row.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub values: &'a [f32],
+pub(super) struct Rows<'a, W = f32> {
+    pub values: &'a [W],
     pub inner: usize,
 }
 
@@ -85,6 +86,39 @@ pub(super) fn part(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
     debug_assert!(x.width.is_multiple_of(LANES) && x.values.len() >= w.inner * x.width);
     compute(out, w, x, start);
     pause_point();
+}
+
+/// 16-bit weights.
+#[derive(Clone, Copy)]
+pub(super) enum Half<'a> {
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+}
+
+/// [`part`] of 16-bit weights `[out, inner]`, widened in registers; `false`, and nothing is done, where
+/// the processor cannot.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn half_part(
+    out: &mut [f32],
+    (w, inner): (Half<'_>, usize),
+    x: Lanes<'_>,
+    start: Start,
+) -> bool {
+    if !super::simd::has_avx512() {
+        return false;
+    }
+    match w {
+        Half::F16(values) => avx512::product(out, Rows { values, inner }, x, start),
+        Half::Bf16(values) => avx512::product(out, Rows { values, inner }, x, start),
+    }
+    pause_point();
+    true
+}
+
+/// `false`: other processors widen into memory.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn half_part(_: &mut [f32], _: (Half<'_>, usize), _: Lanes<'_>, _: Start) -> bool {
+    false
 }
 
 fn compute(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {

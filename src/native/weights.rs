@@ -1,9 +1,9 @@
 //! What the decoder computes with: the model's own tensors, and a copy of an adapter's factors.
 
-use candle_core::{DType, Tensor};
+use candle_core::{CpuStorage, DType, Storage, Tensor};
 
 use super::NativeError;
-use super::product::{Lanes, Rows, Start, by_outputs, part};
+use super::product::{Half, Lanes, Rows, Start, by_outputs, half_part, part};
 use crate::config::LinearKind;
 use crate::train::model::{AttentionOptions, Model, ModelSpec, with_wide};
 use crate::train::{LearnError, Lora};
@@ -203,7 +203,18 @@ fn stored(
     start: Start,
 ) -> Result<(), NativeError> {
     let (inner, outputs) = (weight.dim(1)?, out.len() / x.width.max(1));
-    let at_once = if weight.dtype() == DType::F32 { outputs.max(1) } else { WIDENED_ROWS };
+    let (storage, layout) = weight.storage_and_layout();
+    let from = layout.start_offset() + first * inner;
+    let range = from..from + outputs * inner;
+    let half = match &*storage {
+        Storage::Cpu(CpuStorage::F16(values)) => Some(Half::F16(&values[range])),
+        Storage::Cpu(CpuStorage::BF16(values)) => Some(Half::Bf16(&values[range])),
+        _ => None,
+    };
+    if half.is_some_and(|half| half_part(out, (half, inner), x, start)) {
+        return Ok(());
+    }
+    let at_once = if half.is_none() { outputs.max(1) } else { WIDENED_ROWS };
     for (i, out) in out.chunks_mut(at_once * x.width).enumerate() {
         let first = first + i * at_once;
         let range = first * inner..(first + out.len() / x.width) * inner;

@@ -1,17 +1,74 @@
 //! Tiles of up to 24 vectors of sums, which stay in registers.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_storeu_ps,
+    __m512, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
+
+use half::{bf16, f16};
 
 use super::{LANES, Lanes, Rows, Start};
 
-/// Weights of a row in a cache line.
+/// Weights of a row that are taken at a time: a vector, and of f32 a cache line.
 const LINE: usize = 16;
 
+/// What weights are stored in.
+pub(super) trait Stored: Copy {
+    /// They need no widening.
+    const WIDE: bool = false;
+
+    /// A weight.
+    fn one(self) -> f32;
+
+    /// [`LINE`] weights, as f32.
+    ///
+    /// # Safety
+    /// The processor has AVX-512, and as many weights lie behind `from`.
+    unsafe fn line(from: *const Self) -> __m512;
+}
+
+impl Stored for f32 {
+    const WIDE: bool = true;
+
+    fn one(self) -> f32 {
+        self
+    }
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn line(from: *const Self) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+}
+
+impl Stored for bf16 {
+    fn one(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn line(from: *const Self) -> __m512 {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { _mm256_loadu_si256(from.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    }
+}
+
+impl Stored for f16 {
+    fn one(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn line(from: *const Self) -> __m512 {
+        // SAFETY: the caller's promise.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })
+    }
+}
+
 /// [`super::product`] on one thread. The processor must have AVX-512.
-pub(super) fn product(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
+pub(super) fn product<W: Stored>(out: &mut [f32], w: Rows<'_, W>, x: Lanes<'_>, start: Start) {
     let (outputs, blocks) = (out.len() / x.width.max(1), x.width / LANES);
     assert!(x.width.is_multiple_of(LANES) && out.len() == outputs * x.width);
     assert!(w.values.len() >= outputs * w.inner && x.values.len() >= w.inner * x.width);
@@ -34,16 +91,16 @@ pub(super) fn product(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) 
     }
 }
 
-struct Place<'a> {
+struct Place<'a, W> {
     out: *mut f32,
-    w: Rows<'a>,
+    w: Rows<'a, W>,
     x: Lanes<'a>,
     start: Start,
     lane: usize,
     outputs: usize,
 }
 
-impl Place<'_> {
+impl<W: Stored> Place<'_, W> {
     /// All outputs of `N` blocks of lanes, `M` at a time, then fewer.
     ///
     /// # Safety
@@ -90,6 +147,7 @@ impl Place<'_> {
                     }
                 }
             }
+            let mut wide = [[0.0_f32; LINE]; M];
             let mut k = 0;
             while k < inner {
                 let end = (k + LINE).min(inner);
@@ -98,17 +156,32 @@ impl Place<'_> {
                     // out by itself, and weights that come from memory are most of the time.
                     _mm_prefetch::<_MM_HINT_T1>(w.wrapping_add((m + M) * inner + k).cast());
                 }
-                while k < end {
-                    let x: [__m512; N] =
-                        std::array::from_fn(|n| _mm512_loadu_ps(x.add(k * width + n * LANES)));
+                // Where the weights of the first row are, and how far apart rows are.
+                let (first, stride) = if W::WIDE {
+                    (w.add(k).cast::<f32>(), inner)
+                } else {
+                    for (m, wide) in wide.iter_mut().enumerate() {
+                        let w = w.add(m * inner + k);
+                        if end - k == LINE {
+                            _mm512_storeu_ps(wide.as_mut_ptr(), W::line(w));
+                        } else {
+                            (0..end - k).for_each(|i| wide[i] = (*w.add(i)).one());
+                        }
+                    }
+                    (wide.as_ptr().cast(), LINE)
+                };
+                for i in 0..end - k {
+                    let x: [__m512; N] = std::array::from_fn(|n| {
+                        _mm512_loadu_ps(x.add((k + i) * width + n * LANES))
+                    });
                     for (m, sums) in sums.iter_mut().enumerate() {
-                        let w = _mm512_set1_ps(*w.add(m * inner + k));
+                        let w = _mm512_set1_ps(*first.add(m * stride + i));
                         for (sum, x) in sums.iter_mut().zip(x) {
                             *sum = _mm512_fmadd_ps(x, w, *sum);
                         }
                     }
-                    k += 1;
                 }
+                k = end;
             }
             for (m, sums) in sums.iter().enumerate() {
                 for (n, sum) in sums.iter().enumerate() {
