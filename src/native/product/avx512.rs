@@ -111,6 +111,12 @@ impl<W: Stored> Place<'_, W> {
         let mut row = 0;
         // SAFETY: as for this function; every call stays below `outputs`.
         unsafe {
+            if self.x.width == LANES && self.w.inner.is_multiple_of(LINE) {
+                while row + LINE <= self.outputs {
+                    self.stream(row);
+                    row += LINE;
+                }
+            }
             while row + M <= self.outputs {
                 self.tile::<M, N>(row);
                 row += M;
@@ -187,6 +193,58 @@ impl<W: Stored> Place<'_, W> {
                 for (n, sum) in sums.iter().enumerate() {
                     _mm512_storeu_ps(out.add(m * width + n * LANES), *sum);
                 }
+            }
+        }
+    }
+
+    /// [`LINE`] outputs of the only block, where the inner dimension is a multiple of [`LINE`]. So few
+    /// lanes use a weight only once, and what counts is how soon it is there: weights are copied a line
+    /// ahead, a row between the sums of one k and those of the next. They are then at known places too,
+    /// where sixteen rows of a matrix need more addresses than there are registers.
+    ///
+    /// # Safety
+    /// As for [`Self::rows`], for rows below `row + LINE`.
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn stream(&self, row: usize) {
+        let inner = self.w.inner;
+        // SAFETY: as in `tile`; a line begins at a multiple of `LINE` below `inner`.
+        unsafe {
+            let w = self.w.values.as_ptr().add(row * inner);
+            let x = self.x.values.as_ptr();
+            let out = self.out.add(row * LANES);
+            let mut sums = [_mm512_setzero_ps(); LINE];
+            if self.start == Start::Output {
+                for (m, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_loadu_ps(out.add(m * LANES));
+                }
+            }
+            let mut lines = [[[0.0_f32; LINE]; LINE]; 2];
+            let [now, next] = &mut lines;
+            let (mut now, mut next) = (now, next);
+            for (m, line) in now.iter_mut().enumerate() {
+                _mm512_storeu_ps(line.as_mut_ptr(), W::line(w.add(m * inner)));
+            }
+            let mut k = 0;
+            while k < inner {
+                // Behind the last line, that one again.
+                let mut ahead = w.add((k + LINE).min(inner - LINE));
+                let mut later = w.wrapping_add(LINE * inner + k);
+                // By index: so the compiler unrolls it, without which it takes twice the time.
+                for i in 0..LINE {
+                    // The same place of the next rows, as in `tile`.
+                    _mm_prefetch::<_MM_HINT_T1>(later.cast());
+                    _mm512_storeu_ps(next[i].as_mut_ptr(), W::line(ahead));
+                    (ahead, later) = (ahead.wrapping_add(inner), later.wrapping_add(inner));
+                    let x = _mm512_loadu_ps(x.add((k + i) * LANES));
+                    for (m, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_fmadd_ps(x, _mm512_set1_ps(now[m][i]), *sum);
+                    }
+                }
+                std::mem::swap(&mut now, &mut next);
+                k += LINE;
+            }
+            for (m, sum) in sums.iter().enumerate() {
+                _mm512_storeu_ps(out.add(m * LANES), *sum);
             }
         }
     }
