@@ -96,9 +96,10 @@ pub enum KlEstimator {
     /// `(logp - ref)^2 / 2`
     K2,
     /// `exp(ref - logp) - (ref - logp) - 1`
-    #[default]
     K3,
-    /// k3 times the importance ratio.
+    /// k3 times the importance ratio: right for samples of older versions too, and bounded where one
+    /// of their tokens has become unlikely.
+    #[default]
     Corrected,
 }
 

@@ -40,7 +40,8 @@ pub struct WarningConfig {
     pub min_reward_std: f64,
     /// Collapse: more than this share of groups has no deviation at all.
     pub max_zero_std_groups: f64,
-    /// Exploding KL: above this many nats a token. Told at once, without `patience`.
+    /// Exploding KL: above this many nats a token. A single token that became unlikely can lift a
+    /// step's estimate far, so it takes `patience` steps; told at once where it is no number.
     pub max_kl: f64,
     /// Flat reward: it rises over the window by less than this many of its standard deviations
     /// within groups.

@@ -9,11 +9,11 @@ use crate::config::FeedbackParams;
 use crate::config::reward::{FormatStrict, NumericMatch};
 use crate::config::{
     Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
-    RouteConfig, RouteList, ScheduleKind, ServerConfig, TrainConfig,
+    RouteConfig, RouteList, RunConfig, ScheduleKind, ServerConfig, TrainConfig, WarningConfig,
 };
 
 use super::RewardsMode;
-use super::task::MAX_TOKENS;
+use super::task::{MAX_TOKENS, REWARD_MAX};
 
 /// The part that users' feedback is posted under.
 pub const THUMBS: &str = "thumbs";
@@ -50,6 +50,10 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             ..RolloutConfig::default()
         },
         train: train(steps, seed),
+        run: RunConfig {
+            warnings: WarningConfig { reward_max: Some(REWARD_MAX), ..WarningConfig::default() },
+            ..RunConfig::default()
+        },
         log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
         routes: routes(mode),
         ..Config::default()

@@ -10,6 +10,8 @@ use crate::types::StepRecord;
 pub(super) enum Signal {
     /// The condition holds; what was seen.
     Bad(String),
+    /// The condition holds beyond doubt: it is told at once.
+    Certain(String),
     /// Well within the limit.
     Good,
     /// Within the limit, but not by enough to end an episode.
@@ -80,7 +82,7 @@ impl Scene<'_> {
     fn kl(&self) -> Signal {
         let limit = self.config.max_kl;
         match self.record.metrics.get(names::KL) {
-            Some(kl) if !kl.is_finite() => Signal::Bad(format!("KL to the reference is {kl}")),
+            Some(kl) if !kl.is_finite() => Signal::Certain(format!("KL to the reference is {kl}")),
             Some(&kl) => self.above(kl, limit, || {
                 format!("KL to the reference reached {kl:.3} nats a token, above {limit}")
             }),
@@ -98,7 +100,9 @@ impl Scene<'_> {
         };
         // Without deviation there is nothing to learn from: that is a collapse, not a plateau.
         let learnable = std >= self.config.min_reward_std;
-        let done = self.config.reward_max.is_some_and(|max| mean >= max - 0.1 * max.abs());
+        // Where the line through the window ends.
+        let now = mean + rise / 2.0;
+        let done = self.config.reward_max.is_some_and(|max| now >= max - 0.1 * max.abs());
         if !learnable || done {
             return Signal::Good;
         }
@@ -182,6 +186,7 @@ fn worst(signals: impl IntoIterator<Item = Option<Signal>>) -> Signal {
     let mut all = Signal::Unknown;
     for signal in signals.into_iter().flatten() {
         all = match (all, signal) {
+            (bad @ Signal::Certain(_), _) | (_, bad @ Signal::Certain(_)) => bad,
             (bad @ Signal::Bad(_), _) | (_, bad @ Signal::Bad(_)) => bad,
             (Signal::Near, _) | (_, Signal::Near) => Signal::Near,
             (Signal::Good, _) | (_, Signal::Good) => Signal::Good,

@@ -109,7 +109,6 @@ impl Watch {
     /// Steps in a row that raise a warning.
     fn needed(&self, kind: WarningKind) -> u64 {
         match kind {
-            WarningKind::KlExplosion => 1,
             WarningKind::FormatIgnored => self.config.format_patience.max(1),
             _ => self.config.patience.max(1),
         }
@@ -123,6 +122,7 @@ impl Episode {
         match (&signal, self.active) {
             (Signal::Unknown, _) => return None,
             (Signal::Bad(_), false) | (Signal::Good, true) => self.streak += 1,
+            (Signal::Certain(_), false) => self.streak = needed,
             _ => self.streak = 0,
         }
         if self.streak < needed {
@@ -131,7 +131,7 @@ impl Episode {
         self.streak = 0;
         self.active = !self.active;
         match signal {
-            Signal::Bad(message) => Some(message),
+            Signal::Bad(message) | Signal::Certain(message) => Some(message),
             _ => None,
         }
     }
