@@ -96,10 +96,9 @@ pub enum KlEstimator {
     /// `(logp - ref)^2 / 2`
     K2,
     /// `exp(ref - logp) - (ref - logp) - 1`
-    K3,
-    /// k3 times the importance ratio: right for samples of older versions too, and bounded where one
-    /// of their tokens has become unlikely.
     #[default]
+    K3,
+    /// k3 times the importance ratio.
     Corrected,
 }
 

@@ -23,7 +23,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(285);
 /// Kept back from it for the trainer to finish a step and for shutting down.
 const RESERVE: Duration = Duration::from_secs(15);
 /// How often the daemon is asked how it is.
-const POLL: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(25);
 /// Polls in a row that may fail.
 const POLLS_FAILED: u32 = 10;
 /// Longest wait for the trainer to finish what it is doing.
@@ -116,7 +116,7 @@ impl Session<'_> {
     ) -> Result<Learned, DemoError> {
         let (beat, pulse) = watch::channel(Pulse::default());
         // With feedback alone every engine is kept busy by users; else shadows need room.
-        let users = if self.options.rewards.has_graders() { 3 } else { self.engines };
+        let users = if self.options.rewards.has_graders() { 4 } else { self.engines };
         let users = Users::start(
             &self.client,
             self.options.rewards,
@@ -157,7 +157,10 @@ impl Session<'_> {
             beat.send_replace(pulse(&status, &scrape));
             refresh(&mut view, &status, &scrape, self.board.read(), progress.elapsed());
             progress.update(&view);
-            if view.tally.reward.is_some_and(|reward| reward >= NEARLY * task::REWARD_MAX) {
+            let tally = &view.tally;
+            if tally.is_settled()
+                && tally.reward.is_some_and(|reward| reward >= NEARLY * task::REWARD_MAX)
+            {
                 nearly.get_or_insert_with(|| began.elapsed());
             }
             if status.state == "failed" {

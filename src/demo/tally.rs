@@ -87,6 +87,11 @@ impl Board {
 }
 
 impl Tally {
+    /// Whether [`Self::reward`] is the mean of as many answers as it remembers.
+    pub fn is_settled(&self) -> bool {
+        self.answers as f64 >= MEAN_WINDOW
+    }
+
     /// While the trainer was idle.
     pub fn idle(&self) -> Latency {
         Latency::of(self.idle.clone())

@@ -24,7 +24,7 @@ const ENOUGH_WAITING: u64 = (SAMPLES_PER_STEP / GROUP_SIZE) as u64;
 /// Yet each user asks at least this often, so that latency is measured at all times.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
 /// How often a user who holds back looks again.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What the users see of the daemon's state; the demo's main loop keeps it fresh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl User {
         if !self.mode.has_graders() {
             return sleep(Duration::from_millis(self.random.random_range(1..10))).await;
         }
-        sleep(Duration::from_millis(self.random.random_range(5..40))).await;
+        sleep(Duration::from_millis(self.random.random_range(1..10))).await;
         let patience = LONGEST_PAUSE.mul_f64(self.random.random_range(0.5..1.0));
         let until = Instant::now() + patience;
         while !self.stopped()

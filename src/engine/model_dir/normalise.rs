@@ -56,8 +56,27 @@ fn texts(model: &ModelDir) -> Result<Vec<(&'static str, String)>, EngineError> {
         ("config.json", Value::Object(config).to_string()),
         ("generation_config.json", json!({ "eos_token_id": model.stop_ids }).to_string()),
         ("tokenizer_config.json", json!({ "chat_template": "" }).to_string()),
-        ("tokenizer.json", super::files::read(&model.path.join("tokenizer.json"))?),
+        ("tokenizer.json", lean(super::files::read(&model.path.join("tokenizer.json"))?)),
     ])
+}
+
+/// A tokenizer that knows every token and splits no text, or what it was given where that is no
+/// tokenizer.
+///
+/// Hone encodes prompts itself, and mistral.rs parses the tokenizer, compiles its expressions and
+/// indexes its merges for every copy of the model that it loads: once a replica and policy version.
+fn lean(text: String) -> String {
+    let Ok(mut tokenizer) = serde_json::from_str::<Value>(&text) else { return text };
+    let Some(parts) = tokenizer.as_object_mut() else { return text };
+    for part in ["normalizer", "pre_tokenizer", "post_processor"] {
+        parts.insert(part.to_owned(), Value::Null);
+    }
+    if let Some(model) = parts.get_mut("model").and_then(Value::as_object_mut)
+        && model.contains_key("merges")
+    {
+        model.insert("merges".to_owned(), json!([]));
+    }
+    tokenizer.to_string()
 }
 
 /// The model's name and a digest of everything that the directory is made from.
