@@ -23,7 +23,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(285);
 /// Kept back from it for the trainer to finish a step and for shutting down.
 const RESERVE: Duration = Duration::from_secs(15);
 /// How often the daemon is asked how it is.
-const POLL: Duration = Duration::from_millis(25);
+const POLL: Duration = Duration::from_millis(50);
 /// Polls in a row that may fail.
 const POLLS_FAILED: u32 = 10;
 /// Longest wait for the trainer to finish what it is doing.
