@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 
+import worker as worker_process
+
 SEED = 2
 
 
@@ -169,24 +171,17 @@ def worker(args):
         for _ in range(8):
             x @ x
         rate = max(rate, 2 * 1536**3 * 8 / 1e9 / (time.perf_counter() - begun))
-    print("RESULT " + json.dumps({
+    worker_process.result({
         "steps": clock.steps[args.warm_up:], "processor": clock.processor[args.warm_up:],
         "peak_bytes": peak_memory(), "imported_bytes": imported,
         "product_gflops": rate, "attention": model.config._attn_implementation,
         "trainable": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "loss": trainer.state.log_history[-1].get("train_loss") if trainer.state.log_history else None,
-    }))
+    })
 
 
 def run_trl(args, data, size):
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--worker", data, "--size", str(size)]
-    environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads), TOKENIZERS_PARALLELISM="false",
-                       HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode != 0 or not lines:
-        sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(lines[-1][len("RESULT "):])
+    return worker_process.run(__file__, args.threads, "--worker", data, "--size", str(size))
 
 
 def run_hone(args, data):

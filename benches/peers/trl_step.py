@@ -4,8 +4,8 @@
 
 A step samples groups of completions, scores them, trains on them and puts the new policy into use. TRL
 samples with transformers' `generate` and scores with the two functions below; Hone runs `hone train`
-with its own two rewards of the same kind, and its step ends with the new version staged in the serving
-engine and active. Both start from the same model with a LoRA adapter on all linears and learn so slowly
+with its own two rewards of the same kind, and its step ends with the new version written, checked and
+active in its sampler. Both start from the same model with a LoRA adapter on all linears and learn so slowly
 that the lengths of completions stay what they are. They take turns, each in a process of its own, so
 that what else the machine does meets both. What is compared is the mean time of a step after a warm-up,
 evaluations left out: TRL's by its callbacks, Hone's from the times in `run/steps.jsonl`.
@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import worker as worker_process
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 FORMAT = re.compile(r"\s*<reasoning>.*?</reasoning>\s*<answer>.*?</answer>\s*", re.DOTALL)
@@ -126,21 +128,14 @@ def worker(args):
     )
     trainer.train()
     ends = clock.ends[args.warm_up - 1:]
-    print("RESULT " + json.dumps({
+    worker_process.result({
         "steps": [b - a for a, b in zip(ends, ends[1:])],
         "length": statistics.mean(lengths) if lengths else None,
-    }))
+    })
 
 
 def run_trl(args, scratch):
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--worker", scratch]
-    environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads), TOKENIZERS_PARALLELISM="false",
-                       HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode != 0 or not lines:
-        sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(lines[-1][len("RESULT "):])
+    return worker_process.run(__file__, args.threads, "--worker", scratch)
 
 
 CONFIG = """

@@ -154,7 +154,10 @@ impl<'a> Trainer<'a> {
             // behind them must not wait for as many steps.
             loop {
                 match next.map(|command| hold.follow(command)) {
-                    Ok(Some(Command::Step(reply))) => self.step_now(reply)?,
+                    Ok(Some(Command::Step(reply))) => {
+                        self.follow_rollback()?;
+                        self.step_now(reply)?;
+                    }
                     Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                     Ok(_) => {}
                     Err(RecvTimeoutError::Timeout) => break,
@@ -198,8 +201,13 @@ impl<'a> Trainer<'a> {
         fatal
     }
 
+    /// How often a version has been activated by hand.
+    fn activations(&self) -> u64 {
+        self.parts.policies.watch_rollback().borrow().count
+    }
+
     fn follow_rollback(&mut self) -> Outcome<()> {
-        let count = self.parts.policies.watch_rollback().borrow().count;
+        let count = self.activations();
         if count != self.rollbacks {
             self.rollbacks = count;
             self.reset()?;
@@ -295,7 +303,9 @@ impl<'a> Trainer<'a> {
         observe::step(&self.parts.metrics, &record, &advantages, started.elapsed());
         self.feedback.extend(batch.feedback_times());
         self.report();
-        if self.progress.pending >= self.parts.publish_every {
+        // A version that was activated by hand during the step stays: it is followed next.
+        let overruled = self.activations() != self.rollbacks;
+        if self.progress.pending >= self.parts.publish_every && !overruled {
             self.publish()?;
         }
         Ok(())
