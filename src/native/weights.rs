@@ -215,6 +215,7 @@ fn stored(
         return Ok(());
     }
     let at_once = if half.is_none() { outputs.max(1) } else { WIDENED_ROWS };
+    drop(storage);
     for (i, out) in out.chunks_mut(at_once * x.width).enumerate() {
         let first = first + i * at_once;
         let range = first * inner..(first + out.len() / x.width) * inner;

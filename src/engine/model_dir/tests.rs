@@ -216,6 +216,11 @@ fn every_family_is_read_and_written_for_the_engine() {
         let model = ModelDir::open(&families().join(name)).unwrap();
         assert_eq!(model.context(), context, "{name}");
         let written = model.normalised(cache.path()).unwrap();
+        let tokenizer = |dir: &Path| object(&dir.join("tokenizer.json")).unwrap();
+        let (lean, whole) = (tokenizer(&written), tokenizer(&model.path));
+        assert_eq!(lean["model"]["vocab"], whole["model"]["vocab"], "{name}: every token is known");
+        assert_eq!(lean["added_tokens"], whole["added_tokens"], "{name}");
+        assert_eq!((&lean["pre_tokenizer"], &lean["model"]["merges"]), (&Value::Null, &json!([])));
         let config = object(&written.join("config.json")).unwrap();
         assert_eq!(config["max_position_embeddings"], 512, "{name}");
         assert!(config["rope_theta"].is_f64() && config.get("rope_parameters").is_none());

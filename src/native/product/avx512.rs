@@ -111,7 +111,8 @@ impl<W: Stored> Place<'_, W> {
         let mut row = 0;
         // SAFETY: as for this function; every call stays below `outputs`.
         unsafe {
-            if self.x.width == LANES && self.w.inner.is_multiple_of(LINE) {
+            let lines = self.w.inner > 0 && self.w.inner.is_multiple_of(LINE);
+            if lines && self.x.width == LANES {
                 while row + LINE <= self.outputs {
                     self.stream(row);
                     row += LINE;

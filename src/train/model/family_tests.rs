@@ -360,8 +360,14 @@ fn a_base_that_stays_in_16_bits_is_the_same_policy() {
             let stats = model.stats(&hidden, &rows, &[5, 2, 3], &[1.0, 0.7, 1.3]).unwrap();
             let grad = Tensor::new(&[[0.3_f32, 0.1], [-1.0, 0.0], [0.5, -0.2]], &Device::Cpu);
             let gradients = model.backward(trace, &stats, &grad.unwrap(), &lora).unwrap();
-            (values(&stats), gradients.values().map(values).collect::<Vec<_>>())
+            [values(&stats), gradients.values().flat_map(values).collect()]
         });
-        assert_eq!(a, b, "{name}");
+        // The output layer's rows come in several products here, with sums of their own.
+        for (a, b) in a.iter().zip(&b) {
+            let largest = b.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+            let difference = a.iter().zip(b).fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));
+            assert!(largest > 1e-3, "{name}: {largest:e}");
+            assert!(difference < 1e-6 * largest, "{name}: {difference:e} of {largest:e}");
+        }
     }
 }
