@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::telemetry::process::pause_point;
-
 /// Runs `f` on this thread of a pool while the pool's other threads look for work without pause: a
 /// pass has hundreds of parallel parts of a fraction of a millisecond each, and a thread that fell
 /// asleep between two of them would take a tenth of that to wake. Elsewhere than in a pool, `f` is
@@ -23,8 +21,7 @@ pub(super) fn awake<R: Send>(f: impl FnOnce() -> R + Send) -> R {
             // The thread that computes would wait for itself.
             while context.index() != own && !looks.load(Ordering::Acquire) {
                 if rayon::yield_now() != Some(rayon::Yield::Executed) {
-                    std::hint::spin_loop();
-                    pause_point();
+                    std::thread::yield_now();
                 }
             }
         });

@@ -25,9 +25,8 @@ use tokens::{Steps, Stretch, Tokens};
 
 type Result<T> = std::result::Result<T, NativeError>;
 
-/// Weights that a processor's own cache holds, so that every thread may read all of them for rows of
-/// its own.
-pub(super) const SMALL_WEIGHTS: usize = 8 << 20;
+/// Bytes of weights that a processor's own cache holds.
+const SMALL_WEIGHTS: usize = 8 << 20;
 
 /// Multiplications of an attention that are worth another thread.
 const WORTH_A_THREAD: usize = 1 << 17;
@@ -125,7 +124,12 @@ impl Decoder {
 
     /// Keeps the pool's threads awake where they share the products.
     fn awake<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
-        if threads > 1 && self.weights.bytes() > SMALL_WEIGHTS { awake(f) } else { f() }
+        if threads > 1 && !self.is_small() { awake(f) } else { f() }
+    }
+
+    /// Whether every thread may read all of its weights, for rows of its own.
+    pub(super) fn is_small(&self) -> bool {
+        self.weights.bytes() <= SMALL_WEIGHTS
     }
 
     /// All blocks, then the last norm, whose output is left in `scratch.normed`.

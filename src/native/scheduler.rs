@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::cache::{Member, Pool, Prompt, Sequence};
-use super::decoder::SMALL_WEIGHTS;
 use super::engine::{Current, Shared, Waiting};
 use super::plan::PREFILL;
 use super::product::LANES;
@@ -102,8 +101,7 @@ impl Scheduler {
     pub fn new(shared: Arc<Shared>, decoder: Decoder) -> Self {
         let (plan, config) = (shared.plan, &shared.config);
         let spec = &decoder.weights().spec;
-        let others =
-            if decoder.weights().bytes() <= SMALL_WEIGHTS { config.threads.max(1) - 1 } else { 0 };
+        let others = if decoder.is_small() { config.threads.max(1) - 1 } else { 0 };
         let first = Scratch::new(spec, plan.rows[0], config.slots);
         let other = || Scratch::new(spec, plan.rows[1], plan.rows[1]);
         let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();

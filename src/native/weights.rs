@@ -5,7 +5,7 @@ use candle_core::{CpuStorage, DType, Storage, Tensor};
 use super::NativeError;
 use super::product::{Half, Lanes, Rows, Start, by_outputs, half_part, part};
 use crate::config::LinearKind;
-use crate::train::model::{AttentionOptions, Model, ModelSpec, with_wide};
+use crate::train::model::{AttentionOptions, Model, ModelSpec, is_half, with_wide};
 use crate::train::{LearnError, Lora};
 
 /// For error messages.
@@ -185,7 +185,7 @@ impl Linear {
 
 /// A tensor that [`stored`] reads.
 fn usable(tensor: &Tensor) -> Result<Tensor, NativeError> {
-    let read = matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    let read = tensor.dtype() == DType::F32 || is_half(tensor.dtype());
     if read && tensor.device().is_cpu() && tensor.is_contiguous() {
         return Ok(tensor.clone());
     }

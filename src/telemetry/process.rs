@@ -4,15 +4,19 @@
 use std::cell::Cell;
 use std::fs;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use crate::config::BackgroundPriority;
 
 /// How background threads give way, the same in the whole process.
 static BACKGROUND: OnceLock<BackgroundPriority> = OnceLock::new();
 
+/// How long a background thread computes before it lets others run.
+const PAUSE_EVERY: Duration = Duration::from_micros(100);
+
 thread_local! {
-    /// Whether this thread gives way.
-    static GIVES_WAY: Cell<bool> = const { Cell::new(false) };
+    /// When this thread gave way last; `None` where it does not.
+    static GAVE_WAY: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// Decides what [`to_background`] does from now on. The first call counts.
@@ -41,18 +45,22 @@ pub fn to_background() {
         if failed != 0 {
             tracing::warn!(?priority, "train.priority: a thread's priority could not be lowered");
         }
-        GIVES_WAY.set(*priority != BackgroundPriority::Normal);
+        GAVE_WAY.set((*priority != BackgroundPriority::Normal).then(Instant::now));
     }
     #[cfg(not(target_os = "linux"))]
     let _unsupported = priority;
 }
 
-/// Lets a thread run that waits for this processor, if this one is in the background. To be called
-/// every tenth of a millisecond or so: kernels that preempt lazily (`PREEMPT_LAZY`, `PREEMPT_NONE`)
-/// let even the lowest thread compute on until their next tick, up to 10 ms, while others wait.
+/// Lets a thread run that waits for this processor, if this one is in the background and has not done
+/// so for a tenth of a millisecond. To be called at least as often: kernels that preempt lazily
+/// (`PREEMPT_LAZY`, `PREEMPT_NONE`) let even the lowest thread compute on until their next tick, up
+/// to 10 ms, while others wait.
 pub fn pause_point() {
-    if GIVES_WAY.get() {
+    let Some(last) = GAVE_WAY.get() else { return };
+    // Not at every call: each one costs a switch where other background threads wait.
+    if last.elapsed() >= PAUSE_EVERY {
         std::thread::yield_now();
+        GAVE_WAY.set(Some(Instant::now()));
     }
 }
 

@@ -107,8 +107,9 @@ impl Base {
                 continue;
             }
             base.bytes += count * DType::F16.size_in_bytes();
-            let head = shape.first() == Some(&spec.vocab_size);
-            let at_once = if head { head_widened(spec) } else { count };
+            // The output layer, or the embedding that may be it, is widened in stretches.
+            let linear = name.starts_with("model.layers.");
+            let at_once = if linear { count } else { head_widened(spec) };
             base.widened = base.widened.max(at_once * F32);
         }
         Ok(base)

@@ -3,7 +3,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
 
-use super::kernel::{Saved, runs_on, runs_with, slice, with_values, with_wide};
+use super::kernel::{Saved, is_half, runs_on, runs_with, slice, with_values, with_wide};
 use super::ops;
 use super::parallel;
 use super::product::{Matrix, Store, multiply};
@@ -35,10 +35,8 @@ const WIDENED: usize = if cfg!(test) { 1 << 9 } else { 1 << 22 };
 
 /// Rows of W that a product takes at once.
 fn stretch_rows(dtype: DType, vocab: usize, hidden: usize) -> usize {
-    match dtype {
-        DType::F16 | DType::BF16 => (WIDENED / hidden.max(1)).clamp(1, vocab.max(1)),
-        _ => vocab.max(1),
-    }
+    let all = vocab.max(1);
+    if is_half(dtype) { (WIDENED / hidden.max(1)).clamp(1, all) } else { all }
 }
 
 /// Values of a 16-bit head that are widened at once.
@@ -64,7 +62,7 @@ pub fn head_stats(
     if !runs_on(x) || !runs_with(weight) {
         let logits = ops::linear(x, weight, None)?;
         let logits = match softcap {
-            Some(cap) => ((logits / cap)?.tanh()? * cap)?,
+            Some(cap) => ops::softcap(&logits, cap)?,
             None => logits,
         };
         return token_stats(&logits, targets, temperatures);

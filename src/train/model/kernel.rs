@@ -173,10 +173,15 @@ pub(super) fn runs_on(tensor: &Tensor) -> bool {
     tensor.device().is_cpu() && matches!(tensor.dtype(), DType::F32 | DType::F64)
 }
 
+/// Whether it is one of the 16-bit types that [`with_wide`] widens.
+pub(crate) fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
 /// Whether our loops can run with these frozen weights: rows in main memory, of a precision that
 /// [`with_wide`] reads.
 pub(super) fn runs_with(weight: &Tensor) -> bool {
-    let half = matches!(weight.dtype(), DType::F16 | DType::BF16) && weight.device().is_cpu();
+    let half = is_half(weight.dtype()) && weight.device().is_cpu();
     (half || runs_on(weight)) && weight.is_contiguous() && !weight.track_op()
 }
 

@@ -60,7 +60,7 @@ use block::{Block, Context};
 pub use family::SUPPORTED;
 pub use head::head_stats;
 pub(super) use head::{head_widened, logits_held};
-pub(crate) use kernel::with_wide;
+pub(crate) use kernel::{is_half, with_wide};
 pub use rope::{RopeScaling, RopeSpec, rope_frequencies, rope_tables};
 pub use segments::{Segment, Segments};
 pub use spec::{Activation, LayerSpec, ModelSpec};
@@ -69,7 +69,7 @@ pub use trace::Trace;
 
 /// Whether a weight of so many dimensions that is stored in `stored` stays so in memory.
 pub(super) fn stays(dtype: BaseDtype, stored: DType, rank: usize) -> bool {
-    dtype == BaseDtype::Auto && rank == 2 && matches!(stored, DType::F16 | DType::BF16)
+    dtype == BaseDtype::Auto && rank == 2 && is_half(stored)
 }
 
 /// The decoder and its weights.
