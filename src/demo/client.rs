@@ -80,7 +80,16 @@ pub struct TrainerStatus {
     pub state: String,
     /// Optimiser steps taken.
     pub step: u64,
-    /// Groups waiting.
+    /// The version that the trainer's weights come after.
+    #[serde(default)]
+    pub policy_version: u64,
+    /// Prompts waiting for a group.
+    #[serde(default)]
+    pub queued_prompts: u64,
+    /// Groups being sampled or scored.
+    #[serde(default)]
+    pub in_flight_groups: u64,
+    /// Groups waiting for a step, those of the step in hand included.
     #[serde(default)]
     pub ready_groups: u64,
     /// What went wrong last.

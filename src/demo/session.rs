@@ -22,8 +22,10 @@ use super::{DemoError, DemoOptions};
 const TIME_LIMIT: Duration = Duration::from_secs(285);
 /// Kept back from it for the trainer to finish a step and for shutting down.
 const RESERVE: Duration = Duration::from_secs(15);
-/// How often the daemon is asked how it is.
-const POLL: Duration = Duration::from_millis(50);
+/// How often the daemon is asked what waits: users follow it, and what they learn late comes in bursts.
+const POLL: Duration = Duration::from_millis(10);
+/// How often it is asked for its metrics, which only the display needs.
+const SCRAPE: Duration = Duration::from_millis(250);
 /// Polls in a row that may fail.
 const POLLS_FAILED: u32 = 10;
 /// Longest wait for the trainer to finish what it is doing.
@@ -143,9 +145,11 @@ impl Session<'_> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failed = 0;
         let (began, mut nearly) = (Instant::now(), None);
+        let mut scraped: Option<Instant> = None;
         loop {
             ticks.tick().await;
-            let (status, scrape) = match self.poll().await {
+            let due = scraped.is_none_or(|at| at.elapsed() >= SCRAPE);
+            let (status, scrape) = match self.poll(due).await {
                 Ok(news) => news,
                 Err(error) if failed >= POLLS_FAILED => return Err(error),
                 Err(_) => {
@@ -154,8 +158,12 @@ impl Session<'_> {
                 }
             };
             failed = 0;
-            beat.send_replace(pulse(&status, &scrape));
-            refresh(&mut view, &status, &scrape, self.board.read(), progress.elapsed());
+            beat.send_replace(pulse(&status));
+            if let Some(scrape) = scrape {
+                scraped = Some(Instant::now());
+                view.kl = scrape.value("hone_train_kl");
+            }
+            refresh(&mut view, &status, self.board.read(), progress.elapsed());
             progress.update(&view);
             let tally = &view.tally;
             if tally.is_settled()
@@ -179,8 +187,9 @@ impl Session<'_> {
         }
     }
 
-    async fn poll(&self) -> Result<(TrainerStatus, Scrape), DemoError> {
-        Ok((self.client.trainer().await?, self.client.metrics().await?))
+    async fn poll(&self, scrape: bool) -> Result<(TrainerStatus, Option<Scrape>), DemoError> {
+        let status = self.client.trainer().await?;
+        Ok((status, if scrape { Some(self.client.metrics().await?) } else { None }))
     }
 
     /// Pauses the trainer and waits until it has published what it was working on.
@@ -241,25 +250,23 @@ fn learned_line(learned: &Learned, tally: &Tally) -> String {
     format!("{steps}{}{}", reward.unwrap_or_default(), early.unwrap_or_default())
 }
 
-fn pulse(status: &TrainerStatus, scrape: &Scrape) -> Pulse {
-    let queued = whole(scrape.value("hone_rollout_queue_prompts"));
-    Pulse { trainer_busy: status.busy(), waiting: status.ready_groups + queued }
+fn pulse(status: &TrainerStatus) -> Pulse {
+    let waiting = status.queued_prompts + status.in_flight_groups + status.ready_groups;
+    Pulse { trainer_busy: status.busy(), waiting }
 }
 
 fn refresh(
     view: &mut View,
     status: &TrainerStatus,
-    scrape: &Scrape,
     tally: Tally,
     elapsed: Duration,
 ) {
     if status.step > view.step {
         view.history.extend(tally.reward);
-        view.kl = scrape.value("hone_train_kl");
     }
     view.step = status.step;
     view.trainer.clone_from(&status.state);
-    view.version = whole(scrape.value("hone_policy_version"));
+    view.version = status.policy_version;
     view.tally = tally;
     view.elapsed = elapsed;
 }

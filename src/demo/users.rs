@@ -19,8 +19,8 @@ use super::tally::Board;
 use super::task::{self, MAX_TOKENS, Question, Questions, Split};
 
 /// Where graders score shadow siblings, users hold back while this many prompts or groups wait,
-/// which is one optimiser step's worth: more would only make the samples staler.
-const ENOUGH_WAITING: u64 = (SAMPLES_PER_STEP / GROUP_SIZE) as u64;
+/// which is the optimiser step in hand and the next one: more would only make the samples staler.
+const ENOUGH_WAITING: u64 = 2 * (SAMPLES_PER_STEP / GROUP_SIZE) as u64;
 /// Yet each user asks at least this often, so that latency is measured at all times.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
 /// How often a user who holds back looks again.
@@ -31,7 +31,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub struct Pulse {
     /// Whether the trainer is computing.
     pub trainer_busy: bool,
-    /// Prompts waiting for a group and groups waiting for the trainer.
+    /// Prompts that became no group yet, and groups that were not trained on yet.
     pub waiting: u64,
 }
 

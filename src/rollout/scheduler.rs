@@ -34,6 +34,7 @@ pub(super) struct InFlight {
 impl InFlight {
     fn begin(shared: &Arc<Shared>, job: &Job) -> Self {
         shared.in_flight.fetch_add(1, Ordering::AcqRel);
+        shared.metrics.rollout_in_flight.inc();
         let until = job.completed + shared.config.feedback_wait_ms;
         shared.hold(&job.held, until.max(now_ms() + HOLD_MS));
         Self { shared: Arc::clone(shared), held: job.held.clone() }
@@ -43,6 +44,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.shared.metrics.rollout_in_flight.dec();
         self.shared.release(&self.held);
         self.shared.wake.notify_one();
     }

@@ -198,7 +198,9 @@ impl Store {
         let queue = Arc::new(Queue::new(config.queue, metrics.clone()));
         let aside = handle.read(reader::quarantined)?.len();
         metrics.reward_quarantined_keys.set(i64::try_from(aside).unwrap_or(i64::MAX));
-        let (ready_sender, ready) = watch::channel(handle.read(reader::ready_len)?);
+        let waiting = handle.read(reader::ready_len)?;
+        metrics.train.ready_groups.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        let (ready_sender, ready) = watch::channel(waiting);
         let (feedback_sender, feedback) = watch::channel(0);
         let (ended_sender, ended) = watch::channel(None);
         let mut writer = Writer {

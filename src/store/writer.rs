@@ -189,6 +189,7 @@ impl Writer {
             tracing::debug!(table, count, "dropped what belongs to no recorded sample or group");
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(*count);
         }
+        self.metrics.train.ready_groups.set(i64::try_from(done.ready).unwrap_or(i64::MAX));
         let ready = usize::try_from(done.ready).unwrap_or(usize::MAX);
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
         let recorded = done.answers.iter().any(|a| a.feedback.iter().any(FeedbackOutcome::is_news));

@@ -51,6 +51,7 @@ pub struct Metrics {
     pub reward_judge: JudgeMetrics,
 
     pub rollout_groups: IntCounterVec,
+    pub rollout_in_flight: IntGauge,
     pub rollout_queue: IntGauge,
     pub rollout_skipped: IntCounterVec,
     pub rollout_samples: IntCounter,
@@ -206,6 +207,8 @@ impl Metrics {
                 "Groups completed, by prompt source.",
                 &["source"],
             )?,
+            rollout_in_flight: m
+                .int_gauge("hone_rollout_in_flight_groups", "Groups being sampled or scored.")?,
             rollout_queue: m
                 .int_gauge("hone_rollout_queue_prompts", "Prompts waiting for a group.")?,
             rollout_skipped: m.counters(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use prometheus::IntGauge;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
@@ -67,8 +68,12 @@ pub struct TrainStatus {
     pub state: TrainState,
     /// Optimiser steps taken.
     pub step: u64,
-    /// Groups waiting.
-    pub ready_groups: usize,
+    /// Prompts waiting for a group.
+    pub queued_prompts: u64,
+    /// Groups being sampled or scored.
+    pub in_flight_groups: u64,
+    /// Groups waiting for a step, those of the step in hand included.
+    pub ready_groups: u64,
     /// The version that the trainer's weights come after.
     pub policy_version: u64,
     /// Metrics of the last step.
@@ -153,8 +158,15 @@ impl Board {
         board
     }
 
+    /// The status with what waits at this moment.
     pub(super) fn read(&self) -> TrainStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let now = |gauge: &IntGauge| u64::try_from(gauge.get()).unwrap_or_default();
+        TrainStatus {
+            queued_prompts: now(&self.metrics.rollout_queue),
+            in_flight_groups: now(&self.metrics.rollout_in_flight),
+            ready_groups: now(&self.metrics.train.ready_groups),
+            ..self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        }
     }
 
     pub(super) fn update(&self, change: impl FnOnce(&mut TrainStatus)) {

@@ -367,12 +367,9 @@ impl<'a> Trainer<'a> {
 
     /// Brings the status up to date.
     fn report(&self) {
-        let ready = *self.parts.store.watch_ready().borrow();
-        self.parts.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
         self.board.update(|s| {
             s.step = self.learner.step_count();
             s.policy_version = self.progress.parent.0;
-            s.ready_groups = ready;
             if let Some(step) = &self.progress.last_step {
                 s.metrics.clone_from(&step.metrics);
             }
