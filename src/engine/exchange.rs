@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
@@ -86,12 +86,17 @@ pub(super) struct Loaded {
 /// Bytes of weights of which a few copies more do not matter.
 const SMALL: u64 = 64 << 20;
 
+/// How often the memory of small copies is given back, at most.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(1);
+
 /// Loads pipelines of one model.
 pub(super) struct Loader {
     id: String,
     dir: PathBuf,
     weights: Vec<PathBuf>,
     small: bool,
+    /// When memory was given back last.
+    gave_back: std::sync::Mutex<Option<Instant>>,
 }
 
 impl Loader {
@@ -105,6 +110,7 @@ impl Loader {
             dir: normalised.to_path_buf(),
             weights: names.map(|name| normalised.join(name)).collect(),
             small: bytes <= SMALL,
+            gave_back: std::sync::Mutex::default(),
         }
     }
 
@@ -112,6 +118,22 @@ impl Loader {
     /// that no more than one copy too many is in memory.
     pub(super) fn at_once(&self, copies: usize) -> usize {
         if self.small { copies.max(1) } else { 1 }
+    }
+
+    /// Gives freed pages back to the system: glibc keeps them, and a replaced copy of the weights is
+    /// most of the process. Small copies are only looked after once a second: every thread stops for
+    /// it, and the next copy needs the pages again.
+    pub(super) fn give_memory_back(&self) {
+        let mut last = self.gave_back.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.small && last.is_some_and(|last| last.elapsed() < GIVE_BACK_EVERY) {
+            return;
+        }
+        *last = Some(Instant::now());
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        {
+            // SAFETY: malloc_trim takes no pointer and may be called at any time from any thread.
+            unsafe { libc::malloc_trim(0) };
+        }
     }
 
     /// Loads the model in F32 on the CPU with `adapter` merged into its weights. Blocks.
@@ -157,16 +179,6 @@ impl Loader {
             .with_no_prefix_cache(true)
             .with_prefix_cache_n(0);
         Ok(Loaded { pipeline: Box::new(Handle(pipeline)), engine })
-    }
-}
-
-/// Gives freed pages back to the system: glibc keeps them, and a replaced copy of the weights is
-/// most of the process.
-pub(super) fn give_memory_back() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        // SAFETY: malloc_trim takes no pointer and may be called at any time from any thread.
-        unsafe { libc::malloc_trim(0) };
     }
 }
 

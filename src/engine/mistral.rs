@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
 use super::admission::{Admission, Colour, Lease};
-use super::exchange::{Adapter, Loader, Pipeline, give_memory_back};
+use super::exchange::{Adapter, Loader, Pipeline};
 use super::run::{self, Run};
 use super::sampler::Sampler;
 use super::{
@@ -248,7 +248,6 @@ impl Publisher for MistralEngine {
             .spawn(move || {
                 to_background();
                 let result = staging.run();
-                give_memory_back();
                 let _ = sender.send(result);
             })
             .map_err(|e| EngineError::Internal(format!("no thread: {e}")))?;
@@ -315,7 +314,7 @@ impl Staging {
                 held = held.max(replica.pipeline.exchange(fresh.as_ref())?);
             }
             drop(fresh);
-            give_memory_back();
+            self.loader.give_memory_back();
         }
         self.admission.set_version(self.colour, Some(self.version));
         *self.staged = Some(self.colour);

@@ -177,7 +177,7 @@ impl Policies {
             ));
         }
         if !ops.is_empty() {
-            self.store.commit(ops).await?;
+            self.store.commit_now(ops).await?;
         }
         self.served(served);
         Ok(())
@@ -284,7 +284,7 @@ impl Policies {
             self.load(record).await?;
             self.served(version);
             self.metrics.policy_rollbacks.inc();
-            self.store.commit(Self::exchange_states(&records, version, reason)).await?;
+            self.store.commit_now(Self::exchange_states(&records, version, reason)).await?;
             self.rollback.send_modify(|r| {
                 *r = Rollback { count: r.count + 1, version, adapter };
             });
@@ -326,7 +326,7 @@ impl Policies {
         };
         let dir = self.data_dir.join(relative);
         record.sha256 = Some(files::write(&dir, candidate, &record)?);
-        self.store.commit(vec![Op::Policy(Box::new(record.clone()))]).await?;
+        self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
 
         let start = Instant::now();
         self.publisher.stage(version, Some(&dir)).await?;
@@ -343,7 +343,7 @@ impl Policies {
                 self.config.parity_tolerance
             ));
             self.metrics.policy_rejected.with_label_values(&["parity"]).inc();
-            self.store.commit(vec![Op::Policy(Box::new(record.clone()))]).await?;
+            self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
             tracing::error!(%version, difference, "policy version rejected by the parity gate");
             return Ok(Verdict::Rejected(record));
         }
@@ -355,7 +355,7 @@ impl Policies {
         record.state = PolicyState::Active;
         let mut ops = Self::exchange_states(&records, version, "");
         ops.push(Op::Policy(Box::new(record.clone())));
-        self.store.commit(ops).await?;
+        self.store.commit_now(ops).await?;
         tracing::info!(
             %version, %parent, step, parity = difference,
             swap_us = u64::try_from(held.as_micros()).unwrap_or(u64::MAX),

@@ -230,17 +230,30 @@ impl Store {
     /// `Closed`, or why the commit failed; where the disk failed over it, it may be in the file or
     /// not, but never in part.
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        self.inner.queue.push(ops, reply)?;
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        self.push(ops, false).await
     }
 
-    /// [`Self::commit`] for threads outside the runtime.
+    /// [`Self::commit`] without `store.group_commit_ms`, for the few writes that the next step waits
+    /// for.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub async fn commit_now(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        self.push(ops, true).await
+    }
+
+    /// [`Self::commit_now`] for threads outside the runtime.
     ///
     /// # Errors
     /// As [`Self::commit`].
     pub fn commit_blocking(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
-        futures::executor::block_on(self.commit(ops))
+        futures::executor::block_on(self.commit_now(ops))
+    }
+
+    async fn push(&self, ops: Vec<Op>, urgent: bool) -> Result<Committed, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.inner.queue.push(ops, reply, urgent)?;
+        answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// Waits until everything that was queued before is durable, and visible to reads.

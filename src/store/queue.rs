@@ -35,6 +35,8 @@ struct State {
     jobs: VecDeque<Job>,
     operations: usize,
     oldest: Option<Instant>,
+    /// Whether somebody waits who must not wait for company.
+    urgent: bool,
     closed: bool,
 }
 
@@ -53,8 +55,11 @@ impl Queue {
     }
 
     /// Queues a batch that somebody waits for; never sheds, since waiting is its limit.
-    pub(super) fn push(&self, ops: Vec<Op>, reply: Reply) -> Result<(), StoreError> {
-        self.add(Job::new(ops, Some(reply)), self.state())
+    /// An `urgent` one is taken at once, with all that waits already.
+    pub(super) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.urgent |= urgent;
+        self.add(Job::new(ops, Some(reply)), state)
     }
 
     /// Queues a batch that nobody waits for; sheds what may be shed where the queue is full.
@@ -99,8 +104,8 @@ impl Queue {
             let until = match state.oldest {
                 None if state.closed => return None,
                 None => deadline,
-                // Nothing more can come.
-                Some(_) if state.closed => Some(now),
+                // Where it is closed, nothing more can come.
+                Some(_) if state.closed || state.urgent => Some(now),
                 Some(oldest) => Some(oldest + gather),
             };
             state = match until {
@@ -111,6 +116,7 @@ impl Queue {
         }
         state.operations = 0;
         state.oldest = None;
+        state.urgent = false;
         self.metrics.store_queue.set(0);
         Some(std::mem::take(&mut state.jobs).into())
     }
