@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::average::Average;
-use super::batch::{Layout, TrainSample};
+use super::batch::TrainSample;
 use super::error::{LearnError, Result};
 use super::lora::{self, Lora};
 use super::model::{Model, ModelSpec};
@@ -22,6 +22,7 @@ use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamW, AdamWConfig, clip_global_norm};
 use super::pass::Pass;
 use super::reference::Reference;
+use super::snapshot::{self, Snapshot};
 use super::split::{Split, timed};
 pub use super::step_stats::StepStats;
 use super::{peft, schedule};
@@ -307,22 +308,7 @@ impl Learner {
     /// # Errors
     /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
     pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
-        let sample = TrainSample {
-            prompt_ids: prompt.to_vec(),
-            ids: ids.to_vec(),
-            logprobs: vec![0.0; ids.len()],
-            temperature,
-            advantage: 0.0,
-            version: 0,
-            truncated: false,
-        };
-        sample.validate(0, self.spec().vocab_size)?;
-        let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let trace = self.model.trace(&layout.ids, &layout.segments, self.served(), None, 0)?;
-        let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
-        let hidden = trace.hidden().detach();
-        let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
-        Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
+        snapshot::score(&self.model, self.served(), (prompt, ids, temperature))
     }
 
     /// Copies of the tensors being trained under their PEFT names.
@@ -331,6 +317,15 @@ impl Learner {
     /// If a copy fails.
     pub fn adapter(&self) -> Result<BTreeMap<String, Tensor>> {
         self.lora.tensors()
+    }
+
+    /// The adapter as it is [served](Self::served), for later.
+    ///
+    /// # Errors
+    /// If a copy fails.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let (model, lora) = (self.model.clone(), self.served().copy()?);
+        Ok(Snapshot { model, lora, config: self.config.lora.clone() })
     }
 
     /// Writes the adapter as it is [served](Self::served) as a PEFT directory and waits until it is

@@ -28,6 +28,7 @@ pub mod model;
 pub mod names;
 mod objective;
 mod observe;
+mod offer;
 pub mod optim;
 #[cfg(test)]
 mod optim_tests;
@@ -46,6 +47,7 @@ mod resume_tests;
 mod room;
 pub mod schedule;
 mod shares;
+mod snapshot;
 mod split;
 mod step_stats;
 #[cfg(test)]
@@ -65,5 +67,6 @@ pub use lora::Lora;
 pub use memory::{Base, Plan};
 pub use model::{Model, ModelSpec};
 pub use room::available_memory;
+pub use snapshot::Snapshot;
 pub use split::Split;
 pub use worker::{Parts, Worker};

@@ -13,13 +13,14 @@ use super::gather::{self, Batch};
 use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
 use super::learner::NO_SAMPLE;
 use super::memory::Base;
+use super::offer::Offer;
 use super::progress::Progress;
 use super::room::{available_memory, check_room};
-use super::worker::Parts;
+use super::worker::{Parts, Pools};
 use super::{LearnError, Learner, ModelSpec, checkpoint, objective, observe, shares};
-use crate::policy::{Candidate, Verdict};
+use crate::policy::Verdict;
 use crate::store::Op;
-use crate::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepRecord, TokenId, now_ms};
+use crate::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepRecord, now_ms};
 
 /// How often an idle worker looks around by itself.
 const TICK: Duration = Duration::from_secs(1);
@@ -29,9 +30,11 @@ pub(super) struct Trainer<'a> {
     parts: &'a Parts,
     board: &'a Board,
     runtime: &'a Handle,
-    pool: &'a rayon::ThreadPool,
+    pools: &'a Pools,
     learner: Learner,
     progress: Progress,
+    /// A version on its way, which the weights are at most one step ahead of.
+    offer: Option<Offer>,
     /// Activations by hand that have been followed.
     rollbacks: u64,
     /// When the feedback came in that no published version was trained on yet.
@@ -51,8 +54,9 @@ impl<'a> Trainer<'a> {
         parts: &'a Parts,
         board: &'a Board,
         runtime: &'a Handle,
-        pool: &'a rayon::ThreadPool,
+        pools: &'a Pools,
     ) -> Outcome<Self> {
+        let pool = &pools.train;
         if let Some(available) = available_memory() {
             let spec = ModelSpec::from_config(&parts.model.config).map_err(failed)?;
             let threads = pool.current_num_threads();
@@ -71,8 +75,9 @@ impl<'a> Trainer<'a> {
             parts,
             board,
             runtime,
-            pool,
+            pools,
             learner,
+            offer: None,
             progress: Progress::new(parts.config.baseline_window),
             rollbacks,
             feedback: Vec::new(),
@@ -137,7 +142,7 @@ impl<'a> Trainer<'a> {
     fn reset(&mut self) -> Outcome<()> {
         let active = self.parts.policies.active();
         let adapter = self.parts.policies.active_adapter().map_err(failed)?;
-        let (learner, pool) = (&mut self.learner, self.pool);
+        let (learner, pool) = (&mut self.learner, &self.pools.train);
         pool.install(|| learner.reset_to(adapter.as_deref())).map_err(failed)?;
         self.progress.published(active);
         tracing::info!(version = %active, "trainer goes on from the active policy version");
@@ -155,10 +160,13 @@ impl<'a> Trainer<'a> {
             loop {
                 match next.map(|command| hold.follow(command)) {
                     Ok(Some(Command::Step(reply))) => {
+                        self.conclude()?;
                         self.follow_rollback()?;
                         self.step_now(reply)?;
                     }
-                    Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => {
+                        return self.conclude().map(drop);
+                    }
                     Ok(_) => {}
                     Err(RecvTimeoutError::Timeout) => break,
                 }
@@ -181,6 +189,7 @@ impl<'a> Trainer<'a> {
             if let Some(mut batch) = batch {
                 self.step(&mut batch)?;
             } else {
+                self.conclude()?;
                 self.board.state(state);
                 self.report();
             }
@@ -189,7 +198,10 @@ impl<'a> Trainer<'a> {
 
     fn step_now(&mut self, reply: oneshot::Sender<Result<TrainStatus, TrainError>>) -> Outcome<()> {
         let outcome = match self.gather(1)? {
-            Some(mut batch) => self.step(&mut batch).map(|()| self.board.read()),
+            Some(mut batch) => self
+                .step(&mut batch)
+                .and_then(|()| self.conclude())
+                .map(|_| self.board.read()),
             None => Err(TrainError::NothingReady),
         };
         let fatal = match &outcome {
@@ -209,6 +221,8 @@ impl<'a> Trainer<'a> {
     fn follow_rollback(&mut self) -> Outcome<()> {
         let count = self.activations();
         if count != self.rollbacks {
+            // It came before that activation or not at all: one publication at a time.
+            self.conclude()?;
             self.rollbacks = count;
             self.reset()?;
             self.checkpoint()?;
@@ -221,7 +235,7 @@ impl<'a> Trainer<'a> {
         let mut batch = gather::gather(
             &self.parts.store,
             &self.parts.routes,
-            self.parts.policies.active(),
+            self.reached(),
             self.parts.config.max_staleness,
             wanted,
             self.parts.config.samples_per_step,
@@ -238,6 +252,7 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         self.progress.weights.apply(&self.parts.routes, batch);
         let batch = &*batch;
+        let staleness = batch.staleness(self.reached());
         let mut baselines = self.progress.baselines.clone();
         let advantages = baselines.advantages(&batch.rewards(), &self.parts.config);
         let samples = batch.train_samples(&advantages);
@@ -247,7 +262,7 @@ impl<'a> Trainer<'a> {
         let next = self.learner.step_count() + 1;
         let rate = self.parts.peak_rates.iter().rev().find(|(first, _)| *first <= next);
         self.learner.set_peak_rate(rate.map_or(self.parts.config.learning_rate, |(_, r)| *r));
-        let (learner, pool) = (&mut self.learner, self.pool);
+        let (learner, pool) = (&mut self.learner, &self.pools.train);
         let stats = match pool.install(|| learner.step(&samples, current, limit)) {
             Ok(stats) => stats,
             // Dropped, or the same step would fail again after every restart.
@@ -259,6 +274,10 @@ impl<'a> Trainer<'a> {
         if let Some(reason) = &stats.skipped {
             let state = if reason == NO_SAMPLE { "no_sample" } else { "non_finite" };
             return self.skip(batch.group_ids(), state, reason);
+        }
+        // Nothing is written down of a step on weights that were rejected: its groups stay.
+        if !self.conclude()? {
+            return Ok(());
         }
         self.progress.baselines = baselines;
         self.progress.weights.observe(&self.parts.routes, batch);
@@ -279,7 +298,7 @@ impl<'a> Trainer<'a> {
             metrics.extend(value.map(|v| (name.to_owned(), v)));
         }
         metrics
-            .insert("staleness_versions".to_owned(), batch.staleness(self.parts.policies.active()));
+            .insert("staleness_versions".to_owned(), staleness);
         // Of all completions, those without an advantage included.
         metrics.extend(objective::completions(batch.lengths()));
         metrics.insert("dropped_groups".to_owned(), advantages.dropped_groups as f64);
@@ -306,9 +325,16 @@ impl<'a> Trainer<'a> {
         // A version that was activated by hand during the step stays: it is followed next.
         let overruled = self.activations() != self.rollbacks;
         if self.progress.pending >= self.parts.publish_every && !overruled {
-            self.publish()?;
+            self.offer()?;
         }
         Ok(())
+    }
+
+    /// The version of these weights, as far as it is known before it is served.
+    fn reached(&self) -> PolicyVersion {
+        let active = self.parts.policies.active();
+        let coming = self.offer.as_ref().is_some_and(|offer| !offer.is_over());
+        PolicyVersion(active.0 + u64::from(coming))
     }
 
     /// Drops groups that cannot be stepped on; the weights have not changed.
@@ -330,39 +356,58 @@ impl<'a> Trainer<'a> {
             .map_err(failed)
     }
 
+    /// Publishes the weights and waits for it.
     fn publish(&mut self) -> Outcome<()> {
-        self.board.state(TrainState::Publishing);
-        let candidate =
-            Offered { learner: &self.learner, pool: self.pool, base_model: &self.parts.model_name };
-        let metrics =
-            self.progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
-        let verdict = self
-            .runtime
-            .block_on(self.parts.policies.propose(
-                &candidate,
-                self.progress.parent,
-                self.learner.step_count(),
-                metrics,
-            ))
-            .map_err(failed)?;
-        match verdict {
+        self.offer()?;
+        self.conclude().map(drop)
+    }
+
+    /// Begins to publish the weights.
+    fn offer(&mut self) -> Outcome<()> {
+        self.conclude()?;
+        self.offer = Some(Offer::begin(
+            self.parts,
+            (self.runtime, &self.pools.probe),
+            self.learner.snapshot().map_err(failed)?,
+            (self.progress.parent, self.progress.last_step.as_ref()),
+            (self.learner.step_count(), std::mem::take(&mut self.feedback)),
+        )?);
+        Ok(())
+    }
+
+    /// Waits for the publication under way, if there is one; false where the weights were rejected
+    /// and the learner went back, a step taken meanwhile included.
+    fn conclude(&mut self) -> Outcome<bool> {
+        let Some(mut offer) = self.offer.take() else { return Ok(true) };
+        if !offer.is_over() {
+            self.board.state(TrainState::Publishing);
+        }
+        let published = match offer.verdict()? {
             Verdict::Published(record) => {
                 self.progress.published(record.version);
                 let now = now_ms();
                 #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
-                for arrived in self.feedback.drain(..) {
-                    let waited = now.saturating_sub(arrived) as f64 / 1000.0;
+                for arrived in &offer.feedback {
+                    let waited = now.saturating_sub(*arrived) as f64 / 1000.0;
                     self.parts.metrics.feedback_to_policy.observe(waited);
                 }
+                true
             }
             Verdict::Rejected(record) => {
                 self.board.update(|s| s.last_error = record.reason);
+                // Reaches the next version, as before.
+                self.feedback.append(&mut offer.feedback);
+                if self.learner.step_count() > offer.step {
+                    let dir = checkpoint::step_dir(&self.parts.checkpoints, offer.step);
+                    self.learner.load(&dir).map_err(failed)?;
+                }
                 self.reset()?;
                 self.checkpoint()?;
+                false
             }
-        }
+        };
         self.report();
-        Ok(())
+        Ok(published)
     }
 
     /// Brings the status up to date.
@@ -374,30 +419,5 @@ impl<'a> Trainer<'a> {
                 s.metrics.clone_from(&step.metrics);
             }
         });
-    }
-}
-
-/// The learner's weights, as the policy module wants to see them.
-struct Offered<'a> {
-    learner: &'a Learner,
-    pool: &'a rayon::ThreadPool,
-    base_model: &'a str,
-}
-
-impl Candidate for Offered<'_> {
-    fn write(&self, dir: &std::path::Path) -> Result<(), String> {
-        self.learner.write_adapter(dir, self.base_model).map_err(|error| error.to_string())
-    }
-
-    fn score(
-        &self,
-        prompt_ids: &[TokenId],
-        ids: &[TokenId],
-        temperature: f32,
-    ) -> Result<Vec<f32>, String> {
-        let learner = self.learner;
-        self.pool
-            .install(|| learner.score(prompt_ids, ids, temperature))
-            .map_err(|error| error.to_string())
     }
 }

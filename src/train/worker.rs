@@ -54,6 +54,14 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
 }
 
+/// The trainer's threads, of which one set or the other computes most of the time.
+pub(super) struct Pools {
+    /// For steps.
+    pub(super) train: rayon::ThreadPool,
+    /// For scoring a publication's probe during one.
+    pub(super) probe: Arc<rayon::ThreadPool>,
+}
+
 /// The running worker.
 pub struct Worker {
     handle: TrainHandle,
@@ -95,18 +103,21 @@ impl Worker {
                 }
             }
         });
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(parts.config.threads)
-            .thread_name(|i| format!("hone-train-{i}"))
-            .start_handler(|_| to_background())
-            .build()
-            .map_err(|error| TrainError::Failed(format!("train.threads: {error}")))?;
+        let pool = |name: &'static str| {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(parts.config.threads)
+                .thread_name(move |i| format!("hone-{name}-{i}"))
+                .start_handler(|_| to_background())
+                .build()
+                .map_err(|error| TrainError::Failed(format!("train.threads: {error}")))
+        };
+        let pools = Pools { train: pool("train")?, probe: Arc::new(pool("probe")?) };
         let runtime = Handle::current();
         let thread = std::thread::Builder::new()
             .name("hone-train".to_owned())
             .spawn(move || {
                 to_background();
-                supervise(&parts, &commands, &board, &runtime, &pool);
+                supervise(&parts, &commands, &board, &runtime, &pools);
             })
             .map_err(|error| TrainError::Failed(format!("the trainer's thread: {error}")))?;
         Ok(Self { handle, thread: Some(thread) })
@@ -137,14 +148,14 @@ fn supervise(
     commands: &Receiver<Command>,
     board: &Board,
     runtime: &Handle,
-    pool: &rayon::ThreadPool,
+    pools: &Pools,
 ) {
     let mut backoff = Duration::from_secs(1);
     let mut hold = Hold { until: parts.until, ..Hold::default() };
     loop {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            Trainer::restore(parts, board, runtime, pool)
+            Trainer::restore(parts, board, runtime, pools)
                 .and_then(|mut trainer| trainer.run(commands, &mut hold))
         }));
         let error = match outcome {

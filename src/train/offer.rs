@@ -1,0 +1,95 @@
+//! A publication beside the next step: loading a version into the server takes one thread, and the
+//! trainer's pool would wait for it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tokio::runtime::Handle;
+
+use super::Snapshot;
+use super::handle::TrainError;
+use super::worker::Parts;
+use crate::policy::{Candidate, Verdict};
+use crate::telemetry::process::to_background;
+use crate::types::{PolicyVersion, StepRecord, TokenId};
+
+/// A version on its way. Dropping it waits for its end.
+pub(super) struct Offer {
+    /// Steps taken when it was made.
+    pub(super) step: u64,
+    /// When the feedback came in that it was trained on.
+    pub(super) feedback: Vec<u64>,
+    /// Until the end was waited for.
+    thread: Option<JoinHandle<Result<Verdict, String>>>,
+}
+
+impl Offer {
+    /// Begins to publish `snapshot`, made by `record`'s step out of `parent`; `pool` scores the probe.
+    pub(super) fn begin(
+        parts: &Parts,
+        (runtime, pool): (&Handle, &Arc<rayon::ThreadPool>),
+        snapshot: Snapshot,
+        (parent, record): (PolicyVersion, Option<&StepRecord>),
+        (step, feedback): (u64, Vec<u64>),
+    ) -> Result<Self, TrainError> {
+        let metrics = record.map(|step| step.metrics.clone()).unwrap_or_default();
+        let (policies, runtime) = (Arc::clone(&parts.policies), runtime.clone());
+        let base_model = parts.model_name.clone();
+        let candidate = Offered { snapshot, pool: Arc::clone(pool), base_model };
+        let publish = move || {
+            to_background();
+            let verdict = runtime.block_on(policies.propose(&candidate, parent, step, metrics));
+            verdict.map_err(|error| error.to_string())
+        };
+        let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
+        let thread = thread.map_err(|error| TrainError::Failed(format!("no thread: {error}")))?;
+        Ok(Self { step, feedback, thread: Some(thread) })
+    }
+
+    /// Whether its end need not be waited for.
+    pub(super) fn is_over(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits for what became of it.
+    pub(super) fn verdict(&mut self) -> Result<Verdict, TrainError> {
+        let ended = self.thread.take().map(JoinHandle::join);
+        let panicked = || TrainError::Failed("the publication panicked".to_owned());
+        ended.and_then(Result::ok).ok_or_else(panicked)?.map_err(TrainError::Failed)
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        // A trainer that starts anew must find it done.
+        if let Some(thread) = self.thread.take() {
+            let _gone = thread.join();
+        }
+    }
+}
+
+/// The weights, as the policy module wants to see them.
+struct Offered {
+    snapshot: Snapshot,
+    /// Not the trainer's, which is busy with the next step.
+    pool: Arc<rayon::ThreadPool>,
+    base_model: String,
+}
+
+impl Candidate for Offered {
+    fn write(&self, dir: &Path) -> Result<(), String> {
+        self.snapshot.write(dir, &self.base_model).map_err(|error| error.to_string())
+    }
+
+    fn score(
+        &self,
+        prompt_ids: &[TokenId],
+        ids: &[TokenId],
+        temperature: f32,
+    ) -> Result<Vec<f32>, String> {
+        self.pool
+            .install(|| self.snapshot.score(prompt_ids, ids, temperature))
+            .map_err(|error| error.to_string())
+    }
+}
