@@ -255,12 +255,7 @@ fn pulse(status: &TrainerStatus) -> Pulse {
     Pulse { trainer_busy: status.busy(), waiting }
 }
 
-fn refresh(
-    view: &mut View,
-    status: &TrainerStatus,
-    tally: Tally,
-    elapsed: Duration,
-) {
+fn refresh(view: &mut View, status: &TrainerStatus, tally: Tally, elapsed: Duration) {
     if status.step > view.step {
         view.history.extend(tally.reward);
     }

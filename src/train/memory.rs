@@ -144,7 +144,8 @@ pub struct Plan {
     pub base: usize,
     /// What is widened at once of 16-bit weights.
     pub widened: usize,
-    /// The adapter, its average and the reference's, where there are such.
+    /// The adapter, the copy of it that is being published, its average and the reference's, where
+    /// there are such.
     pub adapter: usize,
     /// The sum of gradients, and those of each shard in flight.
     pub gradients: usize,
@@ -186,7 +187,7 @@ impl Plan {
             OptimizerKind::AdamW8bit => adapter / 2,
         };
         let averaged = config.ema_decay > 0.0 || config.swa_start > 0;
-        let copies = 1 + usize::from(averaged) + usize::from(config.kl.sync_steps > 0);
+        let copies = 2 + usize::from(averaged) + usize::from(config.kl.sync_steps > 0);
         let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
         let kept = kept(config, spec, tokens * in_flight);
         Self {

@@ -198,10 +198,9 @@ impl<'a> Trainer<'a> {
 
     fn step_now(&mut self, reply: oneshot::Sender<Result<TrainStatus, TrainError>>) -> Outcome<()> {
         let outcome = match self.gather(1)? {
-            Some(mut batch) => self
-                .step(&mut batch)
-                .and_then(|()| self.conclude())
-                .map(|_| self.board.read()),
+            Some(mut batch) => {
+                self.step(&mut batch).and_then(|()| self.conclude()).map(|_| self.board.read())
+            }
             None => Err(TrainError::NothingReady),
         };
         let fatal = match &outcome {
@@ -297,8 +296,7 @@ impl<'a> Trainer<'a> {
         ] {
             metrics.extend(value.map(|v| (name.to_owned(), v)));
         }
-        metrics
-            .insert("staleness_versions".to_owned(), staleness);
+        metrics.insert("staleness_versions".to_owned(), staleness);
         // Of all completions, those without an advantage included.
         metrics.extend(objective::completions(batch.lengths()));
         metrics.insert("dropped_groups".to_owned(), advantages.dropped_groups as f64);

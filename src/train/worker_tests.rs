@@ -2,9 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use tokio::sync::Semaphore;
 
 use super::{Parts, TrainError, TrainState, Worker};
 use crate::config::FeedbackParams;
@@ -18,17 +20,32 @@ use crate::reward::Routes;
 use crate::store::{Op, Store};
 use crate::telemetry::Metrics;
 use crate::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
-    TokenId, now_ms,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyState,
+    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
+    SamplingParams, TokenId, now_ms,
 };
 
-/// Serves nothing, agrees to everything.
-struct Agreeable;
+/// Serves nothing; agrees to everything but what it is told to reject, once it may stage.
+struct Scripted {
+    /// A permit for every staging to come.
+    staging: Semaphore,
+    /// The version whose probe is no number.
+    rejects: AtomicU64,
+    staged: AtomicU64,
+}
+
+impl Default for Scripted {
+    fn default() -> Self {
+        let staging = Semaphore::new(Semaphore::MAX_PERMITS);
+        Self { staging, rejects: AtomicU64::new(u64::MAX), staged: AtomicU64::default() }
+    }
+}
 
 #[async_trait]
-impl Publisher for Agreeable {
-    async fn stage(&self, _: PolicyVersion, _: Option<&Path>) -> Result<(), EngineError> {
+impl Publisher for Scripted {
+    async fn stage(&self, version: PolicyVersion, _: Option<&Path>) -> Result<(), EngineError> {
+        self.staging.acquire().await.unwrap().forget();
+        self.staged.store(version.0, Ordering::Release);
         Ok(())
     }
 
@@ -37,7 +54,9 @@ impl Publisher for Agreeable {
         _: &[TokenId],
         _: &SamplingParams,
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        Ok(vec![(1, -1.0)])
+        let staged = self.staged.load(Ordering::Acquire);
+        let rejected = staged == self.rejects.load(Ordering::Acquire);
+        Ok(vec![(1, if rejected { f32::NAN } else { -1.0 })])
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -46,6 +65,7 @@ impl Publisher for Agreeable {
 }
 
 struct World {
+    publisher: Arc<Scripted>,
     store: Store,
     policies: Arc<Policies>,
     worker: Worker,
@@ -73,9 +93,15 @@ impl World {
             ..RouteConfig::default()
         }]);
         let config = PolicyConfig { parity_tolerance: 1e9, ..PolicyConfig::default() };
-        let publisher = Arc::new(Agreeable);
-        let policies =
-            Policies::restore(publisher, store.clone(), config, metrics.clone(), dir, vec![1, 2]);
+        let publisher = Arc::new(Scripted::default());
+        let policies = Policies::restore(
+            publisher.clone(),
+            store.clone(),
+            config,
+            metrics.clone(),
+            dir,
+            vec![1, 2],
+        );
         let policies = Arc::new(policies.await.unwrap());
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
         let worker = Worker::start(Parts {
@@ -107,7 +133,7 @@ impl World {
             metrics: metrics.clone(),
         })
         .unwrap();
-        Self { store, policies, worker, metrics }
+        Self { publisher, store, policies, worker, metrics }
     }
 
     /// Records a ready group of two samples of `version`, one liked and one not.
@@ -181,6 +207,24 @@ impl World {
         }
     }
 
+    /// Pauses, records groups for two steps, and lets them be taken while the first step's version
+    /// cannot be staged, until the second step has been computed and waits for it.
+    async fn two_steps_at_once(&self) -> [GroupId; 4] {
+        let handle = self.worker.handle();
+        handle.pause().unwrap();
+        self.until("paused", |w| w.worker.handle().status().state == TrainState::Paused).await;
+        self.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
+        let mut groups = Vec::new();
+        for token in [4, 6, 7, 8] {
+            groups.push(self.group(token, 0).await);
+        }
+        handle.resume().unwrap();
+        // Not before: with a batch at hand it is waited for only when that has been computed.
+        self.until("publishing", |w| w.worker.handle().status().state == TrainState::Publishing)
+            .await;
+        groups.try_into().unwrap()
+    }
+
     async fn version(&self, wanted: u64) {
         let what = format!("version {wanted}");
         self.until(&what, |w| w.worker.handle().status().policy_version == wanted).await;
@@ -212,6 +256,54 @@ async fn enough_groups_make_a_step_and_a_version() {
     assert_eq!((step.step, step.groups), (1, vec![first, second]));
     assert!((step.metrics["reward_mean"] - 0.5).abs() < 1e-9);
     assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 4);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_computed_while_a_version_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let groups = world.two_steps_at_once().await;
+    // The first is written down; the second not before the first is served.
+    let written = groups.map(|id| world.state(id));
+    let [trained, ready] = [GroupState::Trained(1), GroupState::Ready];
+    assert_eq!(written, [trained.clone(), trained.clone(), ready.clone(), ready]);
+    assert_eq!(world.policies.active(), PolicyVersion::BASE);
+    world.publisher.staging.add_permits(1000);
+    world.version(2).await;
+    assert_eq!(
+        groups.map(|id| world.state(id))[2..],
+        [GroupState::Trained(2), GroupState::Trained(2)]
+    );
+    // Its samples were of the base, and its weights those of version 1.
+    let step = world.store.last_step().unwrap().unwrap();
+    assert!((step.metrics["staleness_versions"] - 1.0).abs() < 1e-9, "{:?}", step.metrics);
+    let parents: Vec<_> = world.policies.list().unwrap().into_iter().map(|p| p.parent).collect();
+    assert_eq!(parents[1..], [Some(PolicyVersion(0)), Some(PolicyVersion(1))]);
+    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_on_weights_that_are_rejected_is_taken_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.publisher.rejects.store(1, Ordering::Release);
+    let groups = world.two_steps_at_once().await;
+    world.publisher.staging.add_permits(1000);
+    world.version(2).await;
+    let states = groups.map(|id| world.state(id));
+    let (first, second) = (GroupState::Trained(1), GroupState::Trained(2));
+    assert_eq!(states, [first.clone(), first, second.clone(), second]);
+    let policies = world.policies.list().unwrap();
+    let told: Vec<_> = policies[1..].iter().map(|p| (p.step, p.parent, p.state)).collect();
+    let base = Some(PolicyVersion::BASE);
+    assert_eq!(told, [(1, base, PolicyState::Rejected), (2, base, PolicyState::Active)]);
+    let step = world.store.last_step().unwrap().unwrap();
+    assert!(step.metrics["staleness_versions"].abs() < 1e-9, "{:?}", step.metrics);
+    // Of both steps: a rejected version reaches nobody.
+    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
+    assert_eq!(world.worker.handle().status().restarts, 0);
     world.stop().await;
 }
 

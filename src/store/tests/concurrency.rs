@@ -225,3 +225,20 @@ fn measure(gather: u64, clients: u64) {
         ms(0.99),
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_must_not_wait_takes_along_what_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let config = StoreConfig { group_commit_ms: 1000, queue: 1000 };
+    let store = Store::start(handle::opener(&path), &config, metrics(), |writer| {
+        // Nothing would come of it in time.
+        writer.gather = std::time::Duration::from_secs(3600);
+    })
+    .unwrap();
+    let mut patient = std::pin::pin!(store.commit(Vec::new()));
+    assert!(futures::poll!(&mut patient).is_pending());
+    store.commit_now(Vec::new()).await.unwrap();
+    patient.await.unwrap();
+    store.close().await.unwrap();
+}
