@@ -12,7 +12,10 @@ use super::handle::TrainError;
 use super::worker::Parts;
 use crate::policy::{Candidate, Verdict};
 use crate::telemetry::process::to_background;
-use crate::types::{PolicyVersion, StepRecord, TokenId};
+use crate::types::{PolicyVersion, StepRecord, TokenId, UnixMillis, now_ms};
+
+/// What became of it, and when.
+type Ended = (Verdict, UnixMillis);
 
 /// A version on its way. Dropping it waits for its end.
 pub(super) struct Offer {
@@ -21,7 +24,7 @@ pub(super) struct Offer {
     /// When the feedback came in that it was trained on.
     pub(super) feedback: Vec<u64>,
     /// Until the end was waited for.
-    thread: Option<JoinHandle<Result<Verdict, String>>>,
+    thread: Option<JoinHandle<Result<Ended, String>>>,
 }
 
 impl Offer {
@@ -40,7 +43,7 @@ impl Offer {
         let publish = move || {
             to_background();
             let verdict = runtime.block_on(policies.propose(&candidate, parent, step, metrics));
-            verdict.map_err(|error| error.to_string())
+            verdict.map(|verdict| (verdict, now_ms())).map_err(|error| error.to_string())
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
         let thread = thread.map_err(|error| TrainError::Failed(format!("no thread: {error}")))?;
@@ -53,7 +56,7 @@ impl Offer {
     }
 
     /// Waits for what became of it.
-    pub(super) fn verdict(&mut self) -> Result<Verdict, TrainError> {
+    pub(super) fn end(&mut self) -> Result<Ended, TrainError> {
         let ended = self.thread.take().map(JoinHandle::join);
         let panicked = || TrainError::Failed("the publication panicked".to_owned());
         ended.and_then(Result::ok).ok_or_else(panicked)?.map_err(TrainError::Failed)

@@ -173,6 +173,9 @@ impl<'a> Trainer<'a> {
                 next = commands.recv_timeout(Duration::ZERO);
             }
             self.follow_rollback()?;
+            if self.offer.as_ref().is_some_and(Offer::is_over) {
+                self.conclude()?;
+            }
             let max_steps = self.parts.config.max_steps;
             let state = if max_steps > 0 && self.learner.step_count() >= max_steps {
                 TrainState::Finished
@@ -380,13 +383,13 @@ impl<'a> Trainer<'a> {
         if !offer.is_over() {
             self.board.state(TrainState::Publishing);
         }
-        let published = match offer.verdict()? {
+        let (verdict, ended) = offer.end()?;
+        let published = match verdict {
             Verdict::Published(record) => {
                 self.progress.published(record.version);
-                let now = now_ms();
                 #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
                 for arrived in &offer.feedback {
-                    let waited = now.saturating_sub(*arrived) as f64 / 1000.0;
+                    let waited = ended.saturating_sub(*arrived) as f64 / 1000.0;
                     self.parts.metrics.feedback_to_policy.observe(waited);
                 }
                 true
