@@ -414,7 +414,8 @@ impl<'a> Trainer<'a> {
     /// Brings the status up to date.
     fn report(&self) {
         self.board.update(|s| {
-            s.step = self.learner.step_count();
+            // Not the learner's: its step may have to be undone until it is written down.
+            s.step = self.progress.last_step.as_ref().map_or(0, |step| step.step);
             s.policy_version = self.progress.parent.0;
             if let Some(step) = &self.progress.last_step {
                 s.metrics.clone_from(&step.metrics);
