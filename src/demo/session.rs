@@ -22,12 +22,13 @@ use super::{DemoError, DemoOptions};
 const TIME_LIMIT: Duration = Duration::from_secs(285);
 /// Kept back from it for the trainer to finish a step and for shutting down.
 const RESERVE: Duration = Duration::from_secs(15);
-/// How often the daemon is asked what waits: users follow it, and what they learn late comes in bursts.
+/// How often the daemon is asked what waits: users follow it, and what they learn late comes in
+/// bursts.
 const POLL: Duration = Duration::from_millis(10);
 /// How often it is asked for its metrics, which only the display needs.
 const SCRAPE: Duration = Duration::from_millis(250);
-/// Polls in a row that may fail.
-const POLLS_FAILED: u32 = 10;
+/// Polls in a row that may fail: half a second's.
+const POLLS_FAILED: u32 = 50;
 /// Longest wait for the trainer to finish what it is doing.
 const SETTLE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon to be ready.

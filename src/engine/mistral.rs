@@ -247,7 +247,10 @@ impl Publisher for MistralEngine {
             .name("hone-stage".to_owned())
             .spawn(move || {
                 to_background();
+                let loader = Arc::clone(&staging.loader);
                 let result = staging.run();
+                // What a failed load left.
+                loader.give_memory_back();
                 let _ = sender.send(result);
             })
             .map_err(|e| EngineError::Internal(format!("no thread: {e}")))?;

@@ -230,7 +230,7 @@ fn measure(gather: u64, clients: u64) {
 async fn what_must_not_wait_takes_along_what_does() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    let config = StoreConfig { group_commit_ms: 1000, queue: 1000 };
+    let config = StoreConfig::default();
     let store = Store::start(handle::opener(&path), &config, metrics(), |writer| {
         // Nothing would come of it in time.
         writer.gather = std::time::Duration::from_secs(3600);
