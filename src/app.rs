@@ -84,7 +84,10 @@ impl Core {
     }
 
     async fn with(config: &Config, serves: bool, until: Option<u64>) -> anyhow::Result<Self> {
-        set_background(config.train.priority);
+        // Alone, there is nobody to give way to.
+        if serves {
+            set_background(config.train.priority);
+        }
         let metrics = Arc::new(Metrics::new()?);
         let data = config.data.dir.clone();
         std::fs::create_dir_all(&data).with_context(|| format!("data.dir {}", data.display()))?;

@@ -59,6 +59,8 @@ impl Daemon {
             .arg(dir.join("hone.toml"))
             .arg("--data")
             .arg(dir.join("data"))
+            // Other programs would leave an idle trainer nothing.
+            .env("HONE_TRAIN_PRIORITY", "normal")
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()

@@ -35,6 +35,8 @@ impl Daemon {
             .arg("--data")
             .arg(data.join("data"))
             .args(args)
+            // Other tests and programs would leave an idle trainer nothing.
+            .env("HONE_TRAIN_PRIORITY", "normal")
             .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .spawn()

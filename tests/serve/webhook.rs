@@ -104,12 +104,14 @@ async fn a_killed_webhook_leaves_parts_missing_until_it_is_back() {
     let daemon = Daemon::start_with(dir.path(), &config(port), &[], &secret);
 
     until(&daemon, OK, |n| n > 0.0).await;
-    let steps = until(&daemon, STEPS, |n| n >= 2.0).await;
+    until(&daemon, STEPS, |n| n >= 2.0).await;
     drop(webhook);
     until(&daemon, OPEN, |open| open == 1.0).await;
+    // More than may be waiting from before.
     let missing = until(&daemon, MISSING, |n| n > 0.0).await;
+    until(&daemon, MISSING, |n| n >= missing + 64.0).await;
+    let steps = metric(&daemon, STEPS).await;
     until(&daemon, STEPS, |n| n >= steps + 3.0).await;
-    assert!(metric(&daemon, MISSING).await > missing, "every sample without a value is counted");
     daemon.ask("What is 3 + 4?", 1).await;
 
     let _webhook = Webhook::start(port);
