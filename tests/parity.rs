@@ -107,7 +107,8 @@ impl Pair {
             let completion = self.sample(&*self.engine, &prompt, seed, temperature).await;
             let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
             let logprobs: Vec<f32> = completion.tokens.iter().map(|t| t.logprob).collect();
-            let scored = self.learner.score(&prompt, &ids, temperature).unwrap();
+            let scored =
+                self.learner.snapshot().unwrap().score(&prompt, &ids, temperature).unwrap();
             assert_eq!(scored.len(), logprobs.len());
             for (served, trained) in logprobs.iter().zip(&scored) {
                 greatest = greatest.max((served - trained).abs());
@@ -139,7 +140,7 @@ async fn agrees(model: &str, what: &str, lora: LoraConfig, short: bool) {
         assert_eq!((stats.skipped, stats.refused), (None, Vec::new()));
         let dir = pair.files.path().join(format!("adapter-{version}"));
         std::fs::create_dir(&dir).unwrap();
-        pair.learner.write_adapter(&dir, "model").unwrap();
+        pair.learner.snapshot().unwrap().write(&dir, "model").unwrap();
         pair.engine.stage(PolicyVersion(version), Some(&dir)).await.unwrap();
         pair.engine.activate().await.unwrap();
         pair.native.publish(PolicyVersion(version), Some(pair.learner.served())).unwrap();

@@ -21,7 +21,7 @@ pub enum TrainState {
     Waiting,
     /// Computing a step.
     Training,
-    /// Publishing a version.
+    /// Waiting for a version to be published, which goes on beside the next step where there is one.
     Publishing,
     /// Paused by `/admin/train/pause`.
     Paused,

@@ -22,7 +22,7 @@ use super::objective::{self, Adaptive, Objective, Totals};
 use super::optim::{AdamW, AdamWConfig, clip_global_norm};
 use super::pass::Pass;
 use super::reference::Reference;
-use super::snapshot::{self, Snapshot};
+use super::snapshot::Snapshot;
 use super::split::{Split, timed};
 pub use super::step_stats::StepStats;
 use super::{peft, schedule};
@@ -302,15 +302,6 @@ impl Learner {
         self.optimizer.bytes()
     }
 
-    /// Natural-log probability of each of `ids` after `prompt` under the policy as it is
-    /// [served](Self::served) at `temperature`.
-    ///
-    /// # Errors
-    /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
-    pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
-        snapshot::score(&self.model, self.served(), (prompt, ids, temperature))
-    }
-
     /// Copies of the tensors being trained under their PEFT names.
     ///
     /// # Errors
@@ -319,22 +310,13 @@ impl Learner {
         self.lora.tensors()
     }
 
-    /// The adapter as it is [served](Self::served), for later.
+    /// The policy as it is [served](Self::served): what is scored and written.
     ///
     /// # Errors
     /// If a copy fails.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let (model, lora) = (self.model.clone(), self.served().copy()?);
         Ok(Snapshot { model, lora, config: self.config.lora.clone() })
-    }
-
-    /// Writes the adapter as it is [served](Self::served) as a PEFT directory and waits until it is
-    /// on disk.
-    ///
-    /// # Errors
-    /// If a file cannot be written.
-    pub fn write_adapter(&self, dir: &Path, base_model_name: &str) -> Result<()> {
-        peft::write(dir, self.served(), &self.config.lora, base_model_name)
     }
 }
 

@@ -48,7 +48,11 @@ fn a_fresh_policy_is_the_base_and_a_step_moves_it_the_right_way() {
     // What was rewarded has become more probable, weighted by the advantage.
     let mut gain = 0.0;
     for sample in &samples {
-        let after = learner.score(&sample.prompt_ids, &sample.ids, sample.temperature).unwrap();
+        let after = learner
+            .snapshot()
+            .unwrap()
+            .score(&sample.prompt_ids, &sample.ids, sample.temperature)
+            .unwrap();
         let change: f32 = after.iter().zip(&sample.logprobs).map(|(a, b)| a - b).sum();
         gain += sample.advantage * f64::from(change);
     }
@@ -70,7 +74,13 @@ fn repeated_steps_learn_a_preferred_answer() {
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
     let score = |learner: &Learner, i: usize, samples: &[TrainSample]| -> f32 {
-        learner.score(&samples[i].prompt_ids, &samples[i].ids, 1.0).unwrap().iter().sum()
+        learner
+            .snapshot()
+            .unwrap()
+            .score(&samples[i].prompt_ids, &samples[i].ids, 1.0)
+            .unwrap()
+            .iter()
+            .sum()
     };
     let before = score(&learner, 0, &samples) - score(&learner, 1, &samples);
     for _ in 0..20 {
@@ -275,7 +285,7 @@ fn roll_back_restores_the_policy_and_forgets_the_moments() {
     let fresh = bits(&learner);
     learner.step(&batch(1), 9, 16).unwrap();
     let first = bits(&learner);
-    learner.write_adapter(dir.path(), "tiny").unwrap();
+    learner.snapshot().unwrap().write(dir.path(), "tiny").unwrap();
     learner.step(&batch(2), 9, 16).unwrap();
     let second = bits(&learner);
     assert_ne!(first, second);
@@ -294,7 +304,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut narrow = tiny_config();
     narrow.lora.target_modules = ["q_proj"].into();
-    tiny_learner(&narrow).write_adapter(&dir.path().join("narrow"), "tiny").unwrap();
+    tiny_learner(&narrow).snapshot().unwrap().write(&dir.path().join("narrow"), "tiny").unwrap();
     tiny_learner(&narrow).save(&dir.path().join("step-1"), &json!(null)).unwrap();
     let mut learner = tiny_learner(&tiny_config());
     let before = bits(&learner);
@@ -441,8 +451,8 @@ fn scores_do_not_depend_on_what_else_is_in_the_batch() {
     let mut trained = tiny_learner(&tiny_config());
     let stats = trained.step(&samples, 1, 16).unwrap();
     assert!(stats.metrics["sampler_difference_max"] < 1e-5);
-    assert!(learner.score(&[], &[1], 1.0).is_err());
-    assert!(learner.score(&[1], &[999], 1.0).is_err());
+    assert!(learner.snapshot().unwrap().score(&[], &[1], 1.0).is_err());
+    assert!(learner.snapshot().unwrap().score(&[1], &[999], 1.0).is_err());
 }
 
 /// Writes what `tests/reference/check_peft.py` reads.
@@ -454,7 +464,7 @@ fn an_adapter_for_python() {
     let mut config = tiny_config();
     config.lora.exclude_modules = ["up_proj"].into();
     let learner = tiny_learner(&config);
-    learner.write_adapter(dir, "qwen2-tiny").unwrap();
+    learner.snapshot().unwrap().write(dir, "qwen2-tiny").unwrap();
     let spec: &ModelSpec = learner.spec();
     let (_, lora) = peft::read(dir, spec, DType::F32, &candle_core::Device::Cpu).unwrap();
     randomise(&lora, 3);
@@ -462,7 +472,7 @@ fn an_adapter_for_python() {
     let mut learner = tiny_learner(&config);
     learner.reset_to(Some(dir)).unwrap();
     let (prompt, ids) = ([1, 87, 85, 266, 201], [64, 240, 256, 2]);
-    let logprobs = learner.score(&prompt, &ids, 0.8).unwrap();
+    let logprobs = learner.snapshot().unwrap().score(&prompt, &ids, 0.8).unwrap();
     let expected =
         json!({"prompt_ids": prompt, "ids": ids, "temperature": 0.8, "logprobs": logprobs});
     std::fs::write(dir.join("expected.json"), expected.to_string()).unwrap();

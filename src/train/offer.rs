@@ -9,10 +9,11 @@ use tokio::runtime::Handle;
 
 use super::Snapshot;
 use super::handle::TrainError;
+use super::progress::Progress;
 use super::worker::Parts;
 use crate::policy::{Candidate, Verdict};
 use crate::telemetry::process::to_background;
-use crate::types::{PolicyVersion, StepRecord, TokenId, UnixMillis, now_ms};
+use crate::types::{TokenId, UnixMillis, now_ms};
 
 /// What became of it, and when.
 type Ended = (Verdict, UnixMillis);
@@ -28,15 +29,17 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Begins to publish `snapshot`, made by `record`'s step out of `parent`; `pool` scores the probe.
+    /// Begins to publish `snapshot`, the weights after `progress`; `pool` scores the probe.
     pub(super) fn begin(
         parts: &Parts,
-        (runtime, pool): (&Handle, &Arc<rayon::ThreadPool>),
+        runtime: &Handle,
+        pool: &Arc<rayon::ThreadPool>,
         snapshot: Snapshot,
-        (parent, record): (PolicyVersion, Option<&StepRecord>),
-        (step, feedback): (u64, Vec<u64>),
+        progress: &Progress,
+        feedback: Vec<u64>,
     ) -> Result<Self, TrainError> {
-        let metrics = record.map(|step| step.metrics.clone()).unwrap_or_default();
+        let (parent, step) = (progress.parent, progress.steps());
+        let metrics = progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
         let (policies, runtime) = (Arc::clone(&parts.policies), runtime.clone());
         let base_model = parts.model_name.clone();
         let candidate = Offered { snapshot, pool: Arc::clone(pool), base_model };

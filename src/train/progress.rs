@@ -45,6 +45,11 @@ impl Progress {
         self.pending += 1;
     }
 
+    /// Steps that are written down.
+    pub(super) fn steps(&self) -> u64 {
+        self.last_step.as_ref().map_or(0, |step| step.step)
+    }
+
     /// The version whose weights these are exactly, if it is one.
     pub(super) fn current_version(&self) -> Option<PolicyVersion> {
         (self.pending == 0).then_some(self.parent)

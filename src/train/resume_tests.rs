@@ -100,10 +100,11 @@ fn the_average_is_what_is_served_scored_and_written() {
             assert!((own - (one + two) / 2.0).abs() < 1e-7, "{name}");
         }
     }
-    learner.write_adapter(dir.path(), "tiny").unwrap();
+    learner.snapshot().unwrap().write(dir.path(), "tiny").unwrap();
     let mut served = tiny_learner(&tiny_config());
     served.reset_to(Some(dir.path())).unwrap();
-    let score = |learner: &Learner| learner.score(&[5, 6], &[7, 8, 9], 1.0).unwrap();
+    let score =
+        |learner: &Learner| learner.snapshot().unwrap().score(&[5, 6], &[7, 8, 9], 1.0).unwrap();
     assert_eq!(score(&learner), score(&served));
     assert_ne!(score(&learner), score(&plain));
     // A roll-back starts a new average.

@@ -24,7 +24,22 @@ impl Snapshot {
     /// # Errors
     /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
     pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
-        score(&self.model, &self.lora, (prompt, ids, temperature))
+        let sample = TrainSample {
+            prompt_ids: prompt.to_vec(),
+            ids: ids.to_vec(),
+            logprobs: vec![0.0; ids.len()],
+            temperature,
+            advantage: 0.0,
+            version: 0,
+            truncated: false,
+        };
+        sample.validate(0, self.model.spec().vocab_size)?;
+        let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
+        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
+        let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
+        let hidden = trace.hidden().detach();
+        let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
+        Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 
     /// Writes a PEFT directory and waits until it is on disk.
@@ -34,28 +49,4 @@ impl Snapshot {
     pub fn write(&self, dir: &Path, base_model_name: &str) -> Result<()> {
         peft::write(dir, &self.lora, &self.config, base_model_name)
     }
-}
-
-/// Natural-log probability of each completion token: `(prompt, completion, temperature)`.
-pub(super) fn score(
-    model: &Model,
-    lora: &Lora,
-    (prompt, ids, temperature): (&[u32], &[u32], f32),
-) -> Result<Vec<f32>> {
-    let sample = TrainSample {
-        prompt_ids: prompt.to_vec(),
-        ids: ids.to_vec(),
-        logprobs: vec![0.0; ids.len()],
-        temperature,
-        advantage: 0.0,
-        version: 0,
-        truncated: false,
-    };
-    sample.validate(0, model.spec().vocab_size)?;
-    let layout = Layout::new(&[(prompt, ids, temperature)], model.device())?;
-    let trace = model.trace(&layout.ids, &layout.segments, lora, None, 0)?;
-    let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
-    let hidden = trace.hidden().detach();
-    let stats = model.stats(&hidden, rows, targets, temperatures)?;
-    Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
 }

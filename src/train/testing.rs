@@ -95,7 +95,11 @@ pub(super) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
 pub(super) fn record(learner: &Learner, samples: &mut [TrainSample], spread: f32, seed: u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for sample in samples {
-        let own = learner.score(&sample.prompt_ids, &sample.ids, sample.temperature).unwrap();
+        let own = learner
+            .snapshot()
+            .unwrap()
+            .score(&sample.prompt_ids, &sample.ids, sample.temperature)
+            .unwrap();
         sample.logprobs = own.iter().map(|l| l + rng.random_range(-1.0..1.0) * spread).collect();
     }
 }

@@ -363,15 +363,15 @@ impl<'a> Trainer<'a> {
         self.conclude().map(drop)
     }
 
-    /// Begins to publish the weights.
+    /// Begins to publish the weights; none is under way.
     fn offer(&mut self) -> Outcome<()> {
-        self.conclude()?;
         self.offer = Some(Offer::begin(
             self.parts,
-            (self.runtime, &self.pools.probe),
+            self.runtime,
+            &self.pools.probe,
             self.learner.snapshot().map_err(failed)?,
-            (self.progress.parent, self.progress.last_step.as_ref()),
-            (self.learner.step_count(), std::mem::take(&mut self.feedback)),
+            &self.progress,
+            std::mem::take(&mut self.feedback),
         )?);
         Ok(())
     }
@@ -415,7 +415,7 @@ impl<'a> Trainer<'a> {
     fn report(&self) {
         self.board.update(|s| {
             // Not the learner's: its step may have to be undone until it is written down.
-            s.step = self.progress.last_step.as_ref().map_or(0, |step| step.step);
+            s.step = self.progress.steps();
             s.policy_version = self.progress.parent.0;
             if let Some(step) = &self.progress.last_step {
                 s.metrics.clone_from(&step.metrics);

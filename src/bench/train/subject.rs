@@ -226,9 +226,10 @@ impl Data {
     /// # Errors
     /// If they do not fit the model.
     pub fn samples(self, learner: &Learner) -> anyhow::Result<Vec<TrainSample>> {
+        let policy = learner.snapshot()?;
         let sample = |row: Row| {
             let logprobs = match row.logprobs.is_empty() {
-                true => learner.score(&row.prompt, &row.completion, 1.0)?,
+                true => policy.score(&row.prompt, &row.completion, 1.0)?,
                 false => row.logprobs,
             };
             Ok(TrainSample {

@@ -172,7 +172,8 @@ fn all_prompts(
 ) -> f32 {
     let differences = requests[..6].iter().map(|request| {
         let temperature = request.params.temperature;
-        let scored = learner.score(&request.prompt_ids, ids, temperature).unwrap();
+        let scored =
+            learner.snapshot().unwrap().score(&request.prompt_ids, ids, temperature).unwrap();
         let pairs = completion.tokens.iter().zip(scored);
         pairs.fold(0.0_f32, |worst, (token, score)| worst.max((token.logprob - score).abs()))
     });
