@@ -172,6 +172,14 @@ async fn the_embedded_model_with_two_modules() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_embedded_model_with_one_layer_of_two() {
+    for layer in 0..2 {
+        let lora = LoraConfig { layers_to_transform: vec![layer], ..rank_four() };
+        agrees("models/embedded", "one layer", lora, false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_directory_from_transformers() {
     agrees("tests/fixtures/qwen2-tiny", "all modules", rank_four(), false).await;
 }

@@ -102,12 +102,10 @@ impl Adapter {
     pub(super) fn apply(&self) -> Applied {
         let taken = Arc::new(Mutex::new(HashSet::new()));
         let backend = Counted { tensors: self.tensors.clone(), taken: Arc::clone(&taken) };
-        // The loader matches these as unanchored regular expressions against full module names.
-        let exactly = |module: &String| format!("^{}$", regex::escape(module));
         let config = LoraConfig {
             rank: self.rank,
             alpha: self.alpha,
-            target_modules: self.modules.iter().map(exactly).collect(),
+            target_modules: self.modules.iter().map(|module| pattern(module)).collect(),
         };
         let weights = ShardedSafeTensors::wrap(Box::new(backend), DType::F32, Device::Cpu);
         // Adapters of an earlier load on this thread would be merged on top.
@@ -147,6 +145,19 @@ fn check(config: &PeftConfig) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// What matches a module's full name, which the loader takes as an unanchored regular expression.
+///
+/// Modules that differ in their layer's number alone have the same, because the loader compiles all
+/// patterns anew for every module that it loads. So those of layers without an adapter match too:
+/// [`Counted`] has zeros for them.
+fn pattern(module: &str) -> String {
+    let part = |part: &str| match part.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => "[0-9]+".to_owned(),
+        false => regex::escape(part),
+    };
+    format!("^{}$", module.split('.').map(part).collect::<Vec<_>>().join(r"\."))
 }
 
 /// The modules that the tensors' names mean, each with both its tensors. Strange names are told
@@ -221,7 +232,7 @@ impl Drop for Applied {
     }
 }
 
-/// Tensors by name that remembers which were asked for.
+/// Tensors by name, zeros where there is none, that remembers which were asked for.
 struct Counted {
     tensors: HashMap<String, Tensor>,
     taken: Arc<Mutex<HashSet<String>>>,
@@ -236,6 +247,9 @@ impl SimpleBackend for Counted {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
+        if !self.contains_tensor(name) {
+            return Tensor::zeros(shape, dtype, device);
+        }
         let tensor = self.get_unchecked(name, dtype, device)?;
         if *tensor.shape() != shape {
             candle_core::bail!(
@@ -261,5 +275,28 @@ impl SimpleBackend for Counted {
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_matches_its_module_in_every_layer_and_nothing_else() {
+        let pattern = pattern("model.layers.3.mlp.up_proj");
+        assert_eq!(pattern, super::pattern("model.layers.12.mlp.up_proj"));
+        let regex = regex::Regex::new(&format!("{pattern}|^lm_head$")).unwrap();
+        for name in ["model.layers.3.mlp.up_proj", "model.layers.10.mlp.up_proj", "lm_head"] {
+            assert!(regex.is_match(name), "{name}");
+        }
+        for name in [
+            "model.layers.3.mlp.up_proj.more",
+            "a.model.layers.3.mlp.up_proj",
+            "model.layers.x.mlp.up_proj",
+            "model.layers.3.mlp_up_proj",
+        ] {
+            assert!(!regex.is_match(name), "{name}");
+        }
     }
 }
