@@ -241,7 +241,7 @@ pub enum ZeroVariance {
     /// They count in the normaliser and in the KL.
     #[default]
     Keep,
-    /// They are not trained on.
+    /// They are not trained on, but for members that feedback tells apart.
     Drop,
 }
 

@@ -233,15 +233,14 @@ impl Baselines {
             out.running_count += count;
             past.push(gains);
         }
-        let dropped: Vec<bool> = sums
+        let gains_nothing = |gain: Option<f64>| gain.is_none_or(|gain| gain == 0.0);
+        let equal: Vec<bool> = sums
             .iter()
-            .enumerate()
-            .map(|(index, own)| {
-                let none = |gains: &[Option<f64>]| gains.iter().flatten().all(|gain| *gain == 0.0);
+            .zip(&within)
+            .map(|(own, within)| {
                 rules.zero_variance == ZeroVariance::Drop
                     && own.members.len() > 1
-                    && none(&within[index])
-                    && none(&past[index])
+                    && within.iter().copied().all(gains_nothing)
             })
             .collect();
         if rules.aggregation == RewardAggregation::Gdpo {
@@ -249,13 +248,16 @@ impl Baselines {
         }
         for (index, own) in sums.iter().enumerate() {
             let mut values = vec![None; groups[index].members];
-            for member in own.members.iter().filter(|_| !dropped[index]) {
-                let gains = [within[index][*member], past[index][*member]];
-                values[*member] = Some(gains.into_iter().flatten().sum());
+            for &member in &own.members {
+                let gains = [within[index][member], past[index][member]];
+                // Feedback on one of equals still tells that one apart.
+                let says_something = !equal[index] || !gains_nothing(past[index][member]);
+                values[member] = says_something.then(|| gains.into_iter().flatten().sum());
             }
+            let dropped = equal[index] && values.iter().all(Option::is_none);
+            out.dropped_groups += u64::from(dropped);
             out.values.push(values);
         }
-        out.dropped_groups = dropped.iter().filter(|dropped| **dropped).count() as u64;
         summary.finish(&mut out);
         batch.describe(groups, &mut out);
         self.remember(&batch);

@@ -146,7 +146,8 @@ fn groups_without_a_difference_are_dropped_where_asked() {
         part("thumbs", 1.0, &[None, Some(1.0)]),
     ]);
     let out = baselines.advantages(&[mixed], rules);
-    assert!(out.values[0][0] == Some(0.0) && out.values[0][1].unwrap() > 0.1);
+    assert!(out.values[0][0].is_none() && out.values[0][1].unwrap() > 0.1);
+    assert_eq!(out.dropped_groups, 0);
     let gdpo = Rules { aggregation: RewardAggregation::Gdpo, ..rules };
     assert_eq!(run(&[graded(&[0.1; 3]), graded(&[0.0, 0.7])], gdpo).values[0], vec![None; 3]);
 }
