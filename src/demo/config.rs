@@ -10,6 +10,7 @@ use crate::config::reward::{FormatStrict, NumericMatch};
 use crate::config::{
     Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
     RouteConfig, RouteList, RunConfig, ScheduleKind, ServerConfig, TrainConfig, WarningConfig,
+    ZeroVariance,
 };
 
 use super::RewardsMode;
@@ -79,6 +80,8 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         schedule: ScheduleKind::Cosine,
         min_learning_rate: 2e-4,
         total_steps: steps,
+        // Nothing is learned from answers that are all as good, and soon those are half of them.
+        zero_variance_groups: ZeroVariance::Drop,
         warmup_steps: steps.saturating_sub(1).min(2),
         ..TrainConfig::default()
     }
