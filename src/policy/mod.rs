@@ -67,6 +67,8 @@ pub enum Verdict {
     Published(PolicyRecord),
     /// It was never served; the record's `reason` says why.
     Rejected(PolicyRecord),
+    /// Another version than its parent is served by now: it was not even written.
+    Overruled,
 }
 
 /// A version that was activated by hand: the trainer goes on from it.
@@ -297,7 +299,8 @@ impl Policies {
     ///
     /// The gate of this version is parity: the staged engine samples from a fixed prompt, and the
     /// candidate must give those tokens the same log-probabilities, in the mean within
-    /// `policy.parity_tolerance`. A rejected version is recorded and never served.
+    /// `policy.parity_tolerance`. A rejected version is recorded and never served. A candidate whose
+    /// `parent` is no longer the active version is given up: what was activated by hand stays.
     ///
     /// # Errors
     /// If files, engine or ledger fail; what is served has not changed then.
@@ -309,6 +312,10 @@ impl Policies {
         metrics: std::collections::BTreeMap<String, f64>,
     ) -> Result<Verdict, PolicyError> {
         let _publishing = self.publishing.lock().await;
+        if parent != self.active() {
+            tracing::info!(%parent, active = %self.active(), step, "weights are not published: overruled");
+            return Ok(Verdict::Overruled);
+        }
         let records = self.list()?;
         let next = records.last().map_or(1, |r| r.version.0 + 1);
         let version = PolicyVersion(next);

@@ -150,6 +150,21 @@ async fn rejects_what_the_engine_serves_differently() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_activated_by_hand_is_not_published_over() {
+    let world = World::new();
+    let policies = world.start(20).await;
+    publish(&policies, 1).await;
+    publish(&policies, 2).await;
+    policies.activate(PolicyVersion(1), "test").await.unwrap();
+    let of_two = policies.propose(&GOOD, PolicyVersion(2), 3, BTreeMap::new()).await.unwrap();
+    assert!(matches!(of_two, Verdict::Overruled), "{of_two:?}");
+    assert_eq!((policies.active().0, world.served()), (1, 1));
+    assert_eq!(policies.list().unwrap().len(), 3);
+    let Verdict::Published(next) = publish(&policies, 3).await else { panic!("not published") };
+    assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion(1))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rolls_back_by_hand_and_tells_the_trainer() {
     let world = World::new();
     let policies = world.start(20).await;

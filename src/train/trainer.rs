@@ -376,8 +376,8 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Waits for the publication under way, if there is one; false where the weights were rejected
-    /// and the learner went back, a step taken meanwhile included.
+    /// Waits for the publication under way, if there is one; false where the weights were rejected or
+    /// overruled and the learner went back, a step taken meanwhile included.
     fn conclude(&mut self) -> Outcome<bool> {
         let Some(mut offer) = self.offer.take() else { return Ok(true) };
         if !offer.is_over() {
@@ -394,8 +394,10 @@ impl<'a> Trainer<'a> {
                 }
                 true
             }
-            Verdict::Rejected(record) => {
-                self.board.update(|s| s.last_error = record.reason);
+            Verdict::Rejected(_) | Verdict::Overruled => {
+                if let Verdict::Rejected(record) = verdict {
+                    self.board.update(|s| s.last_error = record.reason);
+                }
                 // Reaches the next version, as before.
                 self.feedback.append(&mut offer.feedback);
                 if self.learner.step_count() > offer.step {

@@ -32,18 +32,22 @@ struct Scripted {
     /// The version whose probe is no number.
     rejects: AtomicU64,
     staged: AtomicU64,
+    /// Stagings asked for.
+    asked: AtomicU64,
 }
 
 impl Default for Scripted {
     fn default() -> Self {
         let staging = Semaphore::new(Semaphore::MAX_PERMITS);
-        Self { staging, rejects: AtomicU64::new(u64::MAX), staged: AtomicU64::default() }
+        let [staged, asked] = <[AtomicU64; 2]>::default();
+        Self { staging, rejects: AtomicU64::new(u64::MAX), staged, asked }
     }
 }
 
 #[async_trait]
 impl Publisher for Scripted {
     async fn stage(&self, version: PolicyVersion, _: Option<&Path>) -> Result<(), EngineError> {
+        self.asked.fetch_add(1, Ordering::AcqRel);
         self.staging.acquire().await.unwrap().forget();
         self.staged.store(version.0, Ordering::Release);
         Ok(())
@@ -207,22 +211,30 @@ impl World {
         }
     }
 
-    /// Pauses, records groups for two steps, and lets them be taken while the first step's version
-    /// cannot be staged, until the second step has been computed and waits for it.
-    async fn two_steps_at_once(&self) -> [GroupId; 4] {
-        let handle = self.worker.handle();
-        handle.pause().unwrap();
-        self.until("paused", |w| w.worker.handle().status().state == TrainState::Paused).await;
+    /// Pauses, forbids stagings and records groups of `version` for two steps.
+    async fn two_steps_at_hand(&self, version: u64) -> [GroupId; 4] {
+        self.worker.handle().pause().unwrap();
+        self.reaches(TrainState::Paused).await;
         self.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
         let mut groups = Vec::new();
         for token in [4, 6, 7, 8] {
-            groups.push(self.group(token, 0).await);
+            groups.push(self.group(token, version).await);
         }
-        handle.resume().unwrap();
-        // Not before: with a batch at hand it is waited for only when that has been computed.
-        self.until("publishing", |w| w.worker.handle().status().state == TrainState::Publishing)
-            .await;
         groups.try_into().unwrap()
+    }
+
+    /// Lets both steps be taken, until the second has been computed and waits for the first one's
+    /// version, which cannot be staged.
+    async fn two_steps_at_once(&self) -> [GroupId; 4] {
+        let groups = self.two_steps_at_hand(0).await;
+        self.worker.handle().resume().unwrap();
+        // Not before: with a batch at hand it is waited for only when that has been computed.
+        self.reaches(TrainState::Publishing).await;
+        groups
+    }
+
+    async fn reaches(&self, state: TrainState) {
+        self.until(state.as_str(), |w| w.worker.handle().status().state == state).await;
     }
 
     async fn version(&self, wanted: u64) {
@@ -308,12 +320,58 @@ async fn a_step_on_weights_that_are_rejected_is_taken_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_step_on_weights_that_are_overruled_is_taken_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    for version in 0..2 {
+        world.group(4, version).await;
+        world.group(6, version).await;
+        world.version(version + 1).await;
+    }
+    let groups = world.two_steps_at_hand(2).await;
+    // By hand first: the third step's version has to wait for it.
+    let asked = world.publisher.asked.load(Ordering::Acquire);
+    let policies = Arc::clone(&world.policies);
+    let by_hand = tokio::spawn(async move { policies.activate(PolicyVersion(1), "test").await });
+    world.until("by hand", |w| w.publisher.asked.load(Ordering::Acquire) > asked).await;
+    world.worker.handle().resume().unwrap();
+    world.reaches(TrainState::Publishing).await;
+    world.publisher.staging.add_permits(1000);
+    by_hand.await.unwrap().unwrap();
+    world.version(3).await;
+    let policies = world.policies.list().unwrap();
+    let told: Vec<_> = policies[2..].iter().map(|p| (p.version.0, p.step, p.parent)).collect();
+    assert_eq!(told, [(2, 2, Some(PolicyVersion(1))), (3, 4, Some(PolicyVersion(1)))]);
+    let states = groups.map(|id| world.state(id));
+    let (third, fourth) = (GroupState::Trained(3), GroupState::Trained(4));
+    assert_eq!(states, [third.clone(), third, fourth.clone(), fourth]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_goes_before_the_steps_that_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let groups = world.two_steps_at_once().await;
+    // A wake-up each, and a step more for two of them.
+    for token in [9, 10, 11, 12, 13, 14] {
+        world.group(token, 0).await;
+    }
+    world.worker.handle().pause().unwrap();
+    world.publisher.staging.add_permits(1000);
+    world.reaches(TrainState::Paused).await;
+    assert_eq!(world.store.last_step().unwrap().unwrap().step, 2);
+    assert_eq!(world.state(groups[3]), GroupState::Trained(2));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_paused_trainer_steps_only_when_told() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::start(dir.path()).await;
     let handle = world.worker.handle();
     handle.pause().unwrap();
-    world.until("paused", |w| w.worker.handle().status().state == TrainState::Paused).await;
+    world.reaches(TrainState::Paused).await;
     assert!(matches!(handle.step().await, Err(TrainError::NothingReady)));
     let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
     tokio::time::sleep(Duration::from_millis(100)).await;
