@@ -101,14 +101,14 @@ impl Pair {
     /// Samples at several temperatures; the greatest difference, and what was sampled.
     async fn compare(&self) -> (f32, Vec<TrainSample>) {
         let (mut greatest, mut samples) = (0.0_f32, Vec::new());
+        let policy = self.learner.snapshot().unwrap();
         for seed in 0..12 {
             let prompt = self.prompt(seed);
             let temperature = [1.0, 0.7, 1.5][seed as usize % 3];
             let completion = self.sample(&*self.engine, &prompt, seed, temperature).await;
             let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
             let logprobs: Vec<f32> = completion.tokens.iter().map(|t| t.logprob).collect();
-            let scored =
-                self.learner.snapshot().unwrap().score(&prompt, &ids, temperature).unwrap();
+            let scored = policy.score(&prompt, &ids, temperature).unwrap();
             assert_eq!(scored.len(), logprobs.len());
             for (served, trained) in logprobs.iter().zip(&scored) {
                 greatest = greatest.max((served - trained).abs());

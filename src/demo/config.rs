@@ -80,9 +80,9 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         schedule: ScheduleKind::Cosine,
         min_learning_rate: 2e-4,
         total_steps: steps,
+        warmup_steps: steps.saturating_sub(1).min(2),
         // Nothing is learned from answers that are all as good, and soon those are half of them.
         zero_variance_groups: ZeroVariance::Drop,
-        warmup_steps: steps.saturating_sub(1).min(2),
         ..TrainConfig::default()
     }
 }

@@ -249,8 +249,10 @@ impl Publisher for MistralEngine {
                 to_background();
                 let loader = Arc::clone(&staging.loader);
                 let result = staging.run();
-                // What a failed load left.
-                loader.give_memory_back();
+                if result.is_err() {
+                    // What the failed load left.
+                    loader.give_memory_back();
+                }
                 let _ = sender.send(result);
             })
             .map_err(|e| EngineError::Internal(format!("no thread: {e}")))?;

@@ -10,7 +10,7 @@ use super::checkpoint::{latest, list, prune, step_dir};
 use super::error::LearnError;
 use super::learner::Learner;
 use super::testing::{
-    random_samples, randomise, record, tiny_config, tiny_learner, tiny_model, values,
+    random_samples, randomise, record, score, tiny_config, tiny_learner, tiny_model, values,
 };
 use super::{Model, ModelSpec, peft};
 use crate::config::{CorrectionMode, Modules, ScheduleKind, TrainConfig};
@@ -48,11 +48,7 @@ fn a_fresh_policy_is_the_base_and_a_step_moves_it_the_right_way() {
     // What was rewarded has become more probable, weighted by the advantage.
     let mut gain = 0.0;
     for sample in &samples {
-        let after = learner
-            .snapshot()
-            .unwrap()
-            .score(&sample.prompt_ids, &sample.ids, sample.temperature)
-            .unwrap();
+        let after = score(&learner, sample);
         let change: f32 = after.iter().zip(&sample.logprobs).map(|(a, b)| a - b).sum();
         gain += sample.advantage * f64::from(change);
     }
@@ -73,23 +69,18 @@ fn repeated_steps_learn_a_preferred_answer() {
         truncated: false,
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
-    let score = |learner: &Learner, i: usize, samples: &[TrainSample]| -> f32 {
-        learner
-            .snapshot()
-            .unwrap()
-            .score(&samples[i].prompt_ids, &samples[i].ids, 1.0)
-            .unwrap()
-            .iter()
-            .sum()
+    let margin = |learner: &Learner, samples: &[TrainSample]| {
+        let total = |sample| score(learner, sample).iter().sum::<f32>();
+        total(&samples[0]) - total(&samples[1])
     };
-    let before = score(&learner, 0, &samples) - score(&learner, 1, &samples);
+    let before = margin(&learner, &samples);
     for _ in 0..20 {
         record(&learner, &mut samples, 0.0, 0);
         let stats = learner.step(&samples, 9, 16).unwrap();
         assert!(!stats.metrics.contains_key("kl"), "not computed, so not reported");
         assert!(!stats.metrics.contains_key("sampler_difference_mean"), "no current sample");
     }
-    let after = score(&learner, 0, &samples) - score(&learner, 1, &samples);
+    let after = margin(&learner, &samples);
     assert!(after > before + 5.0, "{before} to {after}");
 }
 
@@ -451,8 +442,9 @@ fn scores_do_not_depend_on_what_else_is_in_the_batch() {
     let mut trained = tiny_learner(&tiny_config());
     let stats = trained.step(&samples, 1, 16).unwrap();
     assert!(stats.metrics["sampler_difference_max"] < 1e-5);
-    assert!(learner.snapshot().unwrap().score(&[], &[1], 1.0).is_err());
-    assert!(learner.snapshot().unwrap().score(&[1], &[999], 1.0).is_err());
+    let policy = learner.snapshot().unwrap();
+    assert!(policy.score(&[], &[1], 1.0).is_err());
+    assert!(policy.score(&[1], &[999], 1.0).is_err());
 }
 
 /// Writes what `tests/reference/check_peft.py` reads.

@@ -91,15 +91,17 @@ pub(super) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
         .collect()
 }
 
+/// Log-probabilities of a sample's ids under the policy as it is served.
+pub(super) fn score(learner: &Learner, sample: &TrainSample) -> Vec<f32> {
+    let policy = learner.snapshot().unwrap();
+    policy.score(&sample.prompt_ids, &sample.ids, sample.temperature).unwrap()
+}
+
 /// Replaces recorded log-probabilities by the policy's own plus noise within `±spread`.
 pub(super) fn record(learner: &Learner, samples: &mut [TrainSample], spread: f32, seed: u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for sample in samples {
-        let own = learner
-            .snapshot()
-            .unwrap()
-            .score(&sample.prompt_ids, &sample.ids, sample.temperature)
-            .unwrap();
+        let own = score(learner, sample);
         sample.logprobs = own.iter().map(|l| l + rng.random_range(-1.0..1.0) * spread).collect();
     }
 }

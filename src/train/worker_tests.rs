@@ -242,6 +242,15 @@ impl World {
         self.until(&what, |w| w.worker.handle().status().policy_version == wanted).await;
     }
 
+    /// Trains the first `count` versions, each on samples of the one before.
+    async fn versions(&self, count: u64) {
+        for version in 0..count {
+            self.group(4, version).await;
+            self.group(6, version).await;
+            self.version(version + 1).await;
+        }
+    }
+
     fn state(&self, group: GroupId) -> GroupState {
         self.store.group(group).unwrap().unwrap().state
     }
@@ -323,11 +332,7 @@ async fn a_step_on_weights_that_are_rejected_is_taken_again() {
 async fn a_step_on_weights_that_are_overruled_is_taken_again() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::start(dir.path()).await;
-    for version in 0..2 {
-        world.group(4, version).await;
-        world.group(6, version).await;
-        world.version(version + 1).await;
-    }
+    world.versions(2).await;
     let groups = world.two_steps_at_hand(2).await;
     // By hand first: the third step's version has to wait for it.
     let asked = world.publisher.asked.load(Ordering::Acquire);
@@ -396,11 +401,7 @@ async fn a_paused_trainer_steps_only_when_told() {
 async fn stale_and_impossible_groups_are_dropped_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::start(dir.path()).await;
-    for version in 0..3 {
-        world.group(4, version).await;
-        world.group(6, version).await;
-        world.version(version + 1).await;
-    }
+    world.versions(3).await;
     let stale = world.group(4, 0).await;
     let impossible = world.group(1_000_000, 3).await;
     let (good, better) = (world.group(4, 3).await, world.group(6, 3).await);
@@ -418,11 +419,7 @@ async fn stale_and_impossible_groups_are_dropped_with_the_reason() {
 async fn a_rollback_is_followed_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::start(dir.path()).await;
-    for version in 0..2 {
-        world.group(4, version).await;
-        world.group(6, version).await;
-        world.version(version + 1).await;
-    }
+    world.versions(2).await;
     world.policies.activate(PolicyVersion(1), "test").await.unwrap();
     world.version(1).await;
     world.stop().await;

@@ -170,10 +170,10 @@ fn all_prompts(
     learner: &Learner,
     completion: &Completion,
 ) -> f32 {
+    let policy = learner.snapshot().unwrap();
     let differences = requests[..6].iter().map(|request| {
         let temperature = request.params.temperature;
-        let scored =
-            learner.snapshot().unwrap().score(&request.prompt_ids, ids, temperature).unwrap();
+        let scored = policy.score(&request.prompt_ids, ids, temperature).unwrap();
         let pairs = completion.tokens.iter().zip(scored);
         pairs.fold(0.0_f32, |worst, (token, score)| worst.max((token.logprob - score).abs()))
     });
