@@ -5,7 +5,7 @@
 
 use redb::{TableDefinition, WriteTransaction};
 
-use crate::store::StoreError;
+use crate::StoreError;
 
 type Id = [u8; 16];
 

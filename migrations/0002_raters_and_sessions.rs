@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 use serde::Deserialize;
 
-use crate::store::StoreError;
+use crate::StoreError;
 
 type Id = [u8; 16];
 type Rated = (Id, String, Option<String>);

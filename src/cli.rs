@@ -3,12 +3,19 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::Error as ValueError;
 
-use crate::bench::interference as bench_interference;
-use crate::bench::sample as bench_sample;
-use crate::bench::train::{self as bench_train, Shape, Subject};
-use crate::config::{Recompute, SamplerKind};
+use hone_rollout::SamplerKind;
+use hone_train::config::Recompute;
+
+use crate::bench::train::{Shape, Subject};
+use crate::bench::{
+    interference as bench_interference, sample as bench_sample, train as bench_train,
+};
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 /// Serves a language model and keeps improving it from its own traffic.
@@ -141,7 +148,7 @@ pub struct BenchInterferenceArgs {
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pub pause: u32,
     /// What samples the rollouts
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    #[arg(long, value_name = "WHAT", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
     /// As JSON
     #[arg(long)]
@@ -355,7 +362,7 @@ pub struct DemoArgs {
     #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
     pub rewards: RewardsMode,
     /// What samples the shadow siblings
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    #[arg(long, value_name = "WHAT", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
     /// Data directory, kept [default: a temporary one, removed at the end]
     #[arg(long, value_name = "DIR")]
@@ -427,4 +434,17 @@ pub enum RewardsCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// The values of `--sampler`.
+fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
+    let values = [
+        ("auto", "The native sampler on the CPU, else the engine"),
+        ("engine", "The engine that serves, in slots that no client needs"),
+        ("native", "The trainer's own model, in batches"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| {
+        SamplerKind::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
+    })
 }

@@ -5,19 +5,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
+
 use hone::app::adapters::Export;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
     Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
 };
-use hone::config::{self, Config, LogConfig};
-use hone::demo::{self, Daemon, DemoError};
-use hone::reward::sandbox;
+use hone::config::{Config, LogConfig};
+use hone::demo::{Daemon, DemoError};
 use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::train::merge::Precision;
-use hone::{app, bench, runs, store, telemetry};
+use hone::{app, bench, config, demo, logging, runs};
+use hone_model::adapter::merge::Precision;
+use hone_reward::sandbox;
 
 /// Wrong usage or configuration.
 const USAGE: u8 = 2;
@@ -98,7 +99,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         complain(&format!("error: {error}"));
         return Ok(ExitCode::from(USAGE));
     }
-    telemetry::init(&config.log);
+    logging::init(&config.log);
     runtime()?.block_on(async {
         let running = app::start(config).await?;
         say(&format!("listening on http://{}", running.addr))?;
@@ -110,7 +111,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 
 /// Starts a daemon within this process.
 async fn start(config: Config) -> anyhow::Result<Daemon> {
-    telemetry::init(&config.log);
+    logging::init(&config.log);
     let running = app::start(config).await?;
     Ok(Daemon::new(running.addr, || running.shutdown()))
 }
@@ -146,7 +147,7 @@ fn run_config(args: RunArgs, change: impl FnOnce(&mut Config)) -> Result<Config,
     change(&mut config);
     match config::validate(&config) {
         Ok(()) => {
-            telemetry::init(&config.log);
+            logging::init(&config.log);
             Ok(config)
         }
         Err(error) => {
@@ -218,7 +219,7 @@ fn test_rewards(
         Ok(config) => config,
         Err(code) => return Ok(code),
     };
-    telemetry::init(&config.log);
+    logging::init(&config.log);
     let scored = runtime()?.block_on(async {
         let (codec, routes) = app::rewards_alone(&config).await?;
         let inputs = runs::score::read(file, &codec)?;
@@ -242,13 +243,14 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         Err(code) => return Ok(code),
     };
     let checked = runtime()?.block_on(async {
-        let metrics = Arc::new(telemetry::Metrics::new().map_err(|error| error.to_string())?);
+        let metrics =
+            Arc::new(hone_core::metrics::Metrics::new().map_err(|error| error.to_string())?);
         let tools = app::reward_tools(&config, metrics).await;
         let tools = tools.map_err(|error| format!("{error:#}"))?;
-        let routes = hone::reward::Routes::with(&config.routes, &tools.tools);
+        let routes = hone_reward::Routes::with(&config.routes, &tools.tools);
         routes.map(|_| ()).map_err(|error| error.to_string())
     });
-    let read = config.dataset_in_use().map(|dataset| hone::dataset::check(&dataset));
+    let read = config.dataset_in_use().map(|dataset| hone_dataset::check(&dataset));
     let checked = checked.and(read.transpose().map_err(|error| error.to_string()));
     if let Err(error) = checked {
         complain(&format!("error: {error}"));
@@ -349,7 +351,7 @@ fn db(command: DbCommand) -> anyhow::Result<ExitCode> {
     let ledger = |data: &std::path::Path| data.join(app::LEDGER);
     match command {
         DbCommand::Stats { json, data } => {
-            let stats = store::maintain::stats(&ledger(&data))?;
+            let stats = hone_store::maintain::stats(&ledger(&data))?;
             if json {
                 say(&serde_json::to_string(&stats)?)?;
             } else {
@@ -359,24 +361,24 @@ fn db(command: DbCommand) -> anyhow::Result<ExitCode> {
             }
         }
         DbCommand::Check { data } => {
-            let report = store::maintain::check(&ledger(&data))?;
+            let report = hone_store::maintain::check(&ledger(&data))?;
             say(&serde_json::to_string_pretty(&report)?)?;
             if !report.is_healthy() {
                 return Ok(ExitCode::FAILURE);
             }
         }
         DbCommand::Compact { data } => {
-            say(&serde_json::to_string(&store::maintain::compact(&ledger(&data))?)?)?;
+            say(&serde_json::to_string(&hone_store::maintain::compact(&ledger(&data))?)?)?;
         }
         DbCommand::Export { data } => {
-            store::maintain::export(&ledger(&data), std::io::stdout().lock())?;
+            hone_store::maintain::export(&ledger(&data), std::io::stdout().lock())?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn list_rewards() -> anyhow::Result<ExitCode> {
-    for entry in hone::reward::catalogue() {
+    for entry in hone_reward::catalogue() {
         say(&format!(
             "{}\n  formula     {}\n  range       {}\n  parameters  {}\n  weight      {}",
             entry.kind, entry.formula, entry.range, entry.parameters, entry.typical_weight

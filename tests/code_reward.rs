@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hone::config::reward::CodeParams;
-use hone::reward::code::{CodeReward, PythonGrader, PythonGraderError};
-use hone::reward::sandbox::{Limits, Sandbox, SandboxError, Setup};
-use hone::reward::{RewardFn, ScoreInput};
 use serde_json::json;
+
+use hone_reward::code::{CodeReward, PythonGrader, PythonGraderError};
+use hone_reward::config::CodeParams;
+use hone_reward::sandbox::{Limits, Sandbox, SandboxError, Setup};
+use hone_reward::{RewardFn, ScoreInput};
 
 async fn sandbox() -> Option<Arc<Sandbox>> {
     let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));

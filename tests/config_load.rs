@@ -4,12 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use hone::config::reward::NumericMatch;
-use hone::config::{
-    Config, RewardConfig, RewardKind, environment_names, load_from, parse, validate,
-};
 use insta::assert_snapshot;
 use toml::{Table, Value};
+
+use hone::config::{Config, environment_names, load_from, parse, validate};
+use hone_reward::config::{NumericMatch, RewardConfig, RewardKind};
 
 fn default_text() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/default.toml");

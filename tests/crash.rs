@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use hone::store::maintain;
 use serde_json::{Value, json};
+
+use hone_store::maintain;
 
 const KILLS: u64 = 30;
 const CLIENTS: u64 = 3;

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hone::config::DatasetConfig;
-use hone::dataset::{Dataset, Place, Prompt};
-use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
+
+use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question};
+use hone_dataset::{Dataset, DatasetConfig, Place, Prompt};
 
 fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)

@@ -15,7 +15,8 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use hone::config::Config;
-use hone::demo::{self, Daemon, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
+use hone::demo;
+use hone::demo::{Daemon, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
 
 /// Users' questions that make an optimiser step.
 const QUESTIONS_A_STEP: u64 = 6;

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
-use hone::config::BaseDtype;
-use hone::demo::task::{
-    MAX_TOKENS, OPERANDS, PHRASING_COUNT, Question, Questions, REWARD_MAX, Split, score,
-};
-use hone::train::model::Segments;
-use hone::train::{Model, ModelSpec};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use tokenizers::Tokenizer;
+
+use hone::demo::task::{
+    MAX_TOKENS, OPERANDS, PHRASING_COUNT, Question, Questions, REWARD_MAX, Split, score,
+};
+use hone_model::adapter::BaseDtype;
+use hone_model::transformer::Segments;
+use hone_model::{Model, ModelSpec};
 
 struct Embedded {
     model: Model,

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device};
-use hone::config::{BaseDtype, LoraConfig};
-use hone::engine::ModelDir;
-use hone::native::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
-use hone::train::{Lora, Model, ModelSpec};
-use hone::types::TokenId;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+
+use hone_core::types::TokenId;
+use hone_engine::ModelDir;
+use hone_model::adapter::weights::Lora;
+use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::{Model, ModelSpec};
+use hone_sampler::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 

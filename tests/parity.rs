@@ -10,15 +10,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hone::config::{EngineConfig, LinearKind, LoraConfig, Modules, Patterns, TrainConfig};
-use hone::engine::{
-    Completion, Engine, GenerateRequest, MistralEngine, ModelDir, Priority, Publisher,
-};
-use hone::native::{NativeConfig, NativeEngine};
-use hone::telemetry::Metrics;
-use hone::train::{Learner, TrainSample};
-use hone::types::{Message, PolicyVersion, Role, SamplingParams, TokenId};
 use serde_json::Value;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{Message, PolicyVersion, Role, SamplingParams, TokenId};
+use hone_engine::{
+    Completion, Engine, EngineConfig, GenerateRequest, ModelDir, Priority, Publisher,
+};
+use hone_mistral::MistralEngine;
+use hone_model::adapter::{LinearKind, LoraConfig, Modules, Patterns};
+use hone_sampler::{NativeConfig, NativeEngine};
+use hone_train::config::TrainConfig;
+use hone_train::{Learner, TrainSample};
 
 /// Greatest difference that is put down to the order of sums in 32 bits.
 const TOLERANCE: f32 = 1e-4;

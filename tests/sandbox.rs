@@ -8,9 +8,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hone::reward::sandbox::{
-    Layer, Limits, Outcome, Request, Sandbox, SandboxError, Setup, Status,
-};
+use hone_reward::sandbox::{Layer, Limits, Outcome, Request, Sandbox, SandboxError, Setup, Status};
 
 /// A machine that lacks something is named on a line that `.ci/run` counts.
 fn skip(why: &str) {

@@ -1,8 +1,9 @@
 //! What the embedded model is taught: conversations drawn from a seeded stream.
 
-use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
+
+use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
 
 use super::{END, START};
 

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 
+use hone_core::types::{PolicyRecord, PolicyState};
+use hone_model::adapter::merge::{Precision, merge};
+use hone_store;
+use hone_train::policy::adapter_digest;
+
 use super::{LEDGER, open_model};
 use crate::config::Config;
-use crate::policy::adapter_digest;
-use crate::store;
-use crate::train::merge::{Precision, merge};
-use crate::types::{PolicyRecord, PolicyState};
 
 /// How a version is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum Export {
 /// # Errors
 /// If the ledger is missing, in use or damaged.
 pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
-    Ok(store::maintain::policies(&data.join(LEDGER))?)
+    Ok(hone_store::maintain::policies(&data.join(LEDGER))?)
 }
 
 /// Writes a version, the active one where none is named; says what was written.

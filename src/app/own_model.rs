@@ -6,11 +6,11 @@ use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 
-use crate::config::EngineConfig;
-use crate::engine::{Engine, GenerateRequest, MistralEngine, ModelDir, Priority};
-use crate::reward::judge::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
-use crate::telemetry::Metrics;
-use crate::types::{Message, SamplingParams};
+use hone_core::metrics::Metrics;
+use hone_core::types::{Message, SamplingParams};
+use hone_engine::{Engine, EngineConfig, GenerateRequest, ModelDir, Priority};
+use hone_mistral::MistralEngine;
+use hone_reward::judge::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
 
 /// Empty until [`OwnModel::load`]: routes are checked before a model is loaded.
 #[derive(Default)]

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use anyhow::Context;
 use candle_core::Device;
 
-use crate::config::{BackgroundPriority, Config};
-use crate::engine::{Codec, Engine, MistralEngine, ModelDir, Publisher};
-use crate::native::{Busy, NativeConfig, NativeEngine, NativePublisher};
-use crate::telemetry::Metrics;
-use crate::train::{Model, ModelSpec};
+use hone_core::metrics::Metrics;
+use hone_core::process::BackgroundPriority;
+use hone_engine::{Codec, Engine, ModelDir, Publisher};
+use hone_mistral::MistralEngine;
+use hone_model::{Model, ModelSpec};
+use hone_sampler::{Busy, NativeConfig, NativeEngine, NativePublisher};
+
+use crate::config::Config;
 
 /// Sequences at once where `rollout.max_concurrent` leaves it open.
 const SLOTS: usize = 64;

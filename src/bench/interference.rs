@@ -15,10 +15,12 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::sleep;
 
+use hone_dataset::DatasetConfig;
+use hone_rollout::{RolloutConfig, SamplerKind};
+use hone_train::config::{ScheduleKind, TrainConfig};
+
 use super::{Folder, machine};
-use crate::config::{
-    Config, DatasetConfig, LogConfig, RolloutConfig, SamplerKind, ScheduleKind, TrainConfig,
-};
+use crate::config::{Config, LogConfig};
 use crate::demo::client::{Ask, Client};
 use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
 use crate::demo::scrape::Scrape;

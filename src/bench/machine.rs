@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::train::model::parallel::with_threads;
-use crate::train::model::product::{Matrix, product};
+use hone_model::kernels::matmul::{Matrix, product};
+use hone_model::kernels::parallel::with_threads;
 
 /// Mean number of processes that wanted a core over the last minute.
 pub fn load() -> f64 {

@@ -1,13 +1,13 @@
 //! `hone bench`: what this machine makes of hone's parts. Times vary with what else it does, so the
 //! figures are told, and compared with each other, in one run.
 
-use std::path::PathBuf;
-
 pub mod interference;
 pub mod machine;
 pub mod rewards;
 pub mod sample;
 pub mod train;
+
+use std::path::PathBuf;
 
 /// A directory among the temporary ones, removed in the end.
 struct Folder(PathBuf);

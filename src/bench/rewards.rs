@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rand::{Rng, SeedableRng};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use crate::config::{METRICS, RouteConfig, RouteList};
-use crate::reward::{Entry, Routes, ScoreInput, catalogue};
-
-/// Kinds that are no function of the completion alone: they run code or ask others.
-pub(crate) const CALLS: [&str; 3] = ["code", "webhook", "judge"];
+use hone_reward::catalogue::CALLS;
+use hone_reward::catalogue::random_text::{PIECES, random_text};
+use hone_reward::config::{METRICS, RouteConfig, RouteList};
+use hone_reward::{Entry, Routes, ScoreInput, catalogue};
 
 /// What a function may take on a completion of [`BYTES`].
 pub const LIMIT: Duration = Duration::from_millis(1);
@@ -93,96 +92,6 @@ fn input(text: &str, answer: &str) -> ScoreInput {
     }
 }
 
-/// What reward functions look for.
-const PIECES: [&str; 72] = [
-    "<reasoning>",
-    "</reasoning>",
-    "<answer>",
-    "</answer>",
-    "<think>",
-    "</think>",
-    "<",
-    ">",
-    "/answer>",
-    "\\boxed{",
-    "\\boxed",
-    "\\frac{",
-    "\\frac",
-    "\\dfrac12",
-    "\\sqrt[3]{",
-    "\\sqrt",
-    "\\cdot ",
-    "\\times ",
-    "\\pi",
-    "\\left(",
-    "\\right)",
-    "\\text{",
-    "\\",
-    "{",
-    "}",
-    "{,}",
-    "$",
-    "%",
-    "^",
-    "_",
-    "(",
-    ")",
-    "[",
-    "]",
-    "1",
-    "0",
-    "12",
-    ",234",
-    ".5",
-    "e9",
-    "-",
-    "+",
-    "*",
-    "/",
-    "=",
-    "x",
-    "π",
-    "√",
-    "½",
-    "²",
-    "−",
-    "answer is ",
-    "Answer: ",
-    "B",
-    "(C)",
-    "D. ",
-    "Step 1: ",
-    "First, ",
-    "\n- ",
-    "\n1. ",
-    "[1]",
-    "(Smith, 2020)",
-    "https://a.example/",
-    "```json\n",
-    "```",
-    "{\"answer\": 1}",
-    "sorry ",
-    "the ",
-    " ",
-    "\n",
-    "é",
-    "\u{3000}",
-];
-
-/// A mixture of what the functions look for, and of everything else.
-pub(crate) fn scrap(rng: &mut ChaCha8Rng, most: usize) -> String {
-    let of_unicode = rng.random_bool(0.1);
-    let mut text = String::new();
-    for _ in 0..rng.random_range(0..=most) {
-        if of_unicode || rng.random_bool(0.05) {
-            text.push(char::from_u32(rng.random_range(0..0x11_0000)).unwrap_or('\u{fffd}'));
-        } else {
-            text.push_str(PIECES[rng.random_range(0..PIECES.len())]);
-        }
-    }
-    text
-}
-
 /// Texts of `size` bytes that are likely to be slow for one function or another.
 fn slow(size: usize) -> Vec<String> {
     let mut rng = ChaCha8Rng::seed_from_u64(4);
@@ -192,7 +101,7 @@ fn slow(size: usize) -> Vec<String> {
     texts.push("http://a".repeat(size / 8));
     texts.push("a b ".repeat(size / 4));
     texts.push((0..size / 4).map(|i| format!("w{i} ")).collect());
-    texts.extend((0..20).map(|_| scrap(&mut rng, size / 4)));
+    texts.extend((0..20).map(|_| random_text(&mut rng, size / 4)));
     let whole = |mut text: String| {
         let end = (0..=size.min(text.len())).rev().find(|i| text.is_char_boundary(*i));
         text.truncate(end.unwrap_or(0));

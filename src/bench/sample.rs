@@ -12,17 +12,20 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::Folder;
-use super::machine::{self, Peak};
-use super::train::Subject;
-use crate::config::LoraConfig;
-use crate::engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
-use crate::native::{
+use hone_core::metrics::Metrics;
+use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
+use hone_model::Model;
+use hone_model::adapter::weights::Lora;
+use hone_sampler::{
     Decoder, Factors, Member, NativeConfig, NativeEngine, Pool, Prompt, Scratch, Sequence,
 };
-use crate::telemetry::Metrics;
-use crate::train::{Lora, Model};
-use crate::types::{PolicyVersion, SamplingParams, TokenId};
+
+use super::machine::Peak;
+use super::train::Subject;
+use super::{Folder, machine};
+
+pub(crate) use hone_model::adapter::weights::LoraConfig;
 
 /// Bytes that are read, at least, to measure how fast the weights can be.
 const READ: usize = 512 << 20;

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::describe::{Problem, describe, nearest};
+use hone_core::config::describe::{Problem, describe, nearest};
+
 use super::validate::check;
 use super::{Config, ConfigError};
 

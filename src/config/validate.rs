@@ -2,13 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::describe::Problem;
-use super::range::{Checked, above, at_least, below, between};
-use super::{
-    Config, EngineConfig, PolicyConfig, RolloutConfig, RouteConfig, SamplerKind, ScheduleKind,
-    ServerConfig, StoreConfig, TrainConfig,
-};
-use super::{dataset, lora, objective, run};
+use hone_core::config::range::between;
+use hone_core::config::{Checked, Problem, label, quoted};
+use hone_reward::config::RouteConfig;
+
+use super::{Config, ServerConfig, run};
 
 /// One sentence with the key, the value and what is allowed.
 #[derive(Debug, thiserror::Error)]
@@ -28,16 +26,15 @@ pub(super) fn check(config: &Config) -> Checked {
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
-    engine(&config.engine)?;
-    store(&config.store)?;
-    rollout(&config.rollout)?;
-    dataset::check(config)?;
-    train(&config.train)?;
-    policy(&config.policy)?;
+    config.engine.check()?;
+    config.store.check()?;
+    config.rollout.check()?;
+    dataset(config)?;
+    config.train.check()?;
+    config.policy.check()?;
     backlog(config)?;
     run::check(config)?;
-    between("sandbox.concurrency", config.sandbox.concurrency, 1, 256)?;
-    between("sandbox.uid", config.sandbox.uid, 1, u32::MAX - 1)?;
+    config.sandbox.check()?;
     config.graders.check()?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
@@ -58,6 +55,26 @@ fn backlog(c: &Config) -> Checked {
         wanted.div_ceil(size)
     );
     Err(Problem::value("rollout.max_ready_groups", groups, &allowed))
+}
+
+/// Keys of the dataset that must agree with other sections.
+fn dataset(config: &Config) -> Checked {
+    let c = &config.dataset;
+    let own = &c.path;
+    if let Some(other) = config.rollout.dataset.as_ref().filter(|p| *p != own)
+        && !own.as_os_str().is_empty()
+    {
+        let allowed = format!("absent, or the same as dataset.path ({own:?})");
+        return Err(Problem::value("rollout.dataset", format!("{other:?}"), &allowed));
+    }
+    c.check()?;
+    for (i, stage) in c.stages.iter().enumerate() {
+        if !stage.route.is_empty() && !config.routes.0.iter().any(|r| r.name == stage.route) {
+            let key = format!("dataset.stage[{i}].route");
+            return Err(Problem::value(&key, quoted(&stage.route), "the name of a route"));
+        }
+    }
+    Ok(())
 }
 
 fn server(c: &ServerConfig) -> Checked {
@@ -81,102 +98,6 @@ fn server(c: &ServerConfig) -> Checked {
     between("server.max_body_bytes", c.max_body_bytes, 1024, 1 << 30)?;
     between("server.default_max_tokens", c.default_max_tokens, 1, 1 << 20)?;
     between("server.shutdown_grace_seconds", c.shutdown_grace_seconds, 0, 3600)
-}
-
-fn engine(c: &EngineConfig) -> Checked {
-    between("engine.replicas", c.replicas, 1, 256)?;
-    between("engine.queue", c.queue, 0, 1 << 20)
-}
-
-fn store(c: &StoreConfig) -> Checked {
-    between("store.group_commit_ms", c.group_commit_ms, 0, 1000)?;
-    between("store.queue", c.queue, 16, 1 << 24)
-}
-
-fn rollout(c: &RolloutConfig) -> Checked {
-    between("rollout.group_size", c.group_size, 2, 1024)?;
-    between("rollout.temperature", c.temperature, 0.01, 10.0)?;
-    between("rollout.max_tokens", c.max_tokens, 1, 1 << 20)?;
-    between("rollout.max_concurrent", c.max_concurrent, 0, 65_536)?;
-    between("rollout.max_batch_tokens", c.max_batch_tokens, 32, 1 << 30)?;
-    if c.sampler != SamplerKind::Engine && c.max_batch_tokens < c.max_tokens as usize + 32 {
-        let allowed = format!(
-            "{} or more, so that a prompt and rollout.max_tokens {} fit, or rollout.sampler = \"engine\"",
-            c.max_tokens as usize + 32,
-            c.max_tokens
-        );
-        return Err(Problem::value("rollout.max_batch_tokens", c.max_batch_tokens, &allowed));
-    }
-    between("rollout.queue", c.queue, 1, 1 << 20)?;
-    between("rollout.feedback_wait_ms", c.feedback_wait_ms, 0, 3_600_000)?;
-    between("rollout.max_ready_groups", c.max_ready_groups, 1, 1 << 20)
-}
-
-fn train(c: &TrainConfig) -> Checked {
-    between("train.samples_per_step", c.samples_per_step, 1, 1 << 20)?;
-    between("train.micro_batch", c.micro_batch, 1, 1 << 16)?;
-    between("train.num_iterations", c.num_iterations, 1, 64)?;
-    above("train.learning_rate", c.learning_rate, 0.0)?;
-    optimiser(c)?;
-    below("train.adam_beta1", c.adam_beta1, 0.0, 1.0)?;
-    below("train.adam_beta2", c.adam_beta2, 0.0, 1.0)?;
-    above("train.adam_eps", c.adam_eps, 0.0)?;
-    at_least("train.weight_decay", c.weight_decay, 0.0)?;
-    at_least("train.max_grad_norm", c.max_grad_norm, 0.0)?;
-    objective::check(c)?;
-    at_least("train.baseline_window", c.baseline_window, 1.0)?;
-    at_least("train.max_sampler_difference", c.max_sampler_difference, 0.0)?;
-    between("train.threads", c.threads, 0, 4096)?;
-    between("train.keep_checkpoints", c.keep_checkpoints, 1, 10_000)?;
-    lora::check(&c.lora)
-}
-
-fn optimiser(c: &TrainConfig) -> Checked {
-    below("train.warmup_ratio", c.warmup_ratio, 0.0, 1.0)?;
-    if c.warmup_ratio > 0.0 && c.warmup_steps > 0 {
-        let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
-        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
-    }
-    at_least("train.min_learning_rate", c.min_learning_rate, 0.0)?;
-    if c.min_learning_rate > c.learning_rate {
-        let allowed = format!("at most train.learning_rate ({})", c.learning_rate);
-        return Err(Problem::value("train.min_learning_rate", c.min_learning_rate, &allowed));
-    }
-    if c.min_learning_rate > 0.0
-        && !matches!(c.schedule, ScheduleKind::Cosine | ScheduleKind::Polynomial)
-    {
-        let allowed = "0 unless train.schedule is \"cosine\" or \"polynomial\"";
-        return Err(Problem::value("train.min_learning_rate", c.min_learning_rate, allowed));
-    }
-    above("train.schedule_power", c.schedule_power, 0.0)?;
-    below("train.ema_decay", c.ema_decay, 0.0, 1.0)?;
-    if c.ema_decay > 0.0 && c.swa_start > 0 {
-        let allowed = format!("0 where train.ema_decay ({}) is set", c.ema_decay);
-        return Err(Problem::value("train.swa_start", c.swa_start, &allowed));
-    }
-    schedule(c)
-}
-
-/// Schedules that end must know where.
-fn schedule(c: &TrainConfig) -> Checked {
-    let ends = !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt);
-    if (ends || c.warmup_ratio > 0.0) && c.schedule_steps() == 0 {
-        let why = if ends { "schedule" } else { "warmup_ratio" };
-        let allowed = format!("at least 1 with train.{why} set and no train.max_steps");
-        return Err(Problem::value("train.total_steps", c.total_steps, &allowed));
-    }
-    if ends && c.warmup_steps >= c.schedule_steps() {
-        let allowed = format!("less than the schedule's steps ({})", c.schedule_steps());
-        return Err(Problem::value("train.warmup_steps", c.warmup_steps, &allowed));
-    }
-    Ok(())
-}
-
-fn policy(c: &PolicyConfig) -> Checked {
-    between("policy.publish_every", c.publish_every, 1, u64::MAX)?;
-    between("policy.keep_versions", c.keep_versions, 2, 1 << 20)?;
-    above("policy.parity_tolerance", c.parity_tolerance, 0.0)?;
-    between("policy.probe_tokens", c.probe_tokens, 1, 4096)
 }
 
 fn routes(config: &Config) -> Checked {
@@ -209,17 +130,4 @@ fn parts(route_key: &str, route: &RouteConfig) -> Checked {
         part.check().map_err(|inner| Problem::new(format!("{key}.{}", inner.key), inner.says))?;
     }
     Ok(())
-}
-
-pub(super) fn quoted(text: &str) -> String {
-    format!("{text:?}")
-}
-
-/// Names of routes and parts are metric labels.
-pub(super) fn label(key: &str, name: &str) -> Checked {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
-    if (1..=64).contains(&name.len()) && name.bytes().all(plain) {
-        return Ok(());
-    }
-    Err(Problem::value(key, quoted(name), "1 to 64 letters, digits, '_', '-' or '.'"))
 }

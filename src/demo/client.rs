@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::types::PolicyVersion;
+use hone_core::types::PolicyVersion;
 
 use super::scrape::Scrape;
 use super::sse::SseDecoder;

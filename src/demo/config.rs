@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use crate::config::FeedbackParams;
-use crate::config::reward::{FormatStrict, NumericMatch};
-use crate::config::{
-    Config, DataConfig, EngineConfig, LogConfig, RewardConfig, RewardKind, RolloutConfig,
-    RouteConfig, RouteList, RunConfig, ScheduleKind, ServerConfig, TrainConfig, WarningConfig,
-    ZeroVariance,
+use hone_engine::EngineConfig;
+use hone_reward::config::{
+    FeedbackParams, FormatStrict, NumericMatch, RewardConfig, RewardKind, RouteConfig, RouteList,
 };
+use hone_rollout::RolloutConfig;
+use hone_train::config::{ScheduleKind, TrainConfig, WarningConfig, ZeroVariance};
 
 use super::RewardsMode;
 use super::task::{MAX_TOKENS, REWARD_MAX};
+use crate::config::{Config, DataConfig, LogConfig, RunConfig, ServerConfig};
 
 /// The part that users' feedback is posted under.
 pub const THUMBS: &str = "thumbs";

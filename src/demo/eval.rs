@@ -7,12 +7,13 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::types::PolicyVersion;
+use hone_core::types::PolicyVersion;
 
 use super::client::{Answer, Ask, Client, ClientError};
 use super::config::TASK_HELD_OUT;
 use super::tally::Board;
-use super::task::{self, MAX_TOKENS, Question, Questions, Split};
+use super::task;
+use super::task::{MAX_TOKENS, Question, Questions, Split};
 
 /// Held-out questions of an evaluation.
 pub const QUESTIONS: usize = 96;

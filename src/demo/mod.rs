@@ -6,20 +6,8 @@
 //! Invariants: no held-out question is ever asked by a user; no answer to a held-out question is
 //! ever trained on; no optimiser step is taken before the first evaluation has ended.
 
-use std::io::{IsTerminal as _, Write};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::pin::pin;
-
-use futures::FutureExt as _;
-use futures::future::LocalBoxFuture;
-use serde::Serialize;
-
-use crate::config::{Config, SamplerKind};
-
 pub mod client;
 pub mod config;
-pub mod embedded;
 pub mod eval;
 pub mod progress;
 pub mod report;
@@ -30,11 +18,23 @@ pub mod tally;
 pub mod task;
 pub mod users;
 
-pub use report::Report;
+use std::io::{IsTerminal as _, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 
 use client::ClientError;
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
 use progress::Progress;
 use report::{Findings, Next};
+use serde::Serialize;
+
+use hone_rollout::SamplerKind;
+
+use crate::config::Config;
+
+pub use report::Report;
 
 /// `--steps` where none are given: enough to learn nearly all that there is to learn.
 pub const DEFAULT_STEPS: u64 = 80;

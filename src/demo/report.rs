@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use hone_core::process;
+use hone_rollout::SamplerKind;
+
 use super::RewardsMode;
 use super::eval::{Evaluation, Judged};
 use super::tally::{Latency, Tally};
-use crate::config::SamplerKind;
-use crate::telemetry::process;
 
 /// Sample answers that are shown: the first held-out questions, whatever became of them.
 const SAMPLES_SHOWN: usize = 3;
@@ -292,7 +293,7 @@ mod tests {
         };
         Evaluation {
             answers: super::super::eval::held_out(4).into_iter().map(judged).collect(),
-            version: crate::types::PolicyVersion(version),
+            version: hone_core::types::PolicyVersion(version),
         }
     }
 

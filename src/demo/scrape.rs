@@ -70,7 +70,7 @@ fn upper_bound(labels: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use crate::telemetry::Metrics;
+    use hone_core::metrics::Metrics;
 
     use super::*;
 

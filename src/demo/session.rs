@@ -6,17 +6,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::config::Config;
-
 use super::client::{Client, TrainerStatus};
-use super::eval::{self, Evaluation};
+use super::eval::Evaluation;
 use super::progress::{Progress, View};
 use super::report::{Findings, Report, clock, count, peak_rss_mib};
 use super::scrape::Scrape;
 use super::tally::{Board, Tally};
-use super::task::{self, Question};
+use super::task::Question;
 use super::users::{Pulse, Users};
-use super::{DemoError, DemoOptions};
+use super::{DemoError, DemoOptions, eval, task};
+use crate::config::Config;
 
 /// A demo ends by itself within this time, whatever it has reached.
 const TIME_LIMIT: Duration = Duration::from_secs(285);

@@ -12,11 +12,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::RewardsMode;
 use super::client::{Ask, Client};
 use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED};
 use super::tally::Board;
-use super::task::{self, MAX_TOKENS, Question, Questions, Split};
+use super::task::{MAX_TOKENS, Question, Questions, Split};
+use super::{RewardsMode, task};
 
 /// Where graders score shadow siblings, users hold back while this many prompts or groups wait,
 /// which is the optimiser step in hand and the next one: more would only make the samples staler.

@@ -6,10 +6,11 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
+use hone_core::types::{PolicyRecord, PolicyVersion};
+use hone_train::TrainStatus;
+
 use super::AppState;
 use super::error::ApiError;
-use crate::train::TrainStatus;
-use crate::types::{PolicyRecord, PolicyVersion};
 
 type Answer<T> = Result<Json<T>, ApiError>;
 

@@ -138,8 +138,9 @@ fn local(headers: &HeaderMap, peer: Option<IpAddr>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use axum::http::{HeaderValue, StatusCode};
+
+    use super::*;
 
     fn gate(client: &[&str], admin: &[&str]) -> Gate {
         let own = |keys: &[&str]| keys.iter().map(|k| (*k).to_owned()).collect();

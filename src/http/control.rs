@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::policy::{Policies, PolicyError};
-use crate::rollout::Rollout;
-use crate::train::{TrainError, TrainHandle, TrainStatus};
-use crate::types::{Interaction, PolicyRecord, PolicyVersion, Sample};
+use hone_core::types::{Interaction, PolicyRecord, PolicyVersion, Sample};
+use hone_rollout::Rollout;
+use hone_train::policy::{Policies, PolicyError};
+use hone_train::{TrainError, TrainHandle, TrainStatus};
 
 /// The trainer, as `/admin/train` sees it.
 #[async_trait]

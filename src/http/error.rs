@@ -7,10 +7,10 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use crate::engine::EngineError;
-use crate::policy::PolicyError;
-use crate::store::StoreError;
-use crate::train::TrainError;
+use hone_engine::EngineError;
+use hone_store::StoreError;
+use hone_train::TrainError;
+use hone_train::policy::PolicyError;
 
 /// An answer that is not a success.
 #[derive(Debug, Clone)]

@@ -6,11 +6,13 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Map, Value, json};
 
+use hone_reward::grader;
+use hone_reward::grader::{GradeOutcome, Grader, GraderError};
+
 use super::AppState;
 use super::error::ApiError;
 use super::extract::JsonObject;
 use super::fields::Fields;
-use crate::reward::grader::{self, GradeOutcome, Grader, GraderError};
 
 /// Every field of a run; `reference_answer` is the older form of `item`.
 const RUN_FIELDS: [&str; 4] = ["grader", "item", "model_sample", "reference_answer"];

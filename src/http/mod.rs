@@ -9,27 +9,6 @@
 //! OpenAI's shape; a completion is queued for the ledger before its last byte is sent; nothing of
 //! a key but the first digits of its hash is kept or logged.
 
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use axum::serve::ListenerExt as _;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
-
-use crate::config::ServerConfig;
-use crate::engine::Engine;
-use crate::policy::Policies;
-use crate::reward::Routes;
-use crate::reward::grader::Backends;
-use crate::rollout::Rollout;
-use crate::store::Store;
-use crate::telemetry::Metrics;
-use crate::train::TrainHandle;
-use crate::types::{UnixMillis, now_ms};
-
 mod admin;
 mod auth;
 mod chat;
@@ -44,6 +23,28 @@ mod models;
 mod observe;
 mod quarantine;
 mod routes;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::serve::ListenerExt as _;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{UnixMillis, now_ms};
+use hone_engine::Engine;
+use hone_reward::Routes;
+use hone_reward::grader::Backends;
+use hone_rollout::Rollout;
+use hone_store::Store;
+use hone_train::TrainHandle;
+use hone_train::policy::Policies;
+
+use crate::config::ServerConfig;
 
 pub use control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;

@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use futures::Stream;
 
-use crate::telemetry::Metrics;
+use hone_core::metrics::Metrics;
 
 /// The label of requests that match no route: raw paths are unbounded.
 const UNMATCHED: &str = "unmatched";

@@ -10,13 +10,14 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
+use hone_core::types::{UnixMillis, now_ms};
+use hone_reward::raters::Reason;
+use hone_store::{Op, Quarantined};
+
 use super::AppState;
 use super::error::ApiError;
 use super::extract::JsonObject;
 use super::fields::Fields;
-use crate::reward::raters::Reason;
-use crate::store::{Op, Quarantined};
-use crate::types::{UnixMillis, now_ms};
 
 /// Longest note.
 const NOTE_CHARS: usize = 1024;

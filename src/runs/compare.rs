@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use super::evaluate::Evaluation;
 use super::report::{Comparison, SamplePair};
-use super::stats::{self, Estimate};
+use super::stats;
+use super::stats::Estimate;
 use super::table::ScoredSample;
 
 /// The total, then every part: before, after, and the paired difference.

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 
-use super::compare;
+use hone_core::types::PolicyVersion;
+use hone_dataset::Dataset;
+use hone_train::monitoring::warnings::Roles;
+
 use super::evaluate::{Evaluation, Exam};
 use super::report::Comparison;
-use super::stats::{self, Estimate};
+use super::stats::Estimate;
+use super::{compare, stats};
 use crate::app::Core;
 use crate::config::Config;
-use crate::dataset::Dataset;
-use crate::train::warnings::Roles;
-use crate::types::PolicyVersion;
 
 /// What `hone eval` was told beside the configuration.
 #[derive(Clone, Debug, Default)]

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::stats::{self, Estimate};
+use hone_core::types::SamplingParams;
+use hone_dataset::Prompt;
+use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
+use hone_reward::{Route, ScoreInput};
+
+use super::stats;
+use super::stats::Estimate;
 use super::table::ScoredSample;
-use crate::dataset::Prompt;
-use crate::engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
-use crate::reward::{Route, ScoreInput};
-use crate::types::SamplingParams;
 
 /// What is asked, how often, and how it is sampled.
 #[derive(Clone)]

@@ -9,14 +9,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
-use crate::types::{StepRecord, UnixMillis};
+use hone_core::types::{StepRecord, UnixMillis};
 
 const STEP: &str = "step";
 const TIME: &str = "time_ms";

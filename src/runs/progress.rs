@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::train::names;
-use crate::train::warnings::Warning;
-use crate::types::StepRecord;
+use hone_core::types::StepRecord;
+use hone_train::monitoring::metric_names;
+use hone_train::monitoring::warnings::Warning;
 
 /// The state of a run after a step. Figures that are not known are left out of the line.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,12 +40,12 @@ impl RunView {
     pub fn take(&mut self, record: &StepRecord, elapsed: Duration) {
         self.step = record.step;
         self.elapsed = elapsed;
-        self.reward = names::finite(record, names::REWARD_MEAN);
-        self.std = names::finite(record, names::REWARD_STD);
-        self.kl = names::finite(record, names::KL);
-        self.length = names::finite(record, names::LENGTH);
-        self.held_out = names::finite(record, names::HELD_OUT).or(self.held_out);
-        self.tokens += names::finite(record, names::TOKENS).unwrap_or(0.0);
+        self.reward = metric_names::finite(record, metric_names::REWARD_MEAN);
+        self.std = metric_names::finite(record, metric_names::REWARD_STD);
+        self.kl = metric_names::finite(record, metric_names::KL);
+        self.length = metric_names::finite(record, metric_names::LENGTH);
+        self.held_out = metric_names::finite(record, metric_names::HELD_OUT).or(self.held_out);
+        self.tokens += metric_names::finite(record, metric_names::TOKENS).unwrap_or(0.0);
     }
 
     /// How long the rest will take at the pace so far; `None` before this process's first step.
@@ -174,8 +174,9 @@ fn write_line(line: &str) {
 
 #[cfg(test)]
 mod tests {
+    use hone_train::monitoring::warnings::WarningKind;
+
     use super::*;
-    use crate::train::warnings::WarningKind;
 
     fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
         let metrics = figures.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();

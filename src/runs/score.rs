@@ -8,11 +8,12 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
 
+use hone_core::types::{Message, Role};
+use hone_engine::Codec;
+use hone_reward::{Route, ScoreInput};
+
 use super::evaluate::score;
 use super::table::ScoredSample;
-use crate::engine::Codec;
-use crate::reward::{Route, ScoreInput};
-use crate::types::{Message, Role};
 
 /// Reads JSON lines of `{completion, prompt | messages, ...}`; further fields are metadata, texts as
 /// they are and anything else as JSON.

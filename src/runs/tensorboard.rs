@@ -19,10 +19,11 @@
 //! that step and later ones.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::types::{StepRecord, UnixMillis};
+use hone_core::types::{StepRecord, UnixMillis};
 
 /// The file cannot be written.
 #[derive(Debug, thiserror::Error)]

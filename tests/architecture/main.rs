@@ -209,7 +209,10 @@ fn the_parser_reads_what_rust_allows() {
         r##"
         // crate::comment
         /* crate::block /* nested crate::block */ */
-        use crate::{engine::{Engine, Codec}, store, types::X as Y};
+        use crate::store;
+        use crate::engine::{Codec, Engine};
+        use crate::types::X as Y;
+
         fn f<'a>(c: char) -> &'a str { if c == '"' { "crate::text" } else { r#"crate::"raw"# } }
         impl super::super::policy::P for super::Near { }
         pub(crate) fn g() -> crate::train::T { super::super::super::too_far() }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use hone::telemetry::{Description, Kind};
 use promql_parser::parser::{
     AggregateExpr, BinaryExpr, Call, Expr, LabelModifier, VectorSelector, token,
 };
+
+use hone_core::metrics::{Description, Kind};
 
 /// Names of labels.
 pub type Labels = BTreeSet<String>;

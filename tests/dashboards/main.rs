@@ -10,9 +10,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use hone::telemetry::{Description, Kind, Metrics};
 use promql_parser::parser;
 use serde_json::Value;
+
+use hone_core::metrics::{Description, Kind, Metrics};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use hone::config::EngineConfig;
-use hone::engine::{
-    Completion, Engine, EngineError, EngineLoad, GenerateRequest, MistralEngine, ModelDir,
-    Priority, Publisher,
-};
-use hone::telemetry::Metrics;
-use hone::types::{Message, PolicyVersion, Role, SamplingParams};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{Message, PolicyVersion, Role, SamplingParams};
+use hone_engine::{
+    Completion, Engine, EngineConfig, EngineError, EngineLoad, GenerateRequest, ModelDir, Priority,
+    Publisher,
+};
+use hone_mistral::MistralEngine;
 
 /// One test at a time: they measure the process.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());

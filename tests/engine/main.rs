@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use hone::engine::{
+use serde::Deserialize;
+
+use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams, TokenId};
+use hone_engine::{
     Completion, Engine, EngineError, EngineLoad, Event, GenerateRequest, Generation, Priority,
     Publisher,
 };
-use hone::types::{FinishReason, Message, PolicyVersion, SamplingParams, TokenId};
-use serde::Deserialize;
 
 mod fixture;
 use fixture::*;

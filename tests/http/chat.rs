@@ -1,8 +1,9 @@
 //! Completions that are not streamed.
 
-use hone::engine::EngineError;
-use hone::types::{FinishReason, InteractionId, PromptSource, SampleOrigin};
 use serde_json::{Value, json};
+
+use hone_core::types::{FinishReason, InteractionId, PromptSource, SampleOrigin};
+use hone_engine::EngineError;
 
 use crate::server::{Server, ask};
 

@@ -1,7 +1,8 @@
 //! What clients say of completions.
 
-use hone::types::{InteractionId, RewardSource};
 use serde_json::{Value, json};
+
+use hone_core::types::{InteractionId, RewardSource};
 
 use crate::server::{Server, ask};
 

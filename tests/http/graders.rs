@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use axum::Json;
 use axum::extract::State;
 use axum::routing::post;
-use hone::config::GradersConfig;
-use hone::reward::sandbox::Setup as SandboxSetup;
-use hone::reward::{GraderEndpoint, LazySandbox, Tools};
-use hone::telemetry::Metrics;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
+
+use hone_core::metrics::Metrics;
+use hone_reward::sandbox::Setup as SandboxSetup;
+use hone_reward::tools::GradersConfig;
+use hone_reward::{GraderEndpoint, LazySandbox, Tools};
 
 use crate::server::Server;
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use hone::engine::Engine;
-use hone::types::{FinishReason, InteractionId};
 use serde_json::{Value, json};
+
+use hone_core::types::{FinishReason, InteractionId};
+use hone_engine::Engine;
 
 use crate::server::{Server, ask, eventually, read};
 

@@ -8,22 +8,24 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hone::config::{RouteList, ServerConfig, StoreConfig};
-use hone::engine::fake::FakeConfig;
-use hone::engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
-use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
-use hone::policy::PolicyError;
-use hone::reward::Routes;
-use hone::reward::grader::Backends;
-use hone::store::Store;
-use hone::telemetry::Metrics;
-use hone::train::{TrainError, TrainState, TrainStatus};
-use hone::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+use hone::config::ServerConfig;
+use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
+use hone_core::metrics::Metrics;
+use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
+use hone_engine::fake::FakeConfig;
+use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
+use hone_reward::Routes;
+use hone_reward::config::RouteList;
+use hone_reward::grader::Backends;
+use hone_store::{Store, StoreConfig};
+use hone_train::policy::PolicyError;
+use hone_train::{TrainError, TrainState, TrainStatus};
 
 /// Everything that a test may change before the start.
 pub struct Setup {

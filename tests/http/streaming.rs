@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use hone::engine::EngineError;
-use hone::types::InteractionId;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
+
+use hone_core::types::InteractionId;
+use hone_engine::EngineError;
 
 use crate::server::{Server, ask};
 

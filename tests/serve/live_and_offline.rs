@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use hone::config::parse;
-use hone::dataset::Dataset;
 use serde_json::{Value, json};
+
+use hone::config::parse;
+use hone_dataset::Dataset;
 
 use crate::daemon::Daemon;
 

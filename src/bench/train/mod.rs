@@ -1,21 +1,23 @@
 //! `hone bench train`: what an optimiser step takes, part by part, and how near to the machine's own
 //! speed its products come. Sampling and scoring are no part of it.
 
-use std::fmt;
-use std::fs;
+mod subject;
+mod work;
+
 use std::path::PathBuf;
+use std::{fmt, fs};
 
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::machine::{self, Peak, Seconds};
-use crate::config::{LoraConfig, Recompute, TrainConfig};
-use crate::telemetry::process;
-use crate::train::{Learner, Plan, Split};
+use hone_core::process;
+use hone_train::config::{Recompute, TrainConfig};
+use hone_train::{Learner, Plan, Split};
 
-mod subject;
-mod work;
+use super::machine;
+use super::machine::{Peak, Seconds};
 
+pub(crate) use hone_model::adapter::weights::LoraConfig;
 pub use subject::{Data, Row, Shape, Subject};
 pub use work::Work;
 

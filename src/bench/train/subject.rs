@@ -12,10 +12,11 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::config::BaseDtype;
-use crate::demo::embedded;
-use crate::engine::ModelDir;
-use crate::train::{Base, Learner, Model, ModelSpec, TrainSample};
+use hone_engine::ModelDir;
+use hone_model::adapter::BaseDtype;
+use hone_model::{Model, ModelSpec, embedded};
+use hone_train::memory::Base;
+use hone_train::{Learner, TrainSample};
 
 /// Seed of random weights.
 const WEIGHTS_SEED: u64 = 1;

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::train::{ModelSpec, TrainSample};
+use hone_model::ModelSpec;
+use hone_train::TrainSample;
 
 /// Operations of matrix products, in GFLOP (a multiplication and an addition are two), that the passes
 /// of one step need at the least: each distinct prompt once, each token that a later one sees once,

@@ -8,30 +8,29 @@
 //! slots; `x-hone-policy-version` then names the first choice to start when streaming and choice 0
 //! otherwise, a streamed chunk's `system_fingerprint` its own choice's, and the ledger each.
 
-use std::sync::Arc;
-
-use axum::Extension;
-use axum::Json;
-use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue};
-use axum::response::{IntoResponse, Response};
-
-use self::request::ChatRequest;
-use self::run::Run;
-use super::AppState;
-use super::auth::Caller;
-use super::error::ApiError;
-use super::extract::JsonObject;
-use super::models;
-use crate::engine::Engine;
-use crate::types::{
-    Interaction, InteractionId, Message, PolicyVersion, PromptSource, TokenId, now_ms,
-};
-
 mod request;
 mod run;
 mod stream;
 mod wire;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+
+use hone_core::types::{
+    Interaction, InteractionId, Message, PolicyVersion, PromptSource, TokenId, now_ms,
+};
+use hone_engine::Engine;
+
+use self::request::ChatRequest;
+use self::run::Run;
+use super::auth::Caller;
+use super::error::ApiError;
+use super::extract::JsonObject;
+use super::{AppState, models};
 
 /// Names the policy version in every answer.
 const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");

@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use hone_core::types::{Message, Role, SamplingParams, TokenId};
+
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, refuse};
-use crate::types::{Message, Role, SamplingParams, TokenId};
 
 /// Choices of one request.
 const MAX_CHOICES: i64 = 8;

@@ -9,20 +9,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures::FutureExt;
-use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+use futures::stream::{BoxStream, SelectAll, StreamExt};
+use futures::{FutureExt, stream};
 
-use super::request::ChatRequest;
-use super::wire::{self, AssistantMessage, ChatCompletion, Logprobs, TokenLogprob, Usage};
-use crate::engine::{Engine, EngineError, Event, GenerateRequest, Generation, Priority, Token};
-use crate::http::AppState;
-use crate::http::error::ApiError;
-use crate::store::Op;
-use crate::train::TrainState;
-use crate::types::{
+use hone_core::types::{
     FinishReason, Interaction, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
+use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Priority, Token};
+use hone_store::Op;
+use hone_train::TrainState;
+
+use super::request::ChatRequest;
+use super::wire;
+use super::wire::{AssistantMessage, ChatCompletion, Logprobs, TokenLogprob, Usage};
+use crate::http::AppState;
+use crate::http::error::ApiError;
 
 /// What happens to a choice.
 enum Step {
@@ -408,8 +410,9 @@ impl Drop for Run {
 
 #[cfg(test)]
 mod tests {
-    use super::choice_seed;
     use std::collections::BTreeSet;
+
+    use super::choice_seed;
 
     #[test]
     fn choices_have_seeds_of_their_own() {

@@ -9,11 +9,12 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 
+use hone_core::types::PolicyVersion;
+
 use super::run::{News, Run};
 use super::wire::{ChatChunk, ChunkChoice, Delta, Logprobs, Usage};
 use super::with_version;
 use crate::http::error::ApiError;
-use crate::types::PolicyVersion;
 
 /// Where a stream is.
 enum Phase {

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::engine::{Codec, Token};
-use crate::types::TokenId;
+use hone_core::types::TokenId;
+use hone_engine::{Codec, Token};
 
 /// What stands for a probability of 0, whose logarithm JSON cannot hold (OpenAI's value).
 const NEVER: f32 = -9999.0;

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use hone_core::types::{InteractionId, UnixMillis, now_ms};
+use hone_reward::Route;
+use hone_reward::raters::{joining, read_value};
+use hone_store::FeedbackEntry;
+
 use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
-use crate::reward::Route;
-use crate::reward::raters::{joining, read_value};
-use crate::store::FeedbackEntry;
-use crate::types::{InteractionId, UnixMillis, now_ms};
 
 /// Longest name of a reward part.
 const NAME_CHARS: usize = 64;

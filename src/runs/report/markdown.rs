@@ -6,12 +6,13 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use hone_train::monitoring::metric_names;
+
 use super::super::progress::clock;
 use super::super::stats::Estimate;
 use super::super::table;
 use super::super::table::number;
 use super::{Ending, RunReport, plots};
-use crate::train::names;
 
 /// Characters of a prompt or a completion that are shown.
 const SHOWN: usize = 2000;
@@ -43,7 +44,8 @@ fn summary(text: &mut String, report: &RunReport) {
     };
     let took = Duration::from_millis(report.ended.saturating_sub(report.started));
     let steps = report.steps.last().map_or(0, |s| s.step);
-    let tokens: f64 = report.steps.iter().filter_map(|s| names::finite(s, names::TOKENS)).sum();
+    let tokens: f64 =
+        report.steps.iter().filter_map(|s| metric_names::finite(s, metric_names::TOKENS)).sum();
     let mut row = |label: &str, value: String| {
         let _ = writeln!(text, "- **{label}**: {value}");
     };
@@ -183,7 +185,7 @@ fn inline(text: &str) -> String {
 }
 
 /// `2023-11-14 22:13:20 UTC`.
-fn date(time: crate::types::UnixMillis) -> String {
+fn date(time: hone_core::types::UnixMillis) -> String {
     let known = i64::try_from(time).ok().and_then(chrono::DateTime::from_timestamp_millis);
     known.map_or_else(|| "–".to_owned(), |t| t.format("%Y-%m-%d %H:%M:%S UTC").to_string())
 }

@@ -2,21 +2,20 @@
 //!
 //! Everything comes from a [`RunReport`], which serialises: the same report gives the same bytes.
 
+mod markdown;
+mod plots;
+pub mod svg;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use hone_core::types::{StepRecord, UnixMillis};
+use hone_train::monitoring::warnings::Warning;
+
 use super::early_stop::Best;
 use super::stats::Estimate;
-use crate::train::warnings::Warning;
-use crate::types::{StepRecord, UnixMillis};
-
-mod markdown;
-mod plots;
-pub mod svg;
-#[cfg(test)]
-mod tests;
 
 /// The report's file name.
 pub const REPORT_FILE: &str = "report.md";
@@ -128,3 +127,6 @@ impl RunReport {
         Ok(folder.join(REPORT_FILE))
     }
 }
+
+#[cfg(test)]
+mod tests;

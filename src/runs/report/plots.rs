@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use hone_core::types::StepRecord;
+use hone_train::monitoring::metric_names;
+
 use super::RunReport;
 use super::svg::{Chart, Series, render};
-use crate::train::names;
-use crate::types::StepRecord;
 
 /// A plot beside the report's text.
 pub(super) struct Plot {
@@ -21,7 +22,8 @@ const KL_LIMIT: f64 = 0.5;
 /// Every plot that has a point, in the order they are shown.
 pub(super) fn all(report: &RunReport) -> Vec<Plot> {
     let steps = &report.steps;
-    let figure = |name: &'static str, label: &str| line(label, steps, |s| names::finite(s, name));
+    let figure =
+        |name: &'static str, label: &str| line(label, steps, |s| metric_names::finite(s, name));
     let plot = |file: &str, alt: &'static str, y_label: &str, series: Vec<Series>| {
         let series: Vec<Series> = series.into_iter().filter(|s| !s.points.is_empty()).collect();
         let tallest = series.iter().flat_map(|s| s.points.iter().map(|p| p.1)).fold(0.0, f64::max);
@@ -37,7 +39,7 @@ pub(super) fn all(report: &RunReport) -> Vec<Plot> {
         };
         render(&chart).map(|svg| Plot { file: format!("{file}.svg"), alt, svg })
     };
-    let mut reward = figure(names::REWARD_MEAN, "reward");
+    let mut reward = figure(metric_names::REWARD_MEAN, "reward");
     reward.band = steps.iter().filter_map(band).collect();
     let held_out = Series {
         name: "held-out reward".to_owned(),
@@ -45,16 +47,28 @@ pub(super) fn all(report: &RunReport) -> Vec<Plot> {
         band: Vec::new(),
         dots: true,
     };
-    let parts: BTreeSet<&str> = steps.iter().flat_map(names::parts).collect();
-    let parts = parts.into_iter().map(|part| line(part, steps, |s| names::part(s, part))).collect();
-    let lengths = vec![figure(names::LENGTH, "length")];
-    let clips = vec![figure(names::CLIP_LOW, "below"), figure(names::CLIP_HIGH, "above")];
+    let parts: BTreeSet<&str> = steps.iter().flat_map(metric_names::parts).collect();
+    let parts =
+        parts.into_iter().map(|part| line(part, steps, |s| metric_names::part(s, part))).collect();
+    let lengths = vec![figure(metric_names::LENGTH, "length")];
+    let clips =
+        vec![figure(metric_names::CLIP_LOW, "below"), figure(metric_names::CLIP_HIGH, "above")];
     [
         plot("reward", "Reward, with one standard deviation within groups", "reward", vec![reward]),
         plot("held_out", "Reward on held-out prompts", "reward", vec![held_out]),
         plot("parts", "Parts of the reward", "mean", parts),
-        plot("kl", "KL to the reference policy", "nats a token", vec![figure(names::KL, "KL")]),
-        plot("entropy", "Entropy of the policy", "nats a token", vec![figure(names::ENTROPY, "")]),
+        plot(
+            "kl",
+            "KL to the reference policy",
+            "nats a token",
+            vec![figure(metric_names::KL, "KL")],
+        ),
+        plot(
+            "entropy",
+            "Entropy of the policy",
+            "nats a token",
+            vec![figure(metric_names::ENTROPY, "")],
+        ),
         plot("length", "Length of completions", "tokens", lengths),
         plot("clipping", "Tokens whose ratio was clipped", "share", clips),
     ]
@@ -69,7 +83,7 @@ fn line(name: &str, steps: &[StepRecord], value: impl Fn(&StepRecord) -> Option<
 }
 
 fn band(step: &StepRecord) -> Option<(f64, f64, f64)> {
-    let mean = names::finite(step, names::REWARD_MEAN)?;
-    let std = names::finite(step, names::REWARD_STD)?;
+    let mean = metric_names::finite(step, metric_names::REWARD_MEAN)?;
+    let std = metric_names::finite(step, metric_names::REWARD_STD)?;
     Some((step.step as f64, mean - std, mean + std))
 }

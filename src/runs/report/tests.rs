@@ -2,10 +2,11 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use hone_train::monitoring::warnings::WarningKind;
+
 use super::svg::{Chart, Series, render};
 use super::*;
 use crate::runs::stats::{estimate, paired_difference};
-use crate::train::warnings::WarningKind;
 
 fn step(step: u64) -> StepRecord {
     let x = step as f64 / 60.0;

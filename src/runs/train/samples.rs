@@ -1,9 +1,10 @@
 //! Some of the completions that a step was trained on.
 
-use crate::reward::Routes;
+use hone_core::types::StepRecord;
+use hone_reward::Routes;
+use hone_store::{Store, StoreError};
+
 use crate::runs::table::ScoredSample;
-use crate::store::{Store, StoreError};
-use crate::types::StepRecord;
 
 /// At most `most` completions of a step's groups, the first of each group first.
 pub(super) fn of_step(

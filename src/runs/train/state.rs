@@ -1,19 +1,19 @@
 //! What a run remembers between processes, and its logs.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+
+use hone_core::types::{StepRecord, UnixMillis, now_ms};
+use hone_train::monitoring::warnings::{Warning, WatchState};
 
 use crate::config::Config;
 use crate::runs::early_stop::BestTracker;
 use crate::runs::evaluate::Evaluation;
 use crate::runs::jsonl::JsonlLog;
 use crate::runs::tensorboard::EventWriter;
-use crate::train::warnings::{Warning, WatchState};
-use crate::types::{StepRecord, UnixMillis, now_ms};
 
 /// What a resumed run goes on with.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -1,0 +1,199 @@
+//! Files and directories that are complete or absent after a crash.
+//!
+//! A write goes to a temporary sibling, is synced, and is renamed over the target; then the parent
+//! directory is synced. Without the first sync, a power loss after the rename can leave an empty
+//! file under the final name. Without the second, the rename itself can be lost.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// An I/O error together with the file or directory it concerns.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct FileError {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// The error of the operating system.
+    pub source: io::Error,
+}
+
+/// Adds `path` to an I/O error, for use with `map_err`.
+pub fn at(path: &Path) -> impl FnOnce(io::Error) -> FileError + '_ {
+    move |source| FileError { path: path.to_owned(), source }
+}
+
+/// Replaces the file `path` with `bytes`: after a crash it has either its old or its new content.
+///
+/// The temporary file is `.NAME.tmp` in the same directory. Concurrent writers of one path are not
+/// supported.
+///
+/// # Errors
+/// If the file cannot be written. The old content is then still in place.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let temporary = sibling(path, ".tmp");
+    write_synced(&temporary, bytes)?;
+    fs::rename(&temporary, path).map_err(at(path))?;
+    sync_parent(path)
+}
+
+/// Replaces the directory `path` with what `fill` writes into an empty temporary sibling. After a
+/// crash `path` is complete: the old directory or the new one. Only a crash between the two renames
+/// that exchange an existing directory leaves `path` absent and the old one as `.NAME.old`.
+///
+/// `fill` does not need to sync the files it writes.
+///
+/// # Errors
+/// The error of `fill`, or a [`FileError`] of this function. The old directory is then still in
+/// place, and the temporary one is removed.
+pub fn replace_dir<E: From<FileError>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let (temporary, replaced) = (sibling(path, ".tmp"), sibling(path, ".old"));
+    remove_any(&temporary)?;
+    fs::create_dir_all(&temporary).map_err(at(&temporary))?;
+    if let Err(error) = fill(&temporary).and_then(|()| Ok(sync_tree(&temporary)?)) {
+        // The first error is the one to report.
+        let _second = remove_any(&temporary);
+        return Err(error);
+    }
+    remove_any(&replaced)?;
+    if fs::symlink_metadata(path).is_ok() {
+        fs::rename(path, &replaced).map_err(at(path))?;
+    }
+    fs::rename(&temporary, path).map_err(at(path))?;
+    sync_parent(path)?;
+    Ok(remove_any(&replaced)?)
+}
+
+/// Writes a whole file and syncs it.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut file = File::create(path).map_err(at(path))?;
+    file.write_all(bytes).map_err(at(path))?;
+    file.sync_all().map_err(at(path))
+}
+
+/// Syncs a directory's list of entries.
+///
+/// # Errors
+/// If the directory cannot be opened or synced.
+pub fn sync_dir(path: &Path) -> Result<(), FileError> {
+    // Only Unix can open a directory as a file.
+    if cfg!(unix) {
+        File::open(path).and_then(|dir| dir.sync_all()).map_err(at(path))?;
+    }
+    Ok(())
+}
+
+/// Syncs the directory that holds `path`, which makes a new name durable.
+///
+/// # Errors
+/// If the directory cannot be opened or synced.
+pub fn sync_parent(path: &Path) -> Result<(), FileError> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    sync_dir(parent.unwrap_or(Path::new(".")))
+}
+
+/// Syncs every file and directory below `dir`, and `dir` itself. Symbolic links are not followed.
+fn sync_tree(dir: &Path) -> Result<(), FileError> {
+    for entry in fs::read_dir(dir).map_err(at(dir))? {
+        let entry = entry.map_err(at(dir))?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(at(dir))?);
+        if kind.is_dir() {
+            sync_tree(&path)?;
+        } else if kind.is_file() {
+            File::open(&path).and_then(|file| file.sync_all()).map_err(at(&path))?;
+        }
+    }
+    sync_dir(dir)
+}
+
+/// Removes a file, a link or a whole directory; succeeds if `path` does not exist.
+///
+/// # Errors
+/// If the entry exists and cannot be removed.
+pub fn remove_any(path: &Path) -> Result<(), FileError> {
+    let removed = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => Err(error),
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+    };
+    removed.map_err(at(path))
+}
+
+/// The hidden sibling `.NAME` + `suffix` of `path`.
+pub fn sibling(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name());
+        let mut names: Vec<String> = entries.map(|n| n.into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_nothing_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        replace_file(&path, b"old").unwrap();
+        replace_file(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(dir.path()), ["state.json"]);
+    }
+
+    #[test]
+    fn a_failed_write_keeps_the_old_file_and_names_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        replace_file(&path, b"old").unwrap();
+        fs::create_dir(sibling(&path, ".tmp")).unwrap();
+        let error = replace_file(&path, b"new").unwrap_err().to_string();
+        assert!(error.contains(".state.json.tmp"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+
+    #[test]
+    fn a_directory_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("best");
+        for round in ["one", "two"] {
+            replace_dir::<FileError>(&path, |new| {
+                fs::create_dir(new.join("inner")).map_err(at(new))?;
+                write_synced(&new.join("inner").join(round), round.as_bytes())
+            })
+            .unwrap();
+        }
+        assert_eq!(names(&path.join("inner")), ["two"]);
+        assert_eq!(names(dir.path()), ["best"]);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_filled_keeps_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("best");
+        replace_dir::<FileError>(&path, |new| write_synced(&new.join("a"), b"1")).unwrap();
+        let failed = replace_dir::<FileError>(&path, |new| {
+            write_synced(&new.join("b"), b"2")?;
+            write_synced(&new.join("missing").join("c"), b"3")
+        });
+        assert!(failed.unwrap_err().path.ends_with("missing/c"));
+        assert_eq!(names(&path), ["a"]);
+        assert_eq!(names(dir.path()), ["best"]);
+    }
+}

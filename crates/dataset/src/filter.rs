@@ -1,0 +1,203 @@
+//! Which prompts a stage takes: `level = "easy" and sum <= 20`.
+//!
+//! Clauses `column operator value` joined by `and`. Operators are `=` (or `==`), `!=`, `<`, `<=`,
+//! `>`, `>=`. A value is a number, a bare word, or a text in `"` or `'`; a column whose name holds
+//! other characters than letters, digits, `_`, `-` and `.` stands in backticks. A number compares
+//! with the column read as a number; a text can be compared by `=` and `!=` alone. A prompt without
+//! the column, or with a text where a number is asked for, is not taken.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operator {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Operand {
+    Number(f64),
+    Text(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Clause {
+    column: String,
+    operator: Operator,
+    operand: Operand,
+}
+
+/// A predicate over a prompt's metadata; without clauses it takes everything.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Filter {
+    clauses: Vec<Clause>,
+}
+
+impl Filter {
+    /// Reads the form described above; white space alone takes everything.
+    ///
+    /// # Errors
+    /// What was expected where.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut rest = text.trim_start();
+        let mut clauses = Vec::new();
+        while !rest.is_empty() {
+            if !clauses.is_empty() {
+                rest = match word(rest) {
+                    Some(("and", after)) => after.trim_start(),
+                    _ => return Err(format!("`and` is expected before `{rest}`")),
+                };
+            }
+            let (clause, after) = clause(rest)?;
+            clauses.push(clause);
+            rest = after.trim_start();
+        }
+        Ok(Self { clauses })
+    }
+
+    /// Whether it takes a prompt with this metadata.
+    pub fn matches(&self, metadata: &BTreeMap<String, String>) -> bool {
+        self.clauses
+            .iter()
+            .all(|clause| metadata.get(&clause.column).is_some_and(|value| clause.matches(value)))
+    }
+}
+
+impl Clause {
+    fn matches(&self, value: &str) -> bool {
+        use std::cmp::Ordering::{Equal, Greater, Less};
+
+        let ordering = match &self.operand {
+            Operand::Number(wanted) => match value.trim().parse::<f64>() {
+                Ok(found) => found.partial_cmp(wanted),
+                Err(_) => None,
+            },
+            Operand::Text(wanted) => Some(value.cmp(wanted.as_str())),
+        };
+        match self.operator {
+            Operator::Equal => ordering == Some(Equal),
+            Operator::NotEqual => ordering.is_some_and(|o| o != Equal),
+            Operator::Less => ordering == Some(Less),
+            Operator::LessOrEqual => matches!(ordering, Some(Less | Equal)),
+            Operator::Greater => ordering == Some(Greater),
+            Operator::GreaterOrEqual => matches!(ordering, Some(Greater | Equal)),
+        }
+    }
+}
+
+fn clause(text: &str) -> Result<(Clause, &str), String> {
+    let (column, rest) = match text.strip_prefix('`') {
+        Some(rest) => rest.split_once('`').ok_or("a backtick is left open")?,
+        None if text.is_empty() => return Err("a column is expected at the end".to_owned()),
+        None => word(text).ok_or_else(|| format!("a column is expected before `{text}`"))?,
+    };
+    let rest = rest.trim_start();
+    let operators = [
+        ("==", Operator::Equal),
+        ("=", Operator::Equal),
+        ("!=", Operator::NotEqual),
+        ("<=", Operator::LessOrEqual),
+        ("<", Operator::Less),
+        (">=", Operator::GreaterOrEqual),
+        (">", Operator::Greater),
+    ];
+    let found = operators.iter().find_map(|(sign, op)| Some((op, rest.strip_prefix(sign)?)));
+    let Some((operator, rest)) = found else {
+        return Err(format!("after `{column}` one of = != < <= > >= is expected"));
+    };
+    let (operand, rest) = operand(column, rest.trim_start())?;
+    if matches!(operand, Operand::Text(_))
+        && !matches!(operator, Operator::Equal | Operator::NotEqual)
+    {
+        return Err(format!("`{column}` can be ordered by a number only; a text takes = or !="));
+    }
+    Ok((Clause { column: column.to_owned(), operator: *operator, operand }, rest))
+}
+
+fn operand<'a>(column: &str, text: &'a str) -> Result<(Operand, &'a str), String> {
+    for quote in ['"', '\''] {
+        if let Some(rest) = text.strip_prefix(quote) {
+            let (inside, rest) = rest.split_once(quote).ok_or("a quotation mark is left open")?;
+            return Ok((Operand::Text(inside.to_owned()), rest));
+        }
+    }
+    let (bare, rest) = word(text).ok_or_else(|| format!("`{column}` is compared with nothing"))?;
+    let number = bare.parse::<f64>().ok().filter(|number| number.is_finite());
+    Ok((number.map_or_else(|| Operand::Text(bare.to_owned()), Operand::Number), rest))
+}
+
+/// The letters, digits, `_`, `-`, `+` and `.` that the text begins with.
+fn word(text: &str) -> Option<(&str, &str)> {
+    let end =
+        text.find(|c: char| !c.is_alphanumeric() && !"_-+.".contains(c)).unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    fn takes(filter: &str) -> bool {
+        let metadata = [("level", "easy"), ("sum", "7"), ("a b", "x"), ("half", "0.50")];
+        let metadata = metadata.map(|(k, v)| (k.to_owned(), v.to_owned()));
+        Filter::parse(filter).unwrap().matches(&BTreeMap::from(metadata))
+    }
+
+    #[test]
+    fn clauses_compare_numbers_and_texts() {
+        for yes in [
+            "",
+            "  ",
+            "level = \"easy\"",
+            "level='easy'",
+            "level == easy and sum <= 7 and sum>6",
+            "level != 'hard'",
+            "sum >= 7.0",
+            "sum = 7",
+            "half = 0.5",
+            "`a b` = x",
+            "sum = '7'",
+        ] {
+            assert!(takes(yes), "{yes}");
+        }
+        for no in [
+            "level = hard",
+            "sum < 7",
+            "sum != 7",
+            "level > 3",
+            "level != 3",
+            "nowhere = 1",
+            "nowhere != 1",
+            "half = '0.5'",
+            "level = easy and sum > 7",
+        ] {
+            assert!(!takes(no), "{no}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let error = |text| Filter::parse(text).unwrap_err();
+        assert_snapshot!(error("level"), @"after `level` one of = != < <= > >= is expected");
+        assert_snapshot!(error("= 3"), @"a column is expected before `= 3`");
+        assert_snapshot!(error("level ="), @"`level` is compared with nothing");
+        assert_snapshot!(error("level = 'easy"), @"a quotation mark is left open");
+        assert_snapshot!(error("level = easy or sum < 3"), @"`and` is expected before `or sum < 3`");
+        assert_snapshot!(error("level = easy and"), @"a column is expected at the end");
+        assert_snapshot!(error("level < 'easy'"), @"`level` can be ordered by a number only; a text takes = or !=");
+        assert_snapshot!(error("`level = 3"), @"a backtick is left open");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[a-z0-9 =<>!`'\"é.-]{0,40}") {
+            let _ = Filter::parse(&text);
+        }
+    }
+}

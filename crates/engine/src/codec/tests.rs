@@ -1,0 +1,139 @@
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use proptest::prelude::*;
+
+use hone_core::types::Role;
+
+use super::*;
+
+fn codec() -> &'static Arc<Codec> {
+    static CODEC: OnceLock<Arc<Codec>> = OnceLock::new();
+    CODEC.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
+        Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap())
+    })
+}
+
+/// All pieces of a stream, and whether it stopped.
+fn stream(ids: &[TokenId], stop: &[String]) -> (Vec<Piece>, bool) {
+    let mut stream = TextStream::new(Arc::clone(codec()), stop);
+    let mut pieces: Vec<Piece> = ids.iter().map(|id| stream.push(*id)).collect();
+    pieces.push(stream.finish());
+    let stopped = pieces.iter().any(|piece| piece.stopped);
+    (pieces, stopped)
+}
+
+fn joined(pieces: &[Piece]) -> String {
+    pieces.iter().map(|piece| piece.text.as_str()).collect()
+}
+
+/// One token for every byte, so that characters are split at every place.
+fn byte_tokens(bytes: &[u8]) -> Vec<TokenId> {
+    let of = |byte: u8| {
+        (0..codec().vocab() as TokenId).find(|id| codec().token_bytes(*id) == [byte]).unwrap()
+    };
+    bytes.iter().map(|byte| of(*byte)).collect()
+}
+
+#[test]
+fn every_byte_has_a_token() {
+    let all: Vec<u8> = (0..=255).collect();
+    assert_eq!(byte_tokens(&all).len(), 256);
+}
+
+#[test]
+fn renders_the_prompt_without_additions() {
+    let messages = [Message { role: Role::User, content: "Hi <|im_end|>".to_owned() }];
+    let ids = codec().prompt(&messages).unwrap();
+    let text = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(ids, codec().encode(text).unwrap());
+    assert_eq!(codec().decode(&ids).unwrap(), "user\nHi \nassistant\n");
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| codec().token_bytes(*id)).collect();
+    assert_eq!(bytes, text.as_bytes());
+    assert_eq!(codec().stop_ids(), [2, 0]);
+    assert_eq!(codec().template_hash().len(), 16);
+    assert!(codec().token_bytes(1_000_000).is_empty());
+}
+
+#[test]
+fn holds_back_only_what_may_be_a_stop() {
+    let stop = ["</answer>".to_owned(), "STOP".to_owned()];
+    let mut stream = TextStream::new(Arc::clone(codec()), &stop);
+    let mut push = |text: &str| -> String {
+        codec().encode(text).unwrap().into_iter().map(|id| stream.push(id).text).collect()
+    };
+    assert_eq!(push("four <"), "four ");
+    assert_eq!(push("/"), "");
+    assert_eq!(push("a1"), "</a1");
+    assert_eq!(push("x</answer> and more"), "x");
+    assert_eq!(push("more"), "");
+    assert_eq!(stream.finish(), Piece { text: String::new(), stopped: true });
+}
+
+#[test]
+fn unfinished_characters_wait_and_then_become_a_mark() {
+    let bytes = "a漢".as_bytes();
+    let ids = byte_tokens(&bytes[..3]);
+    let (pieces, _) = stream(&ids, &[]);
+    let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    assert_eq!(texts, ["a", "", "", "\u{FFFD}"]);
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof!["[ab<]{0,12}", any::<String>(), "(?:[a-c]|é|漢|👩‍🚀|ﬁ){0,16}",]
+}
+
+proptest! {
+    #[test]
+    fn pieces_joined_are_the_whole_of_any_ids(ids in prop::collection::vec(0_u32..300, 0..60)) {
+        let (pieces, stopped) = stream(&ids, &[]);
+        prop_assert!(!stopped);
+        prop_assert_eq!(joined(&pieces), codec().decode(&ids).unwrap());
+    }
+
+    #[test]
+    fn pieces_joined_are_the_whole_of_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        let (pieces, _) = stream(&byte_tokens(&bytes), &[]);
+        prop_assert_eq!(joined(&pieces), String::from_utf8_lossy(&bytes).into_owned());
+    }
+
+    #[test]
+    fn text_survives_any_split(text in text(), cuts in prop::collection::vec(any::<bool>(), 64)) {
+        // Runs of bytes as the tokenizer would merge them, and single bytes, mixed.
+        let mut ids = Vec::new();
+        for (at, character) in text.char_indices() {
+            let whole = &text[at..at + character.len_utf8()];
+            if cuts[at % cuts.len()] {
+                ids.extend(byte_tokens(whole.as_bytes()));
+            } else {
+                ids.extend(codec().encode(whole).unwrap());
+            }
+        }
+        let (pieces, _) = stream(&ids, &[]);
+        prop_assert_eq!(joined(&pieces), codec().decode(&ids).unwrap());
+    }
+
+    #[test]
+    fn nothing_at_or_after_a_stop_is_ever_told(
+        before in text(), stop in prop::collection::vec(text(), 1..4), after in text(),
+    ) {
+        let whole = format!("{before}{}{after}", stop[0]);
+        let ids = byte_tokens(whole.as_bytes());
+        let (pieces, stopped) = stream(&ids, &stop);
+        let told = joined(&pieces);
+        let stops: Vec<&String> = stop.iter().filter(|stop| !stop.is_empty()).collect();
+        prop_assert_eq!(stopped, stops.iter().any(|stop| whole.contains(*stop)));
+        prop_assert!(stops.iter().all(|stop| !told.contains(*stop)));
+        if stopped {
+            // What follows the told text is a stop string, and it is the first to be complete.
+            let rest = whole.strip_prefix(&told).unwrap();
+            let hits = stops.iter().filter(|stop| rest.starts_with(**stop));
+            let hit = hits.min_by_key(|stop| stop.len()).unwrap();
+            let upto = &whole[..told.len() + hit.len() - hit.chars().last().unwrap().len_utf8()];
+            prop_assert!(stops.iter().all(|stop| !upto.contains(*stop)));
+        } else {
+            prop_assert_eq!(told, whole);
+        }
+    }
+}

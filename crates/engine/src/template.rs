@@ -1,0 +1,263 @@
+//! Renders chat templates as transformers does (`apply_chat_template`, jinja2 with `trim_blocks`,
+//! `lstrip_blocks` and loop controls), on minijinja.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use minijinja::value::{Enumerator, Kwargs, Object, Value};
+use minijinja::{Environment, Error, ErrorKind, context};
+use regex::Regex;
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use sha2::{Digest, Sha256};
+
+use hone_core::types::{Message, Role};
+
+use super::EngineError;
+
+/// The name under which the environment keeps the template.
+const NAME: &str = "chat_template";
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: BTreeMap<String, String>,
+    knows_developer: bool,
+    hash: String,
+}
+
+impl ChatTemplate {
+    /// Compiles a template; `special_tokens` (`bos_token`, …) are variables in it.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`] if it does not parse.
+    pub fn new(text: &str, special_tokens: &BTreeMap<String, String>) -> Result<Self, EngineError> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", to_json);
+        environment
+            .add_template_owned(NAME, without_generation_blocks(text)?)
+            .map_err(|e| EngineError::Model(format!("the chat template does not parse: {e}")))?;
+        let digest = Sha256::digest(text.as_bytes());
+        Ok(Self {
+            environment,
+            special_tokens: special_tokens.clone(),
+            knows_developer: text.contains("developer"),
+            hash: digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect(),
+        })
+    }
+
+    /// The conversation as text, with the generation prompt added.
+    ///
+    /// A `developer` message is rendered as `system` by templates that do not know the former.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] with the template's own words where it refuses the conversation.
+    pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
+        let fail = |e: Error| {
+            let reason = e.detail().map_or_else(|| e.to_string(), str::to_owned);
+            EngineError::Invalid(format!("the chat template refuses these messages: {reason}"))
+        };
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| {
+                let role = match message.role {
+                    Role::Developer if !self.knows_developer => Role::System,
+                    role => role,
+                };
+                Value::from_object(TemplateMessage { role, content: message.content.clone() })
+            })
+            .collect();
+        let template = self.environment.get_template(NAME).map_err(fail)?;
+        template
+            .render(context! {
+                messages,
+                add_generation_prompt => true,
+                tools => (),
+                documents => (),
+                ..Value::from_serialize(&self.special_tokens)
+            })
+            .map_err(fail)
+    }
+
+    /// First 16 hex digits of the SHA-256 of the template's text.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+}
+
+/// A message whose keys keep Python's order when a template prints it.
+#[derive(Debug)]
+struct TemplateMessage {
+    role: Role,
+    content: String,
+}
+
+impl Object for TemplateMessage {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match key.as_str()? {
+            "role" => Some(Value::from(self.role.as_str())),
+            "content" => Some(Value::from(self.content.as_str())),
+            _ => None,
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Str(&["role", "content"])
+    }
+}
+
+/// `{% generation %}` marks what the assistant said, for training masks; it prints nothing.
+fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
+    let replace = |text: &str, tag: &str, with: &str| {
+        let regex = Regex::new(&format!(r"\{{%([-+]?)\s*{tag}\s*([-+]?)%\}}"))
+            .map_err(|e| EngineError::Internal(e.to_string()))?;
+        Ok(regex.replace_all(text, format!("{{%${{1}} {with} ${{2}}%}}")).into_owned())
+    };
+    replace(&replace(text, "generation", "if true")?, "endgeneration", "endif")
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// `datetime.now().strftime(format)`.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    write!(text, "{}", chrono::Local::now().format(format)).map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot read {format:?}"))
+    })?;
+    Ok(text)
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=indent)`: jinja's own filter escapes HTML.
+fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    // Accepted as transformers accepts them; the defaults are what templates ask for.
+    for option in ["ensure_ascii", "separators", "sort_keys"] {
+        let _: Option<Value> = kwargs.get(option)?;
+    }
+    kwargs.assert_all_used()?;
+    let mut bytes = Vec::new();
+    let written = match indent {
+        Some(width) => {
+            let spaces = " ".repeat(width);
+            let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
+            value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))
+        }
+        None => value.serialize(&mut Serializer::with_formatter(&mut bytes, PythonFormatter)),
+    };
+    let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
+    written.map_err(|e| fail(e.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|e| fail(e.to_string()))?;
+    Ok(Value::from_safe_string(text))
+}
+
+/// Python's one-line separators: `", "` and `": "`.
+struct PythonFormatter;
+
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+    ) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(role: Role, content: &str) -> Message {
+        Message { role, content: content.to_owned() }
+    }
+
+    fn render(template: &str, messages: &[Message]) -> Result<String, EngineError> {
+        let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+        ChatTemplate::new(template, &tokens)?.render(messages)
+    }
+
+    fn user(content: &str) -> Vec<Message> {
+        vec![message(Role::User, content)]
+    }
+
+    #[test]
+    fn trims_blocks_as_jinja_does() {
+        let template = "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n\
+                        [{{ m['content'].strip() }}]\n  {% endif %}\n{% endfor %}\n\
+                        {%- if add_generation_prompt %}<a>{% endif %}";
+        assert_eq!(render(template, &user("  hi ")).unwrap(), "<s>[hi]\n<a>");
+    }
+
+    #[test]
+    fn prints_json_as_python_does() {
+        let template = "{{ messages[0] | tojson }} {{ [1, 'ü'] | tojson(indent=2) }}";
+        let text = render(template, &user("a<b>&'\"")).unwrap();
+        assert_eq!(text, "{\"role\": \"user\", \"content\": \"a<b>&'\\\"\"} [\n  1,\n  \"ü\"\n]");
+    }
+
+    #[test]
+    fn passes_the_templates_own_refusal_on() {
+        let error = render("{{ raise_exception('no system role here') }}", &user("x"));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "the chat template refuses these messages: no system role here"
+        );
+    }
+
+    #[test]
+    fn knows_what_templates_in_the_wild_use() {
+        let template = "{% if tools is not none %}tools{% endif %}\
+            {% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}\
+            {% generation %}{{ m.content }}{% endgeneration %}{% endfor %}\
+            {{ strftime_now('%Y') | length }}{{ 'a,b'.split(',')[1] }}{{ missing.none_is_fine is defined }}";
+        let messages = [message(Role::User, "one"), message(Role::User, "two")];
+        // An attribute of something undefined is an error in jinja2 as well.
+        assert!(render(template, &messages).is_err());
+        let template = template.replace("missing.none_is_fine", "missing");
+        assert_eq!(render(&template, &messages).unwrap(), "one4bFalse");
+    }
+
+    #[test]
+    fn a_bad_date_format_is_an_error() {
+        assert!(render("{{ strftime_now('%Q!') }}", &user("x")).is_err());
+    }
+
+    #[test]
+    fn developer_becomes_system_where_unknown() {
+        let dev = [message(Role::Developer, "d")];
+        assert_eq!(render("{{ messages[0].role }}", &dev).unwrap(), "system");
+        let knows = "{# developer #}{{ messages[0].role }}";
+        assert_eq!(render(knows, &dev).unwrap(), "developer");
+    }
+
+    #[test]
+    fn hash_is_of_the_text() {
+        let hash =
+            |text: &str| ChatTemplate::new(text, &BTreeMap::new()).unwrap().hash().to_owned();
+        assert_eq!(hash("abc"), "ba7816bf8f01cfea");
+    }
+}

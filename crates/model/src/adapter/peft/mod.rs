@@ -1,0 +1,264 @@
+//! Adapter directories as the Python library PEFT reads and writes them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use hone_core::files::{at, sync_dir, write_synced};
+
+use super::weights::Lora;
+use crate::adapter::{LoraConfig, LoraInit, Modules, Patterns};
+use crate::files::safetensors_bytes;
+use crate::{ModelError, ModelSpec, Result};
+
+/// The adapter's settings.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+/// The adapter's tensors.
+pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+/// The adapter's tensors as a pickle, which old versions of PEFT wrote.
+const PICKLE_FILE: &str = "adapter_model.bin";
+
+/// Options of PEFT that make the adapter more than `scale * B A` on linear layers of the model as it
+/// is, and that must therefore be off.
+const REFUSED: [&str; 15] = [
+    "use_dora",
+    "fan_in_fan_out",
+    "bias",
+    "modules_to_save",
+    "trainable_token_indices",
+    "lora_bias",
+    "megatron_config",
+    "layer_replication",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+];
+
+/// Ways to start an adapter that subtract from the base's weights what the adapter starts with.
+const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
+/// Writes `adapter_config.json` and `adapter_model.safetensors` into `dir` (made if need be) and
+/// waits until they are on disk.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn write(dir: &Path, lora: &Lora, config: &LoraConfig, base_model_name: &str) -> Result<()> {
+    fs::create_dir_all(dir).map_err(at(dir))?;
+    write_synced(&dir.join(WEIGHTS_FILE), &safetensors_bytes(&lora.tensors()?)?)?;
+    let file = Written::new(lora, config, base_model_name);
+    let text = serde_json::to_string_pretty(&file).map_err(candle_core::Error::wrap)?;
+    write_synced(&dir.join(CONFIG_FILE), format!("{text}\n").as_bytes())?;
+    Ok(sync_dir(dir)?)
+}
+
+/// `adapter_config.json` as we write it. A struct, as PEFT tries patterns in the order they stand in.
+#[derive(Serialize)]
+struct Written<'a> {
+    alpha_pattern: &'a Patterns<f64>,
+    base_model_name_or_path: &'a str,
+    bias: &'a str,
+    #[serde(skip_serializing_if = "Modules::is_empty")]
+    exclude_modules: &'a Modules,
+    fan_in_fan_out: bool,
+    inference_mode: bool,
+    init_lora_weights: Value,
+    #[serde(skip_serializing_if = "<[usize]>::is_empty")]
+    layers_to_transform: &'a [usize],
+    lora_alpha: Value,
+    lora_dropout: f32,
+    modules_to_save: Option<()>,
+    peft_type: &'a str,
+    r: usize,
+    rank_pattern: &'a Patterns<usize>,
+    target_modules: Modules,
+    task_type: &'a str,
+    use_dora: bool,
+    use_rslora: bool,
+}
+
+impl<'a> Written<'a> {
+    fn new(lora: &Lora, config: &'a LoraConfig, base_model_name: &'a str) -> Self {
+        // PEFT declares alpha as an integer; write one where it is one.
+        let alpha = config.alpha;
+        let whole = alpha.fract() == 0.0 && alpha.abs() < 1e9;
+        Self {
+            alpha_pattern: &config.alpha_pattern,
+            base_model_name_or_path: base_model_name,
+            bias: "none",
+            exclude_modules: &config.exclude_modules,
+            fan_in_fan_out: false,
+            inference_mode: true,
+            init_lora_weights: match config.init_weights {
+                LoraInit::Kaiming => true.into(),
+                LoraInit::Gaussian => "gaussian".into(),
+            },
+            layers_to_transform: &config.layers_to_transform,
+            lora_alpha: if whole { (alpha as i64).into() } else { alpha.into() },
+            lora_dropout: config.dropout,
+            modules_to_save: None,
+            peft_type: "LORA",
+            r: config.r,
+            rank_pattern: &config.rank_pattern,
+            target_modules: targets(lora, config),
+            task_type: "CAUSAL_LM",
+            use_dora: false,
+            use_rslora: config.use_rslora,
+        }
+    }
+}
+
+/// The target modules as PEFT may have them: "all-linear" is spelled out, as PEFT takes no layers
+/// beside it and has another idea of it for some models.
+fn targets(lora: &Lora, config: &LoraConfig) -> Modules {
+    if config.target_modules != Modules::AllLinear {
+        return config.target_modules.clone();
+    }
+    let last = |module: &String| module.rsplit('.').next().unwrap_or(module).to_owned();
+    let mut names: Vec<String> = lora.factors().keys().map(last).collect();
+    names.sort_unstable();
+    names.dedup();
+    Modules::Names(names)
+}
+
+/// Reads an adapter directory for a model: its settings and its tensors, widened or narrowed to
+/// `dtype`.
+///
+/// # Errors
+/// If a file is missing or damaged, the adapter uses an option we do not compute, or it does not fit
+/// the model.
+pub fn read(
+    dir: &Path,
+    spec: &ModelSpec,
+    dtype: DType,
+    device: &Device,
+) -> Result<(LoraConfig, Lora)> {
+    let config = read_config(dir)?;
+    let lora = Lora::from_tensors(spec, &config, read_tensors(dir, device)?, dtype, device)
+        .map_err(|e| ModelError::Adapter { path: dir.to_owned(), reason: e.to_string() })?;
+    Ok((config, lora))
+}
+
+/// The adapter's tensors as they are stored.
+pub(crate) fn read_tensors(dir: &Path, device: &Device) -> Result<BTreeMap<String, Tensor>> {
+    let wrong = |reason: String| ModelError::Adapter { path: dir.to_owned(), reason };
+    let path = dir.join(WEIGHTS_FILE);
+    if !path.exists() && dir.join(PICKLE_FILE).exists() {
+        return Err(wrong(format!(
+            "{PICKLE_FILE} is a pickle, which runs code when it is read; save the adapter again \
+             with `safe_serialization=True` for {WEIGHTS_FILE}"
+        )));
+    }
+    let tensors = candle_core::safetensors::load(&path, device)
+        .map_err(|e| wrong(format!("{WEIGHTS_FILE}: {e}")))?;
+    for (name, tensor) in &tensors {
+        if !matches!(tensor.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            return Err(wrong(format!("`{name}` holds {:?}, not floats", tensor.dtype())));
+        }
+    }
+    Ok(tensors.into_iter().collect())
+}
+
+/// What of `adapter_config.json` says which modules get which factors.
+#[derive(Deserialize)]
+struct Read {
+    r: usize,
+    lora_alpha: f64,
+    target_modules: Modules,
+    #[serde(default)]
+    lora_dropout: Option<f32>,
+    #[serde(default)]
+    use_rslora: Option<bool>,
+    #[serde(default)]
+    exclude_modules: Option<Modules>,
+    #[serde(default)]
+    layers_to_transform: Option<Layers>,
+    #[serde(default)]
+    rank_pattern: Option<Patterns<usize>>,
+    #[serde(default)]
+    alpha_pattern: Option<Patterns<f64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Layers {
+    One(usize),
+    Many(Vec<usize>),
+}
+
+/// The adapter's settings.
+///
+/// # Errors
+/// If the file is missing or damaged or asks for something we do not compute.
+pub(crate) fn read_config(dir: &Path) -> Result<LoraConfig> {
+    let wrong = |reason: String| ModelError::Adapter { path: dir.to_owned(), reason };
+    let text = fs::read_to_string(dir.join(CONFIG_FILE));
+    let text = text.map_err(|e| wrong(format!("{CONFIG_FILE}: {e}")))?;
+    parse_config(&text).map_err(|reason| wrong(format!("{CONFIG_FILE}: {reason}")))
+}
+
+fn parse_config(text: &str) -> std::result::Result<LoraConfig, String> {
+    let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    if value["peft_type"] != "LORA" {
+        return Err(format!("`peft_type` is {}, but must be \"LORA\"", value["peft_type"]));
+    }
+    for key in REFUSED {
+        if !is_off(&value[key]) {
+            return Err(format!("`{key}` is {}, which is not supported", value[key]));
+        }
+    }
+    let start = value["init_lora_weights"].as_str().unwrap_or("").to_lowercase();
+    if CHANGES_BASE.iter().any(|name| start.starts_with(name)) {
+        return Err(format!(
+            "`init_lora_weights` is \"{start}\", which changes the base's weights; convert the \
+             adapter with PEFT's `path_initial_model_for_weight_conversion`"
+        ));
+    }
+    let pattern = &value["layers_pattern"];
+    if !is_off(pattern) && *pattern != "layers" && *pattern != serde_json::json!(["layers"]) {
+        return Err(format!("`layers_pattern` is {pattern}, which is not supported"));
+    }
+    // From the text: `Value` may forget the order of patterns.
+    let read: Read = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let ranks = read.rank_pattern.unwrap_or_default();
+    if read.r == 0 || ranks.0.iter().any(|(_, r)| *r == 0) {
+        return Err("a rank is 0, but must be a whole number above 0".to_owned());
+    }
+    Ok(LoraConfig {
+        r: read.r,
+        alpha: read.lora_alpha,
+        use_rslora: read.use_rslora.unwrap_or(false),
+        dropout: read.lora_dropout.unwrap_or(0.0),
+        target_modules: read.target_modules,
+        exclude_modules: read.exclude_modules.unwrap_or(Modules::Names(Vec::new())),
+        layers_to_transform: match read.layers_to_transform {
+            None => Vec::new(),
+            Some(Layers::One(layer)) => vec![layer],
+            Some(Layers::Many(layers)) => layers,
+        },
+        rank_pattern: ranks,
+        alpha_pattern: read.alpha_pattern.unwrap_or_default(),
+        ..LoraConfig::default()
+    })
+}
+
+/// Whether a value says that an option is not used.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty() || text == "none",
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

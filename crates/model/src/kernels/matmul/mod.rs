@@ -1,0 +1,145 @@
+//! Matrix products into memory that is there already (CPU).
+
+use hone_core::process::pause_point;
+
+use super::float::Real;
+use super::parallel::threads;
+
+/// A matrix in a slice.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, T> {
+    values: &'a [T],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// Row after row without gaps.
+    pub fn new(values: &'a [T], rows: usize, columns: usize) -> Self {
+        Self::strided(values, rows, columns, columns)
+    }
+
+    /// Rows that start `row_stride` values after one another.
+    pub fn strided(values: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
+        assert!(fits(values.len(), rows, columns, row_stride), "the slice is too short");
+        Self { values, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The transposed matrix.
+    pub fn t(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+fn fits(len: usize, rows: usize, columns: usize, row_stride: usize) -> bool {
+    rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= len
+}
+
+/// `scale * left right` in new memory, row after row.
+pub fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
+    let (m, n) = (left.rows, right.columns);
+    if left.columns == 0 {
+        return vec![T::of(0.0); m * n];
+    }
+    let mut out = Vec::with_capacity(m * n);
+    run(out.as_mut_ptr(), n, Store::Replace, scale, left, right, m * n);
+    // SAFETY: the capacity is m * n, and the product has written every one of these values: its inner
+    // dimension is above 0, and its rows of n values leave no gaps.
+    unsafe { out.set_len(m * n) };
+    out
+}
+
+/// Whether a product replaces what is there or is added to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Store {
+    Replace,
+    Add,
+}
+
+/// `out = scale * left right`, or `out += ...`; rows of `out` start `stride` values after one
+/// another. Sums run over the inner dimension in an order that does not depend on the threads.
+///
+/// # Panics
+/// If the inner dimensions differ or `out` is too short.
+pub(crate) fn multiply<T: Real>(
+    (out, stride): (&mut [T], usize),
+    store: Store,
+    scale: f64,
+    left: Matrix<'_, T>,
+    right: Matrix<'_, T>,
+) {
+    if left.columns == 0 && store == Store::Replace {
+        for row in out.chunks_mut(stride.max(1)).take(left.rows) {
+            row[..right.columns].fill(T::of(0.0));
+        }
+        return;
+    }
+    run(out.as_mut_ptr(), stride, store, scale, left, right, out.len());
+}
+
+/// The product into `len` values at `out`, which may be uninitialised where they are replaced.
+fn run<T: Real>(
+    out: *mut T,
+    stride: usize,
+    store: Store,
+    scale: f64,
+    left: Matrix<'_, T>,
+    right: Matrix<'_, T>,
+    len: usize,
+) {
+    let (m, n, k) = (left.rows, right.columns, left.columns);
+    assert_eq!(k, right.rows, "inner dimensions differ");
+    assert!(fits(len, m, n, stride) && (m <= 1 || n <= stride), "the output is too short");
+    if m == 0 || n == 0 || k == 0 {
+        return;
+    }
+    let parallelism = match threads() {
+        1 => gemm::Parallelism::None,
+        threads => gemm::Parallelism::Rayon(threads),
+    };
+    // SAFETY: both callers own the `len` values at `out` and give them to nobody else meanwhile. The
+    // assertions here and in `Matrix::strided` keep every index that the product touches
+    // (row * row_stride + column * column_stride) within these and the two slices; rows of `out` do
+    // not overlap; strides of slices fit in isize. `out` is read only with `Store::Add`, which
+    // `product` never asks for.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out,
+            1,
+            stride as isize,
+            store == Store::Add,
+            left.values.as_ptr(),
+            left.column_stride as isize,
+            left.row_stride as isize,
+            right.values.as_ptr(),
+            right.column_stride as isize,
+            right.row_stride as isize,
+            T::of(1.0),
+            T::of(scale),
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+    pause_point();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! Loops compiled for the processor they run on, and the few functions they need.
+//!
+//! The crate is built for any x86-64 (SSE2). A [`Loop`] is compiled three times, for SSE2, AVX2 and
+//! AVX-512, and [`dispatch`] picks one at run time. Sums go over a fixed number of lanes and nothing
+//! is contracted into fused multiply-adds, so all three give the same bits.
+
+use super::float::Real;
+
+/// Lanes of a sum.
+const LANES: usize = 16;
+
+/// A loop worth vectorising. Mark `run` `#[inline(always)]`: it must be inlined into each version.
+pub(crate) trait Loop {
+    /// What it gives.
+    type Output;
+    /// Runs it.
+    fn run(self) -> Self::Output;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+fn with_avx512<L: Loop>(task: L) -> L::Output {
+    task.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn with_avx2<L: Loop>(task: L) -> L::Output {
+    task.run()
+}
+
+/// Runs a loop in the widest vectors that the processor has.
+pub(crate) fn dispatch<L: Loop>(task: L) -> L::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512bw")
+        {
+            // SAFETY: the processor has every feature that the function is compiled for (AVX-512
+            // implies AVX2 and FMA).
+            return unsafe { with_avx512(task) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the processor has both features.
+            return unsafe { with_avx2(task) };
+        }
+    }
+    task.run()
+}
+
+/// `e^x` within 2 units in the last place: `2^n e^r` with `x = n ln 2 + r`, `|r| <= ln 2 / 2`, and
+/// the Taylor series of `e^r` to the seventh power (its remainder is below 6e-9). No branches, so
+/// that a loop over it vectorises; infinities, subnormal results and NaN come out as from `f32::exp`.
+#[inline(always)]
+pub fn exp_f32(x: f32) -> f32 {
+    // Adding it rounds to a whole number, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    // ln 2 in two parts: products of the first with small whole numbers are exact.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < -104.0 { -104.0 } else { x };
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * LN2_HIGH - n * LN2_LOW;
+    let mut p = 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    p = p * (r * r) + r + 1.0;
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    // 2^n as two factors, as it may be beyond the normal numbers where the result is not.
+    let half = n >> 1;
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// `sum f(a_i, b_i)`, in [`LANES`] partial sums.
+#[inline(always)]
+pub(crate) fn lanes<T: Real>(a: &[T], b: &[T], f: impl Fn(T, T) -> T) -> T {
+    let mut sums = [T::of(0.0); LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for i in 0..LANES {
+            sums[i] += f(a[i], b[i]);
+        }
+    }
+    let mut total = T::of(0.0);
+    for (a, b) in rest {
+        total += f(*a, *b);
+    }
+    sums.iter().fold(total, |total, sum| total + *sum)
+}
+
+/// `sum a_i b_i`
+#[inline(always)]
+pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+    lanes(a, b, |a, b| a * b)
+}
+
+/// `sum a_i`
+#[inline(always)]
+pub(crate) fn sum<T: Real>(a: &[T]) -> T {
+    lanes(a, a, |a, _| a)
+}
+
+/// The largest value; minus infinity of nothing.
+#[inline(always)]
+pub(crate) fn max<T: Real>(a: &[T]) -> T {
+    let larger = |x: T, y: T| if y > x { y } else { x };
+    let mut most = [T::of(f64::NEG_INFINITY); LANES];
+    let chunks = a.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for a in chunks {
+        for i in 0..LANES {
+            most[i] = larger(most[i], a[i]);
+        }
+    }
+    let start = rest.iter().fold(T::of(f64::NEG_INFINITY), |m, x| larger(m, *x));
+    most.iter().fold(start, |m, x| larger(m, *x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp_f32;
+
+    #[test]
+    fn exp_is_within_two_units_of_the_last_place() {
+        let mut worst = 0.0_f64;
+        let mut x = -87.0_f32;
+        while x < 88.7 {
+            let exact = f64::from(x).exp();
+            let got = exp_f32(x);
+            let unit = f64::from(f32::from_bits(got.to_bits() + 1) - got);
+            worst = worst.max((f64::from(got) - exact).abs() / unit);
+            x += 0.001_37;
+        }
+        assert!(worst < 2.0, "{worst} units");
+    }
+
+    #[test]
+    fn exp_at_the_edges() {
+        assert_eq!(exp_f32(0.0).to_bits(), 1.0_f32.to_bits());
+        assert_eq!(exp_f32(f32::NEG_INFINITY).to_bits(), 0.0_f32.to_bits());
+        assert_eq!(exp_f32(-1e30).to_bits(), 0.0_f32.to_bits());
+        assert!(exp_f32(f32::INFINITY).is_infinite() && exp_f32(1e30).is_infinite());
+        assert!(exp_f32(f32::NAN).is_nan());
+        // A subnormal number.
+        assert!((exp_f32(-95.0) / (-95.0_f32).exp() - 1.0).abs() < 1e-3);
+    }
+}

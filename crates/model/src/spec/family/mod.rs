@@ -1,0 +1,255 @@
+//! What sets the families of decoders apart, as transformers' configuration classes have it.
+
+use serde_json::Value;
+
+use super::fields::{flag_or, get, optional_size, size, size_or, wrong};
+use crate::{ModelError, Result};
+
+/// `model_type`s that the trainer knows.
+pub const SUPPORTED: [&str; 7] =
+    ["qwen2", "qwen3", "llama", "mistral", "smollm3", "gemma2", "phi3"];
+
+/// What a family does unless `config.json` says otherwise, and what it always does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Family {
+    /// `architectures[0]`.
+    pub class: &'static str,
+    /// Default of `rope_theta`.
+    pub rope_theta: f64,
+    /// Default of `rms_norm_eps`.
+    pub rms_norm_eps: f64,
+    /// Default of `tie_word_embeddings`.
+    pub tied: bool,
+    /// Default of `head_dim`; `hidden_size / num_attention_heads` without one.
+    pub head_dim: Option<usize>,
+    /// Biases of the attention's projections.
+    pub attention_bias: AttentionBias,
+    /// Whether `mlp_bias` is read.
+    pub mlp_bias: bool,
+    /// Whether queries and keys are normalised head by head.
+    pub head_norms: bool,
+    /// Whether q, k, v are one projection, and gate and up another.
+    pub fused: bool,
+    /// Gemma's scaled embedding, norms by 1 + weight, norms behind attention and MLP, tanh GELU, caps.
+    pub gemma: bool,
+    /// Whether some layers can go without rotary positions.
+    pub no_rope_layers: bool,
+    /// Which layers see a sliding window only.
+    pub windows: Windows,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum AttentionBias {
+    /// None.
+    Never,
+    /// On q, k and v, not on the output.
+    Inputs,
+    /// On all four where `attention_bias` is true.
+    Configured,
+}
+
+/// Which layers see a sliding window, where `layer_types` does not say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Windows {
+    /// None, and `layer_types` must not say otherwise.
+    Never,
+    /// All, where there is a `sliding_window` (or this default); `layer_types` must not disagree.
+    Everywhere { default: Option<usize> },
+    /// From `max_window_layers` on, where `use_sliding_window`.
+    FromLayer,
+    /// Those without rotary positions, where `use_sliding_window`.
+    WithoutRope,
+    /// Every second layer, from the first.
+    Alternating,
+}
+
+const LLAMA: Family = Family {
+    class: "LlamaForCausalLM",
+    rope_theta: 10_000.0,
+    rms_norm_eps: 1e-6,
+    tied: false,
+    head_dim: None,
+    attention_bias: AttentionBias::Configured,
+    mlp_bias: true,
+    head_norms: false,
+    fused: false,
+    gemma: false,
+    no_rope_layers: false,
+    windows: Windows::Never,
+};
+
+const QWEN2: Family = Family {
+    class: "Qwen2ForCausalLM",
+    attention_bias: AttentionBias::Inputs,
+    mlp_bias: false,
+    windows: Windows::FromLayer,
+    ..LLAMA
+};
+
+const QWEN3: Family = Family {
+    class: "Qwen3ForCausalLM",
+    head_dim: Some(128),
+    attention_bias: AttentionBias::Configured,
+    head_norms: true,
+    ..QWEN2
+};
+
+const MISTRAL: Family = Family {
+    class: "MistralForCausalLM",
+    attention_bias: AttentionBias::Never,
+    mlp_bias: false,
+    windows: Windows::Everywhere { default: Some(4096) },
+    ..LLAMA
+};
+
+const SMOLLM3: Family = Family {
+    class: "SmolLM3ForCausalLM",
+    rope_theta: 2_000_000.0,
+    tied: true,
+    no_rope_layers: true,
+    windows: Windows::WithoutRope,
+    ..LLAMA
+};
+
+const GEMMA2: Family = Family {
+    class: "Gemma2ForCausalLM",
+    tied: true,
+    head_dim: Some(256),
+    mlp_bias: false,
+    gemma: true,
+    windows: Windows::Alternating,
+    ..LLAMA
+};
+
+const PHI3: Family = Family {
+    class: "Phi3ForCausalLM",
+    rms_norm_eps: 1e-5,
+    attention_bias: AttentionBias::Never,
+    mlp_bias: false,
+    fused: true,
+    windows: Windows::Everywhere { default: None },
+    ..LLAMA
+};
+
+impl Family {
+    /// The family of a parsed `config.json`.
+    pub(crate) fn of(config: &Value) -> Result<&'static Self> {
+        let model_type = get(config, "model_type").and_then(Value::as_str);
+        let class = get(config, "architectures").and_then(|list| list.get(0)?.as_str());
+        let family: Option<&'static Self> = match model_type {
+            Some("qwen2") => Some(&QWEN2),
+            Some("qwen3") => Some(&QWEN3),
+            Some("llama") => Some(&LLAMA),
+            Some("mistral") => Some(&MISTRAL),
+            Some("smollm3") => Some(&SMOLLM3),
+            Some("gemma2") => Some(&GEMMA2),
+            Some("phi3") => Some(&PHI3),
+            _ => None,
+        };
+        // A file without `architectures` is taken for the model that generates text.
+        match family {
+            Some(family) if class.is_none_or(|class| class == family.class) => Ok(family),
+            _ => Err(ModelError::Unsupported(format!(
+                "cannot train a model of type `{}` with architecture `{}`; supported: {}",
+                model_type.unwrap_or("unknown"),
+                class.unwrap_or("unknown"),
+                SUPPORTED.map(|name| format!("`{name}`")).join(", ")
+            ))),
+        }
+    }
+
+    /// Which layers turn queries and keys by their positions.
+    pub(crate) fn rope_layers(&self, config: &Value, layers: usize) -> Result<Vec<bool>> {
+        const FIELD: &str = "no_rope_layers";
+        if !self.no_rope_layers {
+            return Ok(vec![true; layers]);
+        }
+        let Some(value) = get(config, FIELD) else {
+            let interval = size_or(config, "no_rope_layer_interval", 4)?;
+            return Ok((1..=layers).map(|layer| layer % interval != 0).collect());
+        };
+        // Despite the name, 1 stands for a layer with rotary positions.
+        let flag = |x: &Value| x.as_u64().filter(|x| *x < 2).map(|x| x == 1);
+        let flags = value.as_array().and_then(|list| list.iter().map(flag).collect());
+        flags
+            .filter(|flags: &Vec<bool>| flags.len() == layers)
+            .ok_or_else(|| wrong(FIELD, Some(value), "a list of one 0 or 1 per layer"))
+    }
+
+    /// The sliding window of every layer, in tokens.
+    pub(crate) fn windows(&self, config: &Value, rope: &[bool]) -> Result<Vec<Option<usize>>> {
+        let given = layer_types(config, rope.len())?;
+        let used = match self.windows {
+            Windows::FromLayer | Windows::WithoutRope => {
+                flag_or(config, "use_sliding_window", false)?
+            }
+            Windows::Never => false,
+            Windows::Everywhere { .. } | Windows::Alternating => true,
+        };
+        let window = match (config.get("sliding_window"), self.windows) {
+            _ if !used => None,
+            (Some(_), _) => optional_size(config, "sliding_window")?,
+            (None, Windows::Everywhere { default }) => default,
+            (None, Windows::WithoutRope) => None,
+            (None, _) => Some(4096),
+        };
+        let mut sliding: Vec<bool> = match self.windows {
+            Windows::Never => vec![false; rope.len()],
+            Windows::Everywhere { .. } => vec![window.is_some(); rope.len()],
+            Windows::FromLayer => {
+                let first = match get(config, "max_window_layers") {
+                    Some(Value::Number(n)) if n.as_u64() == Some(0) => 0,
+                    Some(_) => size(config, "max_window_layers")?,
+                    None => 28,
+                };
+                (0..rope.len()).map(|layer| window.is_some() && layer >= first).collect()
+            }
+            Windows::WithoutRope => rope.iter().map(|rope| window.is_some() && !rope).collect(),
+            Windows::Alternating => (0..rope.len()).map(|layer| layer % 2 == 0).collect(),
+        };
+        if let Some(given) = given {
+            let fixed = matches!(self.windows, Windows::Never | Windows::Everywhere { .. });
+            if fixed && given != sliding {
+                return Err(wrong(
+                    "layer_types",
+                    config.get("layer_types"),
+                    "the same for every layer, and in accord with `sliding_window`, for this \
+                     architecture",
+                ));
+            }
+            sliding = given;
+        }
+        if window.is_none() && sliding.contains(&true) {
+            return Err(wrong(
+                "sliding_window",
+                config.get("sliding_window"),
+                "a whole number above 0 (and in use), for some layers have sliding attention",
+            ));
+        }
+        Ok(sliding.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
+    }
+}
+
+/// Which layers have sliding attention by `layer_types`.
+fn layer_types(config: &Value, layers: usize) -> Result<Option<Vec<bool>>> {
+    const FIELD: &str = "layer_types";
+    let Some(value) = get(config, FIELD) else { return Ok(None) };
+    let sliding = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Some(false),
+        Some("sliding_attention") => Some(true),
+        _ => None,
+    };
+    let list: Option<Vec<bool>> =
+        value.as_array().and_then(|list| list.iter().map(sliding).collect());
+    match list.filter(|list| list.len() == layers) {
+        Some(list) => Ok(Some(list)),
+        None => Err(wrong(
+            FIELD,
+            Some(value),
+            "a list of `full_attention` or `sliding_attention`, one per layer",
+        )),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,374 @@
+//! Every family against transformers (`tests/reference/make_families.py`), and its gradients against
+//! finite differences.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use candle_core::safetensors::load;
+use candle_core::{DType, Device, Tensor, Var};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+
+use crate::adapter::weights::{Lora, named_plan};
+use crate::adapter::{BaseDtype, LinearKind, LoraConfig, Modules, peft};
+use crate::spec::rope::{RopeScaling, rope_frequencies};
+use crate::testing::{randomise, test_file, values};
+use crate::transformer::{Segments, token_stats};
+use crate::{Model, ModelSpec};
+
+pub(crate) const NAMES: [&str; 10] = [
+    "qwen2",
+    "qwen3",
+    "llama2",
+    "llama3",
+    "llama-biases",
+    "mistral",
+    "smollm3",
+    "gemma2",
+    "phi3",
+    "phi3-longrope",
+];
+
+pub(crate) fn config(name: &str) -> Value {
+    let path = test_file("fixtures/families").join(name).join("config.json");
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+pub(crate) fn spec(name: &str) -> ModelSpec {
+    ModelSpec::from_config(&config(name)).unwrap()
+}
+
+/// The weight files in order, as many as there are.
+fn weight_files(name: &str) -> Vec<PathBuf> {
+    let dir = test_file("fixtures/families").join(name);
+    let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
+    files.retain(|path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with("model") && name.ends_with(".safetensors")
+    });
+    files.sort();
+    files
+}
+
+fn model(name: &str) -> Model {
+    Model::load(spec(name), &weight_files(name), BaseDtype::Float32, &Device::Cpu).unwrap()
+}
+
+/// The model in double precision.
+pub(crate) fn model64(name: &str) -> Model {
+    Model::new(spec(name), weights64(name)).unwrap()
+}
+
+fn weights64(name: &str) -> HashMap<String, Tensor> {
+    weight_files(name)
+        .iter()
+        .flat_map(|file| load(file, &Device::Cpu).unwrap())
+        .map(|(name, tensor)| (name, tensor.to_dtype(DType::F64).unwrap()))
+        .collect()
+}
+
+fn reference(name: &str) -> HashMap<String, Tensor> {
+    let path = test_file("fixtures/families").join(name).join("logits.safetensors");
+    load(path, &Device::Cpu).unwrap()
+}
+
+fn ids(name: &str) -> Tensor {
+    reference(name)["ids"].to_dtype(DType::U32).unwrap()
+}
+
+fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    values(a).iter().zip(values(b)).fold(0.0, |max, (x, y)| max.max((x - y).abs()))
+}
+
+#[test]
+fn logits_of_every_family_equal_those_of_transformers() {
+    for name in NAMES {
+        let logits = model(name).forward(&ids(name), None, None).unwrap();
+        let difference = largest_difference(&logits, &reference(name)["logits"]);
+        assert!(difference < 1e-5, "{name}: largest difference {difference:e}");
+        assert!(values(&logits).iter().any(|x| x.abs() > 1.0), "{name}: the logits say something");
+    }
+}
+
+#[test]
+fn greedy_decoding_of_every_family_equals_that_of_transformers() {
+    for name in NAMES {
+        let path = test_file("fixtures/families").join(name).join("greedy.json");
+        let text: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let list = |key: &str| -> Vec<u32> { serde_json::from_value(text[key].clone()).unwrap() };
+        let (prompt, expected) = (list("prompt_ids"), list("greedy_ids"));
+        // Causal: one pass over prompt and answer gives every step's choice.
+        let all = [prompt.clone(), expected.clone()].concat();
+        let input = Tensor::new(all.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+        let logits = model(name).forward(&input, None, None).unwrap().squeeze(0).unwrap();
+        let best = logits.argmax(1).unwrap().to_vec1::<u32>().unwrap();
+        assert_eq!(best[prompt.len() - 1..all.len() - 1], expected, "{name}");
+    }
+}
+
+#[test]
+fn the_files_cover_shards_and_every_float_type() {
+    assert_eq!(weight_files("llama2").len(), 3);
+    for (name, dtype) in [("llama3", DType::BF16), ("mistral", DType::F16), ("qwen3", DType::F32)] {
+        let tensors = load(&weight_files(name)[0], &Device::Cpu).unwrap();
+        assert_eq!(tensors["model.norm.weight"].dtype(), dtype);
+        assert_eq!(model(name).dtype(), DType::F32);
+    }
+    let error =
+        Model::load(spec("llama2"), &weight_files("llama2")[..2], BaseDtype::Float32, &Device::Cpu);
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("model weights: `"), "{error}");
+}
+
+#[test]
+fn padding_changes_no_real_position_of_any_family() {
+    for name in NAMES {
+        let model = model(name);
+        // Longer than the windows, so that they matter in either pass.
+        let short = ids(name).narrow(1, 0, 31).unwrap();
+        let alone = model.forward(&short, None, None).unwrap();
+        let padded = model.forward(&ids(name), None, None).unwrap().narrow(1, 0, 31).unwrap();
+        let difference = largest_difference(&alone, &padded);
+        assert!(difference < 1e-5, "{name}: {difference:e}");
+    }
+}
+
+#[test]
+fn every_option_of_a_family_changes_its_logits() {
+    type Edit = (&'static str, fn(&mut ModelSpec));
+    let edits: [Edit; 9] = [
+        ("qwen2", |s| s.layers[2].window = None),
+        ("mistral", |s| s.layers[0].window = Some(23)),
+        ("llama3", |s| s.rope.scaling = RopeScaling::Default),
+        ("llama-biases", |s| s.rope.scaling = RopeScaling::Default),
+        ("smollm3", |s| s.layers[1].rope = true),
+        ("gemma2", |s| s.attention_softcap = None),
+        ("gemma2", |s| s.attention_scale *= 1.1),
+        ("phi3-longrope", |s| s.rope.scaling = RopeScaling::Default),
+        ("gemma2", |s| s.embedding_scale = None),
+    ];
+    for (name, edit) in edits {
+        let mut other = spec(name);
+        edit(&mut other);
+        let model =
+            Model::load(other, &weight_files(name), BaseDtype::Float32, &Device::Cpu).unwrap();
+        let logits = model.forward(&ids(name), None, None).unwrap();
+        let difference = largest_difference(&logits, &reference(name)["logits"]);
+        assert!(difference > 1e-3, "{name}: {difference:e}");
+    }
+}
+
+#[test]
+fn rotary_frequencies_equal_those_of_transformers() {
+    for name in NAMES {
+        let expected = values(&reference(name)["inv_freq"]);
+        let own = rope_frequencies(&spec(name));
+        assert_eq!(own.len(), expected.len());
+        for (own, expected) in own.iter().zip(expected) {
+            // A unit in the last place: the power itself may be rounded either way.
+            let relative = (f64::from(*own) / expected - 1.0).abs();
+            assert!(relative < 1.3e-7, "{name}: {own} against {expected}");
+        }
+    }
+}
+
+fn adapter(r: usize) -> LoraConfig {
+    LoraConfig { r, alpha: 4.0, ..LoraConfig::default() }
+}
+
+fn random_lora(spec: &ModelSpec, dtype: DType) -> Lora {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let lora = Lora::fresh(spec, &adapter(2), &mut rng, dtype, &Device::Cpu).unwrap();
+    randomise(&lora, 2);
+    lora
+}
+
+fn segments(ids: &Tensor) -> Arc<Segments> {
+    let (rows, len) = ids.dims2().unwrap();
+    Arc::new(Segments::batch(rows, len))
+}
+
+/// Log-probabilities and entropies of all next tokens.
+fn stats(model: &Model, hidden: &Tensor) -> Tensor {
+    let targets: Vec<u32> = (0..hidden.dims()[0]).map(|i| (i * 7 % 100) as u32).collect();
+    let logits = model.logits(hidden).unwrap();
+    token_stats(&logits, &targets, &vec![1.0; targets.len()]).unwrap()
+}
+
+/// A weight of its own for each of them: their gradients.
+fn weights(stats: &Tensor) -> Tensor {
+    let count = stats.elem_count();
+    let weight = |i| (i as f64 * 0.7 + 0.3).sin() / count as f64;
+    Tensor::from_vec((0..count).map(weight).collect(), stats.shape(), &Device::Cpu).unwrap()
+}
+
+/// Their weighted sum.
+fn loss(model: &Model, ids: &Tensor, lora: Option<&Lora>) -> Tensor {
+    let ids_of_all = ids.flatten_all().unwrap();
+    let hidden = model.hidden(&ids_of_all, &segments(ids), lora, None).unwrap();
+    let stats = stats(model, &hidden);
+    assert_eq!(stats.elem_count(), 2 * ids.elem_count());
+    (&stats * weights(&stats)).unwrap().sum_all().unwrap()
+}
+
+/// The gradient of [`loss`] by [`Model::backward`].
+fn gradients(model: &Model, ids: &Tensor, lora: &Lora) -> BTreeMap<String, Tensor> {
+    let ids_of_all = ids.flatten_all().unwrap();
+    let trace = model.trace(&ids_of_all, &segments(ids), lora, None, 1).unwrap();
+    let stats = stats(model, trace.hidden());
+    let weights = weights(&stats);
+    model.backward(trace, &stats, &weights, lora).unwrap()
+}
+
+/// Central differences along one direction and two single entries of each variable.
+fn check(
+    name: &str,
+    vars: &[(String, Var)],
+    gradients: &BTreeMap<String, Tensor>,
+    loss: impl Fn() -> Tensor,
+) {
+    let value = || loss().to_scalar::<f64>().unwrap();
+    for (tensor, var) in vars {
+        let start = var.as_detached_tensor().copy().unwrap();
+        let gradient = gradients.get(tensor);
+        let gradient = values(gradient.unwrap_or_else(|| panic!("{name}: {tensor}: none")));
+        assert!(gradient.iter().any(|g| g.abs() > 1e-8), "{name}: {tensor} has no gradient");
+        let count = gradient.len();
+        let mut directions = vec![(0..count).map(|i| ((i * 37 + 11) as f64).sin()).collect()];
+        for entry in [count / 3, count - 1] {
+            let single: Vec<f64> = (0..count).map(|i| f64::from(u8::from(i == entry))).collect();
+            directions.push(single);
+        }
+        for direction in directions {
+            let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+            let shifted = |step: f64| {
+                let shift: Vec<f64> = direction.iter().map(|d| step * d).collect();
+                let shift = Tensor::from_vec(shift, start.shape(), &Device::Cpu).unwrap();
+                var.set(&(&start + shift).unwrap()).unwrap();
+                value()
+            };
+            let step = 1e-6;
+            let measured = (shifted(step) - shifted(-step)) / (2.0 * step);
+            assert!(
+                (measured - expected).abs() <= 1e-8 + 1e-6 * expected.abs(),
+                "{name}: {tensor}: gradient {expected:e}, finite difference {measured:e}"
+            );
+        }
+        var.set(&start).unwrap();
+    }
+}
+
+#[test]
+fn gradients_of_every_adapter_tensor_equal_finite_differences() {
+    for name in NAMES {
+        let model = model64(name);
+        let lora = random_lora(model.spec(), DType::F64);
+        let vars: Vec<_> = lora.parameters().into_iter().map(|(n, v)| (n, v.clone())).collect();
+        let per_layer = model.spec().linears(0).count();
+        assert_eq!(vars.len(), 2 * per_layer * model.spec().num_layers);
+        let ids = ids(name).narrow(1, 0, 30).unwrap();
+        let gradients = gradients(&model, &ids, &lora);
+        check(name, &vars, &gradients, || loss(&model, &ids, Some(&lora)));
+    }
+}
+
+#[test]
+fn every_weight_of_every_family_gets_its_gradient_where_it_is_trained() {
+    for name in NAMES {
+        let vars: Vec<(String, Var)> = weights64(name)
+            .into_iter()
+            .map(|(name, tensor)| (name, Var::from_tensor(&tensor).unwrap()))
+            .collect();
+        let tensors = vars.iter().map(|(n, var)| (n.clone(), var.as_tensor().clone())).collect();
+        let model = Model::new(spec(name), tensors).unwrap();
+        assert_eq!(vars.len(), model.spec().weight_shapes().len(), "{name}: nothing is ignored");
+        let ids = ids(name).narrow(1, 0, 30).unwrap();
+        let store = loss(&model, &ids, None).backward().unwrap();
+        let gradients = vars
+            .iter()
+            .filter_map(|(name, var)| Some((name.clone(), store.get(var.as_tensor())?.clone())))
+            .collect();
+        check(name, &vars, &gradients, || loss(&model, &ids, None));
+    }
+}
+
+#[test]
+fn longrope_refuses_sequences_that_would_take_other_frequencies() {
+    let model = model("phi3-longrope");
+    let long = Tensor::zeros((1, 65), DType::U32, &Device::Cpu).unwrap();
+    assert!(model.forward(&long.narrow(1, 0, 64).unwrap(), None, None).is_ok());
+    insta::assert_snapshot!(model.forward(&long, None, None).unwrap_err(), @"a sequence of 65 tokens: with longrope, sequences of more than original_max_position_embeddings = 64 tokens cannot be trained on");
+}
+
+#[test]
+fn an_adapter_on_fused_layers_is_written_under_their_names_and_read_back() {
+    let spec = spec("phi3");
+    let lora = random_lora(&spec, DType::F32);
+    let dir = tempfile::tempdir().unwrap();
+    peft::write(dir.path(), &lora, &adapter(2), "base").unwrap();
+    let written: Value =
+        serde_json::from_slice(&fs::read(dir.path().join(peft::CONFIG_FILE)).unwrap()).unwrap();
+    let names = json!(["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]);
+    assert_eq!(written["target_modules"], names);
+    let tensors = load(dir.path().join(peft::WEIGHTS_FILE), &Device::Cpu).unwrap();
+    let b = &tensors["base_model.model.model.layers.1.self_attn.qkv_proj.lora_B.weight"];
+    assert_eq!(b.dims(), [64, 2]);
+    let (_, read) = peft::read(dir.path(), &spec, DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(read.factors(), lora.factors());
+    for ((name, own), (_, found)) in lora.parameters().iter().zip(read.parameters()) {
+        assert_eq!(values(own), values(found), "{name}");
+    }
+}
+
+#[test]
+fn names_of_all_parts_of_a_fused_layer_mean_the_layer() {
+    let spec = spec("phi3");
+    let plan = |target_modules: Modules| {
+        named_plan(&spec, &LoraConfig { target_modules, ..LoraConfig::default() })
+    };
+    let all = plan(Modules::AllLinear).unwrap();
+    assert_eq!(plan(LinearKind::ALL.map(LinearKind::as_str).into()).unwrap(), all);
+    assert!(all.keys().any(|name| name.ends_with("qkv_proj")));
+    let error = plan(["q_proj", "v_proj"].into()).unwrap_err().to_string();
+    assert!(error.contains("names `q_proj`, `v_proj`") && error.contains("`qkv_proj`"), "{error}");
+}
+
+#[test]
+fn a_base_that_stays_in_16_bits_is_the_same_policy() {
+    for (name, stored) in
+        [("llama3", DType::BF16), ("phi3-longrope", DType::BF16), ("mistral", DType::F16)]
+    {
+        let half = Model::load(spec(name), &weight_files(name), BaseDtype::Auto, &Device::Cpu);
+        let (half, wide) = (half.unwrap(), model(name));
+        assert_eq!(half.embedding().dtype(), stored, "{name}");
+        assert_eq!((half.dtype(), wide.embedding().dtype()), (DType::F32, DType::F32));
+        assert_eq!(half.digest().unwrap(), wide.digest().unwrap(), "{name}");
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let config = LoraConfig { r: 4, ..LoraConfig::default() };
+        let lora = Lora::fresh(half.spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+        randomise(&lora, 4);
+        let ids = Tensor::new(&[1_u32, 5, 9, 2, 7, 3, 11], &Device::Cpu).unwrap();
+        let segments = Arc::new(Segments::batch(1, 7));
+        let [a, b] = [&half, &wide].map(|model| {
+            // One layer is kept and the others are computed again.
+            let trace = model.trace(&ids, &segments, &lora, None, 1).unwrap();
+            let rows = Tensor::new(&[0_u32, 2, 5], &Device::Cpu).unwrap();
+            let hidden = trace.hidden().clone();
+            let stats = model.stats(&hidden, &rows, &[5, 2, 3], &[1.0, 0.7, 1.3]).unwrap();
+            let grad = Tensor::new(&[[0.3_f32, 0.1], [-1.0, 0.0], [0.5, -0.2]], &Device::Cpu);
+            let gradients = model.backward(trace, &stats, &grad.unwrap(), &lora).unwrap();
+            [values(&stats), gradients.values().flat_map(values).collect()]
+        });
+        // The output layer's rows come in several products here, with sums of their own.
+        for (a, b) in a.iter().zip(&b) {
+            let largest = b.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+            let difference = a.iter().zip(b).fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));
+            assert!(largest > 1e-3, "{name}: {largest:e}");
+            assert!(difference < 1e-6 * largest, "{name}: {difference:e} of {largest:e}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! What `config.json` says about a decoder.
+
+mod attention;
+pub mod family;
+mod fields;
+pub mod rope;
+
+use serde_json::Value;
+
+use crate::adapter::LinearKind;
+use crate::spec::family::{AttentionBias, Family};
+use crate::spec::fields::{flag_or, get, number_or, optional_number, size, size_or, wrong};
+use crate::spec::rope::{RopeScaling, RopeSpec};
+use crate::{ModelError, Result};
+
+pub use attention::AttentionOptions;
+
+/// The shape of a decoder-only model, and which of the block's options it uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// `model_type`.
+    pub architecture: String,
+    /// Logits per position.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the gated MLP.
+    pub intermediate_size: usize,
+    /// Decoder blocks.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Epsilon inside RMSNorm.
+    pub rms_norm_eps: f64,
+    /// Rotary positions of the layers that have them.
+    pub rope: RopeSpec,
+    /// What differs from layer to layer; one entry each.
+    pub layers: Vec<LayerSpec>,
+    /// Whether q, k and v have biases.
+    pub qkv_bias: bool,
+    /// Whether the attention's output projection has a bias.
+    pub output_bias: bool,
+    /// Whether gate, up and down have biases.
+    pub mlp_bias: bool,
+    /// Whether q, k and v are one layer (`qkv_proj`), and gate and up another (`gate_up_proj`).
+    pub fused: bool,
+    /// Whether queries and keys pass an RMSNorm over each head before they are turned (Qwen3).
+    pub head_norms: bool,
+    /// Whether what attention and MLP put out passes an RMSNorm before the residual sum (Gemma 2).
+    pub output_norms: bool,
+    /// What is added to the weights of RMSNorms: 1 in Gemma, else 0.
+    pub norm_offset: f64,
+    /// The gate's activation.
+    pub activation: Activation,
+    /// Factor of the embedding's output; in half precision rounded to the weights' type.
+    pub embedding_scale: Option<f64>,
+    /// Factor of the attention scores.
+    pub attention_scale: f64,
+    /// Soft cap of the attention scores.
+    pub attention_softcap: Option<f64>,
+    /// Soft cap c of the logits: `c tanh(logit / c)`.
+    pub final_softcap: Option<f64>,
+    /// Whether the output layer is the embedding transposed.
+    pub tie_word_embeddings: bool,
+}
+
+/// One layer's own options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerSpec {
+    /// Whether queries and keys are turned by their positions.
+    pub rope: bool,
+    /// How many positions a query sees, its own included; all before it without one.
+    pub window: Option<usize>,
+}
+
+/// Activation of the gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`
+    Silu,
+    /// `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2`, called `gelu_pytorch_tanh`.
+    GeluTanh,
+}
+
+impl ModelSpec {
+    /// Reads a parsed `config.json`, as transformers 4 or 5 writes it. What a file leaves out is
+    /// taken from the defaults of transformers' configuration class.
+    ///
+    /// # Errors
+    /// If the architecture or one of its options is not supported, or a field is missing or wrong.
+    pub fn from_config(config: &Value) -> Result<Self> {
+        let family = Family::of(config)?;
+        refuse_unsupported(config, family)?;
+        let hidden_size = size(config, "hidden_size")?;
+        let num_heads = size(config, "num_attention_heads")?;
+        let num_layers = size(config, "num_hidden_layers")?;
+        let head_dim =
+            size_or(config, "head_dim", family.head_dim.unwrap_or(hidden_size / num_heads))?;
+        check_heads(config, num_heads, head_dim)?;
+        let rope_layers = family.rope_layers(config, num_layers)?;
+        let windows = family.windows(config, &rope_layers)?;
+        let attention_bias = match family.attention_bias {
+            AttentionBias::Configured => flag_or(config, "attention_bias", false)?,
+            AttentionBias::Inputs | AttentionBias::Never => false,
+        };
+        let gemma = family.gemma;
+        let score_width = if gemma {
+            number_or(config, "query_pre_attn_scalar", 256.0)?
+        } else {
+            head_dim as f64
+        };
+        let cap = |field, default| match config.get(field) {
+            None if gemma => Ok(Some(default)),
+            _ if gemma => optional_number(config, field),
+            _ => Ok(None),
+        };
+        Ok(Self {
+            architecture: get(config, "model_type")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned(),
+            vocab_size: size(config, "vocab_size")?,
+            hidden_size,
+            intermediate_size: size(config, "intermediate_size")?,
+            num_layers,
+            num_heads,
+            num_kv_heads: size_or(config, "num_key_value_heads", num_heads)?,
+            head_dim,
+            rms_norm_eps: number_or(config, "rms_norm_eps", family.rms_norm_eps)?,
+            rope: RopeSpec::from_config(config, head_dim, family.rope_theta, family.fused)?,
+            layers: rope_layers
+                .into_iter()
+                .zip(windows)
+                .map(|(rope, window)| LayerSpec { rope, window })
+                .collect(),
+            qkv_bias: attention_bias || family.attention_bias == AttentionBias::Inputs,
+            output_bias: attention_bias,
+            mlp_bias: family.mlp_bias && flag_or(config, "mlp_bias", false)?,
+            fused: family.fused,
+            head_norms: family.head_norms,
+            output_norms: gemma,
+            norm_offset: if gemma { 1.0 } else { 0.0 },
+            activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
+            embedding_scale: gemma.then(|| (hidden_size as f64).sqrt()),
+            attention_scale: 1.0 / score_width.sqrt(),
+            attention_softcap: cap("attn_logit_softcapping", 50.0)?,
+            final_softcap: cap("final_logit_softcapping", 30.0)?,
+            tie_word_embeddings: flag_or(config, "tie_word_embeddings", family.tied)?,
+        })
+    }
+
+    /// What one layer's attention does to its scores.
+    pub fn attention_options(&self, layer: usize) -> AttentionOptions {
+        AttentionOptions {
+            scale: self.attention_scale,
+            softcap: self.attention_softcap,
+            window: self.layers.get(layer).and_then(|layer| layer.window),
+        }
+    }
+
+    /// Refuses a sequence of more tokens than the rotary frequencies in use are meant for.
+    ///
+    /// # Errors
+    /// If the model's longrope scaling takes other frequencies at this length.
+    pub fn check_length(&self, tokens: usize) -> Result<()> {
+        match self.rope.scaling {
+            RopeScaling::Long { original, .. } if tokens > original => {
+                Err(ModelError::Unsupported(format!(
+                    "a sequence of {tokens} tokens: with longrope, sequences of more than \
+                     original_max_position_embeddings = {original} tokens cannot be trained on"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The linear layers of a decoder block and their `(out_features, in_features)`, in file order.
+    /// Every layer has the same ones.
+    pub fn linears(
+        &self,
+        layer: usize,
+    ) -> impl Iterator<Item = (LinearKind, (usize, usize))> + use<> {
+        let kinds: &[LinearKind] = if layer >= self.num_layers {
+            &[]
+        } else if self.fused {
+            &[LinearKind::OProj, LinearKind::QkvProj, LinearKind::DownProj, LinearKind::GateUpProj]
+        } else {
+            &LinearKind::ALL
+        };
+        let shapes: Vec<_> = kinds.iter().map(|kind| (*kind, self.linear_shape(*kind))).collect();
+        shapes.into_iter()
+    }
+
+    /// `(out_features, in_features)` of a linear layer.
+    pub fn linear_shape(&self, kind: LinearKind) -> (usize, usize) {
+        let (q, kv) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        match kind {
+            LinearKind::QProj => (q, self.hidden_size),
+            LinearKind::KProj | LinearKind::VProj => (kv, self.hidden_size),
+            LinearKind::QkvProj => (q + 2 * kv, self.hidden_size),
+            LinearKind::OProj => (self.hidden_size, q),
+            LinearKind::GateProj | LinearKind::UpProj => (self.intermediate_size, self.hidden_size),
+            LinearKind::GateUpProj => (2 * self.intermediate_size, self.hidden_size),
+            LinearKind::DownProj => (self.hidden_size, self.intermediate_size),
+        }
+    }
+
+    /// Whether a linear layer has a bias.
+    pub fn has_bias(&self, kind: LinearKind) -> bool {
+        match kind {
+            LinearKind::QProj | LinearKind::KProj | LinearKind::VProj | LinearKind::QkvProj => {
+                self.qkv_bias
+            }
+            LinearKind::OProj => self.output_bias,
+            LinearKind::GateProj
+            | LinearKind::UpProj
+            | LinearKind::DownProj
+            | LinearKind::GateUpProj => self.mlp_bias,
+        }
+    }
+
+    /// Names of the norms of a block on the residual stream: before the attention, before the MLP,
+    /// and, where there are [`Self::output_norms`], behind either.
+    pub(crate) fn norm_names(&self) -> (&'static str, &'static str, Option<[&'static str; 2]>) {
+        if self.output_norms {
+            let behind = ["post_attention_layernorm", "post_feedforward_layernorm"];
+            ("input_layernorm", "pre_feedforward_layernorm", Some(behind))
+        } else {
+            ("input_layernorm", "post_attention_layernorm", None)
+        }
+    }
+
+    /// Name and shape of every weight, as Hugging Face names them.
+    pub fn weight_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let embedding = vec![self.vocab_size, self.hidden_size];
+        let mut names = vec![("model.embed_tokens.weight".to_owned(), embedding.clone())];
+        let (first, second, behind) = self.norm_names();
+        let norms: Vec<&str> =
+            [first, second].into_iter().chain(behind.into_iter().flatten()).collect();
+        for layer in 0..self.num_layers {
+            let prefix = format!("model.layers.{layer}");
+            for (kind, (out, inp)) in self.linears(layer) {
+                let module = format!("{prefix}.{}.{}", kind.parent(), kind.as_str());
+                names.push((format!("{module}.weight"), vec![out, inp]));
+                if self.has_bias(kind) {
+                    names.push((format!("{module}.bias"), vec![out]));
+                }
+            }
+            for norm in ["q_norm", "k_norm"].iter().filter(|_| self.head_norms) {
+                names.push((format!("{prefix}.self_attn.{norm}.weight"), vec![self.head_dim]));
+            }
+            for norm in &norms {
+                names.push((format!("{prefix}.{norm}.weight"), vec![self.hidden_size]));
+            }
+        }
+        names.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
+        if !self.tie_word_embeddings {
+            names.push(("lm_head.weight".to_owned(), embedding));
+        }
+        names
+    }
+}
+
+fn check_heads(config: &Value, num_heads: usize, head_dim: usize) -> Result<()> {
+    const KV_HEADS: &str = "num_key_value_heads";
+    if !num_heads.is_multiple_of(size_or(config, KV_HEADS, num_heads)?) {
+        let expected = "a divisor of `num_attention_heads`";
+        return Err(wrong(KV_HEADS, config.get(KV_HEADS), expected));
+    }
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(ModelError::Spec {
+            field: "head_dim",
+            value: head_dim.to_string(),
+            expected: "an even number above 0",
+        });
+    }
+    Ok(())
+}
+
+/// Options that would change the forward pass in ways it does not implement.
+fn refuse_unsupported(config: &Value, family: &Family) -> Result<()> {
+    if let Some(value) = get(config, "quantization_config") {
+        let expected = "absent: only unquantised weights can be trained on";
+        return Err(wrong("quantization_config", Some(value), expected));
+    }
+    // Gemma 2 files have both names; transformers goes by the second.
+    let (field, only, expected) = if family.gemma {
+        ("hidden_activation", "gelu_pytorch_tanh", "`gelu_pytorch_tanh`")
+    } else {
+        ("hidden_act", "silu", "`silu`")
+    };
+    if let Some(value) = get(config, field).filter(|value| **value != only) {
+        return Err(wrong(field, Some(value), expected));
+    }
+    const BOTH_WAYS: &str = "use_bidirectional_attention";
+    if flag_or(config, BOTH_WAYS, false)? {
+        return Err(wrong(
+            BOTH_WAYS,
+            config.get(BOTH_WAYS),
+            "false: only causal attention is supported",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! A tiny model and comparisons of tensors, for tests of this crate and of those that build on it.
+//!
+//! Every function panics on an error: nothing here runs outside tests.
+
+#![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "test helpers fail loudly")]
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+
+use crate::adapter::weights::Lora;
+use crate::{Model, ModelSpec};
+
+/// A file under `tests/`.
+pub fn test_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
+}
+
+/// The shape of `tests/fixtures/qwen2-tiny`.
+pub fn tiny_spec() -> ModelSpec {
+    let text = std::fs::read(test_file("fixtures/qwen2-tiny/config.json")).unwrap();
+    ModelSpec::from_config(&serde_json::from_slice::<Value>(&text).unwrap()).unwrap()
+}
+
+/// The tiny model's weights.
+pub fn tiny_weights(dtype: DType) -> HashMap<String, Tensor> {
+    let path = test_file("fixtures/qwen2-tiny/model.safetensors");
+    candle_core::safetensors::load(path, &Device::Cpu)
+        .unwrap()
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.to_dtype(dtype).unwrap()))
+        .collect()
+}
+
+/// The tiny model.
+pub fn tiny_model(dtype: DType) -> Model {
+    Model::new(tiny_spec(), tiny_weights(dtype)).unwrap()
+}
+
+/// Fills A and B with random values, so that the policy is not the base.
+pub fn randomise(lora: &Lora, seed: u64) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    for (_, var) in lora.parameters() {
+        let values: Vec<f64> = (0..var.elem_count()).map(|_| rng.random_range(-0.3..0.3)).collect();
+        let value = Tensor::from_vec(values, var.shape(), var.device())
+            .and_then(|t| t.to_dtype(var.dtype()))
+            .unwrap();
+        var.set(&value).unwrap();
+    }
+}
+
+/// The largest difference between two sets of tensors, relative to the largest value.
+pub fn relative_difference(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>) -> f64 {
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    let (mut difference, mut scale) = (0.0_f64, 0.0_f64);
+    for (name, x) in a {
+        let (x, y) = (values(x), values(&b[name]));
+        for (x, y) in x.iter().zip(&y) {
+            difference = difference.max((x - y).abs());
+            scale = scale.max(x.abs());
+        }
+    }
+    difference / scale
+}
+
+/// All values of a tensor.
+pub fn values(tensor: &Tensor) -> Vec<f64> {
+    tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
+}

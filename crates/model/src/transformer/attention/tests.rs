@@ -1,0 +1,171 @@
+//! Attention over segments against its definition, finite differences, and itself on more threads.
+
+use candle_core::{Device, Tensor, Var};
+
+use super::{Attention, Heads, chain};
+use crate::kernels::float::Real;
+use crate::kernels::parallel::with_threads;
+use crate::spec::AttentionOptions;
+use crate::testing::values;
+use crate::transformer::{Segment, Segments};
+
+fn wave(rows: usize, columns: usize, phase: f64) -> Tensor {
+    let x: Vec<f64> = (0..rows * columns).map(|i| (i as f64 * 1.3 + phase).sin() * 1.5).collect();
+    Tensor::from_vec(x, (rows, columns), &Device::Cpu).unwrap()
+}
+
+fn segments(table: &[(usize, Option<usize>)]) -> Segments {
+    let mut start = 0;
+    let table: Vec<Segment> = table
+        .iter()
+        .map(|(len, prefix)| {
+            start += len;
+            Segment { start: start - len, len: *len, prefix: *prefix }
+        })
+        .collect();
+    Segments::new(&table).unwrap()
+}
+
+/// A prompt with three branches, one of them empty, and a sequence alone.
+fn small() -> Segments {
+    segments(&[(3, None), (2, Some(0)), (0, Some(0)), (4, Some(0)), (2, None)])
+}
+
+fn options() -> [AttentionOptions; 4] {
+    let plain = AttentionOptions { scale: 0.6, softcap: None, window: None };
+    [
+        plain,
+        AttentionOptions { softcap: Some(1.2), ..plain },
+        AttentionOptions { window: Some(3), ..plain },
+        AttentionOptions { softcap: Some(2.0), window: Some(1), ..plain },
+    ]
+}
+
+const HEADS: Heads = Heads { queries: 4, keys: 2, dim: 3 };
+
+fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    values(a).iter().zip(values(b)).fold(0.0, |max, (x, y)| max.max((x - y).abs()))
+}
+
+fn probe(tokens: usize) -> Tensor {
+    wave(tokens, HEADS.queries * HEADS.dim, 0.9)
+}
+
+/// Output, and gradients of q, k and v under a fixed probe.
+fn run<T: Real>(
+    segments: &Segments,
+    options: AttentionOptions,
+    inputs: &[Tensor; 3],
+) -> (Tensor, [Tensor; 3]) {
+    let kernel = Attention::new(segments, HEADS, options).unwrap();
+    let typed = |x: &Tensor| -> Vec<T> {
+        x.to_dtype(T::DTYPE).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    let [q, k, v] = inputs.each_ref().map(typed);
+    let (out, lse) = kernel.forward([&q, &k, &v]);
+    let grads = kernel.backward([&q, &k, &v], (&out, &typed(&probe(segments.tokens())), &lse));
+    let tensor = |x, like: &Tensor| Tensor::from_vec(x, like.shape(), &Device::Cpu).unwrap();
+    let [dq, dk, dv] = grads;
+    let grads = [tensor(dq, &inputs[0]), tensor(dk, &inputs[1]), tensor(dv, &inputs[2])];
+    (tensor(out, &inputs[0]), grads)
+}
+
+/// The same from the chain's graph.
+fn run_chain(
+    segments: &Segments,
+    options: AttentionOptions,
+    inputs: &[Tensor; 3],
+) -> (Tensor, [Tensor; 3]) {
+    let vars = inputs.each_ref().map(|x| Var::from_tensor(x).unwrap());
+    let [q, k, v] = vars.each_ref().map(|var| var.as_tensor());
+    let y = chain((q, k, v), segments, HEADS, options).unwrap();
+    let store = (&y * probe(segments.tokens())).unwrap().sum_all().unwrap().backward().unwrap();
+    (y, vars.each_ref().map(|var| store.get(var.as_tensor()).unwrap().clone()))
+}
+
+fn inputs(tokens: usize) -> [Tensor; 3] {
+    let Heads { queries, keys, dim } = HEADS;
+    [wave(tokens, queries * dim, 0.2), wave(tokens, keys * dim, 0.5), wave(tokens, keys * dim, 1.1)]
+}
+
+#[test]
+fn attention_equals_its_chain_with_its_gradients() {
+    // The second has segments of several tiles.
+    let large = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (130, None), (3, Some(3))]);
+    for (segments, windows) in [(small(), [3, 1]), (large, [100, 20])] {
+        for (i, mut options) in options().into_iter().enumerate() {
+            options.window = options.window.map(|_| windows[i % 2]);
+            let inputs = inputs(segments.tokens());
+            let fused = run::<f64>(&segments, options, &inputs);
+            let plain = run_chain(&segments, options, &inputs);
+            assert!(difference(&fused.0, &plain.0) < 1e-12);
+            for (a, b) in fused.1.iter().zip(&plain.1) {
+                assert!(difference(a, b) < 1e-11, "{options:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_has_the_gradient_of_finite_differences() {
+    let segments = small();
+    let inputs = inputs(segments.tokens());
+    for options in options() {
+        let (_, gradients) = run::<f64>(&segments, options, &inputs);
+        for (which, gradient) in gradients.iter().enumerate() {
+            for (entry, expected) in values(gradient).into_iter().enumerate() {
+                let at = |step: f64| {
+                    let mut moved = inputs.clone();
+                    let mut x = values(&moved[which]);
+                    x[entry] += step;
+                    moved[which] =
+                        Tensor::from_vec(x, inputs[which].shape(), &Device::Cpu).unwrap();
+                    let (y, _) = run::<f64>(&segments, options, &moved);
+                    (y * probe(segments.tokens()))
+                        .unwrap()
+                        .sum_all()
+                        .unwrap()
+                        .to_scalar::<f64>()
+                        .unwrap()
+                };
+                let measured = (at(1e-6) - at(-1e-6)) / 2e-6;
+                assert!((measured - expected).abs() < 1e-7, "{measured} against {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_in_single_precision_gives_the_same_bits_on_any_number_of_threads() {
+    let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (40, None)]);
+    let inputs = inputs(segments.tokens());
+    let with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let run = || run::<f32>(&segments, options()[1], &inputs);
+        pool.install(|| with_threads(threads, run))
+    };
+    let (one, three) = (with(1), with(3));
+    assert_eq!(values(&one.0), values(&three.0));
+    for (a, b) in one.1.iter().zip(&three.1) {
+        assert_eq!(values(a), values(b));
+    }
+    let exact = run_chain(&segments, options()[1], &inputs);
+    assert!(difference(&one.0, &exact.0) < 1e-5);
+}
+
+#[test]
+fn segments_that_do_not_fit_are_refused() {
+    let table = |list: &[(usize, usize, Option<usize>)]| {
+        let table: Vec<Segment> = list
+            .iter()
+            .map(|(start, len, prefix)| Segment { start: *start, len: *len, prefix: *prefix })
+            .collect();
+        Segments::new(&table).map_err(|e| e.to_string())
+    };
+    assert!(table(&[(0, 3, None), (4, 1, None)]).unwrap_err().contains("starts at 4"));
+    // A branch of a branch, and one that comes after another sequence.
+    assert!(table(&[(0, 3, None), (3, 1, Some(0)), (4, 1, Some(1))]).is_err());
+    assert!(table(&[(0, 3, None), (3, 1, None), (4, 1, Some(0))]).is_err());
+    assert_eq!(small().positions(), [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1]);
+}

@@ -1,0 +1,100 @@
+//! Layers by hand against candle's graph of them: values, and every gradient.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::Model;
+use crate::adapter::weights::{Dropout, Lora};
+use crate::adapter::{LinearKind, LoraConfig, Patterns};
+use crate::spec::family::tests::{NAMES, model64};
+use crate::testing::{randomise, relative_difference, values};
+use crate::transformer::{Segment, Segments};
+
+fn lora(model: &Model, config: &LoraConfig) -> Lora {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let lora = Lora::fresh(model.spec(), config, &mut rng, DType::F64, &Device::Cpu).unwrap();
+    randomise(&lora, 2);
+    lora
+}
+
+/// A prompt with two branches, and a sequence longer than the windows alone.
+fn segments() -> Arc<Segments> {
+    let segment = |start, len, prefix| Segment { start, len, prefix };
+    let table = [segment(0, 9, None), segment(9, 4, Some(0)), segment(13, 7, Some(0))];
+    Arc::new(Segments::new(&[table.as_slice(), &[segment(20, 26, None)]].concat()).unwrap())
+}
+
+/// By hand and by candle, of hidden states and gradients the largest differences.
+fn differences(model: &Model, lora: &Lora, p: f32, keep: usize) -> (f64, f64) {
+    let mut graphs = model.clone();
+    assert!(model.by_hand);
+    graphs.by_hand = false;
+    let segments = segments();
+    let ids: Vec<u32> = (0..segments.tokens() as u32).map(|i| i * 31 % 97).collect();
+    let ids = Tensor::new(ids.as_slice(), &Device::Cpu).unwrap();
+    let dropout = || Dropout { p, rng: ChaCha8Rng::seed_from_u64(3) };
+    let run = |model: &Model, keep| {
+        let mut stream = dropout();
+        let trace = model.trace(&ids, &segments, lora, Some(&mut stream), keep).unwrap();
+        let hidden = trace.hidden().clone();
+        let plain = model.hidden(&ids, &segments, Some(lora), Some(&mut dropout())).unwrap();
+        assert_eq!(values(&hidden), values(&plain), "with and without a tape");
+        let probe: Vec<f64> = (0..hidden.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
+        let probe = Tensor::from_vec(probe, hidden.shape(), &Device::Cpu).unwrap();
+        let gradients = model.backward(trace, &hidden, &probe, lora).unwrap();
+        (values(&hidden), gradients)
+    };
+    let (a, b) = (run(model, keep), run(&graphs, 1));
+    let largest = a.0.iter().zip(&b.0).fold(0.0, |most: f64, (x, y)| most.max((x - y).abs()));
+    assert!(a.0.iter().any(|x| x.abs() > 0.1));
+    (largest, relative_difference(&a.1, &b.1))
+}
+
+#[test]
+fn layers_by_hand_equal_their_graph_in_every_family() {
+    for name in NAMES {
+        let model = model64(name);
+        let config = LoraConfig { r: 3, alpha: 4.0, ..LoraConfig::default() };
+        let lora = lora(&model, &config);
+        for (p, keep) in [(0.0, 0), (0.0, 9), (0.3, 1)] {
+            let (of_values, of_gradients) = differences(&model, &lora, p, keep);
+            assert!(of_values < 1e-11, "{name}, {p}: {of_values:e}");
+            assert!(of_gradients < 1e-11, "{name}, {p}: {of_gradients:e}");
+        }
+    }
+}
+
+#[test]
+fn so_they_do_with_adapters_of_different_ranks_on_some_linears() {
+    for (name, modules) in [
+        ("qwen2", ["k_proj", "up_proj"]),
+        ("phi3", ["qkv_proj", "down_proj"]),
+        ("gemma2", ["o_proj", "v_proj"]),
+    ] {
+        let model = model64(name);
+        let config = LoraConfig {
+            r: 2,
+            target_modules: modules.into(),
+            rank_pattern: Patterns(vec![(modules[0].to_owned(), 5)]),
+            ..LoraConfig::default()
+        };
+        let lora = lora(&model, &config);
+        assert!(lora.pair(0, LinearKind::GateUpProj).is_none());
+        let (of_values, of_gradients) = differences(&model, &lora, 0.0, 1);
+        assert!(
+            of_values < 1e-11 && of_gradients < 1e-11,
+            "{name}: {of_values:e}, {of_gradients:e}"
+        );
+    }
+}
+
+#[test]
+fn ids_that_do_not_fit_their_segments_are_refused() {
+    let model = model64("llama2");
+    let ids = Tensor::zeros(45, DType::U32, &Device::Cpu).unwrap();
+    let error = model.hidden(&ids, &segments(), None, None).unwrap_err();
+    assert!(error.to_string().contains("do not fit segments of 46 tokens"), "{error}");
+}

@@ -1,0 +1,257 @@
+//! The forward pass against transformers, and single operations against finite differences.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor, Var};
+use serde_json::{Value, json};
+
+use super::token_stats;
+use crate::adapter::BaseDtype;
+use crate::kernels::ops;
+use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
+use crate::{Model, ModelSpec};
+
+fn reference() -> HashMap<String, Tensor> {
+    let path = test_file("reference/qwen2_tiny_logits.safetensors");
+    candle_core::safetensors::load(path, &Device::Cpu).unwrap()
+}
+
+fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    values(a).iter().zip(values(b)).fold(0.0, |max, (x, y)| max.max((x - y).abs()))
+}
+
+#[test]
+fn logits_equal_those_of_transformers() {
+    let reference = reference();
+    let ids = reference["ids"].to_dtype(DType::U32).unwrap();
+    let files = [test_file("fixtures/qwen2-tiny/model.safetensors")];
+    let model = Model::load(tiny_spec(), &files, BaseDtype::Float32, &Device::Cpu).unwrap();
+    let logits = model.forward(&ids, None, None).unwrap();
+    let difference = largest_difference(&logits, &reference["logits"]);
+    assert!(difference < 1e-4, "largest difference {difference:e}");
+    assert!(values(&logits).iter().any(|x| x.abs() > 1.0), "the logits say something");
+}
+
+#[test]
+fn padding_on_the_right_changes_no_real_position() {
+    let model = tiny_model(DType::F32);
+    let ids = reference()["ids"].to_dtype(DType::U32).unwrap();
+    let short = ids.narrow(1, 0, 9).unwrap();
+    let alone = model.forward(&short, None, None).unwrap();
+    let padded = model.forward(&ids, None, None).unwrap().narrow(1, 0, 9).unwrap();
+    assert!(largest_difference(&alone, &padded) < 1e-5);
+}
+
+#[test]
+fn every_weight_gets_a_gradient_when_it_is_a_variable() {
+    let ids = reference()["ids"].to_dtype(DType::U32).unwrap();
+    let vars: HashMap<String, Var> = tiny_weights(DType::F64)
+        .into_iter()
+        .map(|(name, tensor)| (name, Var::from_tensor(&tensor).unwrap()))
+        .collect();
+    let tensors = vars.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone())).collect();
+    let model = Model::new(tiny_spec(), tensors).unwrap();
+    let loss = || model.forward(&ids, None, None).unwrap().sqr().unwrap().mean_all().unwrap();
+    let gradients = loss().backward().unwrap();
+    for (name, var) in &vars {
+        let gradient = values(gradients.get(var.as_tensor()).unwrap());
+        let start = var.as_detached_tensor().copy().unwrap();
+        let direction: Vec<f64> = (0..gradient.len()).map(|i| (i as f64 * 1.7).cos()).collect();
+        let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+        let shifted = |step: f64| {
+            let shift: Vec<f64> = direction.iter().map(|d| step * d).collect();
+            let shift = Tensor::from_vec(shift, start.shape(), &Device::Cpu).unwrap();
+            var.set(&(&start + shift).unwrap()).unwrap();
+            loss().to_scalar::<f64>().unwrap()
+        };
+        let step = 1e-6;
+        let measured = (shifted(step) - shifted(-step)) / (2.0 * step);
+        var.set(&start).unwrap();
+        assert!(expected.abs() > 1e-9, "{name} has no gradient");
+        assert!(
+            (measured - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+            "{name}: gradient {expected:e}, finite difference {measured:e}"
+        );
+    }
+}
+
+/// Central differences of `sum(f(x) * probe)` at every entry of `x`.
+fn check_operation(x: &Tensor, f: impl Fn(&Tensor) -> Tensor) {
+    let var = Var::from_tensor(x).unwrap();
+    let probe = |y: &Tensor| {
+        let weights: Vec<f64> = (0..y.elem_count()).map(|i| (i as f64 * 0.7 + 0.3).sin()).collect();
+        let weights = Tensor::from_vec(weights, y.shape(), &Device::Cpu).unwrap();
+        (y * weights).unwrap().sum_all().unwrap()
+    };
+    let loss = probe(&f(var.as_tensor()));
+    let gradient = values(loss.backward().unwrap().get(var.as_tensor()).unwrap());
+    let start = values(x);
+    for entry in 0..start.len() {
+        let at = |step: f64| {
+            let mut moved = start.clone();
+            moved[entry] += step;
+            let moved = Tensor::from_vec(moved, x.shape(), &Device::Cpu).unwrap();
+            probe(&f(&moved)).to_scalar::<f64>().unwrap()
+        };
+        let measured = (at(1e-6) - at(-1e-6)) / 2e-6;
+        assert!(
+            (measured - gradient[entry]).abs() < 1e-7,
+            "entry {entry}: {measured} against {}",
+            gradient[entry]
+        );
+    }
+}
+
+/// Values that are no round numbers.
+fn wave(shape: (usize, usize)) -> Tensor {
+    let x: Vec<f64> = (0..shape.0 * shape.1).map(|i| (i as f64 * 1.3 + 0.2).sin() * 2.0).collect();
+    Tensor::from_vec(x, shape, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn token_stats_have_the_gradient_they_claim() {
+    // Both columns, at other temperatures than 1.
+    check_operation(&wave((3, 5)), |x| token_stats(x, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap());
+}
+
+#[test]
+fn token_stats_equal_the_definition() {
+    let logits = wave((3, 5));
+    let (targets, temperatures) = ([4, 0, 2], [1.0, 0.5, 2.0]);
+    let stats = values(&token_stats(&logits, &targets, &temperatures).unwrap());
+    for (row, x) in values(&logits).chunks(5).enumerate() {
+        let scaled: Vec<f64> = x.iter().map(|x| x / f64::from(temperatures[row])).collect();
+        let sum: f64 = scaled.iter().map(|x| x.exp()).sum();
+        let p: Vec<f64> = scaled.iter().map(|x| x.exp() / sum).collect();
+        let entropy: f64 = -p.iter().map(|p| p * p.ln()).sum::<f64>();
+        assert!((stats[2 * row] - p[targets[row] as usize].ln()).abs() < 1e-12);
+        assert!((stats[2 * row + 1] - entropy).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn token_stats_of_huge_logits_are_finite() {
+    let logits = Tensor::from_vec(vec![1e30_f32, -1e30, 3e4, 0.0], (2, 2), &Device::Cpu).unwrap();
+    let stats = values(&token_stats(&logits, &[0, 0], &[1.0, 0.1]).unwrap());
+    assert_eq!(stats, vec![0.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn rope_turns_by_position_and_leaves_the_rest() {
+    // Two heads of six values, of which four turn.
+    let frequencies = [1.0, 0.25];
+    let positions = [0, 3, 4, 3];
+    let tables =
+        crate::spec::rope::rope_tables(&positions, &frequencies, 1.0, DType::F64, &Device::Cpu)
+            .unwrap();
+    let x = wave((4, 12));
+    let turned = ops::rope(&x, 6, &tables).unwrap();
+    let (x, y) = (values(&x), values(&turned));
+    for (token, position) in positions.into_iter().enumerate() {
+        for head in 0..2 {
+            let at = token * 12 + head * 6;
+            for (i, frequency) in frequencies.into_iter().enumerate() {
+                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                let (a, b) = (x[at + i], x[at + i + 2]);
+                assert!((y[at + i] - (a * cos - b * sin)).abs() < 1e-12);
+                assert!((y[at + i + 2] - (b * cos + a * sin)).abs() < 1e-12);
+            }
+            assert_eq!(x[at + 4..at + 6], y[at + 4..at + 6]);
+        }
+    }
+}
+
+#[test]
+fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
+    // With 30 000 ids a chunk has 279 rows, so that these take two.
+    let (rows, vocab) = (281, 30_000);
+    let (x, weight) = (wave((rows, 4)), wave((vocab, 4)));
+    let targets: Vec<u32> = (0..rows as u32).map(|i| i * 100).collect();
+    let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
+    for cap in [None, Some(3.0)] {
+        let var = Var::from_tensor(&x).unwrap();
+        let stats =
+            |x: &Tensor| super::head_stats(x, &weight, cap, &targets, &temperatures).unwrap();
+        let plain = |x: &Tensor| {
+            let logits = x.matmul(&weight.t().unwrap()).unwrap();
+            let logits = match cap {
+                Some(cap) => ((logits / cap).unwrap().tanh().unwrap() * cap).unwrap(),
+                None => logits,
+            };
+            token_stats(&logits, &targets, &temperatures).unwrap()
+        };
+        let (chunked, whole) = (stats(var.as_tensor()), plain(var.as_tensor()));
+        assert!(largest_difference(&chunked, &whole) < 1e-11);
+        // Of log-probabilities alone, as without an entropy bonus, and of both.
+        for columns in [1, 2] {
+            let probe = wave((rows, columns)).pad_with_zeros(1, 0, 2 - columns).unwrap();
+            let gradient = |y: &Tensor| {
+                let sum = (y * &probe).unwrap().sum_all().unwrap();
+                sum.backward().unwrap().remove(var.as_tensor()).unwrap()
+            };
+            let again = stats(var.as_tensor());
+            assert!(largest_difference(&gradient(&again), &gradient(&whole)) < 1e-10);
+        }
+    }
+}
+
+#[test]
+fn head_statistics_have_the_gradient_they_claim() {
+    let weight = wave((5, 4));
+    for cap in [None, Some(1.5)] {
+        check_operation(&wave((3, 4)), |x| {
+            super::head_stats(x, &weight, cap, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
+        });
+    }
+}
+
+#[test]
+fn the_shape_is_read_from_either_place_of_rope_theta() {
+    let spec = tiny_spec();
+    assert!((spec.rope.theta - 50_000.0).abs() < 1e-9);
+    let old = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "rope_theta": 7e5});
+    let spec = ModelSpec::from_config(&old).unwrap();
+    assert!((spec.rope.theta - 7e5).abs() < 1e-9);
+    assert_eq!((spec.num_kv_heads, spec.head_dim), (2, 4));
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_by_name() {
+    let base = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9});
+    let message = |key: &str, value: Value| {
+        let mut config = base.clone();
+        config[key] = value;
+        ModelSpec::from_config(&config).unwrap_err().to_string()
+    };
+    assert!(ModelSpec::from_config(&base).is_ok());
+    assert_eq!(
+        message("model_type", json!("mamba")),
+        "cannot train a model of type `mamba` with architecture `unknown`; supported: `qwen2`, \
+         `qwen3`, `llama`, `mistral`, `smollm3`, `gemma2`, `phi3`"
+    );
+    assert_eq!(
+        message("hidden_size", json!("wide")),
+        "config.json: `hidden_size` is \"wide\", but must be a whole number above 0"
+    );
+    assert!(message("hidden_act", json!("gelu")).contains("\"gelu\""));
+    assert!(message("rope_scaling", json!({"rope_type": "yarn"})).contains("\"yarn\""));
+    assert!(message("num_key_value_heads", json!(3)).contains("divisor"));
+}
+
+#[test]
+fn wrong_weights_are_refused_by_name() {
+    let mut weights = tiny_weights(DType::F32);
+    weights.insert(
+        "model.norm.weight".to_owned(),
+        Tensor::zeros(31, DType::F32, &Device::Cpu).unwrap(),
+    );
+    let message = Model::new(tiny_spec(), weights).unwrap_err().to_string();
+    assert!(message.contains("`model.norm.weight` has shape [31]"), "{message}");
+    let mut weights = tiny_weights(DType::F32);
+    weights.remove("model.layers.1.self_attn.q_proj.bias");
+    let message = Model::new(tiny_spec(), weights).unwrap_err().to_string();
+    assert!(message.contains("`model.layers.1.self_attn.q_proj.bias` is missing"), "{message}");
+}

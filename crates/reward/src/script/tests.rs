@@ -1,0 +1,160 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use hone_core::types::Message;
+
+use super::*;
+
+fn input(text: &str) -> ScoreInput {
+    let message = |role, content: &str| Message { role, content: content.into() };
+    ScoreInput {
+        messages: Arc::new(vec![
+            message(Role::System, "be brief"),
+            message(Role::User, "6 x 7?"),
+            message(Role::Assistant, "hm"),
+        ]),
+        metadata: Arc::new(BTreeMap::from([("answer".to_owned(), "42".to_owned())])),
+        text: text.into(),
+        ids: vec![1, 2, 3],
+    }
+}
+
+fn script(source: &str, max_operations: u64) -> Result<ScriptReward, ScriptError> {
+    ScriptReward::new(&ScriptParams { source: source.into(), max_operations })
+}
+
+fn value(source: &str, text: &str) -> Result<Option<f64>, ScriptError> {
+    script(source, 10_000)?.evaluate(&input(text))
+}
+
+#[test]
+fn numbers_booleans_and_nothing_are_rewards() {
+    for (source, wanted) in [
+        ("2", Some(2.0)),
+        ("-0.5", Some(-0.5)),
+        ("true", Some(1.0)),
+        ("false", Some(0.0)),
+        ("()", None),
+        ("", None),
+        ("tokens", Some(3.0)),
+        ("prompt == \"6 x 7?\"", Some(1.0)),
+        ("messages.len() + messages[0].content.len()", Some(11.0)),
+        ("messages[2].role == \"assistant\"", Some(1.0)),
+        ("to_number(extract_tag(text, \"answer\")) == to_number(metadata.answer)", Some(1.0)),
+        ("metadata.missing", None),
+        ("if metadata.missing == () { 0.25 } else { 1 }", Some(0.25)),
+        ("fn half(x) { x / 2.0 } half(3.0)", Some(1.5)),
+    ] {
+        assert_eq!(value(source, "<answer> 42 </answer>"), Ok(wanted), "{source}");
+    }
+}
+
+#[test]
+fn helpers_do_what_is_said_of_them() {
+    for (source, wanted) in [
+        ("contains(text, \"b\")", Some(1.0)),
+        ("contains(text, \"x\")", Some(0.0)),
+        ("count(text, \"aa\")", Some(2.0)),
+        ("text.count(\"\")", Some(0.0)),
+        ("extract_tag(text, \"t\")", None),
+        ("to_number(\"1,234.5\")", Some(1234.5)),
+        ("to_number(\"one\")", None),
+        ("to_number(extract_tag(text, \"t\"))", None),
+        ("matches(text, \"^a+b\")", Some(1.0)),
+        ("text.matches(\"^b\")", Some(0.0)),
+        ("extract_tag(\"<t>1</t> <t>2</t> <t>\", \"t\") == \"2\"", Some(1.0)),
+    ] {
+        assert_eq!(value(source, "aaaaab"), Ok(wanted), "{source}");
+    }
+}
+
+#[test]
+fn what_does_not_compile_is_found_at_start() {
+    let error = script("let x = 1;\nx +* 2", 1_000).err().unwrap();
+    insta::assert_snapshot!(error, @"source does not compile, line 2, column 4: Unexpected '*'");
+    let error = script("eval(\"1\")", 1_000).err().unwrap();
+    assert!(matches!(error, ScriptError::Compile { line: 1, column: 1, .. }), "{error}");
+}
+
+#[test]
+fn limits_end_a_script() {
+    for source in [
+        "loop {}",
+        "let n = 0; while true { n += 1; }",
+        "fn f(n) { f(n + 1) } f(0)",
+        "let s = \"ab\"; loop { s += s; }",
+        "let a = [0]; loop { a += a; }",
+        "let a = []; a.pad(1000000000, 0); 1",
+        "let b = blob(1000000000, 0); 1",
+        "let m = #{}; let n = 0; loop { m[n.to_string()] = n; n += 1; }",
+        "let n = 0; loop { matches(text, n.to_string()); n += 1; }",
+        "matches(text, \"(a{1000}){1000}\")",
+        "text[1 << 40]",
+        "throw \"up\"",
+        "text = \"other\"; 1",
+    ] {
+        let answer = value(source, "aaaa");
+        assert!(matches!(answer, Err(ScriptError::Run(_))), "{source}: {answer:?}");
+    }
+    // What helpers look at is bounded although it takes few operations.
+    let many = script("let n = 0; loop { n += count(text, \"zz\"); }", 100_000_000).unwrap();
+    assert!(matches!(many.evaluate(&input(&"z ".repeat(50_000))), Err(ScriptError::Run(_))));
+    // The budget is each evaluation's own.
+    let one = script("count(text, \"zz\")", 1_000).unwrap();
+    assert_eq!(one.evaluate(&input("zz")), Ok(Some(1.0)));
+}
+
+#[test]
+fn what_is_no_reward_is_missing() {
+    for source in ["\"text\"", "[1]", "1.0 / 0.0", "'c'", "messages"] {
+        assert!(matches!(value(source, ""), Err(ScriptError::Value(_))), "{source}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let reward = script("if tokens > 0 { text } else { 1 }", 1_000).unwrap();
+    let mut empty = input("");
+    empty.ids.clear();
+    assert_eq!(runtime.block_on(reward.score(&[input("a"), empty])), [None, Some(1.0)]);
+}
+
+#[test]
+fn parameters_out_of_range_are_named() {
+    let params = ScriptParams { source: "1".into(), max_operations: 1 };
+    assert_eq!(params.check().unwrap_err().key, "max_operations");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn random_scripts_do_not_panic(source in "\\PC{0,60}", text in "\\PC{0,30}") {
+        if let Ok(script) = script(&source, 1_000) {
+            let _ = script.evaluate(&input(&text));
+        }
+    }
+
+    #[test]
+    fn random_pieces_do_not_panic(
+        pieces in proptest::collection::vec(
+            proptest::sample::select(vec![
+                "text", "tokens", "metadata", "messages", "(", ")", "[", "]", "{", "}", "+", "-",
+                "*", "/", "%", "<<", "**", "let x = ", "x", ";", "loop", "if", "else", "fn f(a)",
+                "f", "0", "-1", "9223372036854775807", "1e308", "\"é\"", ".", "sub_string",
+                "split", "pad", "range", ",", "..", "=", "==", "matches", "extract_tag", "sleep",
+            ]),
+            0..16,
+        ),
+        text in "\\PC{0,30}",
+    ) {
+        if let Ok(script) = script(&pieces.join(" "), 1_000) {
+            let _ = script.evaluate(&input(&text));
+        }
+    }
+
+    #[test]
+    fn tags_of_random_texts_do_not_panic(text in "(<t>|</t>|<|é| ){0,20}", tag in "[<>/té]{0,3}") {
+        let source = format!("extract_tag(text, \"{tag}\")");
+        let _ = value(&source, &text);
+    }
+}

@@ -1,0 +1,426 @@
+//! Against servers on this machine.
+
+use std::future::IntoFuture;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap as Headers, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
+
+use hone_core::types::{Message, Role};
+
+use super::*;
+
+/// HMAC from its definition: `H((K ^ opad) || H((K ^ ipad) || message))`.
+pub(super) fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
+    let mut block = [0_u8; 64];
+    if key.len() > 64 {
+        block[..32].copy_from_slice(&Sha256::digest(key));
+    } else {
+        block[..key.len()].copy_from_slice(key);
+    }
+    let pad = |byte: u8| block.map(|b| b ^ byte).to_vec();
+    let inner = Sha256::digest([pad(0x36), message.to_vec()].concat());
+    let outer = Sha256::digest([pad(0x5c), inner.to_vec()].concat());
+    outer.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// One request as a server saw it.
+#[derive(Clone)]
+struct Seen {
+    headers: Headers,
+    body: Bytes,
+}
+
+impl Seen {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers[name].to_str().unwrap()
+    }
+}
+
+/// A server that answers the n-th request (from 0) by a function, and remembers the requests.
+struct Server {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start<F>(answer: F) -> Self
+    where
+        F: Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
+    {
+        Self::on("127.0.0.1:0".parse().unwrap(), answer).await
+    }
+
+    async fn on<F>(address: SocketAddr, answer: F) -> Self
+    where
+        F: Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
+    {
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let log = Arc::clone(&seen);
+        let handler = move |headers: Headers, body: Bytes| async move {
+            let seen = Seen { headers, body };
+            let json = seen.json();
+            let n = {
+                let mut log = log.lock().unwrap();
+                log.push(seen);
+                log.len() - 1
+            };
+            answer(n, &json)
+        };
+        let app = Router::new().route("/score", post(handler));
+        let task = tokio::spawn(async move {
+            axum::serve(listener, app).into_future().await.unwrap();
+        });
+        Self { address, seen, task }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/score", self.address)
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn answer(value: Value) -> Response {
+    axum::Json(value).into_response()
+}
+
+/// The length of each completion.
+fn lengths(body: &Value) -> Response {
+    let samples = body["samples"].as_array().unwrap();
+    let lengths = samples.iter().map(|s| s["completion"].as_str().unwrap().len());
+    answer(json!({ "rewards": lengths.collect::<Vec<_>>() }))
+}
+
+fn input(text: &str, answer: Option<&str>) -> ScoreInput {
+    let metadata = answer.map(|a| ("answer".to_owned(), a.to_owned()));
+    ScoreInput {
+        messages: Arc::new(vec![Message { role: Role::User, content: "6+1=".to_owned() }]),
+        metadata: Arc::new(metadata.into_iter().collect()),
+        text: text.to_owned(),
+        ids: vec![1; 4],
+    }
+}
+
+/// Quick waits; one failure does not yet open the circuit.
+fn quick(url: &str) -> WebhookParams {
+    WebhookParams { backoff_ms: 1, max_backoff_ms: 20, ..WebhookParams::new(url) }
+}
+
+struct Subject {
+    webhook: Webhook,
+    metrics: Arc<Metrics>,
+}
+
+impl Subject {
+    fn new(params: &WebhookParams) -> Self {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let webhook = Webhook::new(params, "math", "remote", &metrics).unwrap();
+        Self { webhook, metrics }
+    }
+
+    async fn score(&self, texts: &[&str]) -> Vec<Option<f64>> {
+        let inputs: Vec<ScoreInput> = texts.iter().map(|t| input(t, None)).collect();
+        self.webhook.score(&inputs).await
+    }
+
+    fn requests(&self, outcome: &str) -> u64 {
+        let counters = &self.metrics.reward_webhook.requests;
+        counters.with_label_values(&["math", "remote", outcome]).get()
+    }
+
+    fn missing(&self, reason: &str) -> u64 {
+        let counters = &self.metrics.reward_webhook.missing;
+        counters.with_label_values(&["math", "remote", reason]).get()
+    }
+
+    fn is_open(&self) -> bool {
+        self.metrics.reward_webhook.circuit_open.with_label_values(&["math", "remote"]).get() == 1
+    }
+}
+
+#[tokio::test]
+async fn posts_batches_and_keeps_their_order() {
+    let server = Server::start(|_, body| lengths(body)).await;
+    let subject = Subject::new(&WebhookParams { max_batch: 2, ..quick(&server.url()) });
+    let values = subject.score(&["a", "bb", "ccc", "dddd", "eeeee"]).await;
+    assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0].map(Some));
+    let seen = server.seen();
+    assert_eq!((seen.len(), subject.requests("ok")), (3, 3));
+    let body = seen.iter().map(Seen::json).find(|b| b["samples"][0]["completion"] == "a").unwrap();
+    assert_eq!((&body["route"], &body["name"]), (&json!("math"), &json!("remote")));
+    let expected = json!({
+        "index": 1, "messages": [{"role": "user", "content": "6+1="}], "completion": "bb",
+        "completion_tokens": 4, "metadata": {},
+    });
+    assert_eq!(body["samples"][1], expected);
+    assert!(seen.iter().all(|s| s.header(IDEMPOTENCY_HEADER) == s.json()["id"].as_str().unwrap()));
+    assert!(seen.iter().all(|s| !s.headers.contains_key(signature::HEADER)));
+    assert!(subject.score(&[]).await.is_empty());
+}
+
+#[tokio::test]
+async fn asks_again_with_the_same_key_where_that_may_help() {
+    let statuses = [503, 429, 408];
+    let server = Server::start(move |n, body| match statuses.get(n) {
+        Some(status) => {
+            (StatusCode::from_u16(*status).unwrap(), [("retry-after", "0")]).into_response()
+        }
+        None => lengths(body),
+    })
+    .await;
+    let subject = Subject::new(&WebhookParams { retries: 3, ..quick(&server.url()) });
+    assert_eq!(subject.score(&["abc"]).await, [Some(3.0)]);
+    let seen = server.seen();
+    assert_eq!(seen.len(), 4);
+    assert!(seen.iter().all(|s| s.body == seen[0].body));
+    let counted = ["server_error", "rate_limited", "client_error", "ok"];
+    assert_eq!(counted.map(|o| subject.requests(o)), [1; 4]);
+    assert_eq!(subject.missing("server_error"), 0);
+}
+
+#[tokio::test]
+async fn does_not_ask_again_where_that_cannot_help() {
+    for (status, reason) in [(400, "client_error"), (404, "client_error"), (302, "redirect")] {
+        let server = Server::start(move |_, _| {
+            (StatusCode::from_u16(status).unwrap(), [("location", "/score")]).into_response()
+        })
+        .await;
+        let subject = Subject::new(&quick(&server.url()));
+        assert_eq!(subject.score(&["a", "b"]).await, [None, None]);
+        assert_eq!((server.seen().len(), subject.missing(reason)), (1, 2), "{status}");
+        assert!(!subject.is_open());
+    }
+}
+
+#[tokio::test]
+async fn a_wait_that_is_too_long_is_not_waited_for() {
+    let server = Server::start(|_, _| {
+        (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "3600")]).into_response()
+    })
+    .await;
+    let subject = Subject::new(&quick(&server.url()));
+    assert_eq!(subject.score(&["a"]).await, [None]);
+    assert_eq!((server.seen().len(), subject.missing("rate_limited")), (1, 1));
+}
+
+#[tokio::test]
+async fn a_slow_service_is_missing_and_not_asked_twice() {
+    let app = Router::new().route(
+        "/score",
+        post(|| async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    let task = tokio::spawn(axum::serve(listener, app).into_future());
+    let subject = Subject::new(&WebhookParams { timeout_ms: 50, ..quick(&url) });
+    assert_eq!(subject.score(&["a"]).await, [None]);
+    assert_eq!((subject.requests("timeout"), subject.missing("timeout")), (1, 1));
+    task.abort();
+}
+
+#[tokio::test]
+async fn failures_open_the_circuit_and_it_closes_by_itself() {
+    let healthy = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let switch = Arc::clone(&healthy);
+    let server =
+        Server::start(move |_, body| match switch.load(std::sync::atomic::Ordering::SeqCst) {
+            true => lengths(body),
+            false => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        })
+        .await;
+    let params = WebhookParams {
+        retries: 0,
+        breaker_failures: 2,
+        breaker_cooldown_ms: 300,
+        ..quick(&server.url())
+    };
+    let subject = Subject::new(&params);
+    assert!(!subject.is_open());
+    for _ in 0..2 {
+        assert_eq!(subject.score(&["a"]).await, [None]);
+    }
+    assert!(subject.is_open());
+    healthy.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(subject.score(&["a"]).await, [None], "not asked while open");
+    assert_eq!((server.seen().len(), subject.missing("circuit_open")), (2, 1));
+    tokio::time::sleep(Duration::from_millis(350)).await;
+    assert_eq!(subject.score(&["a"]).await, [Some(1.0)]);
+    assert!(!subject.is_open());
+}
+
+#[tokio::test]
+async fn a_service_killed_in_mid_run_is_missing_and_comes_back() {
+    let server = Server::start(|_, body| lengths(body)).await;
+    let (address, url) = (server.address, server.url());
+    let params = WebhookParams { breaker_failures: 2, breaker_cooldown_ms: 50, ..quick(&url) };
+    let subject = Subject::new(&params);
+    assert_eq!(subject.score(&["a"]).await, [Some(1.0)]);
+    drop(server);
+    // Until the listener is gone and the kept connections with it.
+    while subject.score(&["a"]).await == [Some(1.0)] {
+        tokio::task::yield_now().await;
+    }
+    while !subject.is_open() {
+        assert_eq!(subject.score(&["a"]).await, [None]);
+    }
+    let _back = Server::on(address, |_, body| lengths(body)).await;
+    let mut tries = 0;
+    while subject.score(&["abc"]).await != [Some(3.0)] {
+        tries += 1;
+        assert!(tries < 200, "it did not recover");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!subject.is_open());
+}
+
+#[tokio::test]
+async fn bad_answers_are_missing_with_their_reason() {
+    let cases: [(Response, &str, u64); 5] = [
+        ("not json".into_response(), "bad_answer", 2),
+        (answer(json!({"rewards": [1]})), "too_few", 2),
+        (answer(json!({"rewards": [1, 2, 3]})), "too_many", 2),
+        (r#"{"rewards":[NaN,NaN]}"#.into_response(), "non_finite", 2),
+        (answer(json!({"rewards": "x".repeat(5000)})), "too_large", 2),
+    ];
+    for (given, reason, count) in cases {
+        let (parts, body) = given.into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let server =
+            Server::start(move |_, _| Response::from_parts(parts.clone(), bytes.clone().into()))
+                .await;
+        let params = WebhookParams { max_response_bytes: 1000, ..quick(&server.url()) };
+        let subject = Subject::new(&params);
+        assert_eq!(subject.score(&["a", "b"]).await, [None, None], "{reason}");
+        assert_eq!((subject.missing(reason), server.seen().len()), (count, 1), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn no_more_requests_at_once_than_configured() {
+    let counts: Arc<Mutex<(usize, usize)>> = Arc::default();
+    let watch = Arc::clone(&counts);
+    let app = Router::new().route(
+        "/score",
+        post(move |body: Bytes| async move {
+            {
+                let mut counts = watch.lock().unwrap();
+                counts.0 += 1;
+                counts.1 = counts.1.max(counts.0);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            watch.lock().unwrap().0 -= 1;
+            lengths(&serde_json::from_slice(&body).unwrap())
+        }),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    let task = tokio::spawn(axum::serve(listener, app).into_future());
+    let subject = Subject::new(&WebhookParams { max_batch: 1, max_concurrency: 2, ..quick(&url) });
+    assert_eq!(subject.score(&["a"; 12]).await, [Some(1.0); 12]);
+    assert_eq!(counts.lock().unwrap().1, 2);
+    task.abort();
+}
+
+#[tokio::test]
+async fn signs_what_it_sends() {
+    let server = Server::start(|_, body| lengths(body)).await;
+    let mut params = WebhookParams { secret_env: "SECRET".to_owned(), ..quick(&server.url()) };
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let unresolved = Webhook::new(&params, "math", "remote", &metrics).err().unwrap();
+    assert_eq!(unresolved, WebhookError::Unresolved("SECRET".to_owned()));
+    params.resolve(|_| Some("hunter2".to_owned())).unwrap();
+    let subject = Subject::new(&params);
+    assert_eq!(subject.score(&["a"]).await, [Some(1.0)]);
+    let seen = &server.seen()[0];
+    let header = seen.header(signature::HEADER);
+    let (time, hex) = header.strip_prefix("t=").unwrap().split_once(",v1=").unwrap();
+    let message = [time.as_bytes(), b".", &seen.body].concat();
+    assert_eq!(hex, hmac_by_definition(b"hunter2", &message));
+    assert!(now_ms() / 1000 - time.parse::<u64>().unwrap() < 100);
+}
+
+/// The example server as a child; killed when dropped.
+struct Example {
+    child: Child,
+    url: String,
+}
+
+impl Example {
+    fn start(secret: &str) -> Option<Self> {
+        let script = std::path::Path::new(file!())
+            .ancestors()
+            .nth(4)
+            .unwrap()
+            .join("examples/webhook_server.py");
+        let mut child = Command::new("python3")
+            .arg(script)
+            .arg("0")
+            .env_clear()
+            .env("SECRET", secret)
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let port: u16 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        Some(Self { child, url: format!("http://127.0.0.1:{port}/") })
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn the_example_checks_the_signature_and_scores() {
+    let Some(example) = Example::start("hunter2") else {
+        eprintln!("SKIPPED: python3 not installed");
+        return;
+    };
+    let inputs =
+        [input("it is 7", Some("7")), input("it is 8", Some("7")), input("who knows", None)];
+    let score = async |secret: &str| {
+        let mut params = quick(&example.url);
+        params.secret = Some(Secret::new(secret));
+        let subject = Subject::new(&params);
+        let values = subject.webhook.score(&inputs).await;
+        (values, subject.missing("client_error"))
+    };
+    assert_eq!(score("hunter2").await, (vec![Some(1.0), Some(0.0), None], 0));
+    assert_eq!(score("wrong").await, (vec![None, None, None], 3));
+    let lines = include_str!("../../../../examples/webhook_server.py").lines().count();
+    assert!(lines <= 30, "{lines} lines");
+}

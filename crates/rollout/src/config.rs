@@ -1,0 +1,112 @@
+//! The keys of `[rollout]`.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use hone_core::config::range::between;
+use hone_core::config::{Checked, Problem};
+
+/// Shadow groups.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RolloutConfig {
+    /// Whether to sample shadow siblings at all.
+    pub enabled: bool,
+    /// Members of a group, the served completion included where it may be trained on.
+    pub group_size: usize,
+    /// Sampling temperature of shadows.
+    pub temperature: f32,
+    /// Token limit of shadows.
+    pub max_tokens: u32,
+    /// Shadow sequences that may run at once; 0 takes every slot that no client needs.
+    pub max_concurrent: usize,
+    /// What samples shadows.
+    pub sampler: SamplerKind,
+    /// Tokens, prompts included, whose keys and values the native sampler's cache holds.
+    pub max_batch_tokens: usize,
+    /// Prompts that may wait for a group; a full queue skips new prompts and counts them.
+    pub queue: usize,
+    /// Milliseconds a completed group waits for its client's feedback before it is handed on.
+    pub feedback_wait_ms: u64,
+    /// The same as `dataset.path`: prompts that are sampled when live ones run out.
+    pub dataset: Option<PathBuf>,
+    /// Route whose rewards score the dataset.
+    pub dataset_route: String,
+    /// Hold rollout back while this many groups wait for the trainer.
+    pub max_ready_groups: usize,
+}
+
+impl Default for RolloutConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            group_size: 8,
+            temperature: 1.0,
+            max_tokens: 256,
+            max_concurrent: 0,
+            sampler: SamplerKind::Auto,
+            max_batch_tokens: 32_768,
+            queue: 256,
+            feedback_wait_ms: 500,
+            dataset: None,
+            dataset_route: "default".to_owned(),
+            max_ready_groups: 32,
+        }
+    }
+}
+
+/// What samples shadows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerKind {
+    /// The native sampler on the CPU, else the engine.
+    #[default]
+    Auto,
+    /// The engine that serves, in slots that no client needs.
+    Engine,
+    /// The trainer's own model, in batches.
+    Native,
+}
+
+impl SamplerKind {
+    /// Whether the native sampler is meant where the engine runs on the CPU or not.
+    pub fn is_native(self, cpu: bool) -> bool {
+        match self {
+            Self::Auto => cpu,
+            Self::Engine => false,
+            Self::Native => true,
+        }
+    }
+}
+
+impl RolloutConfig {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value out of range, with its full key.
+    pub fn check(&self) -> Checked {
+        between("rollout.group_size", self.group_size, 2, 1024)?;
+        between("rollout.temperature", self.temperature, 0.01, 10.0)?;
+        between("rollout.max_tokens", self.max_tokens, 1, 1 << 20)?;
+        between("rollout.max_concurrent", self.max_concurrent, 0, 65_536)?;
+        between("rollout.max_batch_tokens", self.max_batch_tokens, 32, 1 << 30)?;
+        if self.sampler != SamplerKind::Engine
+            && self.max_batch_tokens < self.max_tokens as usize + 32
+        {
+            let allowed = format!(
+                "{} or more, so that a prompt and rollout.max_tokens {} fit, or rollout.sampler = \"engine\"",
+                self.max_tokens as usize + 32,
+                self.max_tokens
+            );
+            return Err(Problem::value(
+                "rollout.max_batch_tokens",
+                self.max_batch_tokens,
+                &allowed,
+            ));
+        }
+        between("rollout.queue", self.queue, 1, 1 << 20)?;
+        between("rollout.feedback_wait_ms", self.feedback_wait_ms, 0, 3_600_000)?;
+        between("rollout.max_ready_groups", self.max_ready_groups, 1, 1 << 20)
+    }
+}

@@ -1,0 +1,146 @@
+use hone_core::types::{FinishReason, InteractionId, SampleOrigin, SamplingParams};
+use hone_reward::Routes;
+use hone_reward::config::RouteList;
+
+use super::*;
+
+fn route() -> Arc<Route> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        route: RouteList,
+    }
+    let text = r#"
+        [[route]]
+        name = "math"
+        reward = [
+            { name = "thumbs", kind = "feedback" },
+            { name = "correct", kind = "numeric_match" },
+            { name = "shape", kind = "format_strict" },
+            { name = "stars", kind = "feedback" },
+        ]
+    "#;
+    let routes = Routes::new(&toml::from_str::<File>(text).unwrap().route).unwrap();
+    Arc::clone(routes.get("math").unwrap())
+}
+
+fn interaction() -> Interaction {
+    Interaction {
+        id: InteractionId::new(),
+        created: now_ms(),
+        source: PromptSource::Live,
+        route: "math".to_owned(),
+        model: "default".to_owned(),
+        key_id: None,
+        messages: Vec::new(),
+        metadata: BTreeMap::new(),
+        params: SamplingParams::default(),
+        prompt_ids: vec![1],
+        template_hash: String::new(),
+    }
+}
+
+fn sample(interaction: &Interaction, version: u64) -> Sample {
+    Sample {
+        id: SampleId::new(),
+        interaction: interaction.id,
+        choice: 0,
+        origin: SampleOrigin::Shadow,
+        created: now_ms(),
+        ids: vec![5],
+        logprobs: vec![-0.1],
+        kept_mass: 1.0,
+        text: "5".to_owned(),
+        finish: FinishReason::Stop,
+        version: PolicyVersion(version),
+        params: SamplingParams::default(),
+        untrainable: None,
+    }
+}
+
+fn feedback(sample: &Sample, name: &str) -> (SampleId, Vec<Reward>) {
+    let reward = Reward {
+        id: RewardId::new(),
+        sample: sample.id,
+        name: name.to_owned(),
+        value: Some(1.0),
+        source: RewardSource::Feedback,
+        created: 0,
+        idempotency_key: None,
+        comment: None,
+        key_id: None,
+    };
+    (sample.id, vec![reward])
+}
+
+fn grades(correct: &[Option<f64>], shape: &[Option<f64>]) -> Grades {
+    vec![("correct".to_owned(), correct.to_vec()), ("shape".to_owned(), shape.to_vec())]
+}
+
+#[test]
+fn a_group_holds_its_members_parts_in_order_and_oldest_version() {
+    let asked = interaction();
+    let members = [sample(&asked, 7), sample(&asked, 5), sample(&asked, 6)];
+    let values = grades(&[Some(0.0), Some(1.0), None], &[Some(0.0); 3]);
+    let open = Feedback::from([feedback(&members[0], "stars")]);
+    let group = form(&asked, &route(), &members, &values, &open);
+    assert_eq!(group.members, members.each_ref().map(|m| m.id));
+    assert_eq!(group.parts, ["correct", "shape", "stars"]);
+    assert_eq!(group.oldest_version, PolicyVersion(5));
+    assert_eq!(group.state, GroupState::Ready);
+    assert_eq!((group.interaction, group.route.as_str()), (asked.id, "math"));
+}
+
+#[test]
+fn what_cannot_be_scored_leaves_the_group() {
+    let asked = interaction();
+    let members = [sample(&asked, 1), sample(&asked, 0), sample(&asked, 3)];
+    let none = [None; 3];
+    let group = form(
+        &asked,
+        &route(),
+        &members,
+        &grades(&none, &[Some(1.0), None, None]),
+        &Feedback::new(),
+    );
+    assert_eq!(group.members, [members[0].id], "missing is not zero");
+    assert_eq!(group.parts, ["shape"]);
+    assert_eq!(group.oldest_version, PolicyVersion(1), "of those that stay");
+
+    let open = Feedback::from([feedback(&members[2], "thumbs")]);
+    let group = form(&asked, &route(), &members, &grades(&none, &none), &open);
+    assert_eq!(group.members, [members[2].id], "feedback is a value too");
+    assert_eq!(group.parts, ["thumbs"]);
+
+    let group = form(&asked, &route(), &members, &grades(&none, &none), &Feedback::new());
+    assert_eq!(group.state, GroupState::Dropped("unscored".to_owned()));
+    assert!(group.parts.is_empty(), "it must not clear feedback that comes later");
+}
+
+#[test]
+fn every_graders_value_is_recorded_missing_ones_too() {
+    let asked = interaction();
+    let members = [sample(&asked, 0), sample(&asked, 0)];
+    let values = grades(&[Some(1.0), None], &[Some(0.0), Some(1.0)]);
+    let recorded: Vec<_> =
+        grader_rewards(&members, &values).map(|r| (r.sample, r.name, r.value, r.source)).collect();
+    let expected = [
+        (members[0].id, "correct", Some(1.0)),
+        (members[1].id, "correct", None),
+        (members[0].id, "shape", Some(0.0)),
+        (members[1].id, "shape", Some(1.0)),
+    ];
+    assert_eq!(recorded.len(), expected.len());
+    for (got, (id, name, value)) in recorded.into_iter().zip(expected) {
+        assert_eq!(got, (id, name.to_owned(), value, RewardSource::Grader));
+    }
+}
+
+#[test]
+fn a_total_with_a_missing_part_is_missing() {
+    let grades: Grades = vec![
+        ("correct".to_owned(), vec![Some(1.0), Some(0.0), None]),
+        ("shape".to_owned(), vec![Some(1.0), Some(1.0), Some(1.0)]),
+    ];
+    assert_eq!(totals(&route(), 3, &grades), [Some(2.0), Some(1.0), None]);
+    assert_eq!(totals(&route(), 4, &grades)[3], None, "a member that was not graded");
+}

@@ -1,0 +1,313 @@
+//! Which prompts get a group, and when.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use hone_core::types::{PromptSource, SampleOrigin, SamplingParams};
+use hone_dataset::StageConfig;
+use hone_engine::{Engine, GenerateRequest, Priority};
+use hone_store::Op;
+
+use super::world::World;
+
+#[tokio::test]
+async fn what_gets_no_group_is_counted_with_the_reason() {
+    let mut world = World::with(|fake| fake.delay = Duration::from_secs(1));
+    world.config.queue = 2;
+    world.config.max_concurrent = 1;
+    let rollout = world.start();
+    let (users, samples) = world.serve("users", 1).await;
+    rollout.offer(users, samples);
+    assert_eq!(world.skipped("route_unscored"), 1);
+    let (first, samples) = world.serve("graded", 1).await;
+    rollout.offer(first, samples);
+    world.until(|| world.engine.requests().len() == 1).await;
+    for _ in 0..3 {
+        let (asked, samples) = world.serve("graded", 1).await;
+        rollout.offer(asked, samples);
+    }
+    assert_eq!((world.skipped("queue_full"), world.metrics.rollout_queue.get()), (1, 2));
+    let began = Instant::now();
+    rollout.stop().await;
+    assert!(began.elapsed() < Duration::from_secs(2), "stop does not wait for the engine");
+    assert_eq!((world.skipped("stopping"), world.metrics.rollout_queue.get()), (2, 0));
+    let (late, samples) = world.serve("graded", 1).await;
+    rollout.offer(late, samples);
+    assert_eq!(world.skipped("stopping"), 3);
+    world.until(|| world.engine.load().shadow_running == 0).await;
+    assert_eq!(*world.store.watch_ready().borrow(), 0, "no group of only the short samples");
+}
+
+#[tokio::test]
+async fn stop_commits_a_group_that_only_waits_for_feedback() {
+    let mut world = World::new();
+    world.config.feedback_wait_ms = 60_000;
+    let rollout = world.start();
+    let (asked, samples) = world.serve("both", 1).await;
+    rollout.offer(asked.clone(), samples);
+    world.until(|| world.metrics.rollout_samples.get() == 3).await;
+    let began = Instant::now();
+    rollout.stop().await;
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert_eq!(world.store.groups_of(asked.id).unwrap().len(), 1);
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn sampling_holds_while_enough_waits_for_the_trainer_then_takes_the_newest() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 2;
+    world.config.queue = 3;
+    let rollout = world.start();
+    for count in 1..=2 {
+        let (asked, samples) = world.serve("graded", 1).await;
+        rollout.offer(asked.clone(), samples);
+        world.until(|| world.formed("live") == count).await;
+    }
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        let (asked, samples) = world.serve("graded", 1).await;
+        rollout.offer(asked.clone(), samples);
+        waiting.push(asked.id);
+    }
+    assert_eq!(world.skipped("backlog"), 1, "the trainer is what is behind");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.engine.requests().len(), 6, "nothing was sampled meanwhile");
+    assert_eq!(*world.store.watch_ready().borrow(), 2);
+
+    world.train().await;
+    world.until(|| world.formed("live") == 4).await;
+    let has_group = |i: usize| !world.store.groups_of(waiting[i]).unwrap().is_empty();
+    assert_eq!([0, 1, 2, 3].map(has_group), [false, true, true, false]);
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn groups_of_one_do_not_hold_sampling_back() {
+    // Three samples would never make a step of eight; the trainer would wait for rollout forever.
+    let mut world = World::new();
+    world.config.max_ready_groups = 2;
+    let rollout = world.start();
+    for count in 1..=3 {
+        let (asked, _) = world.serve("users", 1).await;
+        world.feedback(asked.id, 0, "thumbs", 1.0).await;
+        world.until(|| world.formed("feedback") == count).await;
+    }
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.offer(asked.clone(), samples);
+    world.groups(asked.id, 1).await;
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn live_traffic_goes_first_and_what_gave_way_is_drawn_again_with_its_seed() {
+    let world = World::with(|fake| {
+        fake.slots = 1;
+        fake.delay = Duration::from_millis(50);
+    });
+    let rollout = world.start();
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.offer(asked.clone(), samples);
+    for _ in 0..5 {
+        world.until(|| world.engine.load().shadow_running == 1).await;
+        let began = Instant::now();
+        let live = GenerateRequest {
+            prompt_ids: vec![1],
+            params: SamplingParams { max_tokens: 1, ..SamplingParams::default() },
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Live,
+        };
+        let generation = world.engine.generate(live).await.unwrap();
+        // A whole shadow takes 850 ms.
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        generation.collect().await.unwrap();
+    }
+    let group = world.groups(asked.id, 1).await.remove(0);
+    assert!(world.metrics.engine_preempted.get() >= 5);
+    let requests = world.engine.requests();
+    let shadows = || requests.iter().filter(|r| r.priority == Priority::Shadow);
+    let seeds: HashSet<u64> = shadows().map(|r| r.params.seed).collect();
+    assert_eq!(seeds.len(), 3, "no seed was given up");
+    assert!(shadows().count() >= 8, "three samples and five repetitions");
+    let recorded: HashSet<u64> = group
+        .members
+        .iter()
+        .map(|id| world.store.sample(*id).unwrap().unwrap())
+        .filter(|sample| sample.origin == SampleOrigin::Shadow)
+        .map(|sample| sample.params.seed)
+        .collect();
+    assert_eq!(recorded, seeds);
+    rollout.stop().await;
+}
+
+fn dataset(world: &World, lines: &[&str]) -> PathBuf {
+    let path = world.dir.path().join("prompts.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_dataset_fills_what_live_prompts_leave() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 6;
+    world.config.dataset = Some(dataset(
+        &world,
+        &[
+            r#"{"messages":[{"role":"user","content":"1+1="}],"answer":2,"level":"easy"}"#,
+            r#"{"messages":[{"role":"user","content":"2+2="}],"answer":"4"}"#,
+            &format!(
+                r#"{{"messages":[{{"role":"user","content":"{}"}}],"answer":0}}"#,
+                "9".repeat(600)
+            ),
+            r#"{"messages":[{"role":"user","content":"3+3="}],"answer":6}"#,
+        ],
+    ));
+    let rollout = world.start();
+    world.until(|| world.formed("dataset") == 6).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let groups = world.store.ready_groups(100).unwrap();
+    assert_eq!(groups.len(), 6, "the trainer has enough");
+    let mut drawn = BTreeMap::new();
+    for group in &groups {
+        let asked = world.store.interaction(group.interaction).unwrap().unwrap();
+        assert_eq!((asked.source, asked.route.as_str()), (PromptSource::Dataset, "graded"));
+        let prompt = format!("user: {}\n", asked.messages[0].content);
+        assert_eq!(asked.prompt_ids, world.engine.codec().encode(&prompt).unwrap());
+        *drawn.entry(asked.metadata["answer"].clone()).or_insert(0) += 1;
+        assert_eq!(asked.metadata.contains_key("level"), asked.metadata["answer"] == "2");
+        assert_eq!(group.members.len(), 4);
+        assert_eq!(group.parts, ["correct", "said"]);
+        for id in &group.members {
+            let sample = world.store.sample(*id).unwrap().unwrap();
+            assert_eq!(sample.origin, SampleOrigin::Shadow);
+        }
+    }
+    let twice = ["2", "4", "6"].map(|answer| (answer.to_owned(), 2));
+    assert_eq!(drawn, BTreeMap::from(twice), "every prompt once before any comes again");
+    assert_eq!(world.skipped("dataset_prompt"), 1, "a prompt too long is left out, once");
+
+    // A live prompt is taken before the dataset's next.
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.offer(asked.clone(), samples);
+    let ready = world.store.ready_groups(1).unwrap().remove(0);
+    let state = hone_core::types::GroupState::Trained(1);
+    world.store.commit(vec![Op::GroupState(ready.id, state)]).await.unwrap();
+    world.groups(asked.id, 1).await;
+    world.until(|| world.formed("live") == 1).await;
+    assert_eq!(world.formed("dataset"), 6);
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn live_prompts_share_with_the_dataset_as_configured() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 4;
+    let line = r#"{"prompt":"1+1=","answer":2}"#;
+    world.config.dataset = Some(dataset(&world, &[line]));
+    world.dataset.mix.live_share = 0.5;
+    let rollout = world.start();
+    world.until(|| world.formed("dataset") == 4).await;
+    for _ in 0..4 {
+        let (asked, samples) = world.serve("graded", 1).await;
+        rollout.offer(asked, samples);
+    }
+    world.train().await;
+    world.until(|| world.formed("dataset") + world.formed("live") == 8).await;
+    assert_eq!((world.formed("dataset"), world.formed("live")), (6, 2));
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn stages_are_scored_by_their_own_routes() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 2;
+    let lines = ["easy", "hard"]
+        .map(|level| format!(r#"{{"prompt":"1+1=","answer":2,"level":"{level}"}}"#));
+    world.config.dataset = Some(dataset(&world, &[&lines[0], &lines[1]]));
+    let stage = StageConfig {
+        filter: "level = hard".to_owned(),
+        route: "both".to_owned(),
+        ..StageConfig::default()
+    };
+    world.dataset.stages = vec![stage];
+    let rollout = world.start();
+    world.until(|| world.formed("dataset") == 2).await;
+    for group in world.store.ready_groups(10).unwrap() {
+        let asked = world.store.interaction(group.interaction).unwrap().unwrap();
+        assert_eq!((group.route.as_str(), asked.metadata["level"].as_str()), ("both", "hard"));
+        assert_eq!(group.parts, ["said"]);
+    }
+    rollout.stop().await;
+    world.dataset.stages[0].route = "users".to_owned();
+    let error = world.try_start().err().unwrap().to_string();
+    assert!(error.starts_with("dataset.stage.route = `users` has no reward"), "{error}");
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_in_the_datasets_order() {
+    let mut world = World::new();
+    let rows: Vec<String> = (0..8)
+        .map(|i| format!(r#"{{"messages":[{{"role":"user","content":"{i}+0="}}],"answer":"{i}"}}"#))
+        .collect();
+    let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
+    world.config.dataset = Some(dataset(&world, &rows));
+    world.config.max_concurrent = 1;
+    for (life, groups) in [3, 8].into_iter().enumerate() {
+        world.config.max_ready_groups = groups;
+        let rollout = world.start();
+        world.until(|| world.store.ready_groups(100).unwrap().len() >= groups).await;
+        rollout.stop().await;
+        let ready = world.store.ready_groups(100).unwrap();
+        let asked = ready.iter().map(|g| world.store.interaction(g.interaction).unwrap().unwrap());
+        let answers: BTreeSet<String> = asked.map(|i| i.metadata["answer"].clone()).collect();
+        assert_eq!(answers.len(), ready.len().min(8), "life {life}: none twice before all once");
+    }
+    // What does not go with the configuration any more is no reason to fail.
+    std::fs::write(world.dir.path().join("dataset.json"), b"{").unwrap();
+    world.start().stop().await;
+}
+
+#[tokio::test]
+async fn a_dataset_is_checked_at_start() {
+    let mut world = World::new();
+    let good = r#"{"messages":[{"role":"user","content":"1+1="}],"answer":2}"#;
+    world.config.dataset = Some(dataset(&world, &[good, good, r#"{"answer":2}"#]));
+    let error = world.try_start().err().unwrap().to_string();
+    assert!(error.starts_with("rollout.dataset: ") && error.contains(", line 3: "), "{error}");
+    world.config.dataset = Some(dataset(&world, &["", ""]));
+    let error = world.try_start().err().unwrap().to_string();
+    assert!(error.ends_with("holds no prompt"), "{error}");
+    world.config.dataset = Some(world.dir.path().join("nowhere.jsonl"));
+    let error = world.try_start().err().unwrap().to_string();
+    assert!(error.contains("nowhere.jsonl"), "{error}");
+    world.config.dataset = Some(dataset(&world, &[good]));
+    for (route, wanted) in [
+        ("poems", "rollout.dataset_route = `poems` is not a route"),
+        ("users", "rollout.dataset_route = `users` has no reward that can score"),
+    ] {
+        world.config.dataset_route = route.to_owned();
+        let error = world.try_start().err().unwrap().to_string();
+        assert!(error.starts_with(wanted), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_same_seed_and_ledger_draw_the_same_samples_and_a_restart_draws_others() {
+    let mut seeds = Vec::new();
+    let mut worlds = vec![World::new(), World::new()];
+    for world in &mut worlds {
+        world.config.max_concurrent = 1;
+        for _ in 0..2 {
+            let rollout = world.start();
+            let (asked, samples) = world.serve("graded", 1).await;
+            rollout.offer(asked.clone(), samples);
+            world.groups(asked.id, 1).await;
+            rollout.stop().await;
+        }
+        seeds.push(world.engine.requests().iter().map(|r| r.params.seed).collect::<Vec<_>>());
+    }
+    assert_eq!(seeds[0], seeds[1]);
+    assert_eq!(seeds[0].iter().collect::<HashSet<_>>().len(), 6);
+}

@@ -1,0 +1,151 @@
+//! What a group holds.
+
+use std::collections::HashSet;
+
+use hone_core::types::{
+    FinishReason, GroupState, PolicyVersion, RewardSource, SampleOrigin, SamplingParams,
+};
+use hone_engine::{EngineError, Priority, Publisher};
+
+use super::world::{World, served};
+
+#[tokio::test]
+async fn a_served_prompt_gets_a_scored_group_in_one_commit() {
+    let world = World::new();
+    let rollout = world.start();
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.offer(asked.clone(), samples.clone());
+    let group = world.groups(asked.id, 1).await.remove(0);
+    assert_eq!(group.state, GroupState::Ready);
+    assert_eq!((group.route.as_str(), group.oldest_version), ("graded", PolicyVersion(0)));
+    assert_eq!(group.parts, ["correct", "said"]);
+    assert_eq!(group.members.len(), 4);
+    assert_eq!(group.members[0], samples[0].id, "the served completion is a member");
+    let mut seeds = HashSet::new();
+    for id in &group.members {
+        let sample = world.store.sample(*id).unwrap().unwrap();
+        let rewards = world.store.rewards_of(*id).unwrap();
+        let digit_is_5 = sample.text.contains('5');
+        let values: Vec<_> = rewards.iter().map(|r| (r.name.as_str(), r.value)).collect();
+        let correct = Some(f64::from(u8::from(digit_is_5)));
+        assert_eq!(values, [("correct", correct), ("said", Some(1.0))], "{}", sample.text);
+        assert!(rewards.iter().all(|r| r.source == RewardSource::Grader));
+        if sample.origin == SampleOrigin::Shadow {
+            assert!(seeds.insert(sample.params.seed), "every shadow has a seed of its own");
+            let plain = SamplingParams {
+                temperature: world.config.temperature,
+                max_tokens: 64,
+                seed: sample.params.seed,
+                ..SamplingParams::default()
+            };
+            assert_eq!(sample.params, plain, "plain sampling, no longer than the served one");
+            assert_eq!(sample.ids.len(), sample.logprobs.len());
+            assert_eq!(sample.text, format!("The answer is {}.", sample.params.seed % 10));
+            assert_eq!((sample.finish, sample.untrainable), (FinishReason::Stop, None));
+        }
+    }
+    assert_eq!(seeds.len(), 3);
+    assert!(world.engine.requests().iter().all(|r| r.priority == Priority::Shadow));
+    world.until(|| world.formed("live") == 1).await;
+    assert_eq!(world.metrics.rollout_samples.get(), 3);
+    let said = world.metrics.reward_value.with_label_values(&["graded", "said"]);
+    assert_eq!(said.get_sample_count(), 4);
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn every_trainable_choice_is_a_member_and_shadows_fill_up() {
+    let world = World::new();
+    let rollout = world.start();
+    let asked = world.interaction("graded");
+    let mut samples: Vec<_> = (0..3).map(|choice| served(&asked, choice)).collect();
+    samples[1].untrainable = Some("top_p".to_owned());
+    world.commit(&asked, &samples).await;
+    rollout.offer(asked.clone().into(), samples.clone());
+    let group = world.groups(asked.id, 1).await.remove(0);
+    assert_eq!(group.members.len(), 4);
+    assert_eq!(group.members[..2], [samples[0].id, samples[2].id]);
+    assert!(!group.members.contains(&samples[1].id));
+    assert_eq!(world.engine.requests().len(), 2);
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn more_choices_than_the_group_size_need_no_shadow() {
+    let world = World::new();
+    let rollout = world.start();
+    let (asked, samples) = world.serve("graded", 5).await;
+    rollout.offer(asked.clone(), samples);
+    assert_eq!(world.groups(asked.id, 1).await[0].members.len(), 5);
+    assert!(world.engine.requests().is_empty());
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn a_served_completion_of_an_old_version_is_replaced_by_a_fresh_one() {
+    let world = World::new();
+    world.engine.stage(PolicyVersion(9), None).await.unwrap();
+    world.engine.activate().await.unwrap();
+    let rollout = world.start();
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.offer(asked.clone(), samples.clone());
+    let group = world.groups(asked.id, 1).await.remove(0);
+    assert_eq!((group.members.len(), group.oldest_version), (4, PolicyVersion(9)));
+    assert!(!group.members.contains(&samples[0].id));
+
+    let recent = world.interaction("graded");
+    let mut sample = served(&recent, 0);
+    sample.version = PolicyVersion(6);
+    world.commit(&recent, std::slice::from_ref(&sample)).await;
+    rollout.offer(recent.clone().into(), vec![sample.clone()]);
+    let group = world.groups(recent.id, 1).await.remove(0);
+    assert_eq!((group.members[0], group.oldest_version), (sample.id, PolicyVersion(6)));
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn a_group_that_nothing_can_score_is_dropped_and_says_so() {
+    let world = World::new();
+    let rollout = world.start();
+    let mut asked = world.interaction("numbers");
+    asked.metadata.clear();
+    let samples = vec![served(&asked, 0)];
+    world.commit(&asked, &samples).await;
+    rollout.offer(asked.clone().into(), samples.clone());
+    let group = world.groups(asked.id, 1).await.remove(0);
+    assert_eq!(group.state, GroupState::Dropped("unscored".to_owned()));
+    world.until(|| world.skipped("unscored") == 1).await;
+    assert_eq!(world.formed("live"), 0);
+    let missing = world.metrics.reward_missing.with_label_values(&["numbers", "correct"]);
+    assert_eq!(missing.get(), 4);
+    // Its feedback is not lost with it.
+    world.feedback(asked.id, 0, "thumbs", 1.0).await;
+    let groups = world.groups(asked.id, 2).await;
+    assert_eq!(
+        (groups[1].parts.clone(), groups[1].members.clone()),
+        (vec!["thumbs".to_owned()], vec![samples[0].id])
+    );
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn a_failed_shadow_is_tried_again_and_a_hopeless_one_is_given_up() {
+    let world = World::new();
+    world.engine.fail_next_generation(EngineError::Internal("a hiccup".to_owned()));
+    let rollout = world.start();
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.offer(asked.clone(), samples);
+    assert_eq!(world.groups(asked.id, 1).await[0].members.len(), 4);
+    let requests = world.engine.requests();
+    let seeds: HashSet<u64> = requests.iter().map(|r| r.params.seed).collect();
+    assert_eq!((requests.len(), seeds.len()), (4, 3), "the failed one again, with its seed");
+
+    let mut asked = world.interaction("graded");
+    asked.prompt_ids = vec![1; 600];
+    let samples = vec![served(&asked, 0)];
+    world.commit(&asked, &samples).await;
+    rollout.offer(asked.clone().into(), samples);
+    world.until(|| world.skipped("no_shadow") == 1).await;
+    assert!(world.store.groups_of(asked.id).unwrap().is_empty());
+    rollout.stop().await;
+}

@@ -1,0 +1,259 @@
+//! A ledger, an engine and routes to run a scheduler in.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{
+    FinishReason, Group, GroupState, Interaction, InteractionId, Message, PolicyVersion,
+    PromptSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
+};
+use hone_dataset::DatasetConfig;
+use hone_engine::fake::{FakeConfig, FakeEngine};
+use hone_engine::{Codec, ModelDir};
+use hone_reward::Routes;
+use hone_reward::config::{Aggregate, RouteList};
+use hone_reward::raters::joining;
+use hone_store::{FeedbackEntry, Op, Store, StoreConfig};
+
+use super::super::{Rollout, RolloutError};
+use crate::RolloutConfig;
+
+const ROUTES: &str = r#"
+    [[route]]
+    name = "graded"
+    reward = [
+        { name = "correct", kind = "numeric_match", extract = '(\d+)' },
+        { name = "said", kind = "regex", pattern = "answer" },
+    ]
+    [[route]]
+    name = "both"
+    reward = [
+        { name = "said", kind = "regex", pattern = "answer" },
+        { name = "thumbs", kind = "feedback" },
+    ]
+    [[route]]
+    name = "users"
+    reward = [{ name = "thumbs", kind = "feedback" }, { name = "stars", kind = "feedback" }]
+    [[route]]
+    name = "numbers"
+    reward = [
+        { name = "correct", kind = "numeric_match", extract = '(\d+)' },
+        { name = "thumbs", kind = "feedback" },
+    ]
+"#;
+
+pub(super) struct World {
+    pub dir: TempDir,
+    pub store: Store,
+    pub engine: Arc<FakeEngine>,
+    pub routes: Arc<Routes>,
+    pub metrics: Arc<Metrics>,
+    pub config: RolloutConfig,
+    /// Beside the path in `config.dataset`.
+    pub dataset: DatasetConfig,
+}
+
+/// One token a byte, and a stop token.
+fn codec(dir: &Path) -> Arc<Codec> {
+    let mut alphabet: Vec<char> =
+        tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let vocab: BTreeMap<String, usize> =
+        alphabet.iter().enumerate().map(|(id, c)| (c.to_string(), id)).collect();
+    let level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    });
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [{
+            "id": 256, "content": "<|end|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true
+        }],
+        "pre_tokenizer": level.clone(),
+        "decoder": level,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let model = ModelDir {
+        path: dir.to_owned(),
+        name: "test".to_owned(),
+        config: json!({}),
+        stop_ids: vec![256],
+        chat_template: "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}".into(),
+        weights: Vec::new(),
+        special_tokens: BTreeMap::new(),
+    };
+    Arc::new(Codec::load(&model).unwrap())
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// A world whose engine is changed first.
+    pub fn with(change: impl FnOnce(&mut FakeConfig)) -> Self {
+        #[derive(serde::Deserialize)]
+        struct File {
+            route: RouteList,
+        }
+        let dir = TempDir::new().unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let codec = codec(dir.path());
+        let mut fake = FakeConfig::new(&codec);
+        fake.vocab = 257;
+        change(&mut fake);
+        let engine = FakeEngine::new(codec, fake, Arc::clone(&metrics));
+        let path = dir.path().join("ledger.redb");
+        let store = Store::open(&path, &StoreConfig::default(), Arc::clone(&metrics)).unwrap();
+        let routes = toml::from_str::<File>(ROUTES).unwrap().route;
+        let config = RolloutConfig {
+            group_size: 4,
+            feedback_wait_ms: 0,
+            dataset_route: "graded".to_owned(),
+            ..RolloutConfig::default()
+        };
+        let routes = Arc::new(Routes::new(&routes).unwrap());
+        let dataset = DatasetConfig::default();
+        Self { dir, store, engine, routes, metrics, config, dataset }
+    }
+
+    pub fn try_start(&self) -> Result<Rollout, RolloutError> {
+        let engine = Arc::clone(&self.engine);
+        let (routes, metrics) = (Arc::clone(&self.routes), Arc::clone(&self.metrics));
+        let path = self.config.dataset.clone();
+        let dataset = path.map(|path| DatasetConfig { path, ..self.dataset.clone() });
+        let (config, dataset) = (&self.config, dataset.as_ref());
+        let kept = (7, Some(self.dir.path().join("dataset.json")));
+        Rollout::start_kept(config, dataset, kept, engine, self.store.clone(), routes, metrics)
+    }
+
+    pub fn start(&self) -> Rollout {
+        self.try_start().unwrap()
+    }
+
+    /// Records a served prompt as `http` does. The fake's answers hold a digit, 5 is right.
+    pub async fn serve(&self, route: &str, choices: u32) -> (Arc<Interaction>, Vec<Sample>) {
+        let interaction = self.interaction(route);
+        let served: Vec<Sample> = (0..choices).map(|c| served(&interaction, c)).collect();
+        self.commit(&interaction, &served).await;
+        (Arc::new(interaction), served)
+    }
+
+    pub fn interaction(&self, route: &str) -> Interaction {
+        let content = "2+3=".to_owned();
+        Interaction {
+            id: InteractionId::new(),
+            created: now_ms(),
+            source: PromptSource::Live,
+            route: route.to_owned(),
+            model: "default".to_owned(),
+            key_id: None,
+            messages: vec![Message { role: Role::User, content }],
+            metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
+            params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
+            prompt_ids: vec![1, 2, 3],
+            template_hash: String::new(),
+        }
+    }
+
+    pub async fn commit(&self, interaction: &Interaction, served: &[Sample]) {
+        let mut ops = vec![Op::Interaction(Box::new(interaction.clone()))];
+        ops.extend(served.iter().map(|sample| Op::Sample(Box::new(sample.clone()))));
+        self.store.commit(ops).await.unwrap();
+    }
+
+    pub async fn feedback(&self, interaction: InteractionId, choice: u32, name: &str, value: f64) {
+        let entry = FeedbackEntry {
+            interaction,
+            choice,
+            name: name.to_owned(),
+            value: Some(value),
+            comment: None,
+            idempotency_key: None,
+            key_id: None,
+            created: now_ms(),
+            join: joining(Aggregate::Last),
+        };
+        self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
+    }
+
+    /// Judges a conversation of these prompts.
+    pub async fn conversation(&self, turns: &[InteractionId], name: &str, value: f64) {
+        let entry = |interaction: &InteractionId| FeedbackEntry {
+            interaction: *interaction,
+            choice: 0,
+            name: name.to_owned(),
+            value: Some(value),
+            comment: None,
+            idempotency_key: None,
+            key_id: None,
+            created: now_ms(),
+            join: joining(Aggregate::Last),
+        };
+        let op = Op::Conversation(turns.iter().map(entry).collect());
+        self.store.commit(vec![op]).await.unwrap();
+    }
+
+    /// Waits until a prompt has `count` groups, and returns them.
+    pub async fn groups(&self, id: InteractionId, count: usize) -> Vec<Group> {
+        self.until(|| self.store.groups_of(id).unwrap().len() >= count).await;
+        let groups = self.store.groups_of(id).unwrap();
+        assert_eq!(groups.len(), count, "{groups:?}");
+        groups
+    }
+
+    /// Waits for a condition, or fails after ten seconds.
+    pub async fn until(&self, holds: impl Fn() -> bool) {
+        for _ in 0..2_000 {
+            if holds() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("it did not happen: {}", self.metrics.encode().unwrap());
+    }
+
+    pub fn skipped(&self, reason: &str) -> u64 {
+        self.metrics.rollout_skipped.with_label_values(&[reason]).get()
+    }
+
+    pub fn formed(&self, source: &str) -> u64 {
+        self.metrics.rollout_groups.with_label_values(&[source]).get()
+    }
+
+    pub fn ungrouped(&self) -> Vec<(SampleId, String)> {
+        self.store.ungrouped_feedback(now_ms(), 1_000).unwrap()
+    }
+
+    /// Takes every ready group away, as the trainer does.
+    pub async fn train(&self) {
+        let ready = self.store.ready_groups(1_000).unwrap();
+        let trained = |group: &Group| Op::GroupState(group.id, GroupState::Trained(1));
+        self.store.commit(ready.iter().map(trained).collect()).await.unwrap();
+    }
+}
+
+pub(super) fn served(interaction: &Interaction, choice: u32) -> Sample {
+    Sample {
+        id: SampleId::new(),
+        interaction: interaction.id,
+        choice,
+        origin: SampleOrigin::Served,
+        created: now_ms(),
+        ids: vec![5, 256],
+        logprobs: vec![-0.5, -0.1],
+        kept_mass: 1.0,
+        text: "The answer is 5.".to_owned(),
+        finish: FinishReason::Stop,
+        version: PolicyVersion::BASE,
+        params: interaction.params.clone(),
+        untrainable: None,
+    }
+}

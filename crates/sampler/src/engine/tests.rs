@@ -1,0 +1,380 @@
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use hone_core::types::FinishReason;
+use hone_engine::{Completion, Event, ModelDir};
+use hone_train::Learner;
+use hone_train::config::TrainConfig;
+
+use super::*;
+use crate::testing::{model, random_lora};
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny")
+}
+
+fn metrics() -> Arc<Metrics> {
+    Arc::new(Metrics::new().unwrap())
+}
+
+fn start_with(config: NativeConfig, busy: Busy) -> Arc<NativeEngine> {
+    let dir = ModelDir::open(&tiny()).unwrap();
+    let codec = Arc::new(Codec::load(&dir).unwrap());
+    let config = NativeConfig { context: dir.context(), ..config };
+    NativeEngine::start(&model(&tiny()), codec, config, busy, metrics()).unwrap()
+}
+
+fn start(config: NativeConfig) -> Arc<NativeEngine> {
+    start_with(config, Arc::new(|| false))
+}
+
+fn small() -> NativeConfig {
+    NativeConfig { slots: 40, threads: 2, ..NativeConfig::default() }
+}
+
+fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        prompt_ids: prompt.to_vec(),
+        params: SamplingParams { seed, max_tokens, ..SamplingParams::default() },
+        stop: Vec::new(),
+        top_logprobs: 0,
+        priority: Priority::Shadow,
+    }
+}
+
+/// Requests of every kind, some on the same prompt.
+fn requests(count: u64) -> Vec<GenerateRequest> {
+    let kind = |i: u64| {
+        let prompt: Vec<TokenId> =
+            (0..1 + 11 * (i % 5) as TokenId).map(|k| 3 + k * 7 % 80).collect();
+        let mut request = request(&prompt, i, 1 + (i as u32 * 13) % 40);
+        request.params.temperature = [1.0, 0.7, 0.0, 1.4][i as usize % 4];
+        request.params.top_k = [0, 0, 7][i as usize % 3];
+        request.params.top_p = [1.0, 0.8][i as usize % 2];
+        request.params.presence_penalty = [0.0, 0.0, 0.0, 0.5][i as usize % 4];
+        request.top_logprobs = (i % 3) as u8;
+        if i.is_multiple_of(6) {
+            request.priority = Priority::Live;
+            request.stop = vec!["e".to_owned()];
+        }
+        request
+    };
+    (0..count).map(kind).collect()
+}
+
+async fn all(engine: &Arc<NativeEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
+    let run = |request: &GenerateRequest| {
+        let (engine, request) = (Arc::clone(engine), request.clone());
+        tokio::spawn(async move { engine.generate(request).await?.collect().await })
+    };
+    let tasks: Vec<_> = requests.iter().map(run).collect();
+    let mut completions = Vec::new();
+    for task in tasks {
+        completions.push(task.await.unwrap().unwrap());
+    }
+    completions
+}
+
+async fn one_by_one(engine: &Arc<NativeEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
+    let mut completions = Vec::new();
+    for request in requests {
+        let generation = engine.generate(request.clone()).await.unwrap();
+        completions.push(generation.collect().await.unwrap());
+    }
+    completions
+}
+
+async fn until_idle(engine: &NativeEngine) {
+    let began = Instant::now();
+    while engine.load() != EngineLoad::default() {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", engine.load());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_is_the_same_alone_and_in_any_crowd() {
+    let requests = requests(90);
+    let alone = start(NativeConfig { slots: 1, threads: 1, ..NativeConfig::default() });
+    let expected = one_by_one(&alone, &requests).await;
+    assert!(expected.iter().any(|c| c.finish == FinishReason::Length));
+    assert!(expected.iter().any(|c| c.finish == FinishReason::Stop));
+    let crowd = start(small());
+    assert_eq!(all(&crowd, &requests).await, expected);
+    // So little room that few run at a time, prompts are forgotten, and in another order.
+    let narrow = start(NativeConfig { max_batch_tokens: 112, ..small() });
+    let mut backwards: Vec<_> = requests.iter().rev().cloned().collect();
+    let mut found = all(&narrow, &backwards).await;
+    found.reverse();
+    assert_eq!(found, expected);
+    // Some are given up halfway.
+    backwards.rotate_left(17);
+    for request in &backwards[..30] {
+        let mut generation = crowd.generate(request.clone()).await.unwrap();
+        if request.priority == Priority::Live {
+            assert!(matches!(generation.events.recv().await, Some(Event::Token(_))));
+        }
+    }
+    assert_eq!(all(&crowd, &requests).await, expected);
+    until_idle(&crowd).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_recorded_is_what_the_trainer_recomputes() {
+    let engine = start(small());
+    let model = model(&tiny());
+    let lora = random_lora(model.spec(), 4, 3);
+    engine.publish(PolicyVersion(7), Some(&lora)).unwrap();
+    assert_eq!(engine.active_version(), PolicyVersion(7));
+    let mut requests: Vec<_> =
+        (0..24).map(|i| request(&[5, 9, 2 + i % 3], u64::from(i), 30)).collect();
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.params.temperature = [1.0, 0.8, 1.3][i % 3];
+    }
+    let mut greatest = 0.0_f32;
+    for (request, completion) in requests.iter().zip(all(&engine, &requests).await) {
+        assert_eq!(completion.version, PolicyVersion(7));
+        let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
+        let temperature = request.params.temperature;
+        let logits = {
+            let all = [request.prompt_ids.clone(), ids.clone()].concat();
+            crate::testing::trainer_logits(&model, &all, Some(&lora))
+        };
+        for (at, token) in completion.tokens.iter().enumerate() {
+            let row = &logits[request.prompt_ids.len() - 1 + at];
+            let max = row.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+            let scaled = |x: f32| f64::from((x - max) / temperature);
+            let sum: f64 = row.iter().map(|x| scaled(*x).exp()).sum();
+            let expected = scaled(row[token.id as usize]) - sum.ln();
+            greatest = greatest.max((token.logprob - expected as f32).abs());
+            assert_eq!(token.kept_mass, 1.0);
+        }
+    }
+    assert!(greatest < 2e-5, "{greatest:e}");
+
+    // The trainer's own scores, of the adapter that it starts with.
+    let config = TrainConfig::default();
+    let learner = Learner::with_model(model, &config).unwrap();
+    engine.publish(PolicyVersion(8), Some(learner.served())).unwrap();
+    for completion in all(&engine, &requests[..6]).await {
+        let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
+        let seed = all_prompts(&requests, &ids, &learner, &completion);
+        assert!(seed < 1e-4, "{seed}");
+    }
+}
+
+/// The greatest difference to the trainer's score, at the best fitting request.
+fn all_prompts(
+    requests: &[GenerateRequest],
+    ids: &[TokenId],
+    learner: &Learner,
+    completion: &Completion,
+) -> f32 {
+    let policy = learner.snapshot().unwrap();
+    let differences = requests[..6].iter().map(|request| {
+        let temperature = request.params.temperature;
+        let scored = policy.score(&request.prompt_ids, ids, temperature).unwrap();
+        let pairs = completion.tokens.iter().zip(scored);
+        pairs.fold(0.0_f32, |worst, (token, score)| worst.max((token.logprob - score).abs()))
+    });
+    differences.fold(f32::INFINITY, f32::min)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequence_keeps_its_version_and_new_ones_get_the_new() {
+    let spec = model(&tiny()).spec().clone();
+    let loras: Vec<_> = (0..3).map(|seed| random_lora(&spec, 2, seed)).collect();
+    let requests: Vec<_> = (0..30).map(|i| request(&[4, 8, 15, 16, 23], i, 40)).collect();
+    // What each version answers.
+    let alone = start(small());
+    let mut expected = Vec::new();
+    for (version, lora) in loras.iter().enumerate() {
+        alone.publish(PolicyVersion(version as u64 + 1), Some(lora)).unwrap();
+        expected.push(all(&alone, &requests).await);
+    }
+    assert_ne!(expected[0], expected[1]);
+    let engine = start(small());
+    let mut seen = [0; 3];
+    for round in 0..6 {
+        let version = PolicyVersion(round % 3 + 1);
+        engine.publish(version, Some(&loras[version.0 as usize - 1])).unwrap();
+        let mut tasks = Vec::new();
+        for (i, request) in requests.iter().cloned().enumerate() {
+            let engine = Arc::clone(&engine);
+            tasks.push(tokio::spawn(async move {
+                (i, engine.generate(request).await.unwrap().collect().await.unwrap())
+            }));
+        }
+        // The next version comes while these run.
+        let next = (round + 1) % 3 + 1;
+        tokio::time::sleep(Duration::from_micros(300 * round)).await;
+        engine.publish(PolicyVersion(next), Some(&loras[next as usize - 1])).unwrap();
+        for task in tasks {
+            let (i, completion) = task.await.unwrap();
+            let which = completion.version.0 as usize - 1;
+            seen[which] += 1;
+            assert_eq!(completion, expected[which][i]);
+        }
+    }
+    assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_are_drawn_from_the_exact_softmax() {
+    const DRAWS: u64 = 6000;
+    let engine = start(NativeConfig { slots: 64, ..small() });
+    let prompt = [7, 3, 11];
+    let logits = crate::testing::trainer_logits(&model(&tiny()), &prompt, None);
+    let max = logits[2].iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+    let weights: Vec<f64> = logits[2].iter().map(|x| f64::from(x - max).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let requests: Vec<_> = (0..DRAWS).map(|seed| request(&prompt, seed, 1)).collect();
+    let mut counts = vec![0.0_f64; weights.len()];
+    for completion in all(&engine, &requests).await {
+        counts[completion.tokens[0].id as usize] += 1.0;
+    }
+    // Cells of at least eight expected draws, the rest together.
+    let (mut statistic, mut cells, mut rest) = (0.0, 0, (0.0, 0.0));
+    for (count, weight) in counts.iter().zip(&weights) {
+        let expected = weight / total * DRAWS as f64;
+        if expected < 8.0 {
+            rest = (rest.0 + count, rest.1 + expected);
+        } else {
+            statistic += (count - expected).powi(2) / expected;
+            cells += 1;
+        }
+    }
+    if rest.1 > 0.0 {
+        statistic += (rest.0 - rest.1).powi(2) / rest.1;
+    }
+    assert!(cells > 20, "{cells} cells");
+    // Wilson and Hilferty 1931: the cube root is nearly normal. 4 deviations is 1 in 30,000.
+    let k = f64::from(cells);
+    let z = ((statistic / k).cbrt() - (1.0 - 2.0 / (9.0 * k))) / (2.0 / (9.0 * k)).sqrt();
+    assert!(z.abs() < 4.0, "chi-square {statistic} of {cells} cells: {z} deviations");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_can_never_run_is_refused_with_the_numbers() {
+    let engine = start(NativeConfig { max_batch_tokens: 64, queue: 2, slots: 1, ..small() });
+    let refused = async |request: GenerateRequest| engine.generate(request).await.unwrap_err();
+    let error = refused(request(&[1; 30], 0, 50)).await;
+    insta::assert_snapshot!(error, @"rollout.max_batch_tokens is 64, which is too small: one sequence of 80 tokens needs 96 places in the cache");
+    assert!(matches!(refused(request(&[], 0, 5)).await, EngineError::Invalid(_)));
+    assert!(matches!(refused(request(&[9999], 0, 5)).await, EngineError::Invalid(_)));
+    let long = vec![1; engine.info().context];
+    assert!(matches!(refused(request(&long, 0, 5)).await, EngineError::PromptTooLong { .. }));
+    let mut bad = request(&[1], 0, 5);
+    bad.params.top_p = 0.0;
+    assert!(matches!(refused(bad).await, EngineError::Invalid(_)));
+    assert!(engine.generate(request(&[1; 16], 0, 48)).await.is_ok());
+    let error = Plan::new(model(&tiny()).spec(), &NativeConfig { max_batch_tokens: 31, ..small() });
+    insta::assert_snapshot!(error.unwrap_err(), @"rollout.max_batch_tokens is 31; at least 32 was expected");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_is_bounded_and_shadows_wait_for_a_place() {
+    let busy = Arc::new(AtomicBool::new(true));
+    let flag = Arc::clone(&busy);
+    let config = NativeConfig { slots: 1, queue: 2, busy_share: 0.01, ..small() };
+    let engine = start_with(config, Arc::new(move || flag.load(Ordering::Relaxed)));
+    let mut tasks = Vec::new();
+    for seed in 0..8 {
+        let engine = Arc::clone(&engine);
+        let run = async move { engine.generate(request(&[1, 2], seed, 30)).await?.collect().await };
+        tasks.push(tokio::spawn(run));
+    }
+    let began = Instant::now();
+    let mut live = request(&[1, 2], 9, 5);
+    live.priority = Priority::Live;
+    loop {
+        match engine.generate(live.clone()).await {
+            Err(EngineError::Overloaded { slots: 1, queued: 2 }) => break,
+            other => assert!(began.elapsed() < Duration::from_secs(10), "{other:?}"),
+        }
+    }
+    busy.store(false, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_ends_what_runs_and_what_waits() {
+    let engine =
+        start_with(NativeConfig { slots: 2, busy_share: 0.001, ..small() }, Arc::new(|| true));
+    let mut tasks = Vec::new();
+    for seed in 0..6 {
+        let engine = Arc::clone(&engine);
+        let run =
+            async move { engine.generate(request(&[1, 2], seed, 400)).await?.collect().await };
+        tasks.push(tokio::spawn(run));
+    }
+    let began = Instant::now();
+    while engine.load().shadow_running < 2 || engine.load().shadow_waiting < 3 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", engine.load());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    engine.close(false);
+    for task in tasks {
+        assert!(matches!(task.await.unwrap(), Err(EngineError::ShuttingDown)));
+    }
+    assert!(matches!(engine.generate(request(&[1], 1, 1)).await, Err(EngineError::ShuttingDown)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_holds_back_while_clients_are_served() {
+    let (busy, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (flag, count) = (Arc::clone(&busy), Arc::clone(&asked));
+    let config = NativeConfig { busy_share: 0.02, threads: 1, ..small() };
+    let engine = start_with(
+        config,
+        Arc::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            flag.load(Ordering::Relaxed)
+        }),
+    );
+    let requests: Vec<_> = (0..8).map(|seed| request(&[1, 2, 3], seed, 40)).collect();
+    let timed = async || {
+        let began = Instant::now();
+        let completions = all(&engine, &requests).await;
+        (began.elapsed(), completions)
+    };
+    timed().await;
+    let (free, expected) = timed().await;
+    assert!(asked.load(Ordering::Relaxed) >= 40, "asked between steps");
+    busy.store(true, Ordering::Relaxed);
+    let (held, found) = timed().await;
+    assert_eq!(found, expected);
+    assert!(held > 3 * free, "{free:?} with nobody served, {held:?} with clients");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publisher_alone_probes_what_it_staged_and_then_serves_it() {
+    let engine = start(small());
+    let publisher = NativePublisher::new(None, Arc::clone(&engine));
+    let refused = publisher.activate().await.unwrap_err().to_string();
+    assert!(refused.contains("no version is staged"), "{refused}");
+
+    let spec = model(&tiny()).spec().clone();
+    let dir = tempfile::tempdir().unwrap();
+    let config = hone_model::adapter::LoraConfig { r: 4, alpha: 3.0, ..Default::default() };
+    peft::write(dir.path(), &random_lora(&spec, 4, 3), &config, "tiny").unwrap();
+    publisher.stage(PolicyVersion(3), Some(dir.path())).await.unwrap();
+    let greedy = |version| {
+        let (engine, mut request) = (Arc::clone(&engine), request(&[5, 9, 2], 0, 8));
+        request.params.temperature = 0.0;
+        async move {
+            let completion = engine.generate(request).await.unwrap().collect().await.unwrap();
+            assert_eq!(completion.version, version);
+            completion.tokens.iter().map(|t| (t.id, t.logprob)).collect::<Vec<_>>()
+        }
+    };
+    let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
+    let probed = publisher.probe(&[5, 9, 2], &params).await.unwrap();
+    let base = greedy(PolicyVersion::BASE).await;
+    publisher.activate().await.unwrap();
+    assert_ne!(probed, base);
+    assert_eq!(probed, greedy(PolicyVersion(3)).await);
+}

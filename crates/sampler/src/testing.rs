@@ -1,0 +1,161 @@
+//! What the tests of this module share.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+
+use hone_core::types::TokenId;
+use hone_model::adapter::weights::Lora;
+use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::{Model, ModelSpec};
+
+use super::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
+
+pub(super) const FAMILIES: [&str; 10] = [
+    "qwen2",
+    "qwen3",
+    "llama2",
+    "llama3",
+    "llama-biases",
+    "mistral",
+    "smollm3",
+    "gemma2",
+    "phi3",
+    "phi3-longrope",
+];
+
+pub(super) fn family(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families").join(name)
+}
+
+/// The model in a directory.
+pub(super) fn model(dir: &Path) -> Model {
+    let config: Value =
+        serde_json::from_slice(&fs::read(dir.join("config.json")).unwrap()).unwrap();
+    let spec = ModelSpec::from_config(&config).unwrap();
+    let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
+    files.retain(|path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with("model") && name.ends_with(".safetensors")
+    });
+    files.sort();
+    Model::load(spec, &files, BaseDtype::Auto, &Device::Cpu).unwrap()
+}
+
+/// An adapter on every linear layer that changes every logit.
+pub(super) fn random_lora(spec: &ModelSpec, r: usize, seed: u64) -> Lora {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let config = LoraConfig { r, alpha: 3.0, ..LoraConfig::default() };
+    let lora = Lora::fresh(spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    for (_, var) in lora.parameters() {
+        let values: Vec<f32> = (0..var.elem_count()).map(|_| rng.random_range(-0.3..0.3)).collect();
+        var.set(&Tensor::from_vec(values, var.shape(), &Device::Cpu).unwrap()).unwrap();
+    }
+    lora
+}
+
+/// Ids that a seed makes.
+pub(super) fn ids(len: usize, vocab: usize, seed: u64) -> Vec<TokenId> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..len).map(|_| rng.random_range(0..vocab as TokenId)).collect()
+}
+
+/// Logits `[tokens, vocab]` by the trainer's own forward pass.
+pub(super) fn trainer_logits(model: &Model, ids: &[TokenId], lora: Option<&Lora>) -> Vec<Vec<f32>> {
+    let input = Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+    let logits = model.forward(&input, lora, None).unwrap().squeeze(0).unwrap();
+    logits.to_vec2().unwrap()
+}
+
+/// The greatest logit's token.
+pub(super) fn best(logits: &[f32]) -> TokenId {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(id, _)| id as TokenId)
+}
+
+/// A sequence that is told its tokens.
+pub(super) struct Told {
+    pub sequence: Sequence,
+    pub token: TokenId,
+}
+
+impl Member for Told {
+    fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+    fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+    fn token(&self) -> TokenId {
+        self.token
+    }
+}
+
+/// A decoder with all that it needs.
+pub(super) struct Bench {
+    pub decoder: Decoder,
+    pub pool: Pool,
+    pub scratch: Scratch,
+    pub factors: Option<Factors>,
+    pub threads: usize,
+}
+
+impl Bench {
+    pub fn new(model: &Model, lora: Option<&Lora>) -> Self {
+        let mut decoder = Decoder::new(model).unwrap();
+        let most = 64;
+        decoder.reach(most).unwrap();
+        Self {
+            pool: Pool::new(decoder.shape(), 1000),
+            scratch: Scratch::new(model.spec(), 64, 64),
+            factors: lora.map(|lora| Factors::new(model.spec(), lora).unwrap()),
+            decoder,
+            threads: 1,
+        }
+    }
+
+    pub fn prompt(&mut self, ids: &[TokenId], chunk: usize) -> Arc<Prompt> {
+        let mut prompt = Prompt::new(&mut self.pool, ids.to_vec()).unwrap();
+        while prompt.missing() > 0 {
+            let factors = self.factors.as_ref();
+            self.decoder
+                .prefill(&mut prompt, chunk, factors, &mut self.scratch, self.threads)
+                .unwrap();
+        }
+        Arc::new(prompt)
+    }
+
+    pub fn told(&mut self, prompt: &Arc<Prompt>, limit: usize) -> Told {
+        let sequence = Sequence::new(&mut self.pool, prompt, limit).unwrap();
+        Told { sequence, token: prompt.last() }
+    }
+
+    pub fn step(&mut self, members: &mut [Told]) {
+        for member in members.iter_mut() {
+            assert!(member.sequence.make_room(&mut self.pool));
+        }
+        let factors = self.factors.as_ref();
+        self.decoder.step(members, factors, &mut self.scratch, self.threads).unwrap();
+    }
+
+    /// Logits after every token of `ids` from the prompt's last on, alone in the batch.
+    pub fn alone(&mut self, prompt: &[TokenId], ids: &[TokenId]) -> Vec<Vec<f32>> {
+        let prompt = self.prompt(prompt, 64);
+        let mut told = [self.told(&prompt, ids.len() + 1)];
+        let mut logits = Vec::new();
+        for next in ids.iter().map(Some).chain([None]) {
+            self.step(&mut told);
+            logits.push(self.scratch.logits(0).to_vec());
+            told[0].token = next.copied().unwrap_or_default();
+        }
+        let [told] = told;
+        drop(told.sequence.free(&mut self.pool));
+        Arc::into_inner(prompt).unwrap().free(&mut self.pool);
+        logits
+    }
+}

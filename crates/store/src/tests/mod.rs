@@ -1,0 +1,213 @@
+//! The ledger under ordinary use, against a model, over a failing disk, from old files.
+
+mod basic;
+mod concurrency;
+mod faults;
+mod golden;
+mod maintain;
+mod migrate;
+mod model;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyRecord,
+    PolicyState, PolicyVersion, PromptSource, Rating, Reward, RewardId, RewardSource, Role, Sample,
+    SampleId, SampleOrigin, SamplingParams, StepRecord,
+};
+
+use super::{FeedbackEntry, Op, Store};
+use crate::StoreConfig;
+
+fn metrics() -> Arc<Metrics> {
+    Arc::new(Metrics::new().unwrap())
+}
+
+fn open(path: &Path) -> Store {
+    Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
+}
+
+/// A UUIDv7 made of small numbers: kind and number.
+fn uuid(kind: u8, n: u64) -> Uuid {
+    let mut bytes = [0; 16];
+    bytes[..6].copy_from_slice(&(1_700_000_000_000 + n).to_be_bytes()[2..]);
+    bytes[6] = 0x70;
+    bytes[8] = 0x80 | kind;
+    bytes[9..16].copy_from_slice(&n.to_be_bytes()[1..]);
+    Uuid::from_bytes(bytes)
+}
+
+fn interaction_id(n: u64) -> InteractionId {
+    InteractionId(uuid(1, n))
+}
+
+fn sample_id(n: u64) -> SampleId {
+    SampleId(uuid(2, n))
+}
+
+fn group_id(n: u64) -> GroupId {
+    GroupId(uuid(3, n))
+}
+
+fn reward_id(n: u64) -> RewardId {
+    RewardId(uuid(4, n))
+}
+
+fn interaction(n: u64) -> Interaction {
+    Interaction {
+        id: interaction_id(n),
+        created: 1000 + n,
+        source: PromptSource::Live,
+        route: "default".to_owned(),
+        model: "default".to_owned(),
+        key_id: Some("key-1".to_owned()),
+        messages: vec![
+            Message { role: Role::System, content: "add".to_owned() },
+            Message { role: Role::User, content: format!("{n} + 1 = ? é") },
+        ],
+        metadata: BTreeMap::from([("answer".to_owned(), (n + 1).to_string())]),
+        params: SamplingParams {
+            logit_bias: BTreeMap::from([(3, -1.5)]),
+            seed: n,
+            ..SamplingParams::default()
+        },
+        prompt_ids: vec![1, 200, 70_000],
+        template_hash: "0123456789abcdef".to_owned(),
+    }
+}
+
+fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
+    Sample {
+        id: sample_id(n),
+        interaction: interaction_id(of),
+        choice,
+        origin,
+        created: 2000 + n,
+        ids: vec![5, 6, 2],
+        logprobs: vec![-0.5, -1.25, 0.0],
+        kept_mass: 1.0,
+        text: "<answer>2</answer>".to_owned(),
+        finish: FinishReason::Stop,
+        version: PolicyVersion(n % 3),
+        params: SamplingParams::default(),
+        untrainable: (choice > 0).then(|| "top_p".to_owned()),
+    }
+}
+
+fn served(n: u64, of: u64) -> Sample {
+    sample(n, of, SampleOrigin::Served, 0)
+}
+
+fn shadow(n: u64, of: u64) -> Sample {
+    sample(n, of, SampleOrigin::Shadow, 0)
+}
+
+fn graded(n: u64, of: u64, name: &str, value: Option<f64>) -> Reward {
+    Reward {
+        id: reward_id(n),
+        sample: sample_id(of),
+        name: name.to_owned(),
+        value,
+        source: RewardSource::Grader,
+        created: 3000 + n,
+        idempotency_key: None,
+        comment: None,
+        key_id: None,
+    }
+}
+
+fn group(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Group {
+    Group {
+        id: group_id(n),
+        interaction: interaction_id(of),
+        route: "default".to_owned(),
+        members: members.iter().map(|m| sample_id(*m)).collect(),
+        parts: parts.iter().map(|p| (*p).to_owned()).collect(),
+        oldest_version: PolicyVersion(1),
+        created: 4000 + n,
+        state: GroupState::Ready,
+    }
+}
+
+fn step(n: u64, groups: &[u64]) -> StepRecord {
+    StepRecord {
+        step: n,
+        groups: groups.iter().map(|g| group_id(*g)).collect(),
+        metrics: BTreeMap::from([("reward_mean".to_owned(), 0.25)]),
+        created: 5000 + n,
+    }
+}
+
+fn policy(n: u64, state: PolicyState) -> PolicyRecord {
+    PolicyRecord {
+        version: PolicyVersion(n),
+        parent: n.checked_sub(1).map(PolicyVersion),
+        step: n,
+        adapter: (n > 0).then(|| format!("adapters/v{n}")),
+        sha256: (n > 0).then(|| "ab".repeat(32)),
+        metrics: BTreeMap::from([("kl".to_owned(), 0.01)]),
+        state,
+        reason: (state == PolicyState::Rejected).then(|| "kl".to_owned()),
+        created: 6000 + n,
+    }
+}
+
+fn thumbs(of: u64, value: f64, created: u64) -> FeedbackEntry {
+    FeedbackEntry {
+        interaction: interaction_id(of),
+        choice: 0,
+        name: "thumbs".to_owned(),
+        value: Some(value),
+        comment: Some("good".to_owned()),
+        idempotency_key: None,
+        key_id: None,
+        created,
+        join: last,
+    }
+}
+
+/// How the ratings of several raters become one value, as a route would configure it.
+fn last(ratings: &[Rating]) -> Option<f64> {
+    ratings.iter().max_by_key(|rating| rating.created).map(|rating| rating.value)
+}
+
+fn mean(ratings: &[Rating]) -> Option<f64> {
+    let values: Vec<f64> = ratings.iter().map(|rating| rating.value).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// `None` for a tie.
+fn majority(ratings: &[Rating]) -> Option<f64> {
+    let count = |value| ratings.iter().filter(|rating| rating.value == value).count();
+    match count(1.0).cmp(&count(0.0)) {
+        std::cmp::Ordering::Greater => Some(1.0),
+        std::cmp::Ordering::Less => Some(0.0),
+        std::cmp::Ordering::Equal => None,
+    }
+}
+
+fn feedback(entry: FeedbackEntry) -> Op {
+    Op::Feedback(Box::new(entry))
+}
+
+/// A prompt, its served sample and `shadows` more, all graded; ids are `10 * n` and following.
+fn asked(n: u64, shadows: u64) -> Vec<Op> {
+    let first = 10 * n;
+    let mut ops = vec![Op::Interaction(Box::new(interaction(n)))];
+    ops.push(Op::Sample(Box::new(served(first, n))));
+    ops.extend((1..=shadows).map(|i| Op::Sample(Box::new(shadow(first + i, n)))));
+    ops.extend(
+        (0..=shadows)
+            .map(|i| Op::Reward(Box::new(graded(first + i, first + i, "exact", Some(1.0))))),
+    );
+    ops
+}
+
+fn ungrouped(store: &Store) -> Vec<(SampleId, String)> {
+    store.ungrouped_feedback(u64::MAX, 1000).unwrap()
+}

@@ -1,0 +1,56 @@
+//! Weights of adaptive parts: where they stand, kept in the checkpoint.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use hone_reward::{AdaptiveState, AdaptiveWeight, Routes};
+
+use super::batch_builder::Batch;
+
+/// route -> part -> state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Weights(BTreeMap<String, BTreeMap<String, AdaptiveState>>);
+
+impl Weights {
+    /// Gives the batch's adaptive parts the weights of now.
+    pub(crate) fn apply(&self, routes: &Routes, batch: &mut Batch) {
+        for group in &mut batch.groups {
+            for (part, weight) in &mut group.weights {
+                if let Some(adaptive) = self.adaptive(routes, &group.group.route, part) {
+                    *weight = adaptive.weight();
+                }
+            }
+        }
+    }
+
+    /// Counts the values of a batch that was stepped on, group by group.
+    pub(crate) fn observe(&mut self, routes: &Routes, batch: &Batch) {
+        for group in &batch.groups {
+            let route = &group.group.route;
+            for part in group.weights.keys() {
+                let Some(mut adaptive) = self.adaptive(routes, route, part) else { continue };
+                adaptive.observe(group.members.iter().map(|m| m.parts.get(part).copied()));
+                let parts = self.0.entry(route.clone()).or_default();
+                parts.insert(part.clone(), adaptive.state());
+            }
+        }
+    }
+
+    /// Every weight that has moved or could: `(route, part, weight)`.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, f64)> {
+        self.0.iter().flat_map(|(route, parts)| {
+            parts.iter().map(move |(part, state)| (route.as_str(), part.as_str(), state.weight))
+        })
+    }
+
+    fn adaptive(&self, routes: &Routes, route: &str, part: &str) -> Option<AdaptiveWeight> {
+        let parts = &routes.get(route)?.parts;
+        let mut adaptive = parts.iter().find(|p| p.name == part)?.adaptive.clone()?;
+        if let Some(state) = self.0.get(route).and_then(|parts| parts.get(part)) {
+            adaptive.restore(*state);
+        }
+        Some(adaptive)
+    }
+}

@@ -1,0 +1,316 @@
+//! Worked examples and properties.
+
+mod rules;
+
+use proptest::prelude::*;
+
+use super::{Baselines, GroupRewards, Moments, PartRewards, RUNNING_LIMIT};
+use crate::config::AdvantageScale;
+
+fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
+    let shares = vec![1.0; values.len()];
+    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), shares }
+}
+
+fn group(parts: Vec<PartRewards>) -> GroupRewards {
+    let members = parts[0].values.len();
+    GroupRewards { route: "default".to_owned(), members, parts }
+}
+
+fn graded(values: &[f64]) -> GroupRewards {
+    group(vec![part("graded", 1.0, &values.iter().map(|x| Some(*x)).collect::<Vec<_>>())])
+}
+
+fn lone(value: f64) -> GroupRewards {
+    group(vec![part("thumbs", 1.0, &[Some(value)])])
+}
+
+fn run(groups: &[GroupRewards], scale: AdvantageScale) -> Vec<Vec<f64>> {
+    let out = Baselines::new(100.0).advantages(groups, scale);
+    out.values.into_iter().map(|g| g.into_iter().map(|a| a.unwrap()).collect()).collect()
+}
+
+fn assert_near(a: f64, b: f64) {
+    assert!((a - b).abs() <= 1e-9 * (1.0 + b.abs()), "{a} is not {b}");
+}
+
+#[test]
+fn a_whole_group_is_compared_within_itself() {
+    // Mean 2, sample deviation sqrt((1 + 0 + 1) / 2) = 1.
+    let out = run(&[graded(&[1.0, 2.0, 3.0])], AdvantageScale::Group);
+    assert_near(out[0][0], -1.0 / 1.0001);
+    assert_near(out[0][1], 0.0);
+    assert_near(out[0][2], 1.0 / 1.0001);
+    assert_eq!(run(&[graded(&[1.0, 2.0, 3.0])], AdvantageScale::None)[0], vec![-1.0, 0.0, 1.0]);
+}
+
+#[test]
+fn batch_scale_divides_by_the_deviation_of_the_route() {
+    let groups = [graded(&[0.0, 2.0]), graded(&[4.0, 6.0])];
+    let out = run(&groups, AdvantageScale::Batch);
+    // 0, 2, 4, 6: sum of squares 20 over 3.
+    let divisor = (20.0_f64 / 3.0).sqrt() + 1e-4;
+    assert_near(out[0][0], -1.0 / divisor);
+    assert_near(out[1][1], 1.0 / divisor);
+}
+
+#[test]
+fn equal_values_give_zero_and_are_counted() {
+    for scale in [AdvantageScale::Group, AdvantageScale::Batch, AdvantageScale::None] {
+        let groups = [graded(&[0.1; 5]), graded(&[0.0, 1.0])];
+        let out = Baselines::new(10.0).advantages(&groups, scale);
+        assert!(out.values[0].iter().all(|a| *a == Some(0.0)));
+        assert_eq!(out.zero_std_groups_ratio, Some(0.5));
+        assert_near(out.reward_std.unwrap(), 0.5_f64.sqrt() / 2.0);
+    }
+}
+
+#[test]
+fn parts_are_taken_apart_and_summed_by_weight() {
+    let groups = [group(vec![
+        part("right", 2.0, &[Some(1.0), Some(0.0)]),
+        part("short", -0.5, &[Some(3.0), Some(1.0)]),
+    ])];
+    let out = run(&groups, AdvantageScale::None);
+    assert_near(out[0][0], 2.0 * 0.5 - 0.5 * 1.0);
+    assert_near(out[0][1], -2.0 * 0.5 + 0.5 * 1.0);
+}
+
+#[test]
+fn a_part_that_only_some_have_uses_the_running_baseline() {
+    let mut baselines = Baselines::new(1e12);
+    let first = [lone(0.0), lone(1.0), lone(1.0)];
+    let out = baselines.advantages(&first, AdvantageScale::None);
+    assert_eq!((out.group_count, out.running_count), (0, 3));
+    assert_eq!(out.zero_std_groups_ratio, None);
+    // Each against the mean of the other two.
+    assert_near(out.values[0][0].unwrap(), -1.0);
+    assert_near(out.values[1][0].unwrap(), 0.5);
+    // Mixed group: graded within the group, thumbs of one member against the past 0, 1, 1.
+    let mixed = group(vec![
+        part("graded", 1.0, &[Some(1.0), Some(0.0)]),
+        part("thumbs", 1.0, &[None, Some(1.0)]),
+    ]);
+    let out = baselines.advantages(&[mixed], AdvantageScale::Group);
+    assert_eq!((out.group_count, out.running_count), (2, 1));
+    let graded = 0.5 / (0.5_f64.sqrt() + 1e-4);
+    let thumbs = (1.0 - 2.0 / 3.0) / ((1.0_f64 / 3.0).sqrt() + 1e-4);
+    assert_near(out.values[0][0].unwrap(), graded);
+    assert!((out.values[0][1].unwrap() - (thumbs - graded)).abs() < 1e-6);
+    assert_near(out.part_means[&("default".to_owned(), "thumbs".to_owned())], 1.0);
+    assert_near(out.reward_mean.unwrap(), 1.5);
+}
+
+#[test]
+fn missing_is_not_zero() {
+    let values = [Some(1.0), None, Some(0.0)];
+    let out = Baselines::new(10.0)
+        .advantages(&[group(vec![part("right", 1.0, &values)])], AdvantageScale::None);
+    // The member without any value leaves the group; the other two are compared with each other.
+    assert_eq!(out.values[0], vec![Some(0.5), None, Some(-0.5)]);
+    assert_near(out.reward_mean.unwrap(), 0.5);
+    let nothing = group(vec![part("right", 1.0, &[None, Some(f64::NAN)])]);
+    let out = Baselines::new(10.0).advantages(&[nothing], AdvantageScale::Group);
+    assert_eq!(out.values[0], vec![None, None]);
+    assert_eq!((out.reward_mean, out.reward_std), (None, None));
+}
+
+#[test]
+fn with_nothing_to_compare_with_there_is_no_advantage() {
+    let mut baselines = Baselines::new(10.0);
+    for scale in [AdvantageScale::None, AdvantageScale::Group] {
+        let out = Baselines::new(10.0).advantages(&[lone(3.0)], scale);
+        assert_eq!(out.values[0], vec![Some(0.0)]);
+    }
+    // One value of the past has a mean but no deviation.
+    baselines.advantages(&[lone(3.0)], AdvantageScale::Group);
+    let out = baselines.clone().advantages(&[lone(5.0)], AdvantageScale::Group);
+    assert_eq!(out.values[0], vec![Some(0.0)]);
+    let out = baselines.advantages(&[lone(5.0)], AdvantageScale::None);
+    assert_near(out.values[0][0].unwrap(), 2.0);
+}
+
+#[test]
+fn a_surprise_after_equal_values_is_bounded() {
+    let mut baselines = Baselines::new(100.0);
+    baselines.advantages(&[lone(1.0), lone(1.0), lone(1.0)], AdvantageScale::Group);
+    let out = baselines.advantages(&[lone(0.0)], AdvantageScale::Group);
+    assert_eq!(out.values[0], vec![Some(-RUNNING_LIMIT)]);
+}
+
+#[test]
+fn the_past_fades_and_routes_and_parts_are_kept_apart() {
+    let mut baselines = Baselines::new(4.0);
+    for _ in 0..50 {
+        baselines.advantages(&[lone(10.0)], AdvantageScale::None);
+    }
+    let past = *baselines.get("default", "thumbs").unwrap();
+    assert!((past.count - 4.0).abs() < 1e-4, "count {}", past.count);
+    for _ in 0..50 {
+        baselines.advantages(&[lone(0.0)], AdvantageScale::None);
+    }
+    assert!(baselines.get("default", "thumbs").unwrap().mean < 1e-4);
+    let mut other = lone(7.0);
+    other.route = "other".to_owned();
+    let out = baselines.advantages(&[other], AdvantageScale::None);
+    assert_eq!(out.values[0], vec![Some(0.0)]);
+    assert!(baselines.get("other", "graded").is_none());
+}
+
+#[test]
+fn the_state_survives_json_bit_for_bit() {
+    let mut baselines = Baselines::new(3.3);
+    let values: Vec<_> = (0..9).map(|i| lone(f64::from(i) / 7.0)).collect();
+    baselines.advantages(&values, AdvantageScale::Group);
+    let text = serde_json::to_string(&baselines).unwrap();
+    let back: Baselines = serde_json::from_str(&text).unwrap();
+    assert_eq!(back, baselines);
+}
+
+fn any_scale() -> impl Strategy<Value = AdvantageScale> {
+    prop_oneof![
+        Just(AdvantageScale::Group),
+        Just(AdvantageScale::Batch),
+        Just(AdvantageScale::None)
+    ]
+}
+
+/// A group of two parts with gaps.
+fn any_group(value: BoxedStrategy<f64>) -> impl Strategy<Value = GroupRewards> {
+    let member = (prop::option::of(value.clone()), prop::option::weighted(0.8, value));
+    (prop::collection::vec(member, 1..7), -2.0..2.0_f64).prop_map(|(members, weight)| {
+        let (a, b): (Vec<_>, Vec<_>) = members.into_iter().unzip();
+        group(vec![part("a", 1.0, &a), part("b", weight, &b)])
+    })
+}
+
+fn tame() -> BoxedStrategy<f64> {
+    prop_oneof![(-3.0..3.0_f64), Just(0.0), Just(1.0)].boxed()
+}
+
+fn any_finite() -> BoxedStrategy<f64> {
+    prop::num::f64::ANY.prop_filter("finite", |x| x.is_finite()).boxed()
+}
+
+fn map_values(groups: &[GroupRewards], f: impl Fn(f64) -> f64) -> Vec<GroupRewards> {
+    let mut groups = groups.to_vec();
+    for value in groups.iter_mut().flat_map(|g| &mut g.parts).flat_map(|p| &mut p.values) {
+        *value = value.map(&f);
+    }
+    groups
+}
+
+fn close(a: &[Vec<Option<f64>>], b: &[Vec<Option<f64>>], tolerance: f64) -> bool {
+    a.iter().flatten().zip(b.iter().flatten()).all(|pair| match pair {
+        (Some(x), Some(y)) => (x - y).abs() <= tolerance,
+        (x, y) => x == y,
+    })
+}
+
+proptest! {
+    #[test]
+    fn adding_a_constant_to_every_reward_changes_nothing(
+        groups in prop::collection::vec(any_group(tame()), 1..5),
+        past in prop::collection::vec(any_group(tame()), 0..3),
+        shift in -3.0..3.0_f64,
+        scale in any_scale(),
+    ) {
+        let with = |shift: f64| {
+            let mut baselines = Baselines::new(20.0);
+            baselines.advantages(&map_values(&past, |x| x + shift), scale);
+            baselines.advantages(&map_values(&groups, |x| x + shift), scale).values
+        };
+        // Deviations that are 0 but for rounding are magnified by 1 / 1e-4.
+        prop_assert!(close(&with(0.0), &with(shift), 1e-8));
+    }
+
+    #[test]
+    fn nothing_is_nan_for_any_finite_rewards(
+        groups in prop::collection::vec(any_group(any_finite()), 1..6),
+        scale in any_scale(),
+    ) {
+        let mut baselines = Baselines::new(8.0);
+        for _ in 0..3 {
+            let out = baselines.advantages(&groups, scale);
+            prop_assert!(out.values.iter().flatten().flatten().all(|a| a.is_finite()));
+            prop_assert!(out.part_means.values().all(|m| m.is_finite()));
+            prop_assert!(out.reward_mean.is_none_or(f64::is_finite));
+            prop_assert!(out.reward_std.is_none_or(f64::is_finite));
+        }
+    }
+
+    #[test]
+    fn the_order_of_groups_does_not_matter(
+        groups in prop::collection::vec(any_group(tame()), 2..6),
+        scale in any_scale(),
+    ) {
+        let (mut forward, mut backward) = (Baselines::new(9.0), Baselines::new(9.0));
+        let out = forward.advantages(&groups, scale);
+        let reversed: Vec<_> = groups.iter().rev().cloned().collect();
+        let mut other = backward.advantages(&reversed, scale);
+        other.values.reverse();
+        prop_assert!(close(&out.values, &other.values, 1e-8));
+        prop_assert_eq!(out.group_count, other.group_count);
+        prop_assert_eq!(out.running_count, other.running_count);
+    }
+
+    #[test]
+    fn the_order_of_members_does_not_matter(rewards in any_group(tame()), scale in any_scale()) {
+        let mut reversed = rewards.clone();
+        for part in &mut reversed.parts {
+            part.values.reverse();
+        }
+        let out = Baselines::new(9.0).advantages(&[rewards], scale);
+        let mut other = Baselines::new(9.0).advantages(&[reversed], scale);
+        other.values[0].reverse();
+        prop_assert!(close(&out.values, &other.values, 1e-8));
+    }
+
+    /// The running baseline and its divisor do not depend on the sample itself: its advantage is
+    /// a line in its own value, until the bound.
+    #[test]
+    fn a_running_baseline_is_independent_of_the_sample(
+        others in prop::collection::vec(tame(), 2..8),
+        a in -1.0..1.0_f64,
+        b in -1.0..1.0_f64,
+    ) {
+        let at = |x: f64| {
+            let mut groups: Vec<_> = others.iter().map(|y| lone(*y)).collect();
+            groups.insert(1, lone(x));
+            Baselines::new(9.0).advantages(&groups, AdvantageScale::Group).values[1][0].unwrap()
+        };
+        let values = Moments::of(others.iter().copied());
+        let expected = |x: f64| {
+            ((x - values.mean) / (values.deviation().unwrap() + 1e-4))
+                .clamp(-RUNNING_LIMIT, RUNNING_LIMIT)
+        };
+        prop_assert!((at(a) - expected(a)).abs() < 1e-6);
+        prop_assert!((at(b) - expected(b)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn advantages_of_a_whole_group_sum_to_zero(
+        values in prop::collection::vec(tame(), 2..9),
+        scale in any_scale(),
+    ) {
+        let out = run(&[graded(&values)], scale);
+        prop_assert!(out[0].iter().sum::<f64>().abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_share_below_one_moves_less_and_is_remembered_less() {
+    let mut cut = lone(4.0);
+    cut.parts[0].shares = vec![0.25];
+    let out =
+        Baselines::new(1e9).advantages(&[lone(0.0), lone(2.0), cut.clone()], AdvantageScale::None);
+    // The others' mean is 1; the cut value's own advantage counts a quarter.
+    assert_near(out.values[2][0].unwrap(), 0.25 * 3.0);
+    // Against 2 and a quarter of 4: (2 + 1) / 1.25.
+    assert_near(out.values[0][0].unwrap(), -2.4);
+    let mut baselines = Baselines::new(1e9);
+    baselines.advantages(&[lone(0.0), cut], AdvantageScale::None);
+    let past = baselines.get("default", "thumbs").unwrap();
+    assert_near(past.count, 1.25);
+    assert_near(past.mean, 0.8);
+}

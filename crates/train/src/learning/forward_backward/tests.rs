@@ -1,0 +1,376 @@
+//! The whole loss against finite differences, and against itself laid out otherwise.
+
+use candle_core::{DType, Tensor};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use hone_model::Model;
+use hone_model::adapter::weights::Lora;
+use hone_model::testing::{randomise, relative_difference, tiny_model, values};
+use hone_model::transformer::token_stats;
+
+use super::{Outcome, Pass};
+use crate::config::{
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
+    TrainConfig,
+};
+use crate::data::packing::TrainSample;
+use crate::learning::objective::{Adaptive, Objective};
+use crate::testing::{random_samples, tiny_config};
+
+fn setup(dtype: DType, config: &TrainConfig) -> (Model, Lora) {
+    let model = tiny_model(dtype);
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let lora = Lora::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
+    randomise(&lora, 2);
+    (model, lora)
+}
+
+fn run(model: &Model, lora: &Lora, config: &TrainConfig, samples: &[TrainSample]) -> Outcome {
+    run_with(model, lora, config, samples, &mut vec![None; samples.len()])
+}
+
+fn run_with(
+    model: &Model,
+    lora: &Lora,
+    config: &TrainConfig,
+    samples: &[TrainSample],
+    old: &mut [Option<Vec<f64>>],
+) -> Outcome {
+    let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).collect();
+    let active: Vec<usize> = (0..samples.len()).collect();
+    Pass {
+        model,
+        lora,
+        reference: None,
+        config,
+        samples,
+        active: &active,
+        objective: Objective::new(config, &Adaptive::new(config)),
+        lengths,
+        max_completion_tokens: 12,
+        current_version: None,
+        dropout_seed: 5,
+        references: &mut vec![None; samples.len()],
+        old,
+    }
+    .run()
+    .unwrap()
+}
+
+/// Log-probabilities near the policy's own, so that some ratios are within the bounds and some are
+/// cut on either side.
+fn near_samples(model: &Model, lora: &Lora, count: usize) -> Vec<TrainSample> {
+    use crate::data::packing::Layout;
+
+    let mut samples = random_samples(count, 3);
+    for (i, sample) in samples.iter_mut().enumerate() {
+        let parts = [(sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)];
+        let layout = Layout::new(&parts, model.device()).unwrap();
+        let hidden = model.hidden(&layout.ids, &layout.segments, Some(lora), None).unwrap();
+        let logits = model.logits(&hidden.index_select(&layout.rows, 0).unwrap()).unwrap();
+        let stats = token_stats(&logits, &layout.targets, &layout.temperatures).unwrap();
+        for (t, own) in values(&stats.narrow(1, 0, 1).unwrap()).into_iter().enumerate() {
+            let shift = [0.05, -0.11, 0.5, -0.4][(i + t) % 4];
+            sample.logprobs[t] = (own + shift) as f32;
+        }
+    }
+    samples
+}
+
+fn check_gradients(config: &TrainConfig, dtype: DType, step: f64, tolerance: f64) {
+    check_gradients_of(config, dtype, step, tolerance, |_| {});
+}
+
+/// Every tensor of the adapter: one random direction, and single entries.
+fn check_gradients_of(
+    config: &TrainConfig,
+    dtype: DType,
+    step: f64,
+    tolerance: f64,
+    change: impl Fn(&mut TrainSample),
+) {
+    let (model, lora) = setup(dtype, config);
+    let mut samples = near_samples(&model, &lora, 6);
+    samples.iter_mut().for_each(change);
+    // Log-probabilities from before the first update stay what they are at the start.
+    let mut old = vec![None; samples.len()];
+    let outcome = run_with(&model, &lora, config, &samples, &mut old);
+    let loss = || run_with(&model, &lora, config, &samples, &mut old.clone()).totals.loss;
+    let scale =
+        outcome.gradients.values().flat_map(values).fold(0.0_f64, |max, g| max.max(g.abs()));
+    let mut checked = 0;
+    for (name, var) in lora.parameters() {
+        let start = var.as_detached_tensor().copy().unwrap();
+        let gradient = values(&outcome.gradients[&name]);
+        assert!(gradient.iter().any(|g| g.abs() > 1e-6 * scale), "{name} has no gradient");
+        let count = gradient.len();
+        let mut directions: Vec<Vec<f64>> = Vec::new();
+        directions.push((0..count).map(|i| ((i * 37 + 11) as f64).sin()).collect());
+        for entry in [0, count / 3, count / 2, count - 1] {
+            directions.push((0..count).map(|i| f64::from(u8::from(i == entry))).collect());
+        }
+        for direction in directions {
+            let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+            let length = direction.iter().map(|d| d * d).sum::<f64>().sqrt();
+            let shifted = |sign: f64| {
+                let shift: Vec<f64> = direction.iter().map(|d| sign * step / length * d).collect();
+                let shift = Tensor::from_vec(shift, start.shape(), start.device()).unwrap();
+                var.set(&(&start + shift.to_dtype(dtype).unwrap()).unwrap()).unwrap();
+                loss()
+            };
+            let measured = (shifted(1.0) - shifted(-1.0)) / (2.0 * step) * length;
+            let error = (measured - expected).abs();
+            assert!(
+                error <= tolerance * (scale + expected.abs()) * length,
+                "{name}: gradient {expected:e}, finite difference {measured:e}"
+            );
+            checked += 1;
+        }
+        var.set(&start).unwrap();
+    }
+    assert_eq!(checked, 2 * 7 * 2 * 5);
+}
+
+#[test]
+fn gradients_of_every_adapter_tensor_equal_finite_differences() {
+    for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
+        let config = TrainConfig { loss, ..tiny_config() };
+        check_gradients(&config, DType::F64, 1e-5, 1e-7);
+    }
+}
+
+/// One setting for each term of the loss that the others do not reach.
+fn other_losses() -> Vec<TrainConfig> {
+    let config = tiny_config();
+    let with = |loss| TrainConfig { loss, ..config.clone() };
+    let kl = |estimator| KlConfig { estimator, ..KlConfig::default() };
+    let correction = |mode| CorrectionConfig { mode, clip_min: 0.7, clip_max: 1.5 };
+    vec![
+        TrainConfig {
+            entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
+            ..with(LossKind::Bnpo)
+        },
+        TrainConfig { kl: kl(KlEstimator::Corrected), ..with(LossKind::Gspo) },
+        TrainConfig { importance_sampling_level: RatioLevel::Sequence, ..with(LossKind::Luspo) },
+        TrainConfig { kl: kl(KlEstimator::K2), sapo_tau_neg: 2.0, ..with(LossKind::Sapo) },
+        TrainConfig { kl: kl(KlEstimator::K1), ..with(LossKind::Reinforce) },
+        TrainConfig { delta: 1.4, kl: kl(KlEstimator::Corrected), ..with(LossKind::Dapo) },
+        TrainConfig { dual_clip: 1.4, off_policy_mask_threshold: 0.02, ..with(LossKind::Grpo) },
+        TrainConfig {
+            top_entropy_quantile: 0.4,
+            entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
+            ..with(LossKind::Dapo)
+        },
+        TrainConfig {
+            sampler_correction: correction(CorrectionMode::SequenceTruncate),
+            ..with(LossKind::Dapo)
+        },
+        TrainConfig {
+            sampler_correction: correction(CorrectionMode::TokenMask),
+            ..with(LossKind::Sapo)
+        },
+    ]
+}
+
+#[test]
+fn gradients_of_every_other_loss_equal_finite_differences() {
+    for config in other_losses() {
+        check_gradients(&config, DType::F64, 1e-5, 1e-6);
+    }
+    // Of cispo the ratio is a constant where its bound holds it: all ratios are above 1 + 0.
+    let config = TrainConfig { loss: LossKind::Cispo, clip_high: 0.0, ..tiny_config() };
+    let below = |sample: &mut TrainSample| sample.logprobs.iter_mut().for_each(|l| *l -= 1.0);
+    check_gradients_of(&config, DType::F64, 1e-5, 1e-6, below);
+}
+
+#[test]
+fn gradients_in_single_precision_equal_finite_differences() {
+    check_gradients(&tiny_config(), DType::F32, 1e-2, 2e-2);
+}
+
+#[test]
+fn gradients_with_dropout_equal_finite_differences() {
+    // The masks are the same in every run of a pass with the same seed.
+    let mut config = tiny_config();
+    config.lora.dropout = 0.3;
+    check_gradients(&config, DType::F64, 1e-5, 1e-7);
+}
+
+#[test]
+fn the_test_batch_reaches_every_branch_of_the_loss() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F32, &config);
+    let samples = near_samples(&model, &lora, 6);
+    let mut metrics = std::collections::BTreeMap::new();
+    run(&model, &lora, &config, &samples).totals.describe(&config, &mut metrics);
+    for name in ["clip_low", "clip_high"] {
+        assert!(metrics[name] > 0.0 && metrics[name] < 0.6, "{name} is {}", metrics[name]);
+    }
+    assert!(metrics["kl"] > 0.01);
+}
+
+/// The largest relative change of the gradient over several ways to cut the step.
+fn cut_difference(dtype: DType, config: &TrainConfig) -> f64 {
+    let (model, lora) = setup(dtype, config);
+    let samples = near_samples(&model, &lora, 24);
+    let whole = run(&model, &lora, config, &samples);
+    [1, 3, 7, 16].into_iter().fold(0.0, |max: f64, micro_batch| {
+        let config = TrainConfig { micro_batch, ..config.clone() };
+        let parts = run(&model, &lora, &config, &samples);
+        assert!((whole.totals.loss - parts.totals.loss).abs() < 1e-6);
+        max.max(relative_difference(&whole.gradients, &parts.gradients))
+    })
+}
+
+#[test]
+fn micro_batches_do_not_change_the_gradient() {
+    for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
+        let config = TrainConfig { loss, ..tiny_config() };
+        let exact = cut_difference(DType::F64, &config);
+        assert!(exact < 1e-12, "{loss:?}: {exact:e}");
+        // What is left in single precision is rounding.
+        let rounded = cut_difference(DType::F32, &config);
+        assert!(rounded < 5e-6, "{loss:?}: {rounded:e}");
+    }
+    for config in other_losses() {
+        let exact = cut_difference(DType::F64, &config);
+        assert!(exact < 1e-12, "{:?}: {exact:e}", config.loss);
+    }
+}
+
+#[test]
+fn order_and_company_do_not_change_the_gradient() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F32, &config);
+    let samples = near_samples(&model, &lora, 9);
+    let before = run(&model, &lora, &config, &samples);
+    let mut reversed = samples.clone();
+    reversed.reverse();
+    let after = run(&model, &lora, &config, &reversed);
+    assert!(relative_difference(&before.gradients, &after.gradients) < 5e-6);
+    // Nor does a long sample of weight 0 beside them.
+    let mut padded = samples.clone();
+    let mut long = samples[0].clone();
+    long.prompt_ids = vec![7; 60];
+    padded.push(long);
+    let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).chain([0]).collect();
+    let active: Vec<usize> = (0..padded.len()).collect();
+    let outcome = Pass {
+        model: &model,
+        lora: &lora,
+        reference: None,
+        config: &config,
+        samples: &padded,
+        active: &active,
+        objective: Objective::new(&config, &Adaptive::new(&config)),
+        lengths,
+        max_completion_tokens: 12,
+        current_version: None,
+        dropout_seed: 5,
+        references: &mut vec![None; padded.len()],
+        old: &mut vec![None; padded.len()],
+    }
+    .run()
+    .unwrap();
+    assert!(relative_difference(&before.gradients, &outcome.gradients) < 5e-6);
+}
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F32, &config);
+    let samples = near_samples(&model, &lora, 24);
+    let with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| run(&model, &lora, &config, &samples))
+    };
+    let (one, three) = (with(1), with(3));
+    assert_eq!(one.totals.loss.to_bits(), three.totals.loss.to_bits());
+    for (name, gradient) in &one.gradients {
+        assert_eq!(values(gradient), values(&three.gradients[name]), "{name}");
+    }
+}
+
+#[test]
+fn shared_prompts_give_what_repeated_prompts_give() {
+    use crate::data::packing::Layout;
+
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F64, &config);
+    let samples = random_samples(7, 4);
+    // Two prompts, mixed; a completion of one token makes an empty branch.
+    let parts: Vec<_> = samples
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (samples[i % 2].prompt_ids.as_slice(), s.ids.as_slice(), s.temperature))
+        .collect();
+    assert!(parts.iter().any(|part| part.1.len() == 1));
+    let run = |layout: &Layout| {
+        let trace = model.trace(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
+        let (targets, temperatures) = (&layout.targets, &layout.temperatures);
+        let stats = model.stats(trace.hidden(), &layout.rows, targets, temperatures).unwrap();
+        let probe: Vec<f64> = (0..stats.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
+        let probe = Tensor::from_vec(probe, stats.shape(), model.device()).unwrap();
+        let gradients = model.backward(trace, &stats, &probe, &lora).unwrap();
+        (values(&stats), gradients)
+    };
+    let shared = Layout::new(&parts, model.device()).unwrap();
+    let repeated = Layout::unshared(&parts, model.device()).unwrap();
+    assert!(shared.segments.tokens() < repeated.segments.tokens());
+    let (a, b) = (run(&shared), run(&repeated));
+    for (x, y) in a.0.iter().zip(&b.0) {
+        assert!((x - y).abs() < 1e-12);
+    }
+    assert!(relative_difference(&a.1, &b.1) < 1e-12);
+}
+
+#[test]
+fn computing_layers_again_changes_no_bit() {
+    use crate::config::Recompute;
+
+    let run = |recompute, dropout| {
+        let mut config = TrainConfig { recompute, ..tiny_config() };
+        config.lora.dropout = dropout;
+        let (model, lora) = setup(DType::F32, &config);
+        let samples = near_samples(&model, &lora, 9);
+        run(&model, &lora, &config, &samples)
+    };
+    for dropout in [0.0, 0.3] {
+        let (kept, again) = (run(Recompute::Never, dropout), run(Recompute::Always, dropout));
+        assert_eq!(kept.totals.loss.to_bits(), again.totals.loss.to_bits());
+        for (name, gradient) in &kept.gradients {
+            assert_eq!(values(gradient), values(&again.gradients[name]), "{name}");
+        }
+    }
+}
+
+#[test]
+fn shards_keep_groups_together_within_their_bound() {
+    let mut samples = random_samples(30, 8);
+    for (i, sample) in samples.iter_mut().enumerate() {
+        sample.prompt_ids = vec![i as u32 / 6; 4 + i / 6];
+    }
+    let active: Vec<usize> = (0..samples.len()).filter(|i| i % 7 != 3).collect();
+    let tokens = |shard: &[usize]| {
+        let mut prompts: Vec<_> = shard.iter().map(|i| &samples[*i].prompt_ids).collect();
+        prompts.dedup();
+        prompts.iter().map(|p| p.len()).sum::<usize>()
+            + shard.iter().map(|i| samples[*i].ids.len() - 1).sum::<usize>()
+    };
+    for (bound, micro_batch) in [(1, 64), (25, 64), (40, 64), (1000, 64), (40, 5)] {
+        let batches = crate::data::packing::shards(&samples, &active, micro_batch, bound);
+        let mut seen: Vec<usize> = batches.iter().flatten().flatten().copied().collect();
+        seen.sort_unstable();
+        assert_eq!(seen, active, "every sample once");
+        for batch in &batches {
+            assert!(batch.iter().map(Vec::len).sum::<usize>() <= micro_batch);
+            for shard in batch {
+                assert!(tokens(shard) <= bound || shard.len() == 1, "{shard:?} for {bound}");
+            }
+        }
+        if bound == 1000 {
+            assert_eq!(batches[0].len(), 1);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! An adapter as it was at one step, to be published while the learner goes on.
+
+use std::path::Path;
+
+use candle_core::DType;
+
+use hone_model::Model;
+use hone_model::adapter::weights::Lora;
+use hone_model::adapter::{LoraConfig, peft};
+
+use crate::data::packing::{Layout, TrainSample};
+use crate::error::Result;
+
+/// Weights that later steps do not change, over a base that is shared.
+pub struct Snapshot {
+    pub(crate) model: Model,
+    pub(crate) lora: Lora,
+    pub(crate) config: LoraConfig,
+}
+
+impl Snapshot {
+    /// Natural-log probability of each of `ids` after `prompt` at `temperature`.
+    ///
+    /// # Errors
+    /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
+    pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
+        let sample = TrainSample {
+            prompt_ids: prompt.to_vec(),
+            ids: ids.to_vec(),
+            logprobs: vec![0.0; ids.len()],
+            temperature,
+            advantage: 0.0,
+            version: 0,
+            truncated: false,
+        };
+        sample.validate(0, self.model.spec().vocab_size)?;
+        let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
+        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
+        let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
+        let hidden = trace.hidden().detach();
+        let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
+        Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
+    }
+
+    /// Writes a PEFT directory and waits until it is on disk.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write(&self, dir: &Path, base_model_name: &str) -> Result<()> {
+        Ok(peft::write(dir, &self.lora, &self.config, base_model_name)?)
+    }
+}

@@ -1,0 +1,322 @@
+//! What a step needs in memory, predicted from shapes; by it a step is cut into shards and layers
+//! are kept or computed again.
+
+pub(crate) mod memory_check;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use candle_core::DType;
+use candle_core::safetensors::MmapedSafetensors;
+use safetensors::tensor::TensorView;
+
+use hone_model::adapter::{BaseDtype, Factor, LinearKind};
+use hone_model::transformer::{head_widened, logits_held, stays};
+use hone_model::{ModelError, ModelSpec};
+
+use super::error::Result;
+use crate::config::{OptimizerKind, Recompute, TrainConfig};
+
+/// Width from which one shard at a time runs on all threads. Below it, products are too small to be
+/// shared between threads, and each shard has a thread.
+const WIDE: usize = 512;
+
+/// Bytes of activations that `train.recompute = "auto"` keeps for the backward pass, all shards in
+/// flight together.
+const KEPT: usize = 768 << 20;
+
+/// Bytes of a value.
+const F32: usize = 4;
+
+/// Tokens of a shard, about. It depends on the model alone, so that results do not depend on the
+/// number of threads.
+pub(super) fn shard_tokens(spec: &ModelSpec) -> usize {
+    if spec.hidden_size < WIDE { 256 } else { 1024 }
+}
+
+/// Whether shards run beside each other, one thread each.
+pub(super) fn shards_in_parallel(spec: &ModelSpec) -> bool {
+    spec.hidden_size < WIDE
+}
+
+/// Values that one layer keeps for each token, its input left out.
+fn layer_values(spec: &ModelSpec, r: usize) -> usize {
+    let (hidden, inner, q, kv) = widths(spec);
+    // Between attention and MLP, and what both put out where norms are behind them.
+    let residual = (1 + if spec.output_norms { 2 } else { 0 }) * hidden;
+    // q, k, v, the mixture, and the logarithm of each softmax's sum.
+    let attention = 2 * q + 2 * kv + spec.num_heads;
+    // Gate, up, and the adapters' inner values.
+    residual + attention + 2 * inner + LinearKind::ALL.len() * r
+}
+
+/// Values that the backward pass of one layer holds for each token at the most, what is kept left
+/// out.
+fn layer_work(spec: &ModelSpec) -> usize {
+    let (hidden, inner, q, kv) = widths(spec);
+    // The MLP's inner product and its gradient, or the gradients of q, k and v, head by head and
+    // together, and of the mixture, and q and k turned.
+    let attention = 3 * q + (q + 2 * kv) + q + (q + kv);
+    2 * hidden + (2 * inner).max(attention)
+}
+
+/// The residual stream, the MLP inside, all queries, and all keys or values of one token.
+fn widths(spec: &ModelSpec) -> (usize, usize, usize, usize) {
+    let heads = |count| count * spec.head_dim;
+    (spec.hidden_size, spec.intermediate_size, heads(spec.num_heads), heads(spec.num_kv_heads))
+}
+
+/// Layers, the last ones, whose activations are kept for the backward pass; results do not depend on
+/// it.
+pub(super) fn kept_layers(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
+    let in_flight = if shards_in_parallel(spec) { rayon::current_num_threads() } else { 1 };
+    kept(config, spec, tokens * in_flight)
+}
+
+fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
+    match config.recompute {
+        Recompute::Never => spec.num_layers,
+        Recompute::Always => 0,
+        Recompute::Auto => {
+            let layer = layer_values(spec, config.lora.r) * tokens.max(1) * F32;
+            (KEPT / layer).min(spec.num_layers)
+        }
+    }
+}
+
+/// Bytes of the frozen weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    bytes: usize,
+    /// What a thread widens at once.
+    widened: usize,
+}
+
+impl Base {
+    /// By what each weight, named as in the files, is stored in; matrices stay so with
+    /// [`BaseDtype::Auto`].
+    ///
+    /// # Errors
+    /// The first of `stored`'s.
+    pub fn new(
+        spec: &ModelSpec,
+        dtype: BaseDtype,
+        stored: impl Fn(&str) -> Result<DType>,
+    ) -> Result<Self> {
+        let mut base = Self { bytes: 0, widened: 0 };
+        for (name, shape) in spec.weight_shapes() {
+            let count: usize = shape.iter().product();
+            if !stays(dtype, stored(&name)?, shape.len()) {
+                base.bytes += count * F32;
+                continue;
+            }
+            base.bytes += count * DType::F16.size_in_bytes();
+            // The output layer, or the embedding that may be it, is widened in stretches.
+            let linear = name.starts_with("model.layers.");
+            let at_once = if linear { count } else { head_widened(spec) };
+            base.widened = base.widened.max(at_once * F32);
+        }
+        Ok(base)
+    }
+
+    /// By the files' headers.
+    ///
+    /// # Errors
+    /// If a file cannot be read or a weight is missing.
+    pub fn read(spec: &ModelSpec, files: &[PathBuf], dtype: BaseDtype) -> Result<Self> {
+        // SAFETY: as in `Model::load`.
+        let files = unsafe { MmapedSafetensors::multi(files) }?;
+        Self::new(spec, dtype, |name| {
+            let of = |view: TensorView<'_>| DType::try_from(view.dtype());
+            let stored = files.get(name).and_then(of);
+            Ok(stored.map_err(|e| ModelError::Weights(format!("`{name}`: {e}")))?)
+        })
+    }
+}
+
+/// Bytes that training needs, by part. An estimate: buffers of single operations and the allocator's
+/// slack come on top.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Tokens of a shard, and shards computed at the same time.
+    pub tokens: usize,
+    /// Shards computed at the same time.
+    pub in_flight: usize,
+    /// Layers whose activations are kept, of all layers.
+    pub kept_layers: (usize, usize),
+    /// The frozen weights.
+    pub base: usize,
+    /// What is widened at once of 16-bit weights.
+    pub widened: usize,
+    /// The adapter, the copy of it that is being published, its average and the reference's, where
+    /// there are such.
+    pub adapter: usize,
+    /// The sum of gradients, and those of each shard in flight.
+    pub gradients: usize,
+    /// AdamW's two moments.
+    pub moments: usize,
+    /// Every layer's input.
+    pub layer_inputs: usize,
+    /// Activations of the layers that are kept.
+    pub kept: usize,
+    /// Gradients of the layer that the backward pass is at, and its activations where they are computed
+    /// again.
+    pub one_layer: usize,
+    /// Logits of one chunk.
+    pub head: usize,
+}
+
+impl Plan {
+    /// What shards of `tokens` tokens (0: as many as the trainer aims at) on `threads` threads need.
+    pub fn new(
+        spec: &ModelSpec,
+        base: Base,
+        config: &TrainConfig,
+        threads: usize,
+        tokens: usize,
+    ) -> Self {
+        let tokens = if tokens == 0 { shard_tokens(spec) } else { tokens };
+        let in_flight = if shards_in_parallel(spec) { threads.max(1) } else { 1 };
+        let all = tokens * in_flight * F32;
+        let r = config.lora.r;
+        // Settings that fit no module are refused where the adapter is made.
+        let modules = hone_model::adapter::weights::plan(spec, &config.lora).unwrap_or_default();
+        let pair = |((_, kind), factor): (&(usize, LinearKind), &Factor)| {
+            let (out, inner) = spec.linear_shape(*kind);
+            factor.r * (out + inner)
+        };
+        let adapter = modules.iter().map(pair).sum::<usize>() * F32;
+        let moments = match config.optimizer {
+            OptimizerKind::AdamW => 2 * adapter,
+            OptimizerKind::AdamW8bit => adapter / 2,
+        };
+        let averaged = config.ema_decay > 0.0 || config.swa_start > 0;
+        let copies = 2 + usize::from(averaged) + usize::from(config.kl.sync_steps > 0);
+        let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
+        let kept = kept(config, spec, tokens * in_flight);
+        Self {
+            tokens,
+            in_flight,
+            kept_layers: (kept, spec.num_layers),
+            base: base.bytes,
+            widened: base.widened * threads.max(1),
+            adapter: adapter * copies,
+            gradients: adapter * (1 + in_flight),
+            moments,
+            layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
+            kept: kept * layer,
+            one_layer: work + if kept == spec.num_layers { 0 } else { layer },
+            head: logits_held(tokens, spec.vocab_size) * in_flight * F32,
+        }
+    }
+
+    /// Parts with their names, in the order of the table.
+    pub fn parts(&self) -> [(&'static str, usize); 9] {
+        [
+            ("base weights", self.base),
+            ("widened weights", self.widened),
+            ("adapter", self.adapter),
+            ("gradients", self.gradients),
+            ("optimiser moments", self.moments),
+            ("layer inputs", self.layer_inputs),
+            ("kept activations", self.kept),
+            ("one layer's work", self.one_layer),
+            ("logits", self.head),
+        ]
+    }
+
+    /// All parts.
+    pub fn total(&self) -> usize {
+        self.parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// All parts that come and go with a step.
+    pub fn step(&self) -> usize {
+        self.total() - self.base - self.adapter - self.moments
+    }
+}
+
+impl fmt::Display for Plan {
+    /// A table in MiB.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = (1 << 20) as f64;
+        for (name, bytes) in self.parts() {
+            writeln!(f, "{name:<18} {:>9.1} MiB", bytes as f64 / MIB)?;
+        }
+        writeln!(f, "{:<18} {:>9.1} MiB", "total", self.total() as f64 / MIB)?;
+        let (kept, layers) = self.kept_layers;
+        write!(
+            f,
+            "{} shard(s) of {} tokens at a time, {kept} of {layers} layers kept",
+            self.in_flight, self.tokens
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use hone_model::ModelSpec;
+    use hone_model::adapter::BaseDtype;
+    use hone_model::testing::tiny_spec;
+
+    use super::{Base, Plan};
+    use crate::config::{Recompute, TrainConfig};
+    use crate::testing::tiny_config;
+
+    fn wide() -> ModelSpec {
+        ModelSpec::from_config(&serde_json::json!({
+            "model_type": "qwen2", "vocab_size": 96, "hidden_size": 1024, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "num_hidden_layers": 24, "intermediate_size": 4096,
+        }))
+        .unwrap()
+    }
+
+    fn base(spec: &ModelSpec, stored: DType) -> Base {
+        Base::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
+    }
+
+    #[test]
+    fn a_base_in_16_bits_takes_half_and_one_matrix_beside() {
+        let (spec, config) = (wide(), TrainConfig::default());
+        let [wide, half] = [DType::F32, DType::BF16]
+            .map(|stored| Plan::new(&spec, base(&spec, stored), &config, 2, 0));
+        assert_eq!(wide.widened, 0);
+        // Twice, once a thread, the largest: the MLP's.
+        assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
+        assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half}");
+        assert_eq!(half.step() - half.widened, wide.step());
+        let all = Base::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
+        assert_eq!(all, base(&spec, DType::F32));
+    }
+
+    #[test]
+    fn a_plan_tells_every_part() {
+        let spec = tiny_spec();
+        let plan = Plan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);
+        let weights: usize =
+            spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
+        assert_eq!(plan.base, weights);
+        assert_eq!(plan.layer_inputs, 4 * 2 * 100 * spec.hidden_size * (spec.num_layers + 1));
+        assert_eq!(plan.total() - plan.step(), plan.base + plan.adapter + plan.moments);
+        let table = plan.to_string();
+        assert!(table.contains("base weights") && table.contains("2 shard(s) of 100 tokens"));
+    }
+
+    #[test]
+    fn computing_layers_again_bounds_what_is_kept() {
+        let plan = |recompute, tokens| {
+            let config = TrainConfig { recompute, ..TrainConfig::default() };
+            Plan::new(&wide(), base(&wide(), DType::F32), &config, 2, tokens)
+        };
+        assert_eq!(plan(Recompute::Never, 4096).kept_layers.0, 24);
+        assert_eq!(plan(Recompute::Always, 4096).kept, 0);
+        for tokens in [64, 1024, 4096, 100_000] {
+            let plan = plan(Recompute::Auto, tokens);
+            assert!(plan.kept <= super::KEPT, "{plan}");
+        }
+        assert_eq!(plan(Recompute::Auto, 64).kept_layers.0, 24);
+        assert!((1..24).contains(&plan(Recompute::Auto, 4096).kept_layers.0));
+    }
+}

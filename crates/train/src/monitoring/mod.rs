@@ -1,0 +1,4 @@
+//! TODO
+
+pub mod metric_names;
+pub mod warnings;

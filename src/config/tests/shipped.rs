@@ -1,0 +1,52 @@
+//! The configurations in `configs/` beside the default: valid, and the figures of the guides.
+
+use hone_model::adapter::LinearKind;
+use hone_train::config::{OptimizerKind, Recompute, ScheduleKind};
+
+use crate::config::{Config, load_from, validate};
+
+fn shipped(name: &str) -> Config {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(name);
+    let config = load_from(Some(&path), []).unwrap();
+    validate(&config).unwrap();
+    config
+}
+
+/// What both of the guides' configurations have in common.
+fn common(config: &Config) {
+    let train = &config.train;
+    assert_eq!((train.lora.r, train.lora.alpha), (16, 32.0));
+    assert_eq!(train.lora.target_modules, LinearKind::ALL.map(LinearKind::as_str).into());
+    assert_eq!((train.clip_low, train.clip_high), (0.2, 0.2));
+    // A warm-up of a tenth, over one epoch that ends with the run.
+    assert_eq!(train.warmup_ratio, 0.1);
+    assert!(train.max_steps > 0 && train.schedule_steps() == train.max_steps);
+    // Whole groups make a step.
+    assert_eq!(train.samples_per_step % config.rollout.group_size, 0);
+}
+
+#[test]
+fn memory_optimised() {
+    let config = shipped("memory-optimized.toml");
+    common(&config);
+    let (train, rollout) = (&config.train, &config.rollout);
+    assert_eq!(train.learning_rate, 5e-6);
+    assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
+    assert_eq!((train.schedule, train.max_grad_norm), (ScheduleKind::Cosine, 0.1));
+    assert_eq!((train.optimizer, train.recompute), (OptimizerKind::AdamW8bit, Recompute::Always));
+    assert_eq!((rollout.group_size, rollout.max_tokens), (8, 512));
+    assert_eq!(config.dataset.max_prompt_tokens, 256);
+    assert_eq!((train.micro_batch, train.samples_per_step / rollout.group_size), (1, 4));
+}
+
+#[test]
+fn high_performance() {
+    let config = shipped("high-performance.toml");
+    common(&config);
+    let (train, rollout) = (&config.train, &config.rollout);
+    assert_eq!(train.learning_rate, 1e-5);
+    assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
+    assert_eq!(config.dataset.max_prompt_tokens, 512);
+    assert_eq!(train.micro_batch, 4 * rollout.group_size);
+    assert_eq!(train.samples_per_step / train.micro_batch, 2);
+}
