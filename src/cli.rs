@@ -12,7 +12,7 @@ use serde::de::value::Error as ValueError;
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
 
-use crate::bench::train::{Shape, Subject};
+use crate::bench::train::{Subject, Workload};
 use crate::bench::{
     interference as bench_interference, sample as bench_sample, train as bench_train,
 };
@@ -155,7 +155,7 @@ pub struct BenchInterferenceArgs {
     pub json: bool,
 }
 
-impl From<BenchInterferenceArgs> for bench_interference::Options {
+impl From<BenchInterferenceArgs> for bench_interference::InterferenceOptions {
     fn from(args: BenchInterferenceArgs) -> Self {
         let BenchInterferenceArgs { rounds, seconds, users, pause, sampler, json: _ } = args;
         let (users, pause_ms) = (users.into(), pause.into());
@@ -196,7 +196,7 @@ pub struct BenchSampleArgs {
     pub json: bool,
 }
 
-impl From<BenchSampleArgs> for bench_sample::Options {
+impl From<BenchSampleArgs> for bench_sample::SampleOptions {
     fn from(args: BenchSampleArgs) -> Self {
         let BenchSampleArgs { model, batch, group, prompt, tokens, rank, runs, threads, json: _ } =
             args;
@@ -251,10 +251,10 @@ pub struct BenchTrainArgs {
     pub json: bool,
 }
 
-impl From<BenchTrainArgs> for bench_train::Options {
+impl From<BenchTrainArgs> for bench_train::TrainBenchOptions {
     fn from(args: BenchTrainArgs) -> Self {
         let usual = Self::usual(args.model);
-        let shape = Shape {
+        let shape = Workload {
             groups: args.groups.unwrap_or(usual.shape.groups),
             group_size: args.group_size.unwrap_or(usual.shape.group_size),
             prompt: args.prompt.unwrap_or(usual.shape.prompt),

@@ -11,7 +11,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
 use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question};
-use hone_dataset::{Dataset, DatasetConfig, Place, Prompt};
+use hone_dataset::{Dataset, DatasetConfig, Prompt, RowPlace};
 
 fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -23,7 +23,7 @@ fn read(path: &Path) -> Vec<Arc<Prompt>> {
 
 /// A prompt without its place in the file.
 fn content(prompt: &Arc<Prompt>) -> Prompt {
-    Prompt { place: Place::Row(0), ..(**prompt).clone() }
+    Prompt { place: RowPlace::Row(0), ..(**prompt).clone() }
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn every_format_holds_the_same_prompts() {
     let parquet = read(&path);
     assert_eq!(parquet.len(), jsonl.len());
     assert!(parquet.iter().zip(&jsonl).all(|(a, b)| content(a) == content(b)));
-    assert_eq!(parquet[599].place, Place::Row(600));
+    assert_eq!(parquet[599].place, RowPlace::Row(600));
 }
 
 /// `messages` as a list of structs, the other columns as texts; row groups of 250.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use hone::demo::task::{
-    MAX_TOKENS, OPERANDS, PHRASING_COUNT, Question, Questions, REWARD_MAX, Split, score,
+    MAX_TOKENS, OPERANDS, PHRASING_COUNT, Question, QuestionSplit, Questions, REWARD_MAX, score,
 };
 use hone_model::adapter::BaseDtype;
 use hone_model::transformer::Segments;
@@ -157,7 +157,7 @@ fn greedy_answers_are_right_and_well_formed() {
 fn sampled_answers_earn_about_half_of_the_reward() {
     let embedded = Embedded::load();
     let mut rng = ChaCha8Rng::seed_from_u64(7);
-    let questions: Vec<_> = Questions::new(7, Split::HeldOut).take(384).collect();
+    let questions: Vec<_> = Questions::new(7, QuestionSplit::HeldOut).take(384).collect();
     let texts: Vec<_> =
         questions.chunks(128).flat_map(|chunk| embedded.sample(chunk, &mut rng)).collect();
     let scores: Vec<_> =

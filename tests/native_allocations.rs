@@ -12,10 +12,12 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_core::types::TokenId;
 use hone_engine::ModelDir;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
-use hone_sampler::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
+use hone_sampler::{
+    AdapterWeights, BatchMember, Decoder, PagePool, PromptPages, Scratch, SequencePages,
+};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -39,15 +41,15 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 struct Row {
-    sequence: Sequence,
+    sequence: SequencePages,
     token: TokenId,
 }
 
-impl Member for Row {
-    fn sequence(&self) -> &Sequence {
+impl BatchMember for Row {
+    fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
-    fn sequence_mut(&mut self) -> &mut Sequence {
+    fn sequence_mut(&mut self) -> &mut SequencePages {
         &mut self.sequence
     }
     fn token(&self) -> TokenId {
@@ -56,17 +58,17 @@ impl Member for Row {
 }
 
 /// One sequence after another of 40 tokens each, 24 at a time; allocations of the last round.
-fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &Factors, threads: usize) -> usize {
-    let mut pool = Pool::new(decoder.shape(), 200);
+fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads: usize) -> usize {
+    let mut pool = PagePool::new(decoder.shape(), 200);
     let mut scratch = Scratch::new(spec, 32, 32);
-    let mut prompt = Prompt::new(&mut pool, (3..30).collect()).unwrap();
+    let mut prompt = PromptPages::new(&mut pool, (3..30).collect()).unwrap();
     while prompt.missing() > 0 {
         decoder.prefill(&mut prompt, 32, Some(factors), &mut scratch, threads).unwrap();
     }
     let prompt = Arc::new(prompt);
     let mut last = 0;
     for _ in 0..3 {
-        let new = |pool: &mut Pool| Sequence::new(pool, &prompt, 40).unwrap();
+        let new = |pool: &mut PagePool| SequencePages::new(pool, &prompt, 40).unwrap();
         let mut rows: Vec<Row> =
             (0..24).map(|_| Row { sequence: new(&mut pool), token: prompt.last() }).collect();
         let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -91,8 +93,8 @@ fn a_token_costs_no_allocation() {
     let model = Model::load(spec.clone(), &dir.weights, BaseDtype::Float32, &Device::Cpu).unwrap();
     let config = LoraConfig { r: 4, ..LoraConfig::default() };
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let lora = Lora::fresh(&spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
-    let factors = Factors::new(&spec, &lora).unwrap();
+    let lora = LoraWeights::fresh(&spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    let factors = AdapterWeights::new(&spec, &lora).unwrap();
     let mut decoder = Decoder::new(&model).unwrap();
     decoder.reach(80).unwrap();
     assert_eq!(rounds(&decoder, &spec, &factors, 1), 0);

@@ -19,7 +19,7 @@ use hone_engine::{
 };
 use hone_mistral::MistralEngine;
 use hone_model::adapter::{LinearKind, LoraConfig, Modules, Patterns};
-use hone_sampler::{NativeConfig, NativeEngine};
+use hone_sampler::{BatchedEngine, SamplerConfig};
 use hone_train::config::TrainConfig;
 use hone_train::{Learner, TrainSample};
 
@@ -28,7 +28,7 @@ const TOLERANCE: f32 = 1e-4;
 
 struct Pair {
     engine: Arc<MistralEngine>,
-    native: Arc<NativeEngine>,
+    native: Arc<BatchedEngine>,
     learner: Learner,
     files: tempfile::TempDir,
     /// Prompts of six tokens and completions of up to twelve, for models with short windows.
@@ -45,10 +45,10 @@ impl Pair {
         let engine = MistralEngine::start(&dir, &normalised, &config, metrics.clone()).unwrap();
         let config = TrainConfig { lora, learning_rate: 0.02, ..TrainConfig::default() };
         let learner = Learner::new(&dir, &config).unwrap();
-        let config = NativeConfig { context: dir.context(), ..NativeConfig::default() };
+        let config = SamplerConfig { context: dir.context(), ..SamplerConfig::default() };
         let codec = Arc::clone(engine.codec());
         let idle = Arc::new(|| false);
-        let native = NativeEngine::start(learner.model(), codec, config, idle, metrics).unwrap();
+        let native = BatchedEngine::start(learner.model(), codec, config, idle, metrics).unwrap();
         Self { engine, native, learner, files, short }
     }
 

@@ -8,7 +8,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hone_reward::sandbox::{Layer, Limits, Outcome, Request, Sandbox, SandboxError, Setup, Status};
+use hone_reward::sandbox::{
+    IsolationLayer, Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Setup, Status,
+};
 
 /// A machine that lacks something is named on a line that `.ci/run` counts.
 fn skip(why: &str) {
@@ -35,7 +37,7 @@ async fn sandbox_from(setup: Setup) -> Option<Sandbox> {
     }
 }
 
-fn setup(without: &[Layer]) -> Setup {
+fn setup(without: &[IsolationLayer]) -> Setup {
     let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));
     Setup { launcher, concurrency: 4, without: without.to_vec(), ..Setup::default() }
 }
@@ -46,8 +48,8 @@ async fn every_sandbox() -> Vec<(&'static str, Sandbox)> {
     let mut found = Vec::new();
     for (name, without) in [
         ("all layers", &[][..]),
-        ("no landlock", &[Layer::Landlock]),
-        ("no namespaces", &[Layer::Namespaces]),
+        ("no landlock", &[IsolationLayer::Landlock]),
+        ("no namespaces", &[IsolationLayer::Namespaces]),
     ] {
         let mut setup = setup(without);
         // Without a mount namespace, an interpreter in a home that only root may enter is out of
@@ -79,13 +81,13 @@ fn small() -> Limits {
     }
 }
 
-async fn run(sandbox: &Sandbox, code: &str, limits: Limits) -> Outcome {
-    let request = Request { code: code.into(), stdin: String::new(), limits };
+async fn run(sandbox: &Sandbox, code: &str, limits: Limits) -> RunOutcome {
+    let request = RunRequest { code: code.into(), stdin: String::new(), limits };
     sandbox.run(request).await.unwrap()
 }
 
 /// Runs it everywhere and says how it ended everywhere.
-async fn everywhere(code: &str, limits: Limits, check: impl Fn(&str, &Outcome)) {
+async fn everywhere(code: &str, limits: Limits, check: impl Fn(&str, &RunOutcome)) {
     for (name, sandbox) in every_sandbox().await {
         let outcome = run(&sandbox, code, limits).await;
         check(name, &outcome);
@@ -111,7 +113,7 @@ async fn an_ordinary_program_runs() {
     let code = "import sys, json, math, re, collections, typing, dataclasses, itertools\n\
                 print(json.dumps({'sum': sum(map(int, sys.stdin.read().split()))}))";
     for (name, sandbox) in every_sandbox().await {
-        let request = Request { code: code.into(), stdin: "1 2 39".into(), limits: small() };
+        let request = RunRequest { code: code.into(), stdin: "1 2 39".into(), limits: small() };
         let outcome = sandbox.run(request).await.unwrap();
         assert_eq!(outcome.status, Status::Ok, "{name}: {outcome:?}");
         assert_eq!(outcome.stdout, "{\"sum\": 42}\n", "{name}");
@@ -142,7 +144,7 @@ async fn a_fork_bomb_is_bounded_where_processes_are_allowed() {
                 except OSError:\n        pass\n    os.write(1, b'x')\ntime.sleep(60)";
     let limits = Limits { processes: true, tasks: 6, ..small() };
     let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
-    let request = Request { code: code.into(), limits, ..Request::default() };
+    let request = RunRequest { code: code.into(), limits, ..RunRequest::default() };
     match sandbox.run(request).await {
         Ok(outcome) => {
             assert_eq!(outcome.status, Status::Timeout, "{outcome:?}");
@@ -355,7 +357,7 @@ async fn daemons_do_not_outlive_their_run() {
     );
     for wall_ms in [5_000, 200] {
         let limits = Limits { processes: true, wall_ms, ..small() };
-        let request = Request { code: code.clone(), limits, ..Request::default() };
+        let request = RunRequest { code: code.clone(), limits, ..RunRequest::default() };
         match sandbox.run(request).await {
             Ok(outcome) => {
                 let wanted = if wall_ms == 200 { Status::Timeout } else { Status::Ok };
@@ -378,7 +380,7 @@ async fn a_dropped_run_leaves_nothing_behind() {
          'import time; time.sleep(20)', {mark:?}])"
     );
     let request =
-        Request { code, limits: Limits { wall_ms: 20_000, ..small() }, ..Request::default() };
+        RunRequest { code, limits: Limits { wall_ms: 20_000, ..small() }, ..RunRequest::default() };
     let task = tokio::spawn(async move { sandbox.run(request).await });
     let seen = until(|| !living(&mark).is_empty()).await;
     assert!(seen, "it never started");
@@ -438,8 +440,8 @@ fn zombies() -> usize {
 #[tokio::test]
 async fn what_cannot_be_confined_is_not_run() {
     for (without, what) in [
-        (&[Layer::Seccomp][..], "system calls cannot be filtered"),
-        (&[Layer::Namespaces, Layer::Landlock], "files cannot be protected"),
+        (&[IsolationLayer::Seccomp][..], "system calls cannot be filtered"),
+        (&[IsolationLayer::Namespaces, IsolationLayer::Landlock], "files cannot be protected"),
     ] {
         let sandbox = match Sandbox::new(setup(without)).await {
             Ok(sandbox) => sandbox,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use background::Background;
 use own_model::OwnModel;
-use sampler::Sampler;
+use sampler::RolloutSampler;
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -61,8 +61,8 @@ pub struct Core {
     pub rollout: Rollout,
     /// Figures.
     pub metrics: Arc<Metrics>,
-    trainer: hone_train::Worker,
-    sampler: Option<Sampler>,
+    trainer: hone_train::TrainWorker,
+    sampler: Option<RolloutSampler>,
     /// Last, because the tasks of the parts above run there.
     _background: Background,
 }
@@ -106,7 +106,7 @@ impl Core {
             tools.own_model.load(&dir, &data).await?;
         }
         let sampler = if native && (config.rollout.enabled || serving.is_none()) {
-            Some(Sampler::start(config, &dir, serving.as_ref(), metrics.clone()).await?)
+            Some(RolloutSampler::start(config, &dir, serving.as_ref(), metrics.clone()).await?)
         } else {
             None
         };
@@ -148,7 +148,7 @@ impl Core {
             )
         };
         let rollout = background.enter(rollout)?;
-        let parts = hone_train::Parts {
+        let parts = hone_train::TrainSetup {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
             until,
@@ -163,7 +163,7 @@ impl Core {
             policies: policies.clone(),
             metrics: metrics.clone(),
         };
-        let trainer = background.enter(|| hone_train::Worker::start(parts))?;
+        let trainer = background.enter(|| hone_train::TrainWorker::start(parts))?;
         Ok(Self {
             engine,
             publisher,
@@ -202,7 +202,7 @@ impl Core {
 }
 
 /// A daemon that is up.
-pub struct Running {
+pub struct Daemon {
     /// Where it listens.
     pub addr: SocketAddr,
     stop: watch::Sender<bool>,
@@ -231,7 +231,7 @@ async fn watch_steps(mut monitor: HealthMonitor, store: Store, metrics: Arc<Metr
 ///
 /// # Errors
 /// If the address is taken, and as for [`Core::start`].
-pub async fn start(config: Config) -> anyhow::Result<Running> {
+pub async fn start(config: Config) -> anyhow::Result<Daemon> {
     let listener = TcpListener::bind(config.server.bind)
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
@@ -255,7 +255,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let monitor = tokio::spawn(monitor);
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %config.model.path, %data, "ready");
-    Ok(Running { addr, stop, server, monitor, core })
+    Ok(Daemon { addr, stop, server, monitor, core })
 }
 
 /// The learning rates of the dataset's stages.
@@ -329,8 +329,8 @@ pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
     let spec = hone_model::ModelSpec::from_config(&dir.config)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if config.train.threads == 0 { cores } else { config.train.threads };
-    let base = hone_train::memory::Base::read(&spec, &dir.weights, config.train.base_dtype)?;
-    let plan = hone_train::Plan::new(&spec, base, &config.train, threads, 0);
+    let base = hone_train::memory::BaseMemory::read(&spec, &dir.weights, config.train.base_dtype)?;
+    let plan = hone_train::MemoryPlan::new(&spec, base, &config.train, threads, 0);
     let available = hone_train::available_memory().map(|bytes| {
         format!("\n{:<18} {:>9.1} MiB", "available", bytes as f64 / f64::from(1 << 20))
     });
@@ -418,7 +418,7 @@ async fn wait_for(mut stopped: watch::Receiver<bool>) {
     let _gone = stopped.wait_for(|stop| *stop).await;
 }
 
-impl Running {
+impl Daemon {
     /// Takes the daemon apart: nothing that was acknowledged is lost, running requests finish
     /// within `server.shutdown_grace_seconds`.
     ///

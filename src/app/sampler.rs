@@ -10,7 +10,7 @@ use hone_core::process::BackgroundPriority;
 use hone_engine::{Codec, Engine, ModelDir, Publisher};
 use hone_mistral::MistralEngine;
 use hone_model::{Model, ModelSpec};
-use hone_sampler::{Busy, NativeConfig, NativeEngine, NativePublisher};
+use hone_sampler::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
 
 use crate::config::Config;
 
@@ -18,12 +18,12 @@ use crate::config::Config;
 const SLOTS: usize = 64;
 
 /// The native sampler and the weights that it shares with the trainer.
-pub(super) struct Sampler {
+pub(super) struct RolloutSampler {
     pub base: Model,
-    pub engine: Arc<NativeEngine>,
+    pub engine: Arc<BatchedEngine>,
 }
 
-impl Sampler {
+impl RolloutSampler {
     /// Loads the base and starts the sampler on it; it holds back while `serving` serves.
     pub async fn start(
         config: &Config,
@@ -35,12 +35,12 @@ impl Sampler {
         let dtype = config.train.base_dtype;
         let load = move || Model::load(spec, &files, dtype, &Device::Cpu);
         let base = tokio::task::spawn_blocking(load).await?.context("the sampler's weights")?;
-        let mut native = NativeConfig {
+        let mut native = SamplerConfig {
             name: dir.name.clone(),
             context: dir.context(),
             slots: SLOTS,
             max_batch_tokens: config.rollout.max_batch_tokens,
-            ..NativeConfig::default()
+            ..SamplerConfig::default()
         };
         if config.train.priority != BackgroundPriority::Normal {
             // Its threads give way by themselves.
@@ -53,7 +53,7 @@ impl Sampler {
             native.threads = config.train.threads;
         }
         let clients = serving.cloned();
-        let busy: Busy = Arc::new(move || {
+        let busy: LiveTraffic = Arc::new(move || {
             let load = clients.as_ref().map(|clients| clients.load()).unwrap_or_default();
             load.live_running + load.live_waiting > 0
         });
@@ -61,7 +61,7 @@ impl Sampler {
             Some(serving) => Arc::clone(serving.codec()),
             None => Arc::new(Codec::load(dir)?),
         };
-        let engine = NativeEngine::start(&base, codec, native, busy, metrics)
+        let engine = BatchedEngine::start(&base, codec, native, busy, metrics)
             .context("rollout.sampler: the native sampler")?;
         Ok(Self { base, engine })
     }
@@ -69,6 +69,6 @@ impl Sampler {
     /// What versions are published with: to the sampler and to the serving engine.
     pub fn publisher(&self, serving: Option<&Arc<MistralEngine>>) -> Arc<dyn Publisher> {
         let serving = serving.cloned().map(|serving| serving as Arc<dyn Publisher>);
-        Arc::new(NativePublisher::new(serving, Arc::clone(&self.engine)))
+        Arc::new(BatchedPublisher::new(serving, Arc::clone(&self.engine)))
     }
 }

@@ -25,7 +25,7 @@ use crate::demo::client::{Ask, Client};
 use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
 use crate::demo::scrape::Scrape;
 use crate::demo::tally::percentile;
-use crate::demo::task::{MAX_TOKENS, Questions, Split};
+use crate::demo::task::{MAX_TOKENS, QuestionSplit, Questions};
 use crate::demo::{Daemon, RewardsMode};
 
 /// Longest wait for the daemon to be ready, or for what is under way to end.
@@ -36,7 +36,7 @@ const PROMPTS: usize = 512;
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct InterferenceOptions {
     /// Turns of idle and busy.
     pub rounds: u32,
     /// Length of each of the two in a turn.
@@ -67,7 +67,7 @@ pub struct Met {
 
 /// What came out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct InterferenceReport {
     /// What sampled the rollouts.
     pub sampler: SamplerKind,
     /// Clients.
@@ -88,14 +88,14 @@ pub struct Report {
     pub load: [f64; 2],
 }
 
-impl Report {
+impl InterferenceReport {
     /// Busy over idle: the 99th percentiles of the time to the first token.
     pub fn first_token_ratio(&self) -> f64 {
         self.busy.first_token_ms[1] / self.idle.first_token_ms[1]
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for InterferenceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { users, seconds, idle, busy, .. } = self;
         writeln!(
@@ -139,9 +139,9 @@ impl fmt::Display for Report {
 
 /// The daemon's configuration: rollouts from a dataset without end, and steps so small that the
 /// model stays as it is, because a model that is always right would leave nothing to train on.
-fn config(options: &Options, dir: &Path) -> anyhow::Result<Config> {
+fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
     let dataset = dir.join("prompts.jsonl");
-    let rows = Questions::new(1, Split::Asked).take(PROMPTS).map(|question| {
+    let rows = Questions::new(1, QuestionSplit::Asked).take(PROMPTS).map(|question| {
         json!({"prompt": question.text(), "answer": question.answer().to_string()}).to_string()
             + "\n"
     });
@@ -176,9 +176,9 @@ fn config(options: &Options, dir: &Path) -> anyhow::Result<Config> {
 /// # Errors
 /// If the daemon cannot be started or asked how it is. Requests of clients that fail are counted.
 pub async fn run(
-    options: &Options,
+    options: &InterferenceOptions,
     start: impl AsyncFnOnce(Config) -> anyhow::Result<Daemon>,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<InterferenceReport> {
     let dir = Folder::temporary()?;
     let before = machine::load();
     let daemon = start(config(options, &dir.0)?).await?;
@@ -200,7 +200,10 @@ struct Seen {
     seconds: f64,
 }
 
-async fn measure(options: &Options, client: &Client) -> anyhow::Result<Report> {
+async fn measure(
+    options: &InterferenceOptions,
+    client: &Client,
+) -> anyhow::Result<InterferenceReport> {
     client.wait_ready(PATIENCE).await?;
     let (mut idle, mut busy) = (Seen::default(), Seen::default());
     let (mut steps, mut rollouts) = (0.0, 0.0);
@@ -217,7 +220,7 @@ async fn measure(options: &Options, client: &Client) -> anyhow::Result<Report> {
     }
     client.pause().await?;
     let seconds = busy.seconds.max(1e-9);
-    Ok(Report {
+    Ok(InterferenceReport {
         sampler: options.sampler,
         users: options.users,
         seconds: options.seconds * f64::from(options.rounds.max(1)),
@@ -254,7 +257,7 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
 
 impl Seen {
     /// Clients ask for the condition's time.
-    async fn watch(&mut self, options: &Options, client: &Client, round: u64) {
+    async fn watch(&mut self, options: &InterferenceOptions, client: &Client, round: u64) {
         let (began, processor) = (Instant::now(), machine::processor_seconds());
         let until = began + Duration::from_secs_f64(options.seconds);
         let users = (0..options.users.max(1)).map(|user| {
@@ -292,7 +295,7 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut seen = Seen::default();
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    for question in Questions::new(seed, Split::HeldOut) {
+    for question in Questions::new(seed, QuestionSplit::HeldOut) {
         sleep(Duration::from_secs_f64(rng.random_range(0.0..=2.0) * pause_ms / 1e3)).await;
         if Instant::now() >= until {
             break;
@@ -323,7 +326,7 @@ mod tests {
     #[test]
     fn the_daemon_is_configured_as_a_file_could() {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options {
+        let options = InterferenceOptions {
             rounds: 1,
             seconds: 1.0,
             users: 1,
@@ -347,7 +350,7 @@ mod tests {
         };
         let mut failed = seen(2.0);
         failed.failures.push("no answer".to_owned());
-        let report = Report {
+        let report = InterferenceReport {
             sampler: SamplerKind::Native,
             users: 2,
             seconds: 30.0,

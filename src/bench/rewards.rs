@@ -12,7 +12,7 @@ use serde::Serialize;
 use hone_reward::catalogue::CALLS;
 use hone_reward::catalogue::random_text::{PIECES, random_text};
 use hone_reward::config::{METRICS, RouteConfig, RouteList};
-use hone_reward::{Entry, Routes, ScoreInput, catalogue};
+use hone_reward::{KindEntry, Routes, ScoreInput, catalogue};
 
 /// What a function may take on a completion of [`BYTES`].
 pub const LIMIT: Duration = Duration::from_millis(1);
@@ -68,7 +68,7 @@ fn route() -> String {
     let mut part = |name: &str, kind: &str, parameters: &str| {
         toml += &format!("[[reward]]\nname = \"{name}\"\nkind = \"{kind}\"\n{parameters}\n");
     };
-    for Entry { kind, example, parameters, .. } in catalogue() {
+    for KindEntry { kind, example, parameters, .. } in catalogue() {
         if CALLS.contains(kind) || *kind == "text_similarity" {
             continue;
         }

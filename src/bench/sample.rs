@@ -16,9 +16,10 @@ use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
 use hone_model::Model;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_sampler::{
-    Decoder, Factors, Member, NativeConfig, NativeEngine, Pool, Prompt, Scratch, Sequence,
+    AdapterWeights, BatchMember, BatchedEngine, Decoder, PagePool, PromptPages, SamplerConfig,
+    Scratch, SequencePages,
 };
 
 use super::machine::Peak;
@@ -32,7 +33,7 @@ const READ: usize = 512 << 20;
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SampleOptions {
     /// The model.
     pub model: Subject,
     /// Sequences at once.
@@ -53,7 +54,7 @@ pub struct Options {
 
 /// What came out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct SampleReport {
     /// Sequences at once.
     pub batch: usize,
     /// Tokens of a prompt.
@@ -89,7 +90,7 @@ pub struct Report {
     pub share_of_bound: f64,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SampleReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let best = self.best_tokens_per_second;
         let prompt = self.prompt;
@@ -115,7 +116,7 @@ pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
 ///
 /// # Errors
 /// If the model cannot be read or the sampler refuses it.
-pub fn run(options: &Options) -> anyhow::Result<Report> {
+pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     let folder;
     let path = match &options.model {
         Subject::Dir(path) => path.clone(),
@@ -149,7 +150,7 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
     let step_flop = 2.0 * (step.weight_bytes / size_of::<f32>() * options.batch) as f64;
     let (by_memory, by_products) =
         (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
-    Ok(Report {
+    Ok(SampleReport {
         batch: options.batch,
         prompt: options.prompt,
         tokens: options.tokens,
@@ -169,13 +170,13 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
 }
 
 /// An adapter as training starts with one, or none.
-fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<Lora>> {
+fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<LoraWeights>> {
     if rank == 0 {
         return Ok(None);
     }
     let config = LoraConfig { r: rank, ..LoraConfig::default() };
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    Ok(Some(Lora::fresh(model.spec(), &config, &mut rng, DType::F32, &Device::Cpu)?))
+    Ok(Some(LoraWeights::fresh(model.spec(), &config, &mut rng, DType::F32, &Device::Cpu)?))
 }
 
 /// Bytes a second that threads read, the best of three measurements.
@@ -203,7 +204,7 @@ fn read_rate(block: &[f32], threads: usize) -> f64 {
 
 /// The whole sampler.
 struct Whole {
-    engine: Arc<NativeEngine>,
+    engine: Arc<BatchedEngine>,
     runtime: tokio::runtime::Runtime,
     requests: Vec<GenerateRequest>,
     tokens: usize,
@@ -213,8 +214,8 @@ impl Whole {
     fn new(
         dir: &ModelDir,
         model: &Model,
-        lora: Option<&Lora>,
-        options: &Options,
+        lora: Option<&LoraWeights>,
+        options: &SampleOptions,
         threads: usize,
     ) -> anyhow::Result<Self> {
         let codec = Arc::new(Codec::load(dir)?);
@@ -236,15 +237,15 @@ impl Whole {
         let page = 16;
         let room = options.batch
             * (options.tokens.next_multiple_of(page) + options.prompt.next_multiple_of(page));
-        let config = NativeConfig {
+        let config = SamplerConfig {
             context: dir.context(),
             slots: options.batch,
             max_batch_tokens: 2 * room,
             threads,
-            ..NativeConfig::default()
+            ..SamplerConfig::default()
         };
         let metrics = Arc::new(Metrics::new()?);
-        let engine = NativeEngine::start(model, codec, config, Arc::new(|| false), metrics)?;
+        let engine = BatchedEngine::start(model, codec, config, Arc::new(|| false), metrics)?;
         engine.publish(PolicyVersion(1), lora)?;
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         Ok(Self { requests: requests.collect(), engine, runtime, tokens: options.tokens })
@@ -277,15 +278,15 @@ impl Whole {
 }
 
 struct Told {
-    sequence: Sequence,
+    sequence: SequencePages,
     token: TokenId,
 }
 
-impl Member for Told {
-    fn sequence(&self) -> &Sequence {
+impl BatchMember for Told {
+    fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
-    fn sequence_mut(&mut self) -> &mut Sequence {
+    fn sequence_mut(&mut self) -> &mut SequencePages {
         &mut self.sequence
     }
     fn token(&self) -> TokenId {
@@ -296,25 +297,29 @@ impl Member for Told {
 /// The decoder alone.
 struct Step {
     decoder: Decoder,
-    factors: Option<Factors>,
+    factors: Option<AdapterWeights>,
     scratch: Scratch,
     weight_bytes: usize,
 }
 
 impl Step {
-    fn new(model: &Model, lora: Option<&Lora>, options: &Options) -> anyhow::Result<Self> {
+    fn new(
+        model: &Model,
+        lora: Option<&LoraWeights>,
+        options: &SampleOptions,
+    ) -> anyhow::Result<Self> {
         let mut decoder = Decoder::new(model)?;
         decoder.reach(options.prompt + options.tokens)?;
-        let factors = lora.map(|lora| Factors::new(model.spec(), lora)).transpose()?;
+        let factors = lora.map(|lora| AdapterWeights::new(model.spec(), lora)).transpose()?;
         let scratch = Scratch::new(model.spec(), options.batch.max(64), options.batch);
         let weight_bytes = decoder.weights().bytes();
         Ok(Self { decoder, factors, scratch, weight_bytes })
     }
 
     /// The median over the steps of one batch.
-    fn median(&mut self, options: &Options, threads: usize) -> anyhow::Result<f64> {
+    fn median(&mut self, options: &SampleOptions, threads: usize) -> anyhow::Result<f64> {
         let pages = options.batch * (options.tokens / 16 + options.prompt / 16 + 4);
-        let mut pool = Pool::new(self.decoder.shape(), pages);
+        let mut pool = PagePool::new(self.decoder.shape(), pages);
         let no_room = || anyhow::anyhow!("the cache is too small");
         let factors = self.factors.as_ref();
         let mut rows = Vec::new();
@@ -322,7 +327,7 @@ impl Step {
         for i in 0..options.batch {
             if i % options.group.max(1) == 0 {
                 let ids = prompt(i / options.group.max(1), options.prompt);
-                let mut prompt = Prompt::new(&mut pool, ids).with_context(no_room)?;
+                let mut prompt = PromptPages::new(&mut pool, ids).with_context(no_room)?;
                 while prompt.missing() > 0 {
                     self.decoder.prefill(&mut prompt, 64, factors, &mut self.scratch, threads)?;
                 }
@@ -330,7 +335,7 @@ impl Step {
             }
             let prompt = shared.as_ref().with_context(no_room)?;
             let sequence =
-                Sequence::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
+                SequencePages::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
             rows.push(Told { sequence, token: prompt.last() });
         }
         let mut times = Vec::new();
@@ -354,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_embedded_model_is_measured_whole() {
-        let options = Options {
+        let options = SampleOptions {
             model: Subject::Embedded,
             batch: 9,
             group: 4,

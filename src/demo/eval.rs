@@ -13,7 +13,7 @@ use super::client::{Answer, Ask, Client, ClientError};
 use super::config::TASK_HELD_OUT;
 use super::tally::Board;
 use super::task;
-use super::task::{MAX_TOKENS, Question, Questions, Split};
+use super::task::{MAX_TOKENS, Question, QuestionSplit, Questions};
 
 /// Held-out questions of an evaluation.
 pub const QUESTIONS: usize = 96;
@@ -23,7 +23,7 @@ const FIRST_SEED: u64 = 7_000_001;
 /// The first `count` held-out questions, all different, the same ones every time.
 pub fn held_out(count: usize) -> Vec<Question> {
     let mut seen = HashSet::new();
-    Questions::new(FIRST_SEED, Split::HeldOut)
+    Questions::new(FIRST_SEED, QuestionSplit::HeldOut)
         .filter(|question| seen.insert(*question))
         .take(count)
         .collect()
@@ -46,14 +46,14 @@ pub struct Judged {
 
 /// The answers to every held-out question, in the questions' order.
 #[derive(Clone, Debug, Default)]
-pub struct Evaluation {
+pub struct DemoEvaluation {
     /// One for each question that was answered.
     pub answers: Vec<Judged>,
     /// The newest version that answered.
     pub version: PolicyVersion,
 }
 
-impl Evaluation {
+impl DemoEvaluation {
     /// Mean reward.
     pub fn reward(&self) -> f64 {
         self.mean(|judged| judged.reward)
@@ -84,7 +84,7 @@ pub async fn measure(
     parallel: usize,
     board: &Arc<Board>,
     mut progress: impl FnMut(usize),
-) -> Result<Evaluation, ClientError> {
+) -> Result<DemoEvaluation, ClientError> {
     let permits = Arc::new(Semaphore::new(parallel.max(1)));
     let mut tasks = JoinSet::new();
     for (index, question) in questions.iter().enumerate() {
@@ -134,8 +134,8 @@ fn ask(index: usize, question: &Question) -> Ask {
     }
 }
 
-fn judge(questions: &[Question], answers: Vec<Option<Answer>>) -> Evaluation {
-    let mut evaluation = Evaluation::default();
+fn judge(questions: &[Question], answers: Vec<Option<Answer>>) -> DemoEvaluation {
+    let mut evaluation = DemoEvaluation::default();
     for (question, answer) in questions.iter().zip(answers) {
         let Some(answer) = answer else { continue };
         let score = task::score(&answer.text, question.answer());
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(questions, held_out(QUESTIONS));
         assert_eq!(questions.iter().collect::<HashSet<_>>().len(), QUESTIONS);
         let texts: HashSet<String> = questions.iter().map(Question::text).collect();
-        let asked = Questions::new(1, Split::Asked).take(20_000);
+        let asked = Questions::new(1, QuestionSplit::Asked).take(20_000);
         assert!(asked.into_iter().all(|question| !texts.contains(&question.text())));
     }
 
@@ -182,6 +182,6 @@ mod tests {
         assert_eq!((evaluation.right(), evaluation.well_formed()), (0.5, 0.5));
         assert!((evaluation.reward() - task::REWARD_MAX / 2.0).abs() < 1e-12);
         assert_eq!(evaluation.version, PolicyVersion(4));
-        assert!(Evaluation::default().reward().abs() < 1e-12);
+        assert!(DemoEvaluation::default().reward().abs() < 1e-12);
     }
 }

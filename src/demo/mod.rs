@@ -26,7 +26,7 @@ use std::pin::pin;
 use client::ClientError;
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
-use progress::Progress;
+use progress::DemoProgress;
 use report::{Findings, Next};
 use serde::Serialize;
 
@@ -34,7 +34,7 @@ use hone_rollout::SamplerKind;
 
 use crate::config::Config;
 
-pub use report::Report;
+pub use report::DemoReport;
 
 /// `--steps` where none are given: enough to learn nearly all that there is to learn.
 pub const DEFAULT_STEPS: u64 = 80;
@@ -131,7 +131,7 @@ impl Daemon {
 #[derive(Clone, Debug)]
 pub struct DemoOutcome {
     /// The figures.
-    pub report: Report,
+    pub report: DemoReport,
     /// Whether the held-out reward rose: exit code 0, else 1.
     pub improved: bool,
 }
@@ -186,7 +186,7 @@ pub async fn run(
     let mut config = config::build(options.rewards, options.steps, options.seed, &home.dir, cores);
     config.rollout.sampler = options.sampler;
     home.write_config(&config)?;
-    let mut progress = Progress::new(std::io::stderr().is_terminal());
+    let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
     let mut interrupt = pin!(interrupted());
 
     progress.begin("starting the daemon");

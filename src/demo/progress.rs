@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::report::{clock, count, ms, percent};
-use super::tally::Tally;
+use super::tally::UserTally;
 
 /// How often a plain line is written.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -34,13 +34,13 @@ pub struct View {
     /// The most an answer can earn.
     pub reward_max: f64,
     /// What the users saw.
-    pub tally: Tally,
+    pub tally: UserTally,
     /// Since the demo began.
     pub elapsed: Duration,
 }
 
 /// Where progress goes.
-pub struct Progress {
+pub struct DemoProgress {
     began: Instant,
     screen: Screen,
 }
@@ -50,7 +50,7 @@ enum Screen {
     Lines { last: Option<Instant> },
 }
 
-impl Progress {
+impl DemoProgress {
     /// Bars on a terminal, else lines.
     pub fn new(terminal: bool) -> Self {
         let screen = if terminal {
@@ -162,7 +162,7 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 fn write_line(elapsed: Duration, line: &str) {
-    // Progress is a courtesy: a closed stderr must not end the demo.
+    // DemoProgress is a courtesy: a closed stderr must not end the demo.
     let _ = writeln!(std::io::stderr().lock(), "{} {line}", clock(elapsed));
 }
 
@@ -202,7 +202,7 @@ fn reward(view: &View) -> String {
     }
 }
 
-fn traffic(tally: &Tally) -> String {
+fn traffic(tally: &UserTally) -> String {
     let mut text = format!("{}, {} failed", count(tally.requests, "request"), tally.failed);
     if tally.feedback > 0 {
         let up = percent(ratio(tally.thumbs_up, tally.feedback));

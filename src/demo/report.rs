@@ -10,8 +10,8 @@ use hone_core::process;
 use hone_rollout::SamplerKind;
 
 use super::RewardsMode;
-use super::eval::{Evaluation, Judged};
-use super::tally::{Latency, Tally};
+use super::eval::{DemoEvaluation, Judged};
+use super::tally::{Latency, UserTally};
 
 /// Sample answers that are shown: the first held-out questions, whatever became of them.
 const SAMPLES_SHOWN: usize = 3;
@@ -23,7 +23,7 @@ const ANSWER_WIDTH: usize = 88;
 /// The figures of a demo, as `--report` writes them. Rewards are means over the held-out
 /// questions; times to first token are what the users measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct DemoReport {
     /// The most an answer can earn.
     pub reward_max: f64,
     /// Before the first step.
@@ -74,13 +74,13 @@ pub struct Report {
 /// Everything the end of a demo is told from.
 pub struct Findings {
     /// The figures.
-    pub report: Report,
+    pub report: DemoReport,
     /// The held-out answers before.
-    pub before: Evaluation,
+    pub before: DemoEvaluation,
     /// The held-out answers after.
-    pub after: Evaluation,
+    pub after: DemoEvaluation,
     /// What the users saw.
-    pub tally: Tally,
+    pub tally: UserTally,
     /// Why it ended before `--steps`, if it did.
     pub cut_short: Option<String>,
 }
@@ -218,7 +218,7 @@ pub const SERVE_FILE: &str = "hone.toml";
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn write_json(report: &Report, file: &Path) -> std::io::Result<()> {
+pub fn write_json(report: &DemoReport, file: &Path) -> std::io::Result<()> {
     let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');
     std::fs::write(file, text)
@@ -283,7 +283,7 @@ mod tests {
     use super::super::task;
     use super::*;
 
-    fn evaluation(text: &str, good: bool, version: u64) -> Evaluation {
+    fn evaluation(text: &str, good: bool, version: u64) -> DemoEvaluation {
         let judged = |question| Judged {
             question,
             text: text.to_owned(),
@@ -291,7 +291,7 @@ mod tests {
             well_formed: good,
             reward: if good { task::REWARD_MAX } else { 0.0 },
         };
-        Evaluation {
+        DemoEvaluation {
             answers: super::super::eval::held_out(4).into_iter().map(judged).collect(),
             version: hone_core::types::PolicyVersion(version),
         }
@@ -304,7 +304,7 @@ mod tests {
             board.served(1.0, Duration::from_millis(8), up);
             board.thumb(up);
         }
-        let report = Report {
+        let report = DemoReport {
             reward_max: 1.5,
             reward_before: 0.0,
             reward_after: 1.5,

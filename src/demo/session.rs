@@ -7,11 +7,11 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::{Client, TrainerStatus};
-use super::eval::Evaluation;
-use super::progress::{Progress, View};
-use super::report::{Findings, Report, clock, count, peak_rss_mib};
+use super::eval::DemoEvaluation;
+use super::progress::{DemoProgress, View};
+use super::report::{DemoReport, Findings, clock, count, peak_rss_mib};
 use super::scrape::Scrape;
-use super::tally::{Board, Tally};
+use super::tally::{Board, UserTally};
 use super::task::Question;
 use super::users::{Pulse, Users};
 use super::{DemoError, DemoOptions, eval, task};
@@ -59,7 +59,7 @@ pub(super) async fn conduct(
     options: &DemoOptions,
     config: &Config,
     url: &str,
-    progress: &mut Progress,
+    progress: &mut DemoProgress,
 ) -> Result<Findings, DemoError> {
     let session = Session {
         options,
@@ -97,8 +97,8 @@ impl Session<'_> {
     async fn evaluate(
         &self,
         label: &str,
-        progress: &mut Progress,
-    ) -> Result<Evaluation, DemoError> {
+        progress: &mut DemoProgress,
+    ) -> Result<DemoEvaluation, DemoError> {
         let total = self.questions.len();
         progress.begin(&format!("{label}: asking {total} held-out questions"));
         let heard = |n| progress.message(&format!("{label}: {n} of {total} held-out questions"));
@@ -114,7 +114,7 @@ impl Session<'_> {
     async fn learn(
         &self,
         deadline: Duration,
-        progress: &mut Progress,
+        progress: &mut DemoProgress,
     ) -> Result<Learned, DemoError> {
         let (beat, pulse) = watch::channel(Pulse::default());
         // With feedback alone every engine is kept busy by users; else shadows need room.
@@ -137,7 +137,7 @@ impl Session<'_> {
         &self,
         deadline: Duration,
         beat: &watch::Sender<Pulse>,
-        progress: &mut Progress,
+        progress: &mut DemoProgress,
     ) -> Result<Learned, DemoError> {
         let steps = self.options.steps;
         let mut view = View { steps, reward_max: task::REWARD_MAX, ..View::default() };
@@ -208,15 +208,15 @@ impl Session<'_> {
 
     fn report(
         &self,
-        before: &Evaluation,
-        after: &Evaluation,
+        before: &DemoEvaluation,
+        after: &DemoEvaluation,
         learned: &Learned,
-        tally: &Tally,
+        tally: &UserTally,
         scrape: &Scrape,
         wall: Duration,
-    ) -> Report {
+    ) -> DemoReport {
         let (all, idle, busy) = (tally.overall(), tally.idle(), tally.busy());
-        Report {
+        DemoReport {
             reward_max: task::REWARD_MAX,
             reward_before: before.reward(),
             reward_after: after.reward(),
@@ -243,7 +243,7 @@ impl Session<'_> {
     }
 }
 
-fn learned_line(learned: &Learned, tally: &Tally) -> String {
+fn learned_line(learned: &Learned, tally: &UserTally) -> String {
     let steps = count(learned.step, "step");
     let reward = tally.reward.map(|r| format!(" · users see {r:.2} of {:.2}", task::REWARD_MAX));
     let early = learned.cut_short.as_ref().map(|reason| format!(" · ended early: {reason}"));
@@ -255,7 +255,7 @@ fn pulse(status: &TrainerStatus) -> Pulse {
     Pulse { trainer_busy: status.busy(), waiting }
 }
 
-fn refresh(view: &mut View, status: &TrainerStatus, tally: Tally, elapsed: Duration) {
+fn refresh(view: &mut View, status: &TrainerStatus, tally: UserTally, elapsed: Duration) {
     if status.step > view.step {
         view.history.extend(tally.reward);
     }

@@ -12,11 +12,11 @@ const FAILURES_KEPT: usize = 3;
 
 /// Shared by every user, the evaluation and the progress display.
 #[derive(Debug, Default)]
-pub struct Board(Mutex<Tally>);
+pub struct Board(Mutex<UserTally>);
 
 /// Counts so far.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct UserTally {
     /// Chat completions asked for, failed ones included.
     pub requests: u64,
     /// Chat completions and feedback posts that failed.
@@ -45,7 +45,7 @@ pub struct Latency {
 
 impl Board {
     /// The counts as they stand.
-    pub fn read(&self) -> Tally {
+    pub fn read(&self) -> UserTally {
         self.lock().clone()
     }
 
@@ -81,12 +81,12 @@ impl Board {
         tally.thumbs_up += u64::from(up);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tally> {
+    fn lock(&self) -> MutexGuard<'_, UserTally> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Tally {
+impl UserTally {
     /// Whether [`Self::reward`] is the mean of as many answers as it remembers.
     pub fn is_settled(&self) -> bool {
         self.answers as f64 >= MEAN_WINDOW

@@ -81,7 +81,7 @@ pub fn held_out(a: u32, b: u32) -> bool {
 
 /// Which questions a [`Questions`] draws from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
+pub enum QuestionSplit {
     /// Those that simulated users ask.
     Asked,
     /// Those that they never ask.
@@ -94,12 +94,12 @@ pub enum Split {
 #[derive(Clone, Debug)]
 pub struct Questions {
     rng: ChaCha8Rng,
-    split: Split,
+    split: QuestionSplit,
 }
 
 impl Questions {
     /// Questions drawn uniformly, with repetition, from one side of the split.
-    pub fn new(seed: u64, split: Split) -> Self {
+    pub fn new(seed: u64, split: QuestionSplit) -> Self {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), split }
     }
 }
@@ -115,8 +115,8 @@ impl Iterator for Questions {
                 phrasing: self.rng.random_range(0..PHRASING_COUNT as u32) as usize,
             };
             match self.split {
-                Split::Asked if question.is_held_out() => {}
-                Split::HeldOut if !question.is_held_out() => {}
+                QuestionSplit::Asked if question.is_held_out() => {}
+                QuestionSplit::HeldOut if !question.is_held_out() => {}
                 _ => return Some(question),
             }
         }
@@ -220,10 +220,10 @@ mod tests {
     #[test]
     fn questions_repeat_with_their_seed_and_stay_on_their_side() {
         let draw = |seed, split| Questions::new(seed, split).take(500).collect::<Vec<_>>();
-        assert_eq!(draw(1, Split::Asked), draw(1, Split::Asked));
-        assert_ne!(draw(1, Split::Asked), draw(2, Split::Asked));
-        assert!(draw(1, Split::Asked).iter().all(|q| !q.is_held_out()));
-        assert!(draw(1, Split::HeldOut).iter().all(Question::is_held_out));
-        assert!(draw(1, Split::All).iter().any(Question::is_held_out));
+        assert_eq!(draw(1, QuestionSplit::Asked), draw(1, QuestionSplit::Asked));
+        assert_ne!(draw(1, QuestionSplit::Asked), draw(2, QuestionSplit::Asked));
+        assert!(draw(1, QuestionSplit::Asked).iter().all(|q| !q.is_held_out()));
+        assert!(draw(1, QuestionSplit::HeldOut).iter().all(Question::is_held_out));
+        assert!(draw(1, QuestionSplit::All).iter().any(Question::is_held_out));
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::client::{Ask, Client};
 use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED};
 use super::tally::Board;
-use super::task::{MAX_TOKENS, Question, Questions, Split};
+use super::task::{MAX_TOKENS, Question, QuestionSplit, Questions};
 use super::{RewardsMode, task};
 
 /// Where graders score shadow siblings, users hold back while this many prompts or groups wait,
@@ -61,7 +61,7 @@ impl Users {
         board: &Arc<Board>,
         pulse: &watch::Receiver<Pulse>,
     ) -> Self {
-        let questions = Arc::new(Mutex::new(Questions::new(seed, Split::Asked)));
+        let questions = Arc::new(Mutex::new(Questions::new(seed, QuestionSplit::Asked)));
         let stop = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         for index in 0..count {

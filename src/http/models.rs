@@ -14,7 +14,7 @@ pub(super) const DEFAULT_MODEL: &str = "default";
 
 /// OpenAI's `model` object, with the version that answers now.
 #[derive(Serialize)]
-pub(super) struct Model {
+pub(super) struct ModelObject {
     id: String,
     object: &'static str,
     created: u64,
@@ -26,7 +26,7 @@ pub(super) struct Model {
 #[derive(Serialize)]
 pub(super) struct ModelList {
     object: &'static str,
-    data: Vec<Model>,
+    data: Vec<ModelObject>,
 }
 
 fn names(state: &AppState) -> Vec<&str> {
@@ -34,8 +34,8 @@ fn names(state: &AppState) -> Vec<&str> {
     if own == DEFAULT_MODEL { vec![DEFAULT_MODEL] } else { vec![DEFAULT_MODEL, own] }
 }
 
-fn model(state: &AppState, name: &str) -> Model {
-    Model {
+fn model(state: &AppState, name: &str) -> ModelObject {
+    ModelObject {
         id: name.to_owned(),
         object: "model",
         created: state.started / 1000,
@@ -64,7 +64,7 @@ pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<ModelList> 
 pub(super) async fn retrieve(
     State(state): State<Arc<AppState>>,
     Path(name): Path<String>,
-) -> Result<Json<Model>, ApiError> {
+) -> Result<Json<ModelObject>, ApiError> {
     check(&state, &name)?;
     Ok(Json(model(&state, &name)))
 }

@@ -24,7 +24,7 @@ const NOTE_CHARS: usize = 1024;
 
 /// One key in quarantine.
 #[derive(Serialize)]
-pub(super) struct Entry {
+pub(super) struct QuarantineEntry {
     key_id: String,
     /// `{"rule": "by_hand", "note": ...}`; null where it cannot be read.
     reason: Option<Reason>,
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 #[derive(Serialize)]
 pub(super) struct List {
     object: &'static str,
-    data: Vec<Entry>,
+    data: Vec<QuarantineEntry>,
 }
 
 /// `DELETE /admin/feedback/quarantine/{key}`
@@ -56,7 +56,7 @@ pub(super) async fn flag(
     State(state): State<Arc<AppState>>,
     Path(key): Path<String>,
     JsonObject(body): JsonObject,
-) -> Result<Json<Entry>, ApiError> {
+) -> Result<Json<QuarantineEntry>, ApiError> {
     let fields = Fields::new(&body);
     if let Some(name) = fields.names().find(|name| *name != "reason") {
         let message = format!("{name} is not a field: the field is reason");
@@ -99,7 +99,7 @@ fn counted(state: &AppState) -> Result<Vec<Quarantined>, ApiError> {
     Ok(rows)
 }
 
-fn entry(row: Quarantined) -> Entry {
+fn entry(row: Quarantined) -> QuarantineEntry {
     let reason = serde_json::from_str(&row.reason).ok();
-    Entry { key_id: row.key_id, reason, since: row.since }
+    QuarantineEntry { key_id: row.key_id, reason, since: row.since }
 }

@@ -15,7 +15,7 @@ pub struct Best {
 
 /// What an evaluation means for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum StopDecision {
     /// The best so far: keep its checkpoint.
     Improved,
     /// No better; this many evaluations in a row now.
@@ -39,7 +39,7 @@ impl BestTracker {
     ///
     /// As in Keras and the Hugging Face trainer, an improvement is more than `min_delta` above the
     /// best, and patience counts evaluations, not steps.
-    pub fn observe(&mut self, config: &EarlyStopConfig, step: u64, reward: f64) -> Verdict {
+    pub fn observe(&mut self, config: &EarlyStopConfig, step: u64, reward: f64) -> StopDecision {
         let seen = self.last_step.is_some_and(|last| step <= last);
         if !seen {
             self.last_step = Some(step);
@@ -47,14 +47,14 @@ impl BestTracker {
             if reward.is_finite() && better {
                 self.best = Some(Best { step, reward });
                 self.waited = 0;
-                return Verdict::Improved;
+                return StopDecision::Improved;
             }
             self.waited += 1;
         }
         if config.patience > 0 && self.waited >= config.patience {
-            Verdict::Stop
+            StopDecision::Stop
         } else {
-            Verdict::Waiting(self.waited)
+            StopDecision::Waiting(self.waited)
         }
     }
 
@@ -74,14 +74,14 @@ mod tests {
     fn patience_counts_evaluations_without_an_improvement() {
         let config = EarlyStopConfig { patience: 2, min_delta: 0.1 };
         let mut tracker = BestTracker::default();
-        assert_eq!(tracker.observe(&config, 0, 0.5), Verdict::Improved);
-        assert_eq!(tracker.observe(&config, 10, 0.59), Verdict::Waiting(1));
-        assert_eq!(tracker.observe(&config, 20, 0.7), Verdict::Improved);
-        assert_eq!(tracker.observe(&config, 30, f64::NAN), Verdict::Waiting(1));
-        assert_eq!(tracker.observe(&config, 40, 0.75), Verdict::Stop);
+        assert_eq!(tracker.observe(&config, 0, 0.5), StopDecision::Improved);
+        assert_eq!(tracker.observe(&config, 10, 0.59), StopDecision::Waiting(1));
+        assert_eq!(tracker.observe(&config, 20, 0.7), StopDecision::Improved);
+        assert_eq!(tracker.observe(&config, 30, f64::NAN), StopDecision::Waiting(1));
+        assert_eq!(tracker.observe(&config, 40, 0.75), StopDecision::Stop);
         assert_eq!(tracker.best(), Some(Best { step: 20, reward: 0.7 }));
         // The same step again, as after a resume, is not counted twice.
-        assert_eq!(tracker.observe(&config, 40, 9.0), Verdict::Stop);
+        assert_eq!(tracker.observe(&config, 40, 9.0), StopDecision::Stop);
         assert_eq!(tracker.best(), Some(Best { step: 20, reward: 0.7 }));
     }
 
@@ -90,7 +90,7 @@ mod tests {
         let (config, mut tracker) = (EarlyStopConfig::default(), BestTracker::default());
         tracker.observe(&config, 0, 1.0);
         for step in 1..1000 {
-            assert_eq!(tracker.observe(&config, step, 1.0), Verdict::Waiting(step));
+            assert_eq!(tracker.observe(&config, step, 1.0), StopDecision::Waiting(step));
         }
     }
 

@@ -9,7 +9,7 @@ use hone_core::types::PolicyVersion;
 use hone_dataset::Dataset;
 use hone_train::monitoring::warnings::Roles;
 
-use super::evaluate::{Evaluation, Exam};
+use super::evaluate::{EvalSet, Evaluation};
 use super::report::Comparison;
 use super::stats::Estimate;
 use super::{compare, stats};
@@ -76,7 +76,7 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
     let core = Core::start_alone(&config, None).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let part = success_part(&config, options.part)?;
-    let exam = Exam {
+    let exam = EvalSet {
         prompts: all.into_iter().take(most).collect(),
         route: Arc::clone(route),
         samples,

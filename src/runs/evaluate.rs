@@ -17,7 +17,7 @@ use super::table::ScoredSample;
 
 /// What is asked, how often, and how it is sampled.
 #[derive(Clone)]
-pub struct Exam {
+pub struct EvalSet {
     /// The prompts.
     pub prompts: Vec<Arc<Prompt>>,
     /// Whose rewards score the completions.
@@ -35,7 +35,7 @@ pub struct Exam {
 /// The completions of one prompt, scored.
 pub type Answers = Vec<ScoredSample>;
 
-/// What an [`Exam`] gave, in the order of its prompts.
+/// What an [`EvalSet`] gave, in the order of its prompts.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Evaluation {
     /// The policy version that answered.
@@ -46,7 +46,7 @@ pub struct Evaluation {
     pub length: f64,
 }
 
-impl Exam {
+impl EvalSet {
     /// Asks every prompt and scores what comes back, group by group, as training does.
     ///
     /// # Errors

@@ -4,12 +4,12 @@
 //! definition and does not count as a use, and neither does a `mod` declaration. Test modules are
 //! left out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use syn::visit::{self, Visit};
-use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
+use syn::{visit, Attribute, Item, ItemUse, UseTree, Visibility};
+use syn::visit::Visit;
 
 /// Path of a module below the crate root; the root is empty.
 type Module = Vec<String>;

@@ -6,7 +6,7 @@ use promql_parser::parser::{
     AggregateExpr, BinaryExpr, Call, Expr, LabelModifier, VectorSelector, token,
 };
 
-use hone_core::metrics::{Description, Kind};
+use hone_core::metrics::{MetricDescription, MetricKind};
 
 /// Names of labels.
 pub type Labels = BTreeSet<String>;
@@ -17,13 +17,16 @@ const SCRAPED: [&str; 2] = ["instance", "job"];
 const OF_COUNTERS: [&str; 3] = ["rate", "irate", "increase"];
 
 /// Finds the metric that a series belongs to, and whether the series carries `le`.
-fn metric<'a>(all: &'a [Description], series: &str) -> Result<(&'a Description, bool), String> {
+fn metric<'a>(
+    all: &'a [MetricDescription],
+    series: &str,
+) -> Result<(&'a MetricDescription, bool), String> {
     for d in all {
         let suffix = series.strip_prefix(d.name.as_str());
         match (d.kind, suffix) {
-            (Kind::Histogram, Some("_bucket")) => return Ok((d, true)),
-            (Kind::Histogram, Some("_sum" | "_count")) => return Ok((d, false)),
-            (Kind::Counter | Kind::Gauge, Some("")) => return Ok((d, false)),
+            (MetricKind::Histogram, Some("_bucket")) => return Ok((d, true)),
+            (MetricKind::Histogram, Some("_sum" | "_count")) => return Ok((d, false)),
+            (MetricKind::Counter | MetricKind::Gauge, Some("")) => return Ok((d, false)),
             _ => {}
         }
     }
@@ -31,7 +34,7 @@ fn metric<'a>(all: &'a [Description], series: &str) -> Result<(&'a Description, 
 }
 
 /// The labels of a selector's series; fails on an unknown metric or label.
-fn of_selector(all: &[Description], selector: &VectorSelector) -> Result<Labels, String> {
+fn of_selector(all: &[MetricDescription], selector: &VectorSelector) -> Result<Labels, String> {
     let name = selector.name.as_deref().ok_or("a selector without a metric name")?;
     let (description, bucket) = metric(all, name)?;
     let mut labels: Labels = description.labels.iter().cloned().collect();
@@ -56,7 +59,7 @@ fn contained(wanted: &LabelModifier, labels: &Labels) -> Result<Labels, String> 
     }
 }
 
-fn of_aggregate(all: &[Description], aggregate: &AggregateExpr) -> Result<Labels, String> {
+fn of_aggregate(all: &[MetricDescription], aggregate: &AggregateExpr) -> Result<Labels, String> {
     let inner = of(all, &aggregate.expr)?;
     match &aggregate.modifier {
         None => Ok(Labels::new()),
@@ -65,7 +68,7 @@ fn of_aggregate(all: &[Description], aggregate: &AggregateExpr) -> Result<Labels
     }
 }
 
-fn of_binary(all: &[Description], binary: &BinaryExpr) -> Result<Labels, String> {
+fn of_binary(all: &[MetricDescription], binary: &BinaryExpr) -> Result<Labels, String> {
     let (left, right) = (of(all, &binary.lhs)?, of(all, &binary.rhs)?);
     if let Some(matching) = binary.modifier.as_ref().and_then(|m| m.matching.as_ref()) {
         contained(matching, &left)?;
@@ -76,7 +79,7 @@ fn of_binary(all: &[Description], binary: &BinaryExpr) -> Result<Labels, String>
     if binary.op.id() == token::T_LOR { Ok(&left | &right) } else { Ok(left) }
 }
 
-fn of_call(all: &[Description], call: &Call) -> Result<Labels, String> {
+fn of_call(all: &[MetricDescription], call: &Call) -> Result<Labels, String> {
     let mut labels = Labels::new();
     for argument in &call.args.args {
         labels.extend(of(all, argument)?);
@@ -87,7 +90,7 @@ fn of_call(all: &[Description], call: &Call) -> Result<Labels, String> {
                 return Err(format!("{name}() of something that is not a range"));
             };
             let series = range.vs.name.as_deref().unwrap_or_default();
-            if metric(all, series)?.0.kind == Kind::Gauge {
+            if metric(all, series)?.0.kind == MetricKind::Gauge {
                 return Err(format!("{name}() of the gauge {series}"));
             }
         }
@@ -104,7 +107,7 @@ fn of_call(all: &[Description], call: &Call) -> Result<Labels, String> {
 ///
 /// # Errors
 /// Names a metric or label that is not exported, or a function that does not fit the metric.
-pub fn of(all: &[Description], expr: &Expr) -> Result<Labels, String> {
+pub fn of(all: &[MetricDescription], expr: &Expr) -> Result<Labels, String> {
     match expr {
         Expr::VectorSelector(selector) => of_selector(all, selector),
         Expr::MatrixSelector(range) => of_selector(all, &range.vs),

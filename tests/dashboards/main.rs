@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use promql_parser::parser;
 use serde_json::Value;
 
-use hone_core::metrics::{Description, Kind, Metrics};
+use hone_core::metrics::{MetricDescription, MetricKind, Metrics};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -235,15 +235,15 @@ fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {
 }
 
 /// A sample for each metric that has none yet, as `Metrics::encode` would write it.
-fn sample(text: &mut String, description: &Description) -> std::fmt::Result {
-    let Description { name, help, kind, labels } = description;
+fn sample(text: &mut String, description: &MetricDescription) -> std::fmt::Result {
+    let MetricDescription { name, help, kind, labels } = description;
     let pairs: Vec<String> = labels.iter().map(|l| format!("{l}=\"x\"")).collect();
     let pairs = pairs.join(",");
     writeln!(text, "# HELP {name} {help}")?;
     match kind {
-        Kind::Counter => writeln!(text, "# TYPE {name} counter\n{name}{{{pairs}}} 1"),
-        Kind::Gauge => writeln!(text, "# TYPE {name} gauge\n{name}{{{pairs}}} 1"),
-        Kind::Histogram => writeln!(
+        MetricKind::Counter => writeln!(text, "# TYPE {name} counter\n{name}{{{pairs}}} 1"),
+        MetricKind::Gauge => writeln!(text, "# TYPE {name} gauge\n{name}{{{pairs}}} 1"),
+        MetricKind::Histogram => writeln!(
             text,
             "# TYPE {name} histogram\n{name}_bucket{{{pairs},le=\"+Inf\"}} 1\n\
              {name}_sum{{{pairs}}} 1\n{name}_count{{{pairs}}} 1"

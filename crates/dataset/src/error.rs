@@ -11,14 +11,14 @@ pub const SHOWN: usize = 10;
 /// Where a row stands in its file, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum RowPlace {
     /// The line on which the row begins: JSONL and CSV.
     Line(u64),
     /// The row's number: Parquet.
     Row(u64),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RowPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(number) => write!(f, "line {number}"),
@@ -31,7 +31,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRow {
     /// Where it stands.
-    pub place: Place,
+    pub place: RowPlace,
     /// The column at fault, as in `messages[1].role`; `None` when it is the row as a whole.
     pub column: Option<String>,
     /// What is wrong, as a phrase that continues the place or the column.
@@ -39,11 +39,15 @@ pub struct BadRow {
 }
 
 impl BadRow {
-    pub(super) fn whole(place: Place, reason: impl Into<String>) -> Self {
+    pub(super) fn whole(place: RowPlace, reason: impl Into<String>) -> Self {
         Self { place, column: None, reason: reason.into() }
     }
 
-    pub(super) fn column(place: Place, name: impl Into<String>, reason: impl Into<String>) -> Self {
+    pub(super) fn column(
+        place: RowPlace,
+        name: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Self {
         Self { place, column: Some(name.into()), reason: reason.into() }
     }
 }

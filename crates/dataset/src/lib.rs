@@ -2,7 +2,7 @@
 //! resume.
 //!
 //! ```text
-//! file -> read (rows) -> prompt (conversation + metadata) -> split -> train    -> Sampler -> draws
+//! file -> read (rows) -> prompt (conversation + metadata) -> split -> train    -> PromptSampler -> draws
 //!                                                              '---> held_out         ^- outcomes
 //! ```
 //!
@@ -34,13 +34,13 @@ pub use config::{
     StageConfig,
 };
 pub use curriculum::{Curriculum, LearningRate, Stage};
-pub use error::{BadRow, DatasetError, Place, SHOWN};
+pub use error::{BadRow, DatasetError, RowPlace, SHOWN};
 pub use filter::Filter;
-pub use mix::Mix;
-pub use outcome::Outcome;
+pub use mix::LiveMix;
+pub use outcome::PromptOutcome;
 pub use prompt::{ANSWER, Prompt, PromptId};
 pub use report::{DatasetReport, LengthStats};
-pub use sampler::{Draw, Sampler, SamplerState};
+pub use sampler::{Draw, PromptSampler, PromptSamplerState};
 
 /// A dataset that has been read and split.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +58,7 @@ pub struct Dataset {
 /// # Errors
 /// [`DatasetError::Config`] with the key, its value and the reason.
 pub fn check(config: &DatasetConfig) -> Result<(), DatasetError> {
-    prompt::Builder::new(config)?;
+    prompt::PromptBuilder::new(config)?;
     Curriculum::new(&config.stages)?;
     Ok(())
 }
@@ -71,7 +71,7 @@ impl Dataset {
     /// any row is bad; then all rows are read first, so that the error can say how many.
     pub fn open(config: &DatasetConfig) -> Result<Self, DatasetError> {
         check(config)?;
-        let mut builder = prompt::Builder::new(config)?;
+        let mut builder = prompt::PromptBuilder::new(config)?;
         let (prompts, mut report) = load(&config.path, config, &mut builder)?;
         let separate = !config.eval_path.as_os_str().is_empty();
         let (held_ids, mut held_out) = if separate {
@@ -149,12 +149,12 @@ impl Dataset {
 fn load(
     path: &Path,
     config: &DatasetConfig,
-    builder: &mut prompt::Builder,
+    builder: &mut prompt::PromptBuilder,
 ) -> Result<(Vec<Arc<Prompt>>, DatasetReport), DatasetError> {
     let mut report = DatasetReport { path: path.to_owned(), ..DatasetReport::default() };
     let mut prompts: Vec<Arc<Prompt>> = Vec::new();
     let mut columns = BTreeSet::new();
-    let mut visit = |row: Result<read::Row, BadRow>| {
+    let mut visit = |row: Result<read::DatasetRow, BadRow>| {
         report.rows += 1;
         let used = row.and_then(|row| {
             for name in row.columns.keys() {

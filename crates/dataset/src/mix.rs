@@ -8,12 +8,12 @@ const WHOLE: u32 = 1_000_000;
 /// Shares contested groups out evenly (Bresenham's error term), without randomness: among any `n`
 /// decisions in a row, live prompts get between `floor(n share)` and `ceil(n share)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mix {
+pub struct LiveMix {
     share: u32,
     credit: u32,
 }
 
-impl Mix {
+impl LiveMix {
     /// `share` from 0 (never while the dataset has a prompt) to 1 (always); to a millionth.
     pub fn new(share: f64) -> Self {
         Self { share: (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32, credit: 0 }
@@ -45,15 +45,15 @@ mod tests {
 
     #[test]
     fn uncontested_groups_go_to_whoever_waits_and_owe_nothing() {
-        let mut mix = Mix::new(0.5);
+        let mut mix = LiveMix::new(0.5);
         for _ in 0..10 {
             assert!(mix.takes_live(true, false));
             assert!(!mix.takes_live(false, true));
             assert!(!mix.takes_live(false, false));
         }
-        assert_eq!(mix, Mix::new(0.5));
-        let always = [Mix::new(1.0); 1].map(|mut m| (0..9).all(|_| m.takes_live(true, true)));
-        let never = [Mix::new(0.0); 1].map(|mut m| (0..9).any(|_| m.takes_live(true, true)));
+        assert_eq!(mix, LiveMix::new(0.5));
+        let always = [LiveMix::new(1.0); 1].map(|mut m| (0..9).all(|_| m.takes_live(true, true)));
+        let never = [LiveMix::new(0.0); 1].map(|mut m| (0..9).any(|_| m.takes_live(true, true)));
         assert_eq!((always, never), ([true], [false]));
     }
 
@@ -61,7 +61,7 @@ mod tests {
         #[test]
         fn every_window_holds_its_share(millionths in 0_u32..=WHOLE, skip in 0_usize..50, n in 1_usize..200) {
             let share = f64::from(millionths) / f64::from(WHOLE);
-            let mut mix = Mix::new(share);
+            let mut mix = LiveMix::new(share);
             let taken: Vec<bool> = (0..skip + n).map(|_| mix.takes_live(true, true)).collect();
             let live = taken[skip..].iter().filter(|live| **live).count() as f64;
             let exact = n as f64 * share;

@@ -7,7 +7,7 @@ use crate::DifficultyConfig;
 /// The running record of one prompt. Groups count with weight `(1 - 1/window)^age`, since the policy
 /// that they were sampled from moves on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct PromptOutcome {
     /// Groups with at least one scored member.
     pub groups: u64,
     /// Groups without any.
@@ -41,7 +41,7 @@ mod bits {
     }
 }
 
-impl Outcome {
+impl PromptOutcome {
     /// Adds a group; `None` and values that are not finite are missing, not 0.
     pub(super) fn add(&mut self, rewards: &[Option<f64>], config: &DifficultyConfig) {
         let known: Vec<f64> = rewards.iter().flatten().copied().filter(|r| r.is_finite()).collect();
@@ -85,9 +85,9 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    fn outcome(window: f64, groups: &[&[Option<f64>]]) -> Outcome {
+    fn outcome(window: f64, groups: &[&[Option<f64>]]) -> PromptOutcome {
         let config = DifficultyConfig { window, ..DifficultyConfig::default() };
-        let mut outcome = Outcome::default();
+        let mut outcome = PromptOutcome::default();
         groups.iter().for_each(|group| outcome.add(group, &config));
         outcome
     }

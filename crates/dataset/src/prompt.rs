@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 
 use hone_core::types::{Message, Role};
 
-use super::error::{BadRow, DatasetError, Place};
-use super::read::Row;
+use super::error::{BadRow, DatasetError, RowPlace};
+use super::read::DatasetRow;
 use crate::DatasetConfig;
 
 /// Metadata key of the answer, where rewards look for it.
@@ -78,7 +78,7 @@ pub struct Prompt {
     /// Its content.
     pub id: PromptId,
     /// Where its row stands.
-    pub place: Place,
+    pub place: RowPlace,
     /// System prompt, examples and the row's conversation.
     pub messages: Vec<Message>,
     /// The other columns: texts as they are, anything else as JSON, nulls left out; the answer as
@@ -87,14 +87,14 @@ pub struct Prompt {
 }
 
 /// Turns rows into prompts.
-pub(super) struct Builder<'a> {
+pub(super) struct PromptBuilder<'a> {
     config: &'a DatasetConfig,
     templates: Environment<'a>,
     examples: Vec<Message>,
     rows_wanted: usize,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> PromptBuilder<'a> {
     /// Compiles the templates.
     pub fn new(config: &'a DatasetConfig) -> Result<Self, DatasetError> {
         let mut templates = Environment::new();
@@ -120,7 +120,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Makes the row an example of all prompts to come instead of a prompt.
-    pub fn add_example(&mut self, row: &Row) -> Result<(), BadRow> {
+    pub fn add_example(&mut self, row: &DatasetRow) -> Result<(), BadRow> {
         let mut own = self.conversation(row)?;
         own.retain(|message| !is_system(message.role));
         let place = row.place;
@@ -138,7 +138,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The row as a prompt.
-    pub fn prompt(&self, row: &Row) -> Result<Prompt, BadRow> {
+    pub fn prompt(&self, row: &DatasetRow) -> Result<Prompt, BadRow> {
         let own = self.conversation(row)?;
         let metadata = self.metadata(row)?;
         let id = PromptId::of(&own);
@@ -155,7 +155,7 @@ impl<'a> Builder<'a> {
         Ok(Prompt { id, place: row.place, messages, metadata })
     }
 
-    fn conversation(&self, row: &Row) -> Result<Vec<Message>, BadRow> {
+    fn conversation(&self, row: &DatasetRow) -> Result<Vec<Message>, BadRow> {
         let c = self.config;
         let user = |content| vec![Message { role: Role::User, content }];
         if !c.template.is_empty() {
@@ -190,7 +190,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn metadata(&self, row: &Row) -> Result<BTreeMap<String, String>, BadRow> {
+    fn metadata(&self, row: &DatasetRow) -> Result<BTreeMap<String, String>, BadRow> {
         let c = self.config;
         let mut metadata = BTreeMap::new();
         for (name, value) in &row.columns {
@@ -213,12 +213,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Whether the conversation was read from the prompt's column; else that is metadata.
-    fn prompt_is_column(&self, row: &Row) -> bool {
+    fn prompt_is_column(&self, row: &DatasetRow) -> bool {
         let messages = row.columns.get(&self.config.messages_column);
         self.config.template.is_empty() && messages.is_none_or(Value::is_null)
     }
 
-    fn render(&self, key: &str, row: &Row) -> Result<String, BadRow> {
+    fn render(&self, key: &str, row: &DatasetRow) -> Result<String, BadRow> {
         // Nulls are left out, so that a template which needs them fails rather than says "none".
         let known: Map<String, Value> = row
             .columns
@@ -248,7 +248,7 @@ fn is_system(role: Role) -> bool {
 }
 
 /// A conversation that waits for the assistant's turn; other keys of a message are ignored.
-fn messages(place: Place, column: &str, value: &Value) -> Result<Vec<Message>, BadRow> {
+fn messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>, BadRow> {
     let bad = |reason: &str| BadRow::column(place, column, reason);
     let Value::Array(items) = value else {
         return Err(bad("is not a list of {role, content}"));

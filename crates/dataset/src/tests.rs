@@ -67,7 +67,7 @@ fn columns_become_metadata() {
     );
     let dataset = open("a.jsonl", text, |_| {});
     let [first, second] = &dataset.train[..] else { panic!("{dataset:?}") };
-    assert_eq!((first.place, second.place), (Place::Line(1), Place::Line(3)));
+    assert_eq!((first.place, second.place), (RowPlace::Line(1), RowPlace::Line(3)));
     assert_eq!(turns(first), ["system: Add.", "user: 1+1="]);
     let expected = [
         ("answer", "2"),
@@ -163,7 +163,7 @@ fn columns_have_the_configured_names() {
     assert_eq!(turns(&dataset.train[0]), ["user: What is\n1 + 1?"]);
     assert_eq!(metadata(&dataset.train[0]), [("answer", "2"), ("level", "easy")]);
     assert_eq!(metadata(&dataset.train[1]), [("answer", "4")], "an empty cell is missing");
-    assert_eq!(dataset.train[1].place, Place::Line(4));
+    assert_eq!(dataset.train[1].place, RowPlace::Line(4));
     let both = "question,solution,answer\nx,2,3\n";
     assert_snapshot!(error("a.csv", both, names), @"`a.csv`, line 2: `answer` stands beside dataset.answer_column, `solution`");
     // No answer is asked for; one that is there is metadata.

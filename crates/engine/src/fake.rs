@@ -1,7 +1,7 @@
 //! An engine without a model, for tests of everything that uses one.
 //!
 //! Slots, queue, preemption, versions, stop strings, limits and cancellation are the real ones
-//! (`Admission`, `Run`); only the tokens come from a script instead of a model. Compiled always
+//! (`Admission`, `GenerationRun`); only the tokens come from a script instead of a model. Compiled always
 //! so that integration tests can use it; the daemon never does.
 
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 
 use super::admission::{Admission, Colour, Lease};
-use super::run::Run;
+use super::run::GenerationRun;
 use super::{
     Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority,
     Publisher, run,
 };
-use crate::sampling::{Drawn, Sampler};
+use crate::sampling::{Drawn, TokenSampler};
 
 /// Which text a version answers to a request.
 pub type Script = dyn Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync;
@@ -166,7 +166,7 @@ impl FakeEngine {
         let limit = run::check(request, self.info.context, self.info.vocab)?;
         let ids = self.answer(request, lease.version)?;
         let (mut run, generation) =
-            Run::new(&self.codec, &request.stop, limit, lease, &self.metrics);
+            GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
         let (delay, top) = (self.delay, u32::from(request.top_logprobs));
         let failure = self.records().fail_next.take();
         tokio::spawn(async move {
@@ -207,7 +207,7 @@ impl Engine for FakeEngine {
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
         self.records().requests.push(request.clone());
         run::check(&request, self.info.context, self.info.vocab)?;
-        Sampler::new(&request.params, request.top_logprobs)?;
+        TokenSampler::new(&request.params, request.top_logprobs)?;
         let lease = self.admission.acquire(request.priority).await?;
         self.run(lease, &request)
     }

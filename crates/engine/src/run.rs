@@ -39,7 +39,7 @@ pub fn check(request: &GenerateRequest, context: usize, vocab: usize) -> Result<
 }
 
 /// Who runs, on what.
-pub struct Seat {
+pub struct SequenceSlot {
     /// The version every token comes from.
     pub version: PolicyVersion,
     /// Live or shadow.
@@ -50,7 +50,7 @@ pub struct Seat {
     pub lease: Option<Lease>,
 }
 
-impl From<Lease> for Seat {
+impl From<Lease> for SequenceSlot {
     fn from(lease: Lease) -> Self {
         let (version, priority, cancel) =
             (lease.version, lease.priority, Arc::clone(&lease.cancel));
@@ -59,13 +59,13 @@ impl From<Lease> for Seat {
 }
 
 /// Turns drawn tokens into events and decides when the generation ends.
-pub struct Run {
+pub struct GenerationRun {
     codec: Arc<Codec>,
     text: TextStream,
     events: mpsc::Sender<Event>,
     /// A shadow's tokens, which nobody reads before its end: sent then, they wake the reader once.
     held: Vec<Token>,
-    seat: Seat,
+    seat: SequenceSlot,
     produced: u32,
     limit: u32,
     outcome: Option<Result<(FinishReason, String), EngineError>>,
@@ -73,14 +73,14 @@ pub struct Run {
     metrics: Arc<Metrics>,
 }
 
-impl Run {
+impl GenerationRun {
     /// A run that holds `seat` until its end, and the generation that reads it. Its channel holds
     /// every event of `limit` tokens, so that whoever computes them never waits for a reader.
     pub fn new(
         codec: &Arc<Codec>,
         stop: &[String],
         limit: u32,
-        seat: impl Into<Seat>,
+        seat: impl Into<SequenceSlot>,
         metrics: &Arc<Metrics>,
     ) -> (Self, Generation) {
         let (sender, receiver) = mpsc::channel(limit as usize + 1);

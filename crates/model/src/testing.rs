@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::adapter::weights::Lora;
+use crate::adapter::weights::LoraWeights;
 use crate::{Model, ModelSpec};
 
 /// A file under `tests/`.
@@ -42,7 +42,7 @@ pub fn tiny_model(dtype: DType) -> Model {
 }
 
 /// Fills A and B with random values, so that the policy is not the base.
-pub fn randomise(lora: &Lora, seed: u64) {
+pub fn randomise(lora: &LoraWeights, seed: u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for (_, var) in lora.parameters() {
         let values: Vec<f64> = (0..var.elem_count()).map(|_| rng.random_range(-0.3..0.3)).collect();

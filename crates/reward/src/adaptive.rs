@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Adaptive;
+use crate::config::AdaptiveConfig;
 
 /// What a checkpoint keeps of an [`AdaptiveWeight`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct AdaptiveState {
 /// Missing values count for nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdaptiveWeight {
-    rule: Adaptive,
+    rule: AdaptiveConfig,
     low: f64,
     high: f64,
     state: AdaptiveState,
@@ -30,7 +30,7 @@ pub struct AdaptiveWeight {
 
 impl AdaptiveWeight {
     /// Begins at the part's weight, which is above 0.
-    pub fn new(weight: f64, rule: &Adaptive) -> Self {
+    pub fn new(weight: f64, rule: &AdaptiveConfig) -> Self {
         let (low, high) = rule.bounds(weight);
         let state = AdaptiveState { weight, successes: 0, seen: 0 };
         Self { rule: *rule, low, high, state }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn machine() -> AdaptiveWeight {
-        AdaptiveWeight::new(1.0, &Adaptive { every: 10, ..Adaptive::default() })
+        AdaptiveWeight::new(1.0, &AdaptiveConfig { every: 10, ..AdaptiveConfig::default() })
     }
 
     /// Ten values, `successes` of them at 1.

@@ -32,7 +32,7 @@ use hone_core::metrics::Metrics;
 use hone_core::types::{Message, TokenId};
 
 pub use adaptive::{AdaptiveState, AdaptiveWeight};
-pub use catalogue::{Entry, catalogue};
+pub use catalogue::{KindEntry, catalogue};
 pub use registry::{Part, RewardError, Route, Routes};
 pub use remote::CallError;
 pub use stats::{PartStats, PartSummary};

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hone_core::types::{Interaction, InteractionId, PromptSource, SamplingParams, now_ms};
-use hone_dataset::{DatasetConfig, Prompt, Sampler, SamplerState};
+use hone_dataset::{DatasetConfig, Prompt, PromptSampler, PromptSamplerState};
 use hone_reward::{Route, Routes};
 
-use super::queue::Job;
+use super::queue::PromptJob;
 use super::{RolloutError, Shared};
 
 /// How long a daemon that is killed may have drawn prompts that the next start draws again.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// The prompts to train on, drawn in the configured order.
-pub(super) struct Dataset {
-    sampler: Sampler,
+pub(super) struct DatasetPrompts {
+    sampler: PromptSampler,
     /// By stage.
     routes: Vec<Arc<Route>>,
     /// Longest prompt in tokens; 0 as the context allows.
@@ -27,7 +27,7 @@ pub(super) struct Dataset {
     saved: Instant,
 }
 
-impl Dataset {
+impl DatasetPrompts {
     /// Reads and checks the file; the error names the line or the key. `route` scores the stages
     /// that name none. It goes on where the state `kept` was left by an earlier daemon.
     pub fn load(
@@ -48,10 +48,10 @@ impl Dataset {
         let dataset = hone_dataset::Dataset::open(config).map_err(fail)?;
         tracing::info!(report = %dataset.report, "dataset opened");
         let sampler = match kept.as_deref().and_then(read_state) {
-            None => Sampler::new(&dataset.train, config).map_err(fail)?,
-            Some(state) => Sampler::resume(&dataset.train, config, state).or_else(|error| {
+            None => PromptSampler::new(&dataset.train, config).map_err(fail)?,
+            Some(state) => PromptSampler::resume(&dataset.train, config, state).or_else(|error| {
                 tracing::warn!(%error, "the dataset begins anew: what was kept does not go with it");
-                Sampler::new(&dataset.train, config).map_err(fail)
+                PromptSampler::new(&dataset.train, config).map_err(fail)
             })?,
         };
         let stages = sampler.curriculum().stages();
@@ -78,13 +78,13 @@ impl Dataset {
         }
     }
 
-    /// Whether the next group takes a live prompt; see [`Sampler::takes_live`].
+    /// Whether the next group takes a live prompt; see [`PromptSampler::takes_live`].
     pub fn takes_live(&mut self, waits: bool) -> bool {
         self.sampler.takes_live(waits)
     }
 
     /// The next prompt as a job. Prompts that the model cannot take are left out for good.
-    pub fn next_job(&mut self, shared: &Shared) -> Option<Job> {
+    pub fn next_job(&mut self, shared: &Shared) -> Option<PromptJob> {
         if self.saved.elapsed() > SAVE_EVERY {
             self.save();
         }
@@ -97,8 +97,8 @@ impl Dataset {
             let (prompt, route) = (&draw.prompt, self.routes.get(draw.stage)?);
             match interaction(shared, &route.name, prompt, self.max_tokens) {
                 Ok(interaction) => {
-                    let job = Job::fresh(Arc::new(interaction), Arc::clone(route));
-                    return Some(Job { prompt: Some(prompt.id), ..job });
+                    let job = PromptJob::fresh(Arc::new(interaction), Arc::clone(route));
+                    return Some(PromptJob { prompt: Some(prompt.id), ..job });
                 }
                 Err(reason) => {
                     tracing::warn!(place = %prompt.place, %reason, "a dataset prompt is left out");
@@ -112,7 +112,7 @@ impl Dataset {
 }
 
 /// What an earlier daemon kept; a file that is torn or of another form is as none.
-fn read_state(path: &Path) -> Option<SamplerState> {
+fn read_state(path: &Path) -> Option<PromptSamplerState> {
     let bytes = std::fs::read(path).ok()?;
     let state = serde_json::from_slice(&bytes);
     state.map_err(|error| tracing::warn!(%error, file = %path.display(), "not understood")).ok()
@@ -154,8 +154,10 @@ fn interaction(
     })
 }
 
-impl fmt::Debug for Dataset {
+impl fmt::Debug for DatasetPrompts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dataset").field("prompts", &self.sampler.len()).finish_non_exhaustive()
+        f.debug_struct("DatasetPrompts")
+            .field("prompts", &self.sampler.len())
+            .finish_non_exhaustive()
     }
 }

@@ -26,8 +26,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dataset::Dataset;
-use queue::{Job, Queue};
+use dataset::DatasetPrompts;
+use queue::{PromptJob, PromptQueue};
 use rand::SeedableRng;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{Notify, watch};
@@ -84,7 +84,7 @@ struct Shared {
     store: Store,
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
-    queue: Queue,
+    queue: PromptQueue,
     /// Served completions whose feedback waits for their group, and until when at most.
     held: Mutex<HashMap<SampleId, UnixMillis>>,
     /// Held while feedback is read and its group committed, so that it enters one group only.
@@ -138,10 +138,10 @@ impl Rollout {
         rng.set_stream(store.stats()?.samples);
         let dataset = dataset
             .filter(|_| config.enabled)
-            .map(|dataset| Dataset::load(dataset, &config.dataset_route, &routes, kept))
+            .map(|dataset| DatasetPrompts::load(dataset, &config.dataset_route, &routes, kept))
             .transpose()?;
         let shared = Arc::new(Shared {
-            queue: Queue::new(config.queue),
+            queue: PromptQueue::new(config.queue),
             config: config.clone(),
             engine,
             store,
@@ -174,7 +174,7 @@ impl Rollout {
         }
         let route = shared.routes.get(&interaction.route).filter(|route| route.has_graders());
         let Some(route) = route.cloned() else { return shared.skip("route_unscored") };
-        let job = Job::live(interaction, served, route);
+        let job = PromptJob::live(interaction, served, route);
         // Held first: once queued, the job may be taken and finished at any moment.
         shared.hold(&job.held, job.completed + shared.config.feedback_wait_ms);
         match shared.queue.push(job) {

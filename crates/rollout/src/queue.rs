@@ -15,7 +15,7 @@ use hone_reward::Route;
 const MAX_AGE_MS: UnixMillis = 10 * 60 * 1000;
 
 /// A prompt that is to get a group.
-pub(super) struct Job {
+pub(super) struct PromptJob {
     pub interaction: Arc<Interaction>,
     /// What it is in the dataset; `None` for a live one.
     pub prompt: Option<PromptId>,
@@ -28,7 +28,7 @@ pub(super) struct Job {
     pub completed: UnixMillis,
 }
 
-impl Job {
+impl PromptJob {
     /// A served prompt; completions that may not be trained on are left out.
     pub fn live(interaction: Arc<Interaction>, served: Vec<Sample>, route: Arc<Route>) -> Self {
         let completed =
@@ -46,22 +46,22 @@ impl Job {
 }
 
 /// The queue. Shared between requests, which push, and the scheduler, which takes.
-pub(super) struct Queue {
-    jobs: Mutex<VecDeque<Job>>,
+pub(super) struct PromptQueue {
+    jobs: Mutex<VecDeque<PromptJob>>,
     limit: usize,
 }
 
-impl Queue {
+impl PromptQueue {
     pub fn new(limit: usize) -> Self {
         Self { jobs: Mutex::default(), limit }
     }
 
-    fn jobs(&self) -> MutexGuard<'_, VecDeque<Job>> {
+    fn jobs(&self) -> MutexGuard<'_, VecDeque<PromptJob>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a job and returns the queue's length; a full queue gives the job back.
-    pub fn push(&self, job: Job) -> Result<usize, Box<Job>> {
+    pub fn push(&self, job: PromptJob) -> Result<usize, Box<PromptJob>> {
         let mut jobs = self.jobs();
         if jobs.len() >= self.limit {
             return Err(Box::new(job));
@@ -71,21 +71,21 @@ impl Queue {
     }
 
     /// Takes the newest job.
-    pub fn pop(&self) -> Option<Job> {
+    pub fn pop(&self) -> Option<PromptJob> {
         self.jobs().pop_back()
     }
 
     /// Takes every job that is too old.
-    pub fn expired(&self, now: UnixMillis) -> Vec<Job> {
+    pub fn expired(&self, now: UnixMillis) -> Vec<PromptJob> {
         let mut jobs = self.jobs();
-        let old = |job: &Job| now.saturating_sub(job.completed) > MAX_AGE_MS;
+        let old = |job: &PromptJob| now.saturating_sub(job.completed) > MAX_AGE_MS;
         // Jobs stand in the order of their completion, but for requests that overtake each other.
         let count = jobs.iter().take_while(|job| old(job)).count();
         jobs.drain(..count).collect()
     }
 
     /// Takes all of them.
-    pub fn drain(&self) -> Vec<Job> {
+    pub fn drain(&self) -> Vec<PromptJob> {
         self.jobs().drain(..).collect()
     }
 
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    fn job(created: UnixMillis) -> Job {
+    fn job(created: UnixMillis) -> PromptJob {
         let route = Arc::new(Route { name: "r".to_owned(), parts: Vec::new() });
         let interaction = Interaction {
             id: InteractionId::new(),
@@ -117,12 +117,12 @@ mod tests {
             prompt_ids: Vec::new(),
             template_hash: String::new(),
         };
-        Job::live(Arc::new(interaction), Vec::new(), route)
+        PromptJob::live(Arc::new(interaction), Vec::new(), route)
     }
 
     #[test]
     fn the_newest_goes_first_and_a_full_queue_refuses() {
-        let queue = Queue::new(2);
+        let queue = PromptQueue::new(2);
         assert_eq!(queue.push(job(1)).ok(), Some(1));
         assert_eq!(queue.push(job(2)).ok(), Some(2));
         let refused = queue.push(job(3)).err().unwrap();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn old_prompts_expire() {
-        let queue = Queue::new(4);
+        let queue = PromptQueue::new(4);
         for created in [0, 1, 1_000_000] {
             assert!(queue.push(job(created)).is_ok());
         }

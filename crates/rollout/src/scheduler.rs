@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 
 use hone_core::types::{Sample, SampleId, now_ms};
 
-use super::dataset::Dataset;
-use super::queue::Job;
+use super::dataset::DatasetPrompts;
+use super::queue::PromptJob;
 use super::{Shared, shadow};
 use crate::group_commit;
 
@@ -34,7 +34,7 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    fn begin(shared: &Arc<Shared>, job: &Job) -> Self {
+    fn begin(shared: &Arc<Shared>, job: &PromptJob) -> Self {
         shared.in_flight.fetch_add(1, Ordering::AcqRel);
         shared.metrics.rollout_in_flight.inc();
         let until = job.completed + shared.config.feedback_wait_ms;
@@ -80,7 +80,7 @@ impl Shared {
 }
 
 /// Runs until [`super::Rollout::stop`], then waits for the groups under way.
-pub(super) async fn run(shared: Arc<Shared>, dataset: Option<Dataset>, rng: ChaCha12Rng) {
+pub(super) async fn run(shared: Arc<Shared>, dataset: Option<DatasetPrompts>, rng: ChaCha12Rng) {
     let slots = match shared.config.max_concurrent {
         0 => shared.engine.info().slots,
         bound => bound,
@@ -114,7 +114,7 @@ fn report(done: Result<(), tokio::task::JoinError>) {
 
 struct Scheduler {
     shared: Arc<Shared>,
-    dataset: Option<Dataset>,
+    dataset: Option<DatasetPrompts>,
     rng: ChaCha12Rng,
     permits: Arc<Semaphore>,
 }
@@ -150,7 +150,7 @@ impl Scheduler {
     /// Starts `wanted` shadows, each once a slot is free.
     async fn sample(
         &mut self,
-        job: &Job,
+        job: &PromptJob,
         wanted: usize,
         first: OwnedSemaphorePermit,
     ) -> Option<JoinSet<Option<Sample>>> {
@@ -174,7 +174,7 @@ impl Scheduler {
 
     /// Waits for room and a prompt: the newest live one or the dataset's next, as
     /// `dataset.mix.live_share` shares them out while both wait.
-    async fn next_job(&mut self) -> Option<Job> {
+    async fn next_job(&mut self) -> Option<PromptJob> {
         let shared = Arc::clone(&self.shared);
         let mut ready = shared.store.watch_ready();
         loop {

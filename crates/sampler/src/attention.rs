@@ -7,7 +7,7 @@ use hone_model::kernels::simd::exp_f32;
 use hone_model::spec::AttentionOptions;
 
 use super::simd::{Task, madd};
-use crate::kv_cache::{Keys, PAGE, Page, Shape};
+use crate::kv_cache::{CacheShape, Keys, PAGE, Page};
 use crate::simd_ops::tanh;
 
 /// Sums side by side, so that one multiply-add need not wait for the one before it.
@@ -15,7 +15,7 @@ const PARTS: usize = 4;
 
 /// All heads of one token.
 pub(super) struct Attend<'a> {
-    pub shape: Shape,
+    pub shape: CacheShape,
     pub layer: usize,
     pub options: AttentionOptions,
     pub keys: Keys<'a>,

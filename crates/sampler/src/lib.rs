@@ -34,14 +34,14 @@ mod testing;
 mod weights;
 
 pub use decoder::{Decoder, Scratch};
-pub use engine::{Busy, NativeConfig, NativeEngine, NativePublisher};
-pub use kv_cache::{Member, Page, Pool, Prompt, Sequence, Shape};
-pub use memory_plan::Plan;
-pub use weights::{Factors, Weights};
+pub use engine::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
+pub use kv_cache::{BatchMember, CacheShape, Page, PagePool, PromptPages, SequencePages};
+pub use memory_plan::SamplerMemory;
+pub use weights::{AdapterWeights, BaseWeights};
 
 /// Why the sampler cannot work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum NativeError {
+pub enum SamplerError {
     /// The model's weights cannot be read as they are.
     #[error("the sampler needs f32 weights in main memory: {0}")]
     Weights(String),
@@ -66,7 +66,7 @@ pub enum NativeError {
     Internal(String),
 }
 
-impl From<candle_core::Error> for NativeError {
+impl From<candle_core::Error> for SamplerError {
     fn from(error: candle_core::Error) -> Self {
         Self::Internal(error.to_string())
     }

@@ -2,15 +2,15 @@
 
 use hone_model::ModelSpec;
 
-use super::{NativeConfig, NativeError, Scratch};
-use crate::kv_cache::{PAGE, Pool, Shape, pages};
+use super::{SamplerConfig, SamplerError, Scratch};
+use crate::kv_cache::{CacheShape, PAGE, PagePool, pages};
 
 /// Tokens of a prompt that are computed at once.
 pub(super) const PREFILL: usize = 128;
 
 /// Bytes, planned at start and kept to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct SamplerMemory {
     /// Pages of the cache, all together; they come into being as they are first used.
     pub pages: usize,
     /// Bytes of a page, which holds 16 tokens.
@@ -21,16 +21,17 @@ pub struct Plan {
     pub scratch_bytes: usize,
 }
 
-impl Plan {
+impl SamplerMemory {
     /// What a configuration means for a model.
     ///
     /// # Errors
     /// If the cache could not hold a single token behind a single prompt.
-    pub fn new(spec: &ModelSpec, config: &NativeConfig) -> Result<Self, NativeError> {
-        let shape = Shape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
+    pub fn new(spec: &ModelSpec, config: &SamplerConfig) -> Result<Self, SamplerError> {
+        let shape =
+            CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
         let pages = config.max_batch_tokens / PAGE;
         if pages < 2 {
-            return Err(NativeError::Setting(format!(
+            return Err(SamplerError::Setting(format!(
                 "rollout.max_batch_tokens is {}; at least {} was expected",
                 config.max_batch_tokens,
                 2 * PAGE
@@ -56,20 +57,20 @@ impl Plan {
     /// Refuses what can never fit.
     ///
     /// # Errors
-    /// [`NativeError::Cache`] with the numbers.
-    pub(super) fn check(&self, prompt: usize, limit: usize) -> Result<(), NativeError> {
+    /// [`SamplerError::Cache`] with the numbers.
+    pub(super) fn check(&self, prompt: usize, limit: usize) -> Result<(), SamplerError> {
         let wanted = Self::wanted(prompt, limit);
         if wanted <= self.pages {
             return Ok(());
         }
-        Err(NativeError::Cache {
+        Err(SamplerError::Cache {
             tokens: self.pages * PAGE,
             wanted: prompt + limit,
             wanted_tokens: wanted * PAGE,
         })
     }
 
-    pub(super) fn pool(&self, shape: Shape) -> Pool {
-        Pool::new(shape, self.pages)
+    pub(super) fn pool(&self, shape: CacheShape) -> PagePool {
+        PagePool::new(shape, self.pages)
     }
 }

@@ -12,12 +12,12 @@ use rayon::prelude::*;
 use hone_core::process::pause_point;
 use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::EngineError;
-use hone_engine::run::{CancelFlag, Run, Seat};
-use hone_engine::sampling::Sampler;
+use hone_engine::run::{CancelFlag, GenerationRun, SequenceSlot};
+use hone_engine::sampling::TokenSampler;
 
 use super::engine::{Current, Shared, Waiting};
-use super::{Decoder, Factors, NativeError, Plan, Scratch};
-use crate::kv_cache::{Member, Pool, Prompt, Sequence};
+use super::{AdapterWeights, Decoder, SamplerError, SamplerMemory, Scratch};
+use crate::kv_cache::{BatchMember, PagePool, PromptPages, SequencePages};
 use crate::matmul::LANES;
 use crate::memory_plan::PREFILL;
 
@@ -28,19 +28,19 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// A sequence in the batch.
 struct Running {
     version: PolicyVersion,
-    factors: Option<Arc<Factors>>,
-    sequence: Sequence,
+    factors: Option<Arc<AdapterWeights>>,
+    sequence: SequencePages,
     token: TokenId,
-    sampler: Sampler,
-    run: Run,
+    sampler: TokenSampler,
+    run: GenerationRun,
     over: bool,
 }
 
-impl Member for Running {
-    fn sequence(&self) -> &Sequence {
+impl BatchMember for Running {
+    fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
-    fn sequence_mut(&mut self) -> &mut Sequence {
+    fn sequence_mut(&mut self) -> &mut SequencePages {
         &mut self.sequence
     }
     fn token(&self) -> TokenId {
@@ -74,13 +74,13 @@ impl Running {
 /// A prompt that may be used again.
 struct Cached {
     version: PolicyVersion,
-    prompt: Arc<Prompt>,
+    prompt: Arc<PromptPages>,
 }
 
 pub(super) struct Scheduler {
     shared: Arc<Shared>,
     decoder: Decoder,
-    pool: Pool,
+    pool: PagePool,
     scratch: Vec<Scratch>,
     running: Vec<Running>,
     /// Oldest use first.
@@ -193,7 +193,7 @@ impl Scheduler {
         self.forget_old();
     }
 
-    fn enter(&mut self, waiting: Waiting, current: Current) -> Result<Admitted, NativeError> {
+    fn enter(&mut self, waiting: Waiting, current: Current) -> Result<Admitted, SamplerError> {
         let (ids, limit) = (&waiting.request.prompt_ids, waiting.limit as usize);
         let Current { version, factors } = current;
         self.decoder.reach(ids.len() + limit)?;
@@ -206,8 +206,8 @@ impl Scheduler {
         }
         let keep = usize::from(found.is_some());
         let wanted = match found {
-            Some(_) => Plan::wanted(1, limit),
-            None => Plan::wanted(ids.len(), limit),
+            Some(_) => SamplerMemory::wanted(1, limit),
+            None => SamplerMemory::wanted(ids.len(), limit),
         };
         self.make_room(wanted, keep);
         if wanted > self.pool.available() {
@@ -218,9 +218,9 @@ impl Scheduler {
             Some(cached) => Arc::clone(&cached.prompt),
             None => self.prefill(request.prompt_ids, version, factors.as_deref())?,
         };
-        let none = || NativeError::Internal("pages were counted wrongly".to_owned());
-        let sequence = Sequence::new(&mut self.pool, &prompt, limit).ok_or_else(none)?;
-        let seat = Seat {
+        let none = || SamplerError::Internal("pages were counted wrongly".to_owned());
+        let sequence = SequencePages::new(&mut self.pool, &prompt, limit).ok_or_else(none)?;
+        let seat = SequenceSlot {
             version,
             priority: request.priority,
             cancel: Arc::new(CancelFlag::default()),
@@ -229,7 +229,7 @@ impl Scheduler {
         let flag = (request.priority, Arc::clone(&seat.cancel));
         let shared = Arc::clone(&self.shared);
         let (run, generation) =
-            Run::new(&shared.codec, &request.stop, waiting.limit, seat, &shared.metrics);
+            GenerationRun::new(&shared.codec, &request.stop, waiting.limit, seat, &shared.metrics);
         let token = prompt.last();
         // In the same order as `running`.
         self.shared.lock().cancel.push(flag);
@@ -245,10 +245,10 @@ impl Scheduler {
         &mut self,
         ids: Vec<TokenId>,
         version: PolicyVersion,
-        factors: Option<&Factors>,
-    ) -> Result<Arc<Prompt>, NativeError> {
-        let none = || NativeError::Internal("pages were counted wrongly".to_owned());
-        let mut prompt = Prompt::new(&mut self.pool, ids).ok_or_else(none)?;
+        factors: Option<&AdapterWeights>,
+    ) -> Result<Arc<PromptPages>, SamplerError> {
+        let none = || SamplerError::Internal("pages were counted wrongly".to_owned());
+        let mut prompt = PromptPages::new(&mut self.pool, ids).ok_or_else(none)?;
         while prompt.missing() > 0 {
             let threads = self.give_way();
             let began = Instant::now();

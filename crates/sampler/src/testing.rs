@@ -10,11 +10,11 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use hone_core::types::TokenId;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
 
-use super::{Decoder, Factors, Member, Pool, Prompt, Scratch, Sequence};
+use super::{AdapterWeights, BatchMember, Decoder, PagePool, PromptPages, Scratch, SequencePages};
 
 pub(super) const FAMILIES: [&str; 10] = [
     "qwen2",
@@ -48,10 +48,10 @@ pub(super) fn model(dir: &Path) -> Model {
 }
 
 /// An adapter on every linear layer that changes every logit.
-pub(super) fn random_lora(spec: &ModelSpec, r: usize, seed: u64) -> Lora {
+pub(super) fn random_lora(spec: &ModelSpec, r: usize, seed: u64) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let config = LoraConfig { r, alpha: 3.0, ..LoraConfig::default() };
-    let lora = Lora::fresh(spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    let lora = LoraWeights::fresh(spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
     for (_, var) in lora.parameters() {
         let values: Vec<f32> = (0..var.elem_count()).map(|_| rng.random_range(-0.3..0.3)).collect();
         var.set(&Tensor::from_vec(values, var.shape(), &Device::Cpu).unwrap()).unwrap();
@@ -66,7 +66,11 @@ pub(super) fn ids(len: usize, vocab: usize, seed: u64) -> Vec<TokenId> {
 }
 
 /// Logits `[tokens, vocab]` by the trainer's own forward pass.
-pub(super) fn trainer_logits(model: &Model, ids: &[TokenId], lora: Option<&Lora>) -> Vec<Vec<f32>> {
+pub(super) fn trainer_logits(
+    model: &Model,
+    ids: &[TokenId],
+    lora: Option<&LoraWeights>,
+) -> Vec<Vec<f32>> {
     let input = Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
     let logits = model.forward(&input, lora, None).unwrap().squeeze(0).unwrap();
     logits.to_vec2().unwrap()
@@ -80,15 +84,15 @@ pub(super) fn best(logits: &[f32]) -> TokenId {
 
 /// A sequence that is told its tokens.
 pub(super) struct Told {
-    pub sequence: Sequence,
+    pub sequence: SequencePages,
     pub token: TokenId,
 }
 
-impl Member for Told {
-    fn sequence(&self) -> &Sequence {
+impl BatchMember for Told {
+    fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
-    fn sequence_mut(&mut self) -> &mut Sequence {
+    fn sequence_mut(&mut self) -> &mut SequencePages {
         &mut self.sequence
     }
     fn token(&self) -> TokenId {
@@ -99,28 +103,28 @@ impl Member for Told {
 /// A decoder with all that it needs.
 pub(super) struct Bench {
     pub decoder: Decoder,
-    pub pool: Pool,
+    pub pool: PagePool,
     pub scratch: Scratch,
-    pub factors: Option<Factors>,
+    pub factors: Option<AdapterWeights>,
     pub threads: usize,
 }
 
 impl Bench {
-    pub fn new(model: &Model, lora: Option<&Lora>) -> Self {
+    pub fn new(model: &Model, lora: Option<&LoraWeights>) -> Self {
         let mut decoder = Decoder::new(model).unwrap();
         let most = 64;
         decoder.reach(most).unwrap();
         Self {
-            pool: Pool::new(decoder.shape(), 1000),
+            pool: PagePool::new(decoder.shape(), 1000),
             scratch: Scratch::new(model.spec(), 64, 64),
-            factors: lora.map(|lora| Factors::new(model.spec(), lora).unwrap()),
+            factors: lora.map(|lora| AdapterWeights::new(model.spec(), lora).unwrap()),
             decoder,
             threads: 1,
         }
     }
 
-    pub fn prompt(&mut self, ids: &[TokenId], chunk: usize) -> Arc<Prompt> {
-        let mut prompt = Prompt::new(&mut self.pool, ids.to_vec()).unwrap();
+    pub fn prompt(&mut self, ids: &[TokenId], chunk: usize) -> Arc<PromptPages> {
+        let mut prompt = PromptPages::new(&mut self.pool, ids.to_vec()).unwrap();
         while prompt.missing() > 0 {
             let factors = self.factors.as_ref();
             self.decoder
@@ -130,8 +134,8 @@ impl Bench {
         Arc::new(prompt)
     }
 
-    pub fn told(&mut self, prompt: &Arc<Prompt>, limit: usize) -> Told {
-        let sequence = Sequence::new(&mut self.pool, prompt, limit).unwrap();
+    pub fn told(&mut self, prompt: &Arc<PromptPages>, limit: usize) -> Told {
+        let sequence = SequencePages::new(&mut self.pool, prompt, limit).unwrap();
         Told { sequence, token: prompt.last() }
     }
 

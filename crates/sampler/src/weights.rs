@@ -3,12 +3,12 @@
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 
 use hone_model::adapter::LinearKind;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::custom_op::{is_half, with_wide};
 use hone_model::spec::AttentionOptions;
 use hone_model::{Model, ModelError, ModelSpec};
 
-use super::NativeError;
+use super::SamplerError;
 use crate::matmul::{Half, Lanes, Rows, Start, by_outputs, half_part, part};
 
 /// For error messages.
@@ -52,7 +52,7 @@ pub(super) struct Layer {
 }
 
 /// The model's weights, shared with it; only norms and biases are copied.
-pub struct Weights {
+pub struct BaseWeights {
     pub(super) spec: ModelSpec,
     embedding: Tensor,
     head: Tensor,
@@ -61,12 +61,12 @@ pub struct Weights {
     bytes: usize,
 }
 
-impl Weights {
+impl BaseWeights {
     /// Shares a model's weights.
     ///
     /// # Errors
     /// If they are not f32, f16 or bf16 in main memory, row after row.
-    pub fn new(model: &Model) -> Result<Self, NativeError> {
+    pub fn new(model: &Model) -> Result<Self, SamplerError> {
         let spec = model.spec().clone();
         let layers = (0..spec.num_layers).map(|layer| Layer::new(model, layer));
         let layers: Vec<Layer> = layers.collect::<Result<_, _>>()?;
@@ -90,10 +90,10 @@ impl Weights {
         token: usize,
         out: &mut [f32],
         scale: f32,
-    ) -> Result<(), NativeError> {
+    ) -> Result<(), SamplerError> {
         let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
         if token >= vocab {
-            return Err(NativeError::Internal(format!(
+            return Err(SamplerError::Internal(format!(
                 "token {token} is outside the vocabulary of {vocab}"
             )));
         }
@@ -111,7 +111,7 @@ impl Weights {
         first: usize,
         x: Lanes<'_>,
         threads: usize,
-    ) -> Result<(), NativeError> {
+    ) -> Result<(), SamplerError> {
         by_outputs(out, x.width, self.spec.hidden_size, threads, |from, out| {
             stored(&self.head, out, first + from, x, Start::Zero)
         })
@@ -124,9 +124,9 @@ impl Weights {
 }
 
 impl Layer {
-    fn new(model: &Model, layer: usize) -> Result<Self, NativeError> {
+    fn new(model: &Model, layer: usize) -> Result<Self, SamplerError> {
         let spec = model.spec();
-        let missing = || NativeError::Weights(format!("layer {layer} is incomplete"));
+        let missing = || SamplerError::Weights(format!("layer {layer} is incomplete"));
         let block = model.blocks().get(layer).ok_or_else(missing)?;
         let stack = |kinds: &[LinearKind]| {
             let linear = |kind: &LinearKind| {
@@ -135,12 +135,12 @@ impl Layer {
                 let (out, inner) = weight.dims2()?;
                 Ok((*kind, Linear { weight: usable(weight)?, bias, out, inner }))
             };
-            let linears = kinds.iter().map(linear).collect::<Result<Vec<_>, NativeError>>()?;
+            let linears = kinds.iter().map(linear).collect::<Result<Vec<_>, SamplerError>>()?;
             let inner = linears.first().map_or(0, |(_, linear)| linear.inner);
-            Ok::<_, NativeError>(Stack { linears, inner })
+            Ok::<_, SamplerError>(Stack { linears, inner })
         };
         let pair = |pair: Option<&[Tensor; 2]>| match pair {
-            Some([a, b]) => Ok::<_, NativeError>(Some([offset(a, spec)?, offset(b, spec)?])),
+            Some([a, b]) => Ok::<_, SamplerError>(Some([offset(a, spec)?, offset(b, spec)?])),
             None => Ok(None),
         };
         let [attention, mlp] = block.norms();
@@ -173,7 +173,7 @@ impl Stack {
 
 impl Linear {
     /// Its outputs from `first` on, with the bias: as many as `out` `[outputs, width]` has.
-    pub fn part(&self, out: &mut [f32], first: usize, x: Lanes<'_>) -> Result<(), NativeError> {
+    pub fn part(&self, out: &mut [f32], first: usize, x: Lanes<'_>) -> Result<(), SamplerError> {
         let start = match &self.bias {
             None => Start::Zero,
             Some(bias) => {
@@ -187,13 +187,13 @@ impl Linear {
 }
 
 /// A tensor that [`stored`] reads.
-fn usable(tensor: &Tensor) -> Result<Tensor, NativeError> {
+fn usable(tensor: &Tensor) -> Result<Tensor, SamplerError> {
     let read = tensor.dtype() == DType::F32 || is_half(tensor.dtype());
     if read && tensor.device().is_cpu() && tensor.is_contiguous() {
         return Ok(tensor.clone());
     }
     let (dtype, device) = (tensor.dtype(), tensor.device());
-    Err(NativeError::Weights(format!("a tensor is {dtype:?} on {device:?}, or not contiguous")))
+    Err(SamplerError::Weights(format!("a tensor is {dtype:?} on {device:?}, or not contiguous")))
 }
 
 /// The product with rows from `first` on of a weight `[outputs, inner]` on this thread: as many as
@@ -204,7 +204,7 @@ fn stored(
     first: usize,
     x: Lanes<'_>,
     start: Start,
-) -> Result<(), NativeError> {
+) -> Result<(), SamplerError> {
     let (inner, outputs) = (weight.dim(1)?, out.len() / x.width.max(1));
     let (storage, layout) = weight.storage_and_layout();
     let from = layout.start_offset() + first * inner;
@@ -230,19 +230,19 @@ fn stored(
     Ok(())
 }
 
-fn values(tensor: &Tensor) -> Result<Vec<f32>, NativeError> {
+fn values(tensor: &Tensor) -> Result<Vec<f32>, SamplerError> {
     Ok(tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
 }
 
 /// A norm's weight as it multiplies.
-fn offset(weight: &Tensor, spec: &ModelSpec) -> Result<Vec<f32>, NativeError> {
+fn offset(weight: &Tensor, spec: &ModelSpec) -> Result<Vec<f32>, SamplerError> {
     let mut weight = values(weight)?;
     weight.iter_mut().for_each(|w| *w += spec.norm_offset as f32);
     Ok(weight)
 }
 
-/// Factors of one linear layer: `delta(x) = b (a x)`.
-pub(super) struct Factor {
+/// AdapterWeights of one linear layer: `delta(x) = b (a x)`.
+pub(super) struct AdapterPair {
     pub r: usize,
     /// `[r, in]`
     pub a: Vec<f32>,
@@ -251,19 +251,19 @@ pub(super) struct Factor {
 }
 
 /// An adapter's factors, copied: what becomes of the adapter changes them no more.
-pub struct Factors {
+pub struct AdapterWeights {
     /// By layer, then by kind in the order of the model's linear layers.
-    layers: Vec<Vec<(LinearKind, Factor)>>,
+    layers: Vec<Vec<(LinearKind, AdapterPair)>>,
     /// The greatest rank.
     pub(super) rank: usize,
 }
 
-impl Factors {
+impl AdapterWeights {
     /// Copies an adapter.
     ///
     /// # Errors
     /// If a factor cannot be read.
-    pub fn new(spec: &ModelSpec, lora: &Lora) -> Result<Self, NativeError> {
+    pub fn new(spec: &ModelSpec, lora: &LoraWeights) -> Result<Self, SamplerError> {
         let mut layers = Vec::with_capacity(spec.num_layers);
         let mut rank = 0;
         for layer in 0..spec.num_layers {
@@ -273,7 +273,7 @@ impl Factors {
                 let r = pair.a.dims2()?.0;
                 let mut b = values(pair.b.as_tensor())?;
                 b.iter_mut().for_each(|b| *b *= pair.scale as f32);
-                factors.push((kind, Factor { r, a: values(pair.a.as_tensor())?, b }));
+                factors.push((kind, AdapterPair { r, a: values(pair.a.as_tensor())?, b }));
                 rank = rank.max(r);
             }
             layers.push(factors);
@@ -282,13 +282,13 @@ impl Factors {
     }
 
     /// The factors of one linear layer, if it is adapted.
-    pub(super) fn get(&self, layer: usize, kind: LinearKind) -> Option<&Factor> {
+    pub(super) fn get(&self, layer: usize, kind: LinearKind) -> Option<&AdapterPair> {
         let factors = self.layers.get(layer)?;
         factors.iter().find(|(own, _)| *own == kind).map(|(_, factor)| factor)
     }
 }
 
-impl From<ModelError> for NativeError {
+impl From<ModelError> for SamplerError {
     fn from(error: ModelError) -> Self {
         Self::Internal(error.to_string())
     }

@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use handle::{Handle, Opener};
-use queue::Queue;
+use queue::WriteQueue;
 use redb::ReadTransaction;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
@@ -156,7 +156,7 @@ pub struct Store {
 
 struct Inner {
     handle: Arc<Handle>,
-    queue: Arc<Queue>,
+    queue: Arc<WriteQueue>,
     ready: watch::Receiver<usize>,
     feedback: watch::Receiver<u64>,
     ended: watch::Receiver<Ended>,
@@ -194,7 +194,7 @@ impl Store {
         adjust: impl FnOnce(&mut Writer),
     ) -> Result<Self, StoreError> {
         let handle = Arc::new(Handle::new(opener, migrate::to_current)?);
-        let queue = Arc::new(Queue::new(config.queue, metrics.clone()));
+        let queue = Arc::new(WriteQueue::new(config.queue, metrics.clone()));
         let aside = handle.read(reader::quarantined)?.len();
         metrics.reward_quarantined_keys.set(i64::try_from(aside).unwrap_or(i64::MAX));
         let waiting = handle.read(reader::ready_len)?;

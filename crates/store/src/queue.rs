@@ -15,7 +15,7 @@ use super::{Committed, Op, StoreError};
 pub(super) type Reply = oneshot::Sender<Result<Committed, StoreError>>;
 
 /// One caller's batch: applied as a whole, in one transaction.
-pub(super) struct Job {
+pub(super) struct WriteJob {
     /// What to do.
     pub(super) ops: Vec<Op>,
     /// The id of each operation's feedback row; made once, so that a repeated commit finds it.
@@ -24,7 +24,7 @@ pub(super) struct Job {
     pub(super) reply: Option<Reply>,
 }
 
-impl Job {
+impl WriteJob {
     fn new(ops: Vec<Op>, reply: Option<Reply>) -> Self {
         let feedback_ids = ops.iter().map(|_| RewardId::new()).collect();
         Self { ops, feedback_ids, reply }
@@ -33,7 +33,7 @@ impl Job {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<WriteJob>,
     operations: usize,
     oldest: Option<Instant>,
     /// Whether somebody waits who must not wait for company.
@@ -42,14 +42,14 @@ struct State {
 }
 
 /// The queue. Push from anywhere, take from the writer.
-pub(super) struct Queue {
+pub(super) struct WriteQueue {
     limit: usize,
     metrics: Arc<Metrics>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Queue {
+impl WriteQueue {
     /// A queue that sheds beyond `limit` operations.
     pub(super) fn new(limit: usize, metrics: Arc<Metrics>) -> Self {
         Self { limit, metrics, state: Mutex::default(), changed: Condvar::new() }
@@ -60,18 +60,18 @@ impl Queue {
     pub(super) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
         let mut state = self.state();
         state.urgent |= urgent;
-        self.add(Job::new(ops, Some(reply)), state)
+        self.add(WriteJob::new(ops, Some(reply)), state)
     }
 
     /// Queues a batch that nobody waits for; sheds what may be shed where the queue is full.
     pub(super) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
         let state = self.state();
         if state.operations + ops.len() <= self.limit {
-            return self.add(Job::new(ops, None), state);
+            return self.add(WriteJob::new(ops, None), state);
         }
         let (kept, shed) = split_shadows(ops);
         if !kept.is_empty() {
-            self.add(Job::new(kept, None), state)?;
+            self.add(WriteJob::new(kept, None), state)?;
         } else if state.closed {
             return Err(StoreError::Closed);
         }
@@ -82,7 +82,7 @@ impl Queue {
         Err(StoreError::Overloaded)
     }
 
-    fn add(&self, job: Job, mut state: MutexGuard<'_, State>) -> Result<(), StoreError> {
+    fn add(&self, job: WriteJob, mut state: MutexGuard<'_, State>) -> Result<(), StoreError> {
         if state.closed {
             return Err(StoreError::Closed);
         }
@@ -97,7 +97,11 @@ impl Queue {
 
     /// Everything that waits, in order, after gathering for `gather` from the first arrival on.
     /// Empty when nothing came within `patience`; `None` once closed and empty.
-    pub(super) fn take(&self, gather: Duration, patience: Option<Duration>) -> Option<Vec<Job>> {
+    pub(super) fn take(
+        &self,
+        gather: Duration,
+        patience: Option<Duration>,
+    ) -> Option<Vec<WriteJob>> {
         let mut state = self.state();
         let deadline = patience.map(|p| Instant::now() + p);
         loop {

@@ -8,9 +8,9 @@ use tokio::sync::watch;
 
 use hone_core::metrics::Metrics;
 
-use super::apply::{Tally, Writing};
+use super::apply::{AppliedCounts, Writing};
 use super::handle::Handle;
-use super::queue::{Job, Queue};
+use super::queue::{WriteJob, WriteQueue};
 use super::{Committed, FeedbackOutcome, StoreError};
 
 /// How long work that a failing disk refused waits for the next try.
@@ -28,7 +28,7 @@ pub(super) struct Writer {
     /// The file.
     pub(super) handle: Arc<Handle>,
     /// What to write.
-    pub(super) queue: Arc<Queue>,
+    pub(super) queue: Arc<WriteQueue>,
     /// What to count.
     pub(super) metrics: Arc<Metrics>,
     /// How long to gather before a commit.
@@ -57,12 +57,12 @@ enum Failure {
 /// What a transaction did, and what to answer to each job.
 struct Done {
     answers: Vec<Committed>,
-    tally: Tally,
+    tally: AppliedCounts,
     ready: u64,
 }
 
 /// Closes the queue even when the thread unwinds, so that nobody waits for it.
-struct Abandon(Arc<Queue>);
+struct Abandon(Arc<WriteQueue>);
 
 impl Drop for Abandon {
     fn drop(&mut self) {
@@ -94,7 +94,7 @@ impl Writer {
     }
 
     /// Commits jobs together; where that fails, one by one. Returns what to try again later.
-    fn commit(&self, jobs: Vec<Job>) -> Vec<Job> {
+    fn commit(&self, jobs: Vec<WriteJob>) -> Vec<WriteJob> {
         if jobs.is_empty() {
             return jobs;
         }
@@ -110,7 +110,7 @@ impl Writer {
         }
     }
 
-    fn commit_singly(&self, jobs: Vec<Job>) -> Vec<Job> {
+    fn commit_singly(&self, jobs: Vec<WriteJob>) -> Vec<WriteJob> {
         let mut kept = Vec::new();
         let mut broken = None;
         for job in jobs {
@@ -134,7 +134,7 @@ impl Writer {
     }
 
     /// One transaction over all jobs.
-    fn attempt(&self, jobs: &[Job]) -> Result<Done, Failure> {
+    fn attempt(&self, jobs: &[WriteJob]) -> Result<Done, Failure> {
         let started = Instant::now();
         let attempt = catch_unwind(AssertUnwindSafe(|| self.transaction(jobs)));
         match attempt {
@@ -157,7 +157,7 @@ impl Writer {
         }
     }
 
-    fn transaction(&self, jobs: &[Job]) -> Result<Done, StoreError> {
+    fn transaction(&self, jobs: &[WriteJob]) -> Result<Done, StoreError> {
         self.handle.write(|tx| {
             let mut writing = Writing::new(tx)?;
             let mut answers = Vec::with_capacity(jobs.len());
@@ -182,7 +182,7 @@ impl Writer {
     }
 
     /// Tells everybody, after the commit.
-    fn settle(&self, jobs: Vec<Job>, done: Done) {
+    fn settle(&self, jobs: Vec<WriteJob>, done: Done) {
         for (table, count) in &done.tally.written {
             self.metrics.store_records.with_label_values(&[table]).inc_by(*count);
         }
@@ -205,7 +205,7 @@ impl Writer {
         }
     }
 
-    fn refuse(&self, job: Job, error: StoreError) {
+    fn refuse(&self, job: WriteJob, error: StoreError) {
         match job.reply {
             Some(reply) => {
                 let _ = reply.send(Err(error));
@@ -218,7 +218,7 @@ impl Writer {
     }
 
     /// Bounds what a failing disk makes wait, the oldest given up first.
-    fn within_limit(&self, mut kept: Vec<Job>) -> Vec<Job> {
+    fn within_limit(&self, mut kept: Vec<WriteJob>) -> Vec<WriteJob> {
         let mut room = self.limit;
         let fitting = kept
             .iter()
@@ -234,7 +234,7 @@ impl Writer {
         rest
     }
 
-    fn give_up(&self, jobs: Vec<Job>) {
+    fn give_up(&self, jobs: Vec<WriteJob>) {
         for job in jobs {
             self.refuse(job, StoreError::Database("the disk keeps failing".to_owned()));
         }

@@ -13,10 +13,10 @@ mod testing;
 
 pub use data::packing::TrainSample;
 pub use driver::handle::{TrainError, TrainHandle, TrainState, TrainStatus};
-pub use driver::worker::{Parts, Worker};
+pub use driver::worker::{TrainSetup, TrainWorker};
 pub use error::LearnError;
 pub use learning::learner::{Learner, StepStats};
 pub use learning::snapshot::Snapshot;
-pub use learning::step_timing::Split;
-pub use memory::Plan;
+pub use learning::step_timing::StepTiming;
+pub use memory::MemoryPlan;
 pub use memory::memory_check::available_memory;

@@ -12,22 +12,22 @@ use uuid::Uuid;
 
 use hone_core::process;
 use hone_train::config::{Recompute, TrainConfig};
-use hone_train::{Learner, Plan, Split};
+use hone_train::{Learner, MemoryPlan, StepTiming};
 
 use super::machine;
 use super::machine::{Peak, Seconds};
 
 pub(crate) use hone_model::adapter::weights::LoraConfig;
-pub use subject::{Data, Row, Shape, Subject};
+pub use subject::{Data, Row, Subject, Workload};
 pub use work::Work;
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TrainBenchOptions {
     /// The model.
     pub model: Subject,
     /// Random samples, unless there is `data`.
-    pub shape: Shape,
+    pub shape: Workload,
     /// A file of samples.
     pub data: Option<PathBuf>,
     /// Rank of the adapter, which is on all linears.
@@ -42,15 +42,15 @@ pub struct Options {
     pub threads: usize,
 }
 
-impl Options {
+impl TrainBenchOptions {
     /// The setting that is usual for a model: 64 completions in groups of 8, of the embedded model's
     /// task's lengths, or, for larger ones, one group of 8 sequences of 512 tokens.
     pub fn usual(model: Subject) -> Self {
         let shape = match model {
             Subject::Embedded => {
-                Shape { groups: 8, group_size: 8, prompt: 20, completion: 24, spread: 0.5 }
+                Workload { groups: 8, group_size: 8, prompt: 20, completion: 24, spread: 0.5 }
             }
-            _ => Shape { groups: 1, group_size: 8, prompt: 64, completion: 448, spread: 0.0 },
+            _ => Workload { groups: 1, group_size: 8, prompt: 64, completion: 448, spread: 0.0 },
         };
         Self {
             model,
@@ -71,7 +71,7 @@ pub const WARM_UP: usize = 2;
 /// What came out. Times are of the fastest of the timed steps, memory is the most of the steps before
 /// them, which do the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct TrainBenchReport {
     /// Weights of the model.
     pub parameters: usize,
     /// Completions of a step.
@@ -91,7 +91,7 @@ pub struct Report {
     /// The step of the least processor time.
     pub step_processor_seconds: f64,
     /// Parts of the fastest step, in seconds.
-    pub split: Split,
+    pub split: StepTiming,
     /// Writing the adapter's PEFT files to disk, in seconds.
     pub publish_seconds: f64,
     /// GFLOP that the forward, reference and backward passes need.
@@ -107,7 +107,7 @@ pub struct Report {
     pub peak_bytes: u64,
     /// Memory resident before the model was loaded.
     pub start_bytes: u64,
-    /// What [`Plan`] says.
+    /// What [`MemoryPlan`] says.
     pub planned_bytes: usize,
     /// Layers kept for the backward pass, of all.
     pub kept_layers: (usize, usize),
@@ -127,14 +127,14 @@ pub fn recompute(text: &str) -> Result<Recompute, String> {
 ///
 /// # Errors
 /// If the model or the samples cannot be had, a step fails or is skipped, or no adapter can be written.
-pub fn run(options: &Options) -> anyhow::Result<Report> {
+pub fn run(options: &TrainBenchOptions) -> anyhow::Result<TrainBenchReport> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if options.threads == 0 { cores } else { options.threads };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     pool.install(|| measure(options, threads))
 }
 
-fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
+fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainBenchReport> {
     let load = machine::load();
     let start_bytes = process::resident();
     let config = TrainConfig {
@@ -159,7 +159,7 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // What loading took is no part of the steps' memory.
     process::reset_peak();
-    let mut step = || -> anyhow::Result<(Seconds, Split, Tokens)> {
+    let mut step = || -> anyhow::Result<(Seconds, StepTiming, Tokens)> {
         let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
         if let Some(reason) = stats.skipped {
@@ -196,8 +196,9 @@ fn measure(options: &Options, threads: usize) -> anyhow::Result<Report> {
         if seconds > 0.0 && peak > 0.0 { gflop / seconds / peak } else { 0.0 }
     };
     let tokens_of_a_shard = 0;
-    let plan = Plan::new(&spec, options.model.base(&spec)?, &config, threads, tokens_of_a_shard);
-    Ok(Report {
+    let plan =
+        MemoryPlan::new(&spec, options.model.base(&spec)?, &config, threads, tokens_of_a_shard);
+    Ok(TrainBenchReport {
         parameters: spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum(),
         completions: samples.len(),
         tokens: samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum(),
@@ -247,7 +248,7 @@ fn publish(learner: &Learner) -> anyhow::Result<f64> {
     Ok(took.wall)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for TrainBenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MIB: f64 = (1 << 20) as f64;
         let ms = 1e3;
@@ -320,8 +321,13 @@ mod tests {
 
     #[test]
     fn a_small_run_tells_every_figure() {
-        let shape = Shape { groups: 2, group_size: 4, prompt: 6, completion: 8, spread: 0.5 };
-        let options = Options { shape, steps: 2, threads: 1, ..Options::usual(Subject::Embedded) };
+        let shape = Workload { groups: 2, group_size: 4, prompt: 6, completion: 8, spread: 0.5 };
+        let options = TrainBenchOptions {
+            shape,
+            steps: 2,
+            threads: 1,
+            ..TrainBenchOptions::usual(Subject::Embedded)
+        };
         let report = run(&options).unwrap();
         assert_eq!((report.completions, report.steps.len()), (8, 2));
         let split = report.split;
@@ -349,9 +355,10 @@ mod tests {
 
     #[test]
     fn without_a_reference_its_part_is_nothing() {
-        let shape = Shape { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
-        let usual = Options::usual(Subject::Embedded);
-        let report = run(&Options { shape, beta: 0.0, steps: 1, threads: 1, ..usual }).unwrap();
+        let shape = Workload { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
+        let usual = TrainBenchOptions::usual(Subject::Embedded);
+        let report =
+            run(&TrainBenchOptions { shape, beta: 0.0, steps: 1, threads: 1, ..usual }).unwrap();
         // What is left is the time of looking at the clock.
         assert!(report.split.reference < 1e-3 * report.split.total().max(1e-2), "{report}");
     }

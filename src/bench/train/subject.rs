@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use hone_engine::ModelDir;
 use hone_model::adapter::BaseDtype;
 use hone_model::{Model, ModelSpec, embedded};
-use hone_train::memory::Base;
+use hone_train::memory::BaseMemory;
 use hone_train::{Learner, TrainSample};
 
 /// Seed of random weights.
@@ -116,11 +116,13 @@ impl Subject {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn base(&self, spec: &ModelSpec) -> anyhow::Result<Base> {
+    pub fn base(&self, spec: &ModelSpec) -> anyhow::Result<BaseMemory> {
         Ok(match self {
-            Self::Embedded => Base::new(spec, BaseDtype::Float32, |_| Ok(DType::F32))?,
-            Self::Random100m(dtype) => Base::new(spec, BaseDtype::Auto, |_| Ok(*dtype))?,
-            Self::Dir(path) => Base::read(spec, &ModelDir::open(path)?.weights, BaseDtype::Auto)?,
+            Self::Embedded => BaseMemory::new(spec, BaseDtype::Float32, |_| Ok(DType::F32))?,
+            Self::Random100m(dtype) => BaseMemory::new(spec, BaseDtype::Auto, |_| Ok(*dtype))?,
+            Self::Dir(path) => {
+                BaseMemory::read(spec, &ModelDir::open(path)?.weights, BaseDtype::Auto)?
+            }
         })
     }
 
@@ -154,7 +156,7 @@ fn file(name: &str) -> anyhow::Result<&'static [u8]> {
 
 /// What random samples are like.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct Workload {
     /// Prompts.
     pub groups: usize,
     /// Completions of each.
@@ -202,7 +204,7 @@ impl Data {
     }
 
     /// Random tokens, and advantages of mean 0 and deviation 1 in every group.
-    pub fn random(shape: &Shape, vocab: usize) -> Self {
+    pub fn random(shape: &Workload, vocab: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(TOKENS_SEED);
         let ids = |rng: &mut ChaCha8Rng, count: usize| -> Vec<u32> {
             (0..count).map(|_| rng.random_range(0..vocab.max(1) as u32)).collect()
@@ -260,7 +262,7 @@ mod tests {
 
     #[test]
     fn random_groups_are_of_the_shape_asked_for() {
-        let shape = Shape { groups: 3, group_size: 4, prompt: 7, completion: 20, spread: 0.5 };
+        let shape = Workload { groups: 3, group_size: 4, prompt: 7, completion: 20, spread: 0.5 };
         let data = Data::random(&shape, 50);
         assert_eq!(data.samples.len(), 12);
         for group in data.samples.chunks(4) {

@@ -26,7 +26,7 @@ use hone_core::types::{
 use hone_engine::Engine;
 
 use self::request::ChatRequest;
-use self::run::Run;
+use self::run::ChatRun;
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::JsonObject;
@@ -49,7 +49,7 @@ pub(super) async fn create(
     models::check(&state, &asked.model)?;
     let prompt_ids = tokenise(&state.engine, &asked.messages).await?;
     let interaction = Arc::new(interaction(&state, &asked, prompt_ids, caller));
-    let run = Run::new(state, interaction, &asked, arrived);
+    let run = ChatRun::new(state, interaction, &asked, arrived);
     if asked.stream {
         stream::respond(run, asked.include_usage).await
     } else {

@@ -59,7 +59,7 @@ struct Choice {
 }
 
 /// A running request.
-pub(super) struct Run {
+pub(super) struct ChatRun {
     state: Arc<AppState>,
     pub(super) interaction: Arc<Interaction>,
     top_logprobs: Option<u8>,
@@ -120,7 +120,7 @@ fn steps(
         .boxed()
 }
 
-impl Run {
+impl ChatRun {
     /// Asks the engine for every choice at once.
     pub(super) fn new(
         state: Arc<AppState>,
@@ -391,7 +391,7 @@ impl Choice {
     }
 }
 
-impl Drop for Run {
+impl Drop for ChatRun {
     fn drop(&mut self) {
         if self.ended() {
             return;

@@ -11,7 +11,7 @@ use futures::stream;
 
 use hone_core::types::PolicyVersion;
 
-use super::run::{News, Run};
+use super::run::{ChatRun, News};
 use super::wire::{ChatChunk, ChunkChoice, Delta, Logprobs, Usage};
 use super::with_version;
 use crate::http::error::ApiError;
@@ -25,14 +25,14 @@ enum Phase {
 }
 
 struct Sse {
-    run: Run,
+    run: ChatRun,
     version: PolicyVersion,
     include_usage: bool,
     phase: Phase,
 }
 
 /// Starts the run, so that a refusal still has its status code, and streams the rest.
-pub(super) async fn respond(mut run: Run, include_usage: bool) -> Result<Response, ApiError> {
+pub(super) async fn respond(mut run: ChatRun, include_usage: bool) -> Result<Response, ApiError> {
     let version = run.start().await?;
     let sse = Sse { run, version, include_usage, phase: Phase::Running };
     let body = Body::from_stream(stream::unfold(sse, |mut sse| async move {

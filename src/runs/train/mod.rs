@@ -20,8 +20,8 @@ use hone_train::TrainState;
 use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::HealthMonitor;
 
-use super::early_stop::Verdict;
-use super::evaluate::{Evaluation, Exam};
+use super::early_stop::StopDecision;
+use super::evaluate::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
 use super::{compare, table};
@@ -77,7 +77,7 @@ pub async fn run(
         0 => held_out.len(),
         most => most.min(held_out.len()),
     };
-    let exam = Exam {
+    let exam = EvalSet {
         prompts: held_out.into_iter().take(most).collect(),
         route: Arc::clone(route),
         samples: config.run.eval_samples,
@@ -96,7 +96,7 @@ struct Run {
     config: Config,
     options: TrainOptions,
     core: Core,
-    exam: Exam,
+    exam: EvalSet,
     folder: PathBuf,
     state: RunState,
     monitor: HealthMonitor,
@@ -111,7 +111,7 @@ impl Run {
         config: Config,
         options: TrainOptions,
         core: Core,
-        exam: Exam,
+        exam: EvalSet,
         folder: &Path,
     ) -> anyhow::Result<Self> {
         let first = core.store.last_step()?.map_or(0, |last| last.step);
@@ -247,14 +247,14 @@ impl Run {
         let estimate = evaluation.and_then(|evaluation| evaluation.reward(self.exam.seed));
         let Some(reward) = estimate.map(|estimate| estimate.mean) else { return Ok(false) };
         let verdict = self.state.best.observe(&self.config.run.early_stop, step, reward);
-        if verdict == Verdict::Improved
+        if verdict == StopDecision::Improved
             && let Some(adapter) = self.core.policies.active_adapter()?
         {
             let best = self.folder.join("best");
             state::replace_dir(&adapter, &best).with_context(|| format!("{}", best.display()))?;
             self.state.best_adapter = Some(best.display().to_string());
         }
-        Ok(verdict == Verdict::Stop)
+        Ok(verdict == StopDecision::Stop)
     }
 
     fn save(&self) -> anyhow::Result<()> {

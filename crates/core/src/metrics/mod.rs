@@ -10,7 +10,7 @@ use prometheus::{
 };
 use registry::Maker;
 
-pub use registry::{Description, Kind};
+pub use registry::{MetricDescription, MetricKind};
 pub use remote::{CallMetrics, JudgeMetrics};
 pub use train::TrainMetrics;
 
@@ -20,7 +20,7 @@ pub use train::TrainMetrics;
 #[expect(missing_docs, reason = "the help text in `Metrics::new` is the documentation")]
 pub struct Metrics {
     registry: Registry,
-    descriptions: Vec<Description>,
+    descriptions: Vec<MetricDescription>,
 
     pub http_requests: IntCounterVec,
     pub http_request_duration: HistogramVec,
@@ -254,7 +254,7 @@ impl Metrics {
     }
 
     /// Every metric, those without a sample yet included, which [`Self::encode`] leaves out.
-    pub fn descriptions(&self) -> &[Description] {
+    pub fn descriptions(&self) -> &[MetricDescription] {
         &self.descriptions
     }
 
@@ -273,7 +273,7 @@ impl Metrics {
 mod tests {
     use std::collections::BTreeSet;
 
-    use crate::metrics::registry::Kind;
+    use crate::metrics::registry::MetricKind;
     use crate::metrics::*;
 
     fn is_name(text: &str) -> bool {
@@ -290,7 +290,7 @@ mod tests {
         assert!(all.len() > 50, "{} metrics", all.len());
         for d in all {
             assert!(is_name(&d.name) && d.name.starts_with("hone_"), "{}", d.name);
-            assert_eq!(d.name.ends_with("_total"), d.kind == Kind::Counter, "{}", d.name);
+            assert_eq!(d.name.ends_with("_total"), d.kind == MetricKind::Counter, "{}", d.name);
             assert!(d.help.ends_with('.'), "{}: help is not a sentence: {}", d.name, d.help);
             for label in &d.labels {
                 assert!(is_name(label) && label != "le", "{}: label {label}", d.name);

@@ -7,7 +7,7 @@ use prometheus::{
 
 /// What Prometheus calls a metric's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only rises; its name ends in `_total`.
     Counter,
     /// Goes up and down.
@@ -18,13 +18,13 @@ pub enum Kind {
 
 /// One metric as `/metrics` shows it once it has a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct MetricDescription {
     /// The full name.
     pub name: String,
     /// What it means.
     pub help: String,
     /// Its type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The names of its labels; `le` of a histogram is not among them.
     pub labels: Vec<String>,
 }
@@ -33,19 +33,19 @@ pub struct Description {
 #[derive(Default)]
 pub(crate) struct Maker {
     pub(crate) registry: Registry,
-    pub(crate) descriptions: Vec<Description>,
+    pub(crate) descriptions: Vec<MetricDescription>,
     pub(crate) error: Option<prometheus::Error>,
 }
 
 impl Maker {
     fn add<C: prometheus::core::Collector + Clone + 'static>(
         &mut self,
-        kind: Kind,
+        kind: MetricKind,
         made: prometheus::Result<C>,
     ) -> Option<C> {
         match made.and_then(|c| self.registry.register(Box::new(c.clone())).map(|()| c)) {
             Ok(collector) => {
-                self.descriptions.extend(collector.desc().into_iter().map(|d| Description {
+                self.descriptions.extend(collector.desc().into_iter().map(|d| MetricDescription {
                     name: d.fq_name.clone(),
                     help: d.help.clone(),
                     kind,
@@ -61,7 +61,7 @@ impl Maker {
     }
 
     pub(crate) fn counter(&mut self, name: &str, help: &str) -> Option<IntCounter> {
-        self.add(Kind::Counter, IntCounter::new(name, help))
+        self.add(MetricKind::Counter, IntCounter::new(name, help))
     }
 
     pub(crate) fn counters(
@@ -70,7 +70,7 @@ impl Maker {
         help: &str,
         labels: &[&str],
     ) -> Option<IntCounterVec> {
-        self.add(Kind::Counter, IntCounterVec::new(Opts::new(name, help), labels))
+        self.add(MetricKind::Counter, IntCounterVec::new(Opts::new(name, help), labels))
     }
 
     pub(crate) fn float_counters(
@@ -79,19 +79,19 @@ impl Maker {
         help: &str,
         labels: &[&str],
     ) -> Option<CounterVec> {
-        self.add(Kind::Counter, CounterVec::new(Opts::new(name, help), labels))
+        self.add(MetricKind::Counter, CounterVec::new(Opts::new(name, help), labels))
     }
 
     pub(crate) fn gauge(&mut self, name: &str, help: &str) -> Option<Gauge> {
-        self.add(Kind::Gauge, Gauge::new(name, help))
+        self.add(MetricKind::Gauge, Gauge::new(name, help))
     }
 
     pub(crate) fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> Option<GaugeVec> {
-        self.add(Kind::Gauge, GaugeVec::new(Opts::new(name, help), labels))
+        self.add(MetricKind::Gauge, GaugeVec::new(Opts::new(name, help), labels))
     }
 
     pub(crate) fn int_gauge(&mut self, name: &str, help: &str) -> Option<IntGauge> {
-        self.add(Kind::Gauge, IntGauge::new(name, help))
+        self.add(MetricKind::Gauge, IntGauge::new(name, help))
     }
 
     pub(crate) fn int_gauges(
@@ -100,7 +100,7 @@ impl Maker {
         help: &str,
         labels: &[&str],
     ) -> Option<IntGaugeVec> {
-        self.add(Kind::Gauge, IntGaugeVec::new(Opts::new(name, help), labels))
+        self.add(MetricKind::Gauge, IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
     pub(crate) fn histogram(
@@ -110,7 +110,7 @@ impl Maker {
         buckets: &[f64],
     ) -> Option<Histogram> {
         let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(Kind::Histogram, Histogram::with_opts(opts))
+        self.add(MetricKind::Histogram, Histogram::with_opts(opts))
     }
 
     pub(crate) fn histograms(
@@ -121,6 +121,6 @@ impl Maker {
         labels: &[&str],
     ) -> Option<HistogramVec> {
         let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(Kind::Histogram, HistogramVec::new(opts, labels))
+        self.add(MetricKind::Histogram, HistogramVec::new(opts, labels))
     }
 }

@@ -5,7 +5,7 @@ use std::io::BufRead;
 
 use serde_json::Value;
 
-use super::{BadRow, Place, Row, Visit, not_text, too_long, without_mark};
+use super::{BadRow, DatasetRow, RowPlace, Visit, not_text, too_long, without_mark};
 
 pub(super) fn rows(mut input: impl BufRead, limit: usize, visit: &mut Visit) -> Result<(), String> {
     let mut line = Vec::new();
@@ -18,7 +18,7 @@ pub(super) fn rows(mut input: impl BufRead, limit: usize, visit: &mut Visit) -> 
             Err(error) => return Err(format!("line {}: {error}", number + 1)),
         };
         number += 1;
-        let place = Place::Line(number);
+        let place = RowPlace::Line(number);
         let bytes = if number == 1 { without_mark(&line) } else { &line };
         if !whole {
             visit(Err(BadRow::whole(place, too_long(limit))));
@@ -53,11 +53,11 @@ fn next(input: &mut impl BufRead, limit: usize, line: &mut Vec<u8>) -> io::Resul
     }
 }
 
-fn parse(place: Place, bytes: &[u8]) -> Result<Row, BadRow> {
+fn parse(place: RowPlace, bytes: &[u8]) -> Result<DatasetRow, BadRow> {
     let text = std::str::from_utf8(bytes)
         .map_err(|error| BadRow::whole(place, format!("it {}", not_text(bytes, &error))))?;
     match serde_json::from_str(text) {
-        Ok(Value::Object(columns)) => Ok(Row { place, columns, cells_are_text: false }),
+        Ok(Value::Object(columns)) => Ok(DatasetRow { place, columns, cells_are_text: false }),
         Ok(_) => Err(BadRow::whole(place, "not a JSON object")),
         Err(error) => {
             // serde_json counts lines of its own; the column is what helps.

@@ -13,14 +13,14 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::error::{BadRow, Place};
+use super::error::{BadRow, RowPlace};
 use crate::DatasetFormat;
 
 /// One row as it stands in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct DatasetRow {
     /// Where it stands.
-    pub place: Place,
+    pub place: RowPlace,
     /// Its columns; nothing is missing but what the file leaves out, nulls included.
     pub columns: Map<String, Value>,
     /// Whether a conversation may stand as JSON text in a cell: CSV and Parquet.
@@ -28,7 +28,7 @@ pub(super) struct Row {
 }
 
 /// Receives each row.
-pub(super) type Visit<'a> = dyn FnMut(Result<Row, BadRow>) + 'a;
+pub(super) type Visit<'a> = dyn FnMut(Result<DatasetRow, BadRow>) + 'a;
 
 /// Reads every row of the file.
 pub(super) fn rows(

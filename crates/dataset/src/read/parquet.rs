@@ -9,7 +9,7 @@ use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use serde_json::{Map, Number, Value};
 
-use super::{BadRow, Place, Row, Visit, not_text, too_long};
+use super::{BadRow, DatasetRow, RowPlace, Visit, not_text, too_long};
 
 pub(super) fn rows(file: File, limit: usize, visit: &mut Visit) -> Result<(), String> {
     let reader = guarded(|| SerializedFileReader::new(file))?.map_err(|error| plain(&error))?;
@@ -18,7 +18,7 @@ pub(super) fn rows(file: File, limit: usize, visit: &mut Visit) -> Result<(), St
         guarded(|| RowIter::from_file_into(Box::new(reader)).with_batch_size(256))?;
     let mut number = 0;
     loop {
-        let place = Place::Row(number + 1);
+        let place = RowPlace::Row(number + 1);
         let row = match guarded(|| iterator.next()) {
             Ok(None) => break,
             Ok(Some(Ok(row))) => row,
@@ -61,10 +61,10 @@ fn shortened(text: &str) -> String {
 }
 
 fn columns<'a>(
-    place: Place,
+    place: RowPlace,
     fields: impl Iterator<Item = (&'a String, &'a Field)>,
     limit: usize,
-) -> Result<Row, BadRow> {
+) -> Result<DatasetRow, BadRow> {
     let mut columns = Map::new();
     let mut bytes = 0;
     for (name, field) in fields {
@@ -75,7 +75,7 @@ fn columns<'a>(
     if bytes > limit {
         return Err(BadRow::whole(place, too_long(limit)));
     }
-    Ok(Row { place, columns, cells_are_text: true })
+    Ok(DatasetRow { place, columns, cells_are_text: true })
 }
 
 /// A field as JSON; adds the bytes of its texts to `bytes`. Numbers that JSON does not have (NaN,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use csv::{ByteRecord, ReaderBuilder};
 use serde_json::{Map, Value};
 
-use super::{BadRow, Place, Row, Visit, not_text, too_long, without_mark};
+use super::{BadRow, DatasetRow, RowPlace, Visit, not_text, too_long, without_mark};
 
 pub(super) fn rows(
     bytes: &[u8],
@@ -29,7 +29,7 @@ pub(super) fn rows(
         let end = usize::try_from(reader.position().byte()).unwrap_or(usize::MAX);
         let start = record.position().map_or(0, csv::Position::byte);
         let (line, start) = lines.of(usize::try_from(start).unwrap_or(usize::MAX));
-        let place = Place::Line(line);
+        let place = RowPlace::Line(line);
         match &names {
             None => names = Some(header(&record)?),
             Some(_) if end.saturating_sub(start) > limit.saturating_add(2) => {
@@ -57,7 +57,7 @@ fn header(record: &ByteRecord) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-fn cells(place: Place, names: &[String], record: &ByteRecord) -> Result<Row, BadRow> {
+fn cells(place: RowPlace, names: &[String], record: &ByteRecord) -> Result<DatasetRow, BadRow> {
     if record.len() != names.len() {
         let reason = format!("it has {} cells for {} columns", record.len(), names.len());
         return Err(BadRow::whole(place, reason));
@@ -71,7 +71,7 @@ fn cells(place: Place, names: &[String], record: &ByteRecord) -> Result<Row, Bad
             columns.insert(name.clone(), value);
         }
     }
-    Ok(Row { place, columns, cells_are_text: true })
+    Ok(DatasetRow { place, columns, cells_are_text: true })
 }
 
 /// Line numbers of increasing offsets. The csv crate's own count is a line behind after `\r\n` and

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::*;
 
-type Read = Vec<Result<Row, BadRow>>;
+type Read = Vec<Result<DatasetRow, BadRow>>;
 
 fn read(bytes: &[u8], format: DatasetFormat, limit: usize) -> Result<Read, String> {
     let mut file = NamedTempFile::new().unwrap();
@@ -23,7 +23,7 @@ fn read(bytes: &[u8], format: DatasetFormat, limit: usize) -> Result<Read, Strin
 
 /// Place and column `a` of each row, or what is wrong with it.
 fn shown(bytes: &[u8], format: DatasetFormat, limit: usize) -> Vec<String> {
-    let shown = |row: Result<Row, BadRow>| match row {
+    let shown = |row: Result<DatasetRow, BadRow>| match row {
         Ok(row) => format!("{}: {}", row.place, row.columns["a"]),
         Err(bad) => bad.to_string(),
     };
@@ -137,7 +137,7 @@ fn column<T: ::parquet::data_type::DataType>(
 #[test]
 fn parquet_rows_are_json() {
     let found = read(&parquet_file(), DatasetFormat::Parquet, 1000).unwrap();
-    let rows: Vec<Row> = found.into_iter().map(Result::unwrap).collect();
+    let rows: Vec<DatasetRow> = found.into_iter().map(Result::unwrap).collect();
     let user = |content: &str| json!({ "role": "user", "content": content });
     let expected = [
         json!({ "messages": [user("1+1")], "answer": 2, "score": 0.1, "hard": true, "raw": "é" }),
@@ -148,7 +148,7 @@ fn parquet_rows_are_json() {
         }),
     ];
     for (number, (row, expected)) in rows.into_iter().zip(expected).enumerate() {
-        assert_eq!(row.place, Place::Row(number as u64 + 1));
+        assert_eq!(row.place, RowPlace::Row(number as u64 + 1));
         assert_eq!(Value::Object(row.columns), expected);
     }
     let long = read(&parquet_file(), DatasetFormat::Parquet, 90).unwrap();
@@ -179,8 +179,8 @@ proptest! {
         for format in [DatasetFormat::Csv, DatasetFormat::Tsv] {
             let mut last = 0;
             for row in read(text.as_bytes(), format, 40).unwrap_or_default() {
-                let (Ok(Row { place, .. }) | Err(BadRow { place, .. })) = row;
-                let Place::Line(line) = place else { panic!("{place}") };
+                let (Ok(DatasetRow { place, .. }) | Err(BadRow { place, .. })) = row;
+                let RowPlace::Line(line) = place else { panic!("{place}") };
                 prop_assert!(line > last && line <= lines, "{} after {} of {}", line, last, lines);
                 last = line;
             }

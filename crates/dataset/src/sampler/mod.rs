@@ -3,7 +3,7 @@
 //! A pass is walked in the order of each prompt's key: its place in the file, or a hash of seed,
 //! pass and content. The position is the last key that was drawn, not a count, so that prompts that
 //! are left out or added do not move it. Random draws are hashes of seed and draw number: nothing
-//! but the numbers of [`SamplerState`] has to be saved to go on exactly.
+//! but the numbers of [`PromptSamplerState`] has to be saved to go on exactly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::curriculum::{Curriculum, Stage};
-use super::error::{DatasetError, Place};
-use super::mix::Mix;
-use super::outcome::Outcome;
+use super::error::{DatasetError, RowPlace};
+use super::mix::LiveMix;
+use super::outcome::PromptOutcome;
 use super::prompt::{Prompt, PromptId};
 use super::split::key;
 use crate::{DatasetConfig, DifficultyConfig, SamplingStrategy};
@@ -29,7 +29,7 @@ pub struct Draw {
     pub prompt: Arc<Prompt>,
     /// Index of the stage that it is drawn for.
     pub stage: usize,
-    /// [`Sampler::epoch`] before it.
+    /// [`PromptSampler::epoch`] before it.
     pub epoch: u64,
     /// Draws before it.
     pub number: u64,
@@ -37,7 +37,7 @@ pub struct Draw {
 
 /// Everything that a resumed run needs besides the file and the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SamplerState {
+pub struct PromptSamplerState {
     /// Seed of the order.
     pub seed: u64,
     /// Strategy of the order.
@@ -53,33 +53,33 @@ pub struct SamplerState {
     /// Key and place of the last prompt of this pass that was drawn.
     pub cursor: Option<(u64, u64)>,
     /// How contested groups were shared out.
-    pub mix: Option<Mix>,
+    pub mix: Option<LiveMix>,
     /// Prompts that were drawn or reported.
-    pub outcomes: BTreeMap<PromptId, Outcome>,
+    pub outcomes: BTreeMap<PromptId, PromptOutcome>,
     /// Prompts that are not drawn again.
     pub left_out: BTreeSet<PromptId>,
 }
 
 /// Draws prompts for groups, and learns which ones are worth it.
 #[derive(Clone, Debug)]
-pub struct Sampler {
+pub struct PromptSampler {
     prompts: Vec<Arc<Prompt>>,
     /// Index into `outcomes` by prompt; prompts of the same content share one.
     slot_of: Vec<usize>,
     /// Prompts of the same content before each one, by prompt.
     earlier: Vec<u64>,
     slots: HashMap<PromptId, usize>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<PromptOutcome>,
     curriculum: Curriculum,
     difficulty: DifficultyConfig,
     /// This pass: key, place and index, in order.
     order: Vec<(u64, u64, usize)>,
-    mix: Mix,
+    mix: LiveMix,
     /// Without `outcomes` and `mix`, which [`Self::state`] adds.
-    state: SamplerState,
+    state: PromptSamplerState,
 }
 
-impl Sampler {
+impl PromptSampler {
     /// A sampler at its beginning.
     ///
     /// # Errors
@@ -115,13 +115,13 @@ impl Sampler {
             prompts: prompts.to_vec(),
             slot_of,
             earlier,
-            outcomes: vec![Outcome::default(); slots.len()],
+            outcomes: vec![PromptOutcome::default(); slots.len()],
             slots,
             curriculum,
             difficulty: config.difficulty.clone(),
             order: Vec::new(),
-            mix: Mix::new(config.mix.live_share),
-            state: SamplerState { seed, strategy, ..SamplerState::default() },
+            mix: LiveMix::new(config.mix.live_share),
+            state: PromptSamplerState { seed, strategy, ..PromptSamplerState::default() },
         };
         sampler.arrange();
         Ok(sampler)
@@ -136,7 +136,7 @@ impl Sampler {
     pub fn resume(
         prompts: &[Arc<Prompt>],
         config: &DatasetConfig,
-        state: SamplerState,
+        state: PromptSamplerState,
     ) -> Result<Self, DatasetError> {
         let mut sampler = Self::new(prompts, config)?;
         let refuse = |what: &str, saved: String, now: String| {
@@ -161,16 +161,16 @@ impl Sampler {
         if let Some(saved) = state.mix {
             sampler.mix.resume(saved);
         }
-        sampler.state = SamplerState { outcomes: BTreeMap::new(), mix: None, ..state };
+        sampler.state = PromptSamplerState { outcomes: BTreeMap::new(), mix: None, ..state };
         sampler.arrange();
         Ok(sampler)
     }
 
     /// Everything that [`Self::resume`] needs.
-    pub fn state(&self) -> SamplerState {
+    pub fn state(&self) -> PromptSamplerState {
         let known = self.slots.iter().map(|(id, slot)| (*id, self.outcomes[*slot]));
-        let outcomes = known.filter(|(_, outcome)| *outcome != Outcome::default()).collect();
-        SamplerState { outcomes, mix: Some(self.mix), ..self.state.clone() }
+        let outcomes = known.filter(|(_, outcome)| *outcome != PromptOutcome::default()).collect();
+        PromptSamplerState { outcomes, mix: Some(self.mix), ..self.state.clone() }
     }
 
     /// The prompt of the next group, which optimiser step `step`, from 1, will train on; `None`
@@ -257,7 +257,7 @@ impl Sampler {
     }
 
     /// What is known of a prompt; `None` if it is not one of this dataset's.
-    pub fn outcome(&self, prompt: PromptId) -> Option<&Outcome> {
+    pub fn outcome(&self, prompt: PromptId) -> Option<&PromptOutcome> {
         self.slots.get(&prompt).map(|slot| &self.outcomes[*slot])
     }
 
@@ -271,7 +271,7 @@ impl Sampler {
             .filter(|(_, prompt)| stage.is_none_or(|stage| stage.filter.matches(&prompt.metadata)));
         self.order = taken
             .map(|(index, prompt)| {
-                let (Place::Line(place) | Place::Row(place)) = prompt.place;
+                let (RowPlace::Line(place) | RowPlace::Row(place)) = prompt.place;
                 let key = match state.strategy {
                     SamplingStrategy::Sequential => place,
                     SamplingStrategy::Shuffle | SamplingStrategy::Difficulty => {

@@ -16,7 +16,7 @@ fn prompt(n: usize, count: usize) -> Arc<Prompt> {
     let level = if 2 * n < count { "easy" } else { "hard" };
     Arc::new(Prompt {
         id: PromptId::of(&messages),
-        place: Place::Line(n as u64 + 1),
+        place: RowPlace::Line(n as u64 + 1),
         messages,
         metadata: BTreeMap::from([("level".to_owned(), level.to_owned())]),
     })
@@ -27,11 +27,11 @@ fn config(strategy: SamplingStrategy) -> DatasetConfig {
 }
 
 fn line(draw: &Draw) -> u64 {
-    let (Place::Line(line) | Place::Row(line)) = draw.prompt.place;
+    let (RowPlace::Line(line) | RowPlace::Row(line)) = draw.prompt.place;
     line
 }
 
-fn draw(sampler: &mut Sampler, count: usize) -> Vec<u64> {
+fn draw(sampler: &mut PromptSampler, count: usize) -> Vec<u64> {
     (0..count).map(|_| line(&sampler.next(1).unwrap())).collect()
 }
 
@@ -43,9 +43,9 @@ fn sorted(mut lines: Vec<u64>) -> Vec<u64> {
 #[test]
 fn every_pass_draws_every_prompt_once() {
     let all: Vec<u64> = (1..=20).collect();
-    let mut walk = Sampler::new(&prompts(20), &config(SamplingStrategy::Sequential)).unwrap();
+    let mut walk = PromptSampler::new(&prompts(20), &config(SamplingStrategy::Sequential)).unwrap();
     assert_eq!((draw(&mut walk, 20), draw(&mut walk, 20)), (all.clone(), all.clone()));
-    let mut shuffle = Sampler::new(&prompts(20), &config(SamplingStrategy::Shuffle)).unwrap();
+    let mut shuffle = PromptSampler::new(&prompts(20), &config(SamplingStrategy::Shuffle)).unwrap();
     let passes: Vec<Vec<u64>> = (0..3).map(|_| draw(&mut shuffle, 20)).collect();
     assert!(passes.iter().all(|pass| sorted(pass.clone()) == all));
     assert!(passes[0] != passes[1] && passes[1] != passes[2] && passes[0] != all);
@@ -53,19 +53,20 @@ fn every_pass_draws_every_prompt_once() {
     let draw = shuffle.next(1).unwrap();
     assert_eq!((draw.number, shuffle.epoch()), (60, 3));
     let other = DatasetConfig { seed: 4, ..config(SamplingStrategy::Shuffle) };
-    let mut other = Sampler::new(&prompts(20), &other).unwrap();
+    let mut other = PromptSampler::new(&prompts(20), &other).unwrap();
     assert_ne!(super::tests::draw(&mut other, 20), passes[0]);
 }
 
 #[test]
 fn new_and_lost_prompts_do_not_move_the_position() {
-    let mut sampler = Sampler::new(&prompts(20), &config(SamplingStrategy::Shuffle)).unwrap();
+    let mut sampler = PromptSampler::new(&prompts(20), &config(SamplingStrategy::Shuffle)).unwrap();
     let first = draw(&mut sampler, 8);
     let mut more = prompts(20);
-    more.retain(|p| p.place != Place::Line(first[0]));
+    more.retain(|p| p.place != RowPlace::Line(first[0]));
     more.push(prompt(99, 20));
     let state = sampler.state();
-    let mut resumed = Sampler::resume(&more, &config(SamplingStrategy::Shuffle), state).unwrap();
+    let mut resumed =
+        PromptSampler::resume(&more, &config(SamplingStrategy::Shuffle), state).unwrap();
     // The new one comes in this pass or has missed it; the rest goes on as it would have.
     let rest = draw(&mut sampler, 12);
     let mut went_on = Vec::new();
@@ -80,7 +81,7 @@ fn new_and_lost_prompts_do_not_move_the_position() {
 fn prompts_that_the_model_cannot_take_are_never_drawn_again() {
     for strategy in [SamplingStrategy::Shuffle, SamplingStrategy::Difficulty] {
         let all = prompts(5);
-        let mut sampler = Sampler::new(&all, &config(strategy)).unwrap();
+        let mut sampler = PromptSampler::new(&all, &config(strategy)).unwrap();
         for left in (0..5).rev() {
             let draw = sampler.next(1).unwrap();
             sampler.leave_out(draw.prompt.id);
@@ -88,12 +89,12 @@ fn prompts_that_the_model_cannot_take_are_never_drawn_again() {
         }
         assert_eq!(sampler.next(1), None);
         assert!(sampler.takes_live(true), "only live prompts are left");
-        assert!(Sampler::new(&[], &config(strategy)).unwrap().next(1).is_none());
+        assert!(PromptSampler::new(&[], &config(strategy)).unwrap().next(1).is_none());
     }
 }
 
 /// Reports each draw's group as `success` says for its line.
-fn run(sampler: &mut Sampler, draws: usize, success: impl Fn(u64, u64) -> f64) -> Vec<u64> {
+fn run(sampler: &mut PromptSampler, draws: usize, success: impl Fn(u64, u64) -> f64) -> Vec<u64> {
     (0..draws)
         .map(|_| {
             let draw = sampler.next(1).unwrap();
@@ -107,7 +108,8 @@ fn run(sampler: &mut Sampler, draws: usize, success: impl Fn(u64, u64) -> f64) -
 
 #[test]
 fn intermediate_success_is_drawn_more_often_and_nothing_starves() {
-    let mut sampler = Sampler::new(&prompts(200), &config(SamplingStrategy::Difficulty)).unwrap();
+    let mut sampler =
+        PromptSampler::new(&prompts(200), &config(SamplingStrategy::Difficulty)).unwrap();
     // Lines up to 80 always fail, from 121 on always succeed.
     let success = |line: u64, _| match line {
         ..=80 => 0.0,
@@ -131,7 +133,8 @@ fn intermediate_success_is_drawn_more_often_and_nothing_starves() {
 
 #[test]
 fn draws_by_weight_rest_between() {
-    let mut sampler = Sampler::new(&prompts(100), &config(SamplingStrategy::Difficulty)).unwrap();
+    let mut sampler =
+        PromptSampler::new(&prompts(100), &config(SamplingStrategy::Difficulty)).unwrap();
     let drawn: Vec<_> = (0..400).map(|_| sampler.next(1).unwrap()).collect();
     for (n, draw) in drawn.iter().enumerate().filter(|(n, _)| (n + 1) % 10 != 0) {
         let recent = &drawn[n.saturating_sub(12)..n];
@@ -151,7 +154,7 @@ fn stages_choose_the_prompts() {
         ..StageConfig::default()
     };
     let config = staged(vec![stage(2, "level = easy"), stage(2, "level = hard"), stage(0, "")]);
-    let mut sampler = Sampler::new(&prompts(20), &config).unwrap();
+    let mut sampler = PromptSampler::new(&prompts(20), &config).unwrap();
     let mut at = |step, count| {
         let draws: Vec<Draw> = (0..count).map(|_| sampler.next(step).unwrap()).collect();
         assert!(draws.iter().all(|draw| draw.stage == sampler.stage_at(step).index));
@@ -161,14 +164,15 @@ fn stages_choose_the_prompts() {
     assert!(at(2, 3).iter().all(|line| *line <= 10));
     assert_eq!(at(3, 10), (11..=20).collect::<Vec<_>>());
     assert_eq!(at(5, 20), (1..=20).collect::<Vec<_>>());
-    let error = Sampler::new(&prompts(20), &staged(vec![stage(0, "level = medium")])).unwrap_err();
+    let error =
+        PromptSampler::new(&prompts(20), &staged(vec![stage(0, "level = medium")])).unwrap_err();
     assert_snapshot!(error, @r#"dataset.stage[0].filter = "level = medium": it takes no prompt; the columns are level"#);
 }
 
 #[test]
 fn a_stage_leaves_out_what_is_too_difficult_for_it() {
     let stage = StageConfig { max_difficulty: Some(0.6), ..StageConfig::default() };
-    let mut sampler = Sampler::new(&prompts(20), &staged(vec![stage])).unwrap();
+    let mut sampler = PromptSampler::new(&prompts(20), &staged(vec![stage])).unwrap();
     let success = |line: u64, _| if line <= 10 { 0.5 } else { 0.0 };
     let first = run(&mut sampler, 20, success);
     assert_eq!(sorted(first), (1..=20).collect::<Vec<_>>(), "unknown is not difficult");
@@ -185,21 +189,21 @@ fn a_stage_leaves_out_what_is_too_difficult_for_it() {
 #[test]
 fn a_state_of_another_configuration_is_refused() {
     let all = prompts(4);
-    let mut sampler = Sampler::new(&all, &config(SamplingStrategy::Shuffle)).unwrap();
+    let mut sampler = PromptSampler::new(&all, &config(SamplingStrategy::Shuffle)).unwrap();
     draw(&mut sampler, 2);
     let state = sampler.state();
-    let error = |config: &DatasetConfig, state: SamplerState| {
-        Sampler::resume(&all, config, state).unwrap_err().to_string()
+    let error = |config: &DatasetConfig, state: PromptSamplerState| {
+        PromptSampler::resume(&all, config, state).unwrap_err().to_string()
     };
     let other = DatasetConfig { seed: 9, ..config(SamplingStrategy::Shuffle) };
     assert_snapshot!(error(&other, state.clone()), @"the saved position in the dataset cannot be resumed: its dataset.seed is 3, the configuration's 9");
     assert_snapshot!(error(&config(SamplingStrategy::Difficulty), state.clone()), @"the saved position in the dataset cannot be resumed: its dataset.strategy is shuffle, the configuration's difficulty");
-    let later = SamplerState { stage: 2, ..state };
+    let later = PromptSamplerState { stage: 2, ..state };
     assert_snapshot!(error(&config(SamplingStrategy::Shuffle), later), @"the saved position in the dataset cannot be resumed: it is in stage 3 of 1");
 }
 
 /// One step of a run: a decision, a draw, a report with uneven rewards.
-fn advance(sampler: &mut Sampler, step: u64) -> Option<Draw> {
+fn advance(sampler: &mut PromptSampler, step: u64) -> Option<Draw> {
     if sampler.takes_live(step.is_multiple_of(2)) {
         return None;
     }
@@ -237,18 +241,18 @@ proptest! {
         config.mix.live_share = 0.3;
         // Two prompts of the same content.
         let mut all = prompts(count);
-        all.push(Arc::new(Prompt { place: Place::Line(500), ..(*all[0]).clone() }));
-        let mut whole = Sampler::new(&all, &config).unwrap();
-        let mut cut = Sampler::new(&all, &config).unwrap();
+        all.push(Arc::new(Prompt { place: RowPlace::Line(500), ..(*all[0]).clone() }));
+        let mut whole = PromptSampler::new(&all, &config).unwrap();
+        let mut cut = PromptSampler::new(&all, &config).unwrap();
         for step in 0..stop {
             prop_assert_eq!(advance(&mut whole, step), advance(&mut cut, step));
         }
         let json = serde_json::to_string(&cut.state()).unwrap();
-        let state: SamplerState = serde_json::from_str(&json).unwrap();
+        let state: PromptSamplerState = serde_json::from_str(&json).unwrap();
         prop_assert_eq!(&state, &cut.state());
         let bytes = postcard::to_stdvec(&state).unwrap();
-        prop_assert_eq!(&postcard::from_bytes::<SamplerState>(&bytes).unwrap(), &state);
-        let mut resumed = Sampler::resume(&all, &config, state).unwrap();
+        prop_assert_eq!(&postcard::from_bytes::<PromptSamplerState>(&bytes).unwrap(), &state);
+        let mut resumed = PromptSampler::resume(&all, &config, state).unwrap();
         for step in stop..stop + 60 {
             prop_assert_eq!(advance(&mut whole, step), advance(&mut resumed, step));
         }

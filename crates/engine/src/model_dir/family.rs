@@ -17,7 +17,7 @@ type Config = Map<String, Value>;
 
 /// One family that is served.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Family {
+pub(super) struct EngineFamily {
     /// `architectures[0]`.
     pub class: &'static str,
     /// Defaults of transformers' configuration class that differ from [`COMMON`].
@@ -41,7 +41,7 @@ enum Tied {
     Always,
 }
 
-const PLAIN: Family = Family {
+const PLAIN: EngineFamily = EngineFamily {
     class: "Qwen2ForCausalLM",
     defaults: &[("max_position_embeddings", 32_768.0)],
     rope_types: &[],
@@ -51,27 +51,27 @@ const PLAIN: Family = Family {
 };
 
 /// Every family that can be served.
-pub(super) const FAMILIES: [Family; 7] = [
+pub(super) const FAMILIES: [EngineFamily; 7] = [
     PLAIN,
-    Family {
+    EngineFamily {
         class: "Qwen3ForCausalLM",
         defaults: &[("max_position_embeddings", 32_768.0), ("head_dim", 128.0)],
         free_head_dim: true,
         ..PLAIN
     },
-    Family {
+    EngineFamily {
         class: "LlamaForCausalLM",
         defaults: &[("max_position_embeddings", 2048.0)],
         rope_types: &["linear", "llama3"],
         ..PLAIN
     },
-    Family {
+    EngineFamily {
         class: "MistralForCausalLM",
         defaults: &[("max_position_embeddings", 131_072.0), ("sliding_window", 4096.0)],
         free_head_dim: true,
         ..PLAIN
     },
-    Family {
+    EngineFamily {
         class: "SmolLM3ForCausalLM",
         defaults: &[
             ("max_position_embeddings", 32_768.0),
@@ -82,7 +82,7 @@ pub(super) const FAMILIES: [Family; 7] = [
         tied: Tied::ByDefault,
         ..PLAIN
     },
-    Family {
+    EngineFamily {
         class: "Gemma2ForCausalLM",
         defaults: &[
             ("max_position_embeddings", 8192.0),
@@ -97,7 +97,7 @@ pub(super) const FAMILIES: [Family; 7] = [
         tied: Tied::Always,
         ..PLAIN
     },
-    Family {
+    EngineFamily {
         class: "Phi3ForCausalLM",
         defaults: &[
             ("max_position_embeddings", 4096.0),
@@ -121,7 +121,7 @@ fn whole(config: &Config, key: &str) -> u64 {
     get(config, key).as_u64().unwrap_or(0)
 }
 
-impl Family {
+impl EngineFamily {
     /// The family whose class is named.
     pub(super) fn of(class: &str) -> Option<Self> {
         FAMILIES.into_iter().find(|family| family.class == class)

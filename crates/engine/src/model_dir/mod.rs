@@ -11,7 +11,7 @@ mod normalise;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use family::{FAMILIES, Family};
+use family::{EngineFamily, FAMILIES};
 use files::{object, show};
 use serde_json::{Map, Value};
 
@@ -124,12 +124,12 @@ fn refuse_value(key: &str, value: &Value, wanted: &str) -> EngineError {
 }
 
 /// The family that `architectures` names.
-fn family(config: &Map<String, Value>) -> Result<Family, EngineError> {
+fn family(config: &Map<String, Value>) -> Result<EngineFamily, EngineError> {
     let value = config.get("architectures").unwrap_or(&Value::Null);
     let names: Vec<&str> =
         value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let found = match names.as_slice() {
-        [name] => Family::of(name),
+        [name] => EngineFamily::of(name),
         _ => None,
     };
     let Some(family) = found else {

@@ -105,7 +105,7 @@ pub fn check(params: &SamplingParams) -> Result<(), EngineError> {
 
 /// Draws the tokens of one request, in order.
 #[derive(Debug)]
-pub struct Sampler {
+pub struct TokenSampler {
     params: SamplingParams,
     top: usize,
     random: ChaCha8Rng,
@@ -114,10 +114,10 @@ pub struct Sampler {
     /// Kept between tokens for their memory.
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
-    weights: plain::Weights,
+    weights: plain::Exponentials,
 }
 
-impl Sampler {
+impl TokenSampler {
     /// A sampler that reports `top_logprobs` alternatives (at most [`MAX_TOP_LOGPROBS`]).
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl Sampler {
             counts: HashMap::new(),
             logits: Vec::new(),
             candidates: Vec::new(),
-            weights: plain::Weights::default(),
+            weights: plain::Exponentials::default(),
         })
     }
 
@@ -202,7 +202,7 @@ impl Sampler {
 }
 
 /// The behaviour distribution `(id, p)` of raw logits, best first, after tokens were drawn as often
-/// as `counts` says: what [`Sampler::draw`] draws from at a temperature above 0.
+/// as `counts` says: what [`TokenSampler::draw`] draws from at a temperature above 0.
 ///
 /// # Errors
 /// [`SampleError`] where the logits or the biases make no distribution.

@@ -1,22 +1,22 @@
 //! Plain temperature sampling, which is all that training does: one pass for the weights, in vectors,
 //! and one for the choice.
 
-/// Weights whose sum is kept.
+/// Exponentials whose sum is kept.
 const BLOCK: usize = 64;
 
 /// Sums side by side.
 const LANES: usize = 8;
 
-/// Weights `exp((logit - greatest logit) / temperature)` of all tokens.
+/// Exponentials `exp((logit - greatest logit) / temperature)` of all tokens.
 #[derive(Debug, Default)]
-pub(super) struct Weights {
+pub(super) struct Exponentials {
     values: Vec<f64>,
     /// Of [`BLOCK`] weights each.
     sums: Vec<f64>,
     total: f64,
 }
 
-impl Weights {
+impl Exponentials {
     /// Computes them; `greatest` is the greatest logit.
     pub fn fill(&mut self, logits: &[f32], greatest: f64, temperature: f64) {
         self.values.resize(logits.len(), 0.0);
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_choice_is_that_of_a_running_sum() {
         let logits: Vec<f32> = (0..300).map(|i| ((i * 7919 % 1009) as f32 / 200.0) - 3.0).collect();
-        let mut weights = Weights::default();
+        let mut weights = Exponentials::default();
         weights.fill(&logits, 2.04, 0.9);
         let naive: Vec<f64> = logits.iter().map(|l| ((f64::from(*l) - 2.04) / 0.9).exp()).collect();
         let total: f64 = naive.iter().sum();

@@ -8,7 +8,7 @@ fn params(temperature: f32) -> SamplingParams {
 }
 
 fn draw(logits: &[f32], params: &SamplingParams, top: u8) -> Drawn {
-    Sampler::new(params, top).unwrap().draw(logits).unwrap()
+    TokenSampler::new(params, top).unwrap().draw(logits).unwrap()
 }
 
 /// A softmax, computed the obvious way.
@@ -97,7 +97,7 @@ proptest! {
     #[test]
     fn the_seed_decides_everything(logits in logits(100), params in truncation()) {
         let run = |params: &SamplingParams| {
-            let mut sampler = Sampler::new(params, 3).unwrap();
+            let mut sampler = TokenSampler::new(params, 3).unwrap();
             (0..20).map(|_| sampler.draw(&logits).unwrap()).collect::<Vec<_>>()
         };
         prop_assert_eq!(run(&params), run(&params));
@@ -121,7 +121,7 @@ proptest! {
         if greedy {
             params.temperature = 0.0;
         }
-        match Sampler::new(&params, 20).unwrap().draw(&logits) {
+        match TokenSampler::new(&params, 20).unwrap().draw(&logits) {
             Ok(drawn) => {
                 prop_assert!(drawn.logprob.is_finite());
                 prop_assert!(logits[drawn.id as usize] > f32::NEG_INFINITY);
@@ -150,7 +150,7 @@ fn frequencies_match_the_distribution() {
         (SamplingParams { min_p: 0.2, ..params(1.0) }, 18.5),
     ] {
         let expected = behaviour(&logits, &params, &HashMap::new()).unwrap();
-        let mut sampler = Sampler::new(&params, 0).unwrap();
+        let mut sampler = TokenSampler::new(&params, 0).unwrap();
         let mut counts = HashMap::new();
         let n = 40_000;
         for _ in 0..n {
@@ -171,7 +171,7 @@ fn frequencies_match_the_distribution() {
 fn penalties_and_biases_move_logits() {
     let logits = [2.0, 1.85, 0.0];
     let penalised = SamplingParams { frequency_penalty: 0.1, presence_penalty: 0.2, ..params(0.0) };
-    let mut sampler = Sampler::new(&penalised, 0).unwrap();
+    let mut sampler = TokenSampler::new(&penalised, 0).unwrap();
     // Token 0 stands at 2.0, then 1.7, 1.6 and 1.5; token 1 at 1.85, then 1.55.
     let drawn: Vec<TokenId> = (0..5).map(|_| sampler.draw(&logits).unwrap().id).collect();
     assert_eq!(drawn, [0, 1, 0, 0, 1]);
@@ -180,7 +180,7 @@ fn penalties_and_biases_move_logits() {
     assert_eq!(drawn.id, 2);
     assert!((f64::from(drawn.logprob) - softmax(&logits, 1.0)[2].ln()).abs() < 1e-6);
     let unknown = SamplingParams { logit_bias: [(3, 5.0)].into(), ..params(1.0) };
-    let error = Sampler::new(&unknown, 0).unwrap().draw(&logits).unwrap_err();
+    let error = TokenSampler::new(&unknown, 0).unwrap().draw(&logits).unwrap_err();
     assert_eq!(error.to_string(), "logit_bias names token 3; the vocabulary holds 3");
     let far = SamplingParams { logit_bias: [(1, -500.0)].into(), ..params(1.0) };
     assert!((0..100).all(|seed| draw(&logits, &SamplingParams { seed, ..far.clone() }, 0).id != 1));
@@ -189,7 +189,7 @@ fn penalties_and_biases_move_logits() {
 #[test]
 fn a_bias_beyond_floats_is_an_error() {
     let biased = SamplingParams { logit_bias: [(0, f32::MAX)].into(), ..params(1.0) };
-    let error = Sampler::new(&biased, 0).unwrap().draw(&[f32::MAX, 0.0]).unwrap_err();
+    let error = TokenSampler::new(&biased, 0).unwrap().draw(&[f32::MAX, 0.0]).unwrap_err();
     assert_eq!(error, SampleError::NotFinite { id: 0, value: f32::INFINITY });
 }
 
@@ -204,10 +204,10 @@ fn names_the_bad_parameter() {
         (SamplingParams { presence_penalty: f32::INFINITY, ..params(1.0) }, "presence_penalty"),
         (SamplingParams { logit_bias: [(7, f32::NAN)].into(), ..params(1.0) }, "logit_bias[7]"),
     ] {
-        let error = Sampler::new(&params, 0).unwrap_err().to_string();
+        let error = TokenSampler::new(&params, 0).unwrap_err().to_string();
         assert!(error.starts_with(says), "{error}");
     }
-    assert!(Sampler::new(&params(1.0), 21).is_err());
+    assert!(TokenSampler::new(&params(1.0), 21).is_err());
 }
 
 /// Not a check but a measurement; run it with `--ignored --nocapture`.
@@ -223,7 +223,7 @@ fn speed() {
             ("top_k 50", SamplingParams { top_k: 50, ..params(1.0) }),
             ("top_p 0.9", SamplingParams { top_p: 0.9, ..params(1.0) }),
         ] {
-            let mut sampler = Sampler::new(&params, 5).unwrap();
+            let mut sampler = TokenSampler::new(&params, 5).unwrap();
             let start = std::time::Instant::now();
             for _ in 0..100 {
                 sampler.draw(&logits).unwrap();

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
-use worker::{Job, Worker};
+use worker::{GenerateJob, ReplicaWorker};
 
 use hone_core::metrics::Metrics;
 use hone_core::process::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::admission::{Admission, Colour, Lease};
-use hone_engine::run::Run;
-use hone_engine::sampling::Sampler;
+use hone_engine::run::GenerationRun;
+use hone_engine::sampling::TokenSampler;
 use hone_engine::{
     Codec, Engine, EngineConfig, EngineError, EngineLoad, GenerateRequest, Generation, ModelDir,
     ModelInfo, Priority, Publisher, run,
@@ -32,7 +32,7 @@ use crate::hot_swap::{Adapter, Loader, Pipeline};
 /// One engine of one colour.
 struct Replica {
     pipeline: Box<dyn Pipeline>,
-    worker: Worker,
+    worker: ReplicaWorker,
 }
 
 /// Serves a model with mistral.rs and exchanges its weights while it serves.
@@ -121,11 +121,12 @@ impl MistralEngine {
     /// Starts a request on its slot.
     fn run(&self, lease: Lease, request: GenerateRequest) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = Sampler::new(&request.params, request.top_logprobs)?;
+        let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
         let (colour, slot) = (lease.colour, lease.slot);
-        let (run, generation) = Run::new(&self.codec, &request.stop, limit, lease, &self.metrics);
+        let (run, generation) =
+            GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
         let replica = self.replicas.get(colour).and_then(|replicas| replicas.get(slot));
-        let job = Job { prompt: request.prompt_ids, limit, run, sampler };
+        let job = GenerateJob { prompt: request.prompt_ids, limit, run, sampler };
         match replica {
             Some(replica) => replica.worker.start(job)?,
             None => return Err(EngineError::Internal(format!("there is no slot {slot}"))),
@@ -167,7 +168,7 @@ fn replica(loader: &Loader, end: TokenId, threads: usize) -> Result<Replica, Eng
         .build()
         .map_err(|e| EngineError::Internal(format!("no runtime: {e}")))?;
     let engine = runtime.block_on(loaded.engine.build());
-    Ok(Replica { pipeline: loaded.pipeline, worker: Worker::spawn(engine, end, threads)? })
+    Ok(Replica { pipeline: loaded.pipeline, worker: ReplicaWorker::spawn(engine, end, threads)? })
 }
 
 /// Runs something on a fresh thread, which has no adapter applied and may block, and waits for it.
@@ -201,7 +202,7 @@ impl Engine for MistralEngine {
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
         // Before it waits: what cannot run must not queue.
         run::check(&request, self.info.context, self.info.vocab)?;
-        Sampler::new(&request.params, request.top_logprobs)?;
+        TokenSampler::new(&request.params, request.top_logprobs)?;
         let lease = self.admission.acquire(request.priority).await?;
         self.run(lease, request)
     }

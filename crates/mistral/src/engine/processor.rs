@@ -8,8 +8,8 @@ use mistralrs::CustomLogitsProcessor;
 
 use hone_core::types::TokenId;
 use hone_engine::EngineError;
-use hone_engine::run::Run;
-use hone_engine::sampling::Sampler;
+use hone_engine::run::GenerationRun;
+use hone_engine::sampling::TokenSampler;
 
 /// Draws a request's tokens where mistral.rs would let logits be changed.
 ///
@@ -17,36 +17,41 @@ use hone_engine::sampling::Sampler;
 /// a stop token, once the run is over for whatever reason (a stop string, the limit, a client
 /// that hung up). So ids, log-probabilities and the end are all ours, and no step is wasted.
 pub(super) struct Processor {
-    turn: Mutex<Option<Turn>>,
+    turn: Mutex<Option<SamplingTurn>>,
     end: TokenId,
     threads: usize,
 }
 
 /// What belongs to the running request; taken out when it has ended.
-pub(super) struct Turn {
-    pub(super) run: Run,
-    pub(super) sampler: Sampler,
+pub(super) struct SamplingTurn {
+    pub(super) run: GenerationRun,
+    pub(super) sampler: TokenSampler,
 }
 
 impl Processor {
     /// `threads` is the size of the engine's own pool, the engine's thread included.
-    pub(super) fn new(run: Run, sampler: Sampler, end: TokenId, threads: usize) -> Self {
-        Self { turn: Mutex::new(Some(Turn { run, sampler })), end, threads }
+    pub(super) fn new(
+        run: GenerationRun,
+        sampler: TokenSampler,
+        end: TokenId,
+        threads: usize,
+    ) -> Self {
+        Self { turn: Mutex::new(Some(SamplingTurn { run, sampler })), end, threads }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Turn>> {
+    fn lock(&self) -> MutexGuard<'_, Option<SamplingTurn>> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The run, once the engine is through with it.
-    pub(super) fn take(&self) -> Option<Run> {
+    pub(super) fn take(&self) -> Option<GenerationRun> {
         self.lock().take().map(|turn| turn.run)
     }
 
     /// The token that the engine shall take.
     fn next(&self, logits: &Tensor) -> TokenId {
         let mut turn = self.lock();
-        let Some(Turn { run, sampler }) = turn.as_mut() else { return self.end };
+        let Some(SamplingTurn { run, sampler }) = turn.as_mut() else { return self.end };
         if run.is_over() {
             return self.end;
         }

@@ -10,27 +10,27 @@ use mistralrs::{
 
 use hone_core::types::TokenId;
 use hone_engine::EngineError;
-use hone_engine::run::Run;
-use hone_engine::sampling::Sampler;
+use hone_engine::run::GenerationRun;
+use hone_engine::sampling::TokenSampler;
 
 use super::processor::Processor;
 
 /// One sequence to run.
-pub(super) struct Job {
+pub(super) struct GenerateJob {
     pub(super) prompt: Vec<TokenId>,
     pub(super) limit: u32,
-    pub(super) run: Run,
-    pub(super) sampler: Sampler,
+    pub(super) run: GenerationRun,
+    pub(super) sampler: TokenSampler,
 }
 
 /// Runs jobs on one engine, each to its very end before the next. A thread and not a task: it
 /// must outlive every runtime that a request may come from, because the engine panics when the
 /// receiver of an answer is gone.
-pub(super) struct Worker {
-    jobs: mpsc::Sender<Job>,
+pub(super) struct ReplicaWorker {
+    jobs: mpsc::Sender<GenerateJob>,
 }
 
-impl Worker {
+impl ReplicaWorker {
     /// Starts the thread; it ends when the worker is dropped, and the engine with it. `end` is a
     /// stop token, `threads` the number of threads that compute.
     pub(super) fn spawn(
@@ -38,7 +38,7 @@ impl Worker {
         end: TokenId,
         threads: usize,
     ) -> Result<Self, EngineError> {
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<GenerateJob>();
         thread::Builder::new()
             .name("hone-engine".to_owned())
             .spawn(move || {
@@ -51,14 +51,14 @@ impl Worker {
     }
 
     /// Hands a job over; it starts at once if its lease is honest.
-    pub(super) fn start(&self, job: Job) -> Result<(), EngineError> {
+    pub(super) fn start(&self, job: GenerateJob) -> Result<(), EngineError> {
         let gone = |_| EngineError::Internal("the engine's thread has ended".to_owned());
         self.jobs.send(job).map_err(gone)
     }
 }
 
 /// Runs one job until the engine has let go of its sequence, then frees its slot.
-fn execute(engine: &MistralRs, end: TokenId, threads: usize, job: Job) {
+fn execute(engine: &MistralRs, end: TokenId, threads: usize, job: GenerateJob) {
     let processor = Arc::new(Processor::new(job.run, job.sampler, end, threads));
     let failure = generate(engine, job.prompt, job.limit, Arc::clone(&processor)).err();
     if let Some(mut run) = processor.take() {

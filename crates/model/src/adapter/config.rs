@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use hone_core::config::describe::{Problem, one_of};
 use hone_core::config::range::{Checked, above, below, between};
 
-use super::rules::{Modules, Patterns, Rules};
+use super::rules::{ModuleRules, Modules, Patterns};
 
 /// Linear layers of a decoder block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -215,7 +215,7 @@ impl LoraConfig {
         for (pattern, alpha) in &self.alpha_pattern.0 {
             above(&format!("train.lora.alpha_pattern.{pattern:?}"), *alpha, 0.0)?;
         }
-        let compiled = Rules::new(self).map(|_| ());
+        let compiled = ModuleRules::new(self).map(|_| ());
         compiled.map_err(|(key, why)| Problem::new(format!("train.lora.{key}"), format!(": {why}")))
     }
 }

@@ -7,4 +7,4 @@ mod rules;
 pub mod weights;
 
 pub use config::{BaseDtype, LinearKind, LoraConfig, LoraInit};
-pub use rules::{Factor, Modules, Patterns, Rules};
+pub use rules::{ModuleRules, ModuleScale, Modules, Patterns};

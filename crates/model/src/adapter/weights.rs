@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{ModelError, ModelSpec, Result};
 
-pub use crate::adapter::{Factor, LinearKind, LoraConfig, LoraInit, Rules};
+pub use crate::adapter::{LinearKind, LoraConfig, LoraInit, ModuleRules, ModuleScale};
 
 /// Inverted dropout from our own random stream, so that a step can be repeated bit for bit.
 #[derive(Clone, Debug)]
@@ -50,11 +50,11 @@ pub struct Pair {
 
 /// Adapters on the chosen linears of every layer.
 #[derive(Clone, Debug)]
-pub struct Lora {
+pub struct LoraWeights {
     pairs: BTreeMap<(usize, LinearKind), Pair>,
 }
 
-impl Lora {
+impl LoraWeights {
     /// A fresh adapter: A as `train.lora.init_weights` says, B zero, so that the policy starts as the
     /// base. The random numbers come from `rng` in a fixed order.
     ///
@@ -69,7 +69,7 @@ impl Lora {
         device: &Device,
     ) -> Result<Self> {
         let mut pairs = BTreeMap::new();
-        for ((layer, kind), Factor { r, scale }) in plan(spec, config)? {
+        for ((layer, kind), ModuleScale { r, scale }) in plan(spec, config)? {
             let (out, inp) = spec.linear_shape(kind);
             let a = Tensor::from_vec(starting(config.init_weights, r, inp, rng), (r, inp), device)?
                 .to_dtype(dtype)?;
@@ -92,7 +92,7 @@ impl Lora {
     ) -> Result<Self> {
         unknown_modules(spec, &tensors)?;
         let mut pairs = BTreeMap::new();
-        for ((layer, kind), Factor { r, scale }) in plan(spec, config)? {
+        for ((layer, kind), ModuleScale { r, scale }) in plan(spec, config)? {
             let (out, inp) = spec.linear_shape(kind);
             let [a_name, b_name] = peft_names(layer, kind);
             let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
@@ -125,12 +125,12 @@ impl Lora {
     }
 
     /// Rank and scale by the module's name.
-    pub fn factors(&self) -> BTreeMap<String, Factor> {
+    pub fn factors(&self) -> BTreeMap<String, ModuleScale> {
         self.pairs
             .iter()
             .map(|((layer, kind), pair)| {
                 let r = pair.a.dims().first().copied().unwrap_or(0);
-                (module_name(*layer, *kind), Factor { r, scale: pair.scale })
+                (module_name(*layer, *kind), ModuleScale { r, scale: pair.scale })
             })
             .collect()
     }
@@ -228,7 +228,7 @@ fn starting(init: LoraInit, r: usize, inp: usize, rng: &mut ChaCha8Rng) -> Vec<f
 }
 
 /// Rank and scale of every linear layer that carries an adapter.
-pub(crate) type Plan = BTreeMap<(usize, LinearKind), Factor>;
+pub(crate) type Plan = BTreeMap<(usize, LinearKind), ModuleScale>;
 
 /// What settings mean for a model.
 ///
@@ -240,7 +240,7 @@ pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
     if config.r == 0 {
         return wrong("train.lora.r", "0".to_owned(), "at least 1");
     }
-    let rules = Rules::new(&fitted(spec, config)).map_err(|(key, reason)| {
+    let rules = ModuleRules::new(&fitted(spec, config)).map_err(|(key, reason)| {
         ModelError::Unsupported(format!("`train.lora.{key}` cannot be used: {reason}"))
     })?;
     let names: Vec<String> = places(spec).map(|(layer, kind)| module_name(layer, kind)).collect();
@@ -285,7 +285,7 @@ pub fn fitted(spec: &ModelSpec, config: &LoraConfig) -> LoraConfig {
 }
 
 /// The same by the modules' names.
-pub fn named_plan(spec: &ModelSpec, config: &LoraConfig) -> Result<BTreeMap<String, Factor>> {
+pub fn named_plan(spec: &ModelSpec, config: &LoraConfig) -> Result<BTreeMap<String, ModuleScale>> {
     let named = |((layer, kind), factor)| (module_name(layer, kind), factor);
     Ok(plan(spec, config)?.into_iter().map(named).collect())
 }

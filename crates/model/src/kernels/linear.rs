@@ -14,7 +14,7 @@ use candle_core::{Device, Tensor};
 
 use super::custom_op::{with_values, with_wide};
 use super::float::Real;
-use super::matmul::{Matrix, Store, multiply, product};
+use super::matmul::{Matrix, WriteMode, multiply, product};
 use super::rowwise;
 use crate::adapter::weights::{Dropout, Pair};
 
@@ -82,7 +82,7 @@ impl Linear<'_> {
                 with_values([pair.b.as_tensor()], NAME, |[b]| {
                     let inner = Matrix::new(&inner.values, n, r);
                     let b = Matrix::new(&b[first * r..], count, r);
-                    multiply((part, count), Store::Add, pair.scale, inner, b.t());
+                    multiply((part, count), WriteMode::Add, pair.scale, inner, b.t());
                     Ok(())
                 })?;
             }
@@ -119,7 +119,7 @@ impl Linear<'_> {
                     if dx.is_empty() {
                         **dx = product(1.0, *grad, weight);
                     } else {
-                        multiply((&mut **dx, width), Store::Add, 1.0, *grad, weight);
+                        multiply((&mut **dx, width), WriteMode::Add, 1.0, *grad, weight);
                     }
                     Ok(())
                 })?;
@@ -132,10 +132,10 @@ impl Linear<'_> {
             let mut db = vec![T::of(0.0); out * r];
             for (first, count, grad) in parts {
                 let b = Matrix::new(&b[first * r..], count, r);
-                multiply((&mut up, r), Store::Add, pair.scale, grad, b);
+                multiply((&mut up, r), WriteMode::Add, pair.scale, grad, b);
                 let inner = Matrix::new(&inner.values, n, r);
                 let db = &mut db[first * r..];
-                multiply((db, r), Store::Replace, pair.scale, grad.t(), inner);
+                multiply((db, r), WriteMode::Replace, pair.scale, grad.t(), inner);
             }
             let (up, a) = (Matrix::new(&up, n, r), Matrix::new(a, r, width));
             let mask = inner.dropout.and_then(|mut dropout| dropout.mask(x.len()));
@@ -144,7 +144,7 @@ impl Linear<'_> {
             let da = product(1.0, up.t(), seen);
             match (dx, mask) {
                 (None, _) => {}
-                (Some(dx), None) => multiply((dx, width), Store::Add, 1.0, up, a),
+                (Some(dx), None) => multiply((dx, width), WriteMode::Add, 1.0, up, a),
                 (Some(dx), Some(mask)) => {
                     rowwise::add(dx, &masked(&product(1.0, up, a), &mask), width);
                 }

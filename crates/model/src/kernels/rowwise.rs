@@ -105,13 +105,13 @@ impl<T: Real> Loop for NormGrad<'_, T> {
 /// (Su et al. 2021, in the half-split layout of Hugging Face), or, for gradients, back; values beyond
 /// stay.
 #[derive(Clone, Copy)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct Rope<'a> {
     pub head_dim: usize,
     /// Cosines and sines of every token, each `[tokens, half]`.
     pub tables: &'a (Tensor, Tensor),
 }
 
-impl Turn<'_> {
+impl Rope<'_> {
     /// Turns heads in rows of `width` values.
     pub fn apply<T: Real>(&self, x: &mut [T], width: usize, back: bool) -> Result<()> {
         let (head_dim, half) = (self.head_dim, self.tables.0.dim(1)?);

@@ -8,7 +8,7 @@ pub mod rope;
 use serde_json::Value;
 
 use crate::adapter::LinearKind;
-use crate::spec::family::{AttentionBias, Family};
+use crate::spec::family::{AttentionBias, ModelFamily};
 use crate::spec::fields::{flag_or, get, number_or, optional_number, size, size_or, wrong};
 use crate::spec::rope::{RopeScaling, RopeSpec};
 use crate::{ModelError, Result};
@@ -93,7 +93,7 @@ impl ModelSpec {
     /// # Errors
     /// If the architecture or one of its options is not supported, or a field is missing or wrong.
     pub fn from_config(config: &Value) -> Result<Self> {
-        let family = Family::of(config)?;
+        let family = ModelFamily::of(config)?;
         refuse_unsupported(config, family)?;
         let hidden_size = size(config, "hidden_size")?;
         let num_heads = size(config, "num_attention_heads")?;
@@ -282,7 +282,7 @@ fn check_heads(config: &Value, num_heads: usize, head_dim: usize) -> Result<()> 
 }
 
 /// Options that would change the forward pass in ways it does not implement.
-fn refuse_unsupported(config: &Value, family: &Family) -> Result<()> {
+fn refuse_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
     if let Some(value) = get(config, "quantization_config") {
         let expected = "absent: only unquantised weights can be trained on";
         return Err(wrong("quantization_config", Some(value), expected));

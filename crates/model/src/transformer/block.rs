@@ -13,7 +13,7 @@ use super::attention::Heads;
 use super::segments::Segments;
 use crate::Result;
 use crate::adapter::LinearKind;
-use crate::adapter::weights::{Dropout, Lora};
+use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::ops;
 use crate::spec::rope::{rope_frequencies, rope_tables};
 use crate::spec::{Activation, ModelSpec};
@@ -91,7 +91,7 @@ pub struct Block {
 struct Linears<'a> {
     block: &'a Block,
     layer: usize,
-    lora: Option<&'a Lora>,
+    lora: Option<&'a LoraWeights>,
     dropout: Option<&'a mut Dropout>,
 }
 
@@ -188,7 +188,7 @@ impl Block {
         x: &Tensor,
         layer: usize,
         context: &Context,
-        lora: Option<&Lora>,
+        lora: Option<&LoraWeights>,
         dropout: Option<&mut Dropout>,
     ) -> candle_core::Result<Tensor> {
         let mut linears = Linears { block: self, layer, lora, dropout };

@@ -8,7 +8,7 @@ use crate::kernels::custom_op::{
     Saved, is_half, runs_on, runs_with, slice, with_values, with_wide,
 };
 use crate::kernels::float::Real;
-use crate::kernels::matmul::{Matrix, Store, multiply};
+use crate::kernels::matmul::{Matrix, WriteMode, multiply};
 use crate::kernels::simd::Loop;
 use crate::kernels::{ops, parallel, simd};
 use crate::spec::ModelSpec;
@@ -173,7 +173,7 @@ impl Head {
     fn logits<T: Real>(&self, x: Matrix<'_, T>, out: &mut [T]) -> Result<()> {
         let vocab = self.weight.dim(0)?;
         self.stretches(|first, weight| {
-            multiply((&mut out[first..], vocab), Store::Replace, 1.0, x, weight.t());
+            multiply((&mut out[first..], vocab), WriteMode::Replace, 1.0, x, weight.t());
         })
     }
 
@@ -181,7 +181,7 @@ impl Head {
     fn pull_back<T: Real>(&self, grads: &[T], dx: &mut [T]) -> Result<()> {
         let (vocab, hidden) = self.weight.dims2()?;
         self.stretches(|first, weight| {
-            let store = if first == 0 { Store::Replace } else { Store::Add };
+            let store = if first == 0 { WriteMode::Replace } else { WriteMode::Add };
             let count = dx.len() / hidden;
             let grads = Matrix::strided(&grads[first..], count, weight.rows(), vocab);
             multiply((&mut *dx, hidden), store, 1.0, grads, weight);

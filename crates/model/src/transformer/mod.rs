@@ -28,7 +28,7 @@ use candle_core::{DType, Device, Tensor};
 use sha2::{Digest, Sha256};
 
 use crate::adapter::BaseDtype;
-use crate::adapter::weights::{Dropout, Lora};
+use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::custom_op::is_half;
 use crate::kernels::{custom_op, ops};
 use crate::{ModelError, ModelSpec, Result};
@@ -184,7 +184,7 @@ impl Model {
     pub fn forward(
         &self,
         ids: &Tensor,
-        lora: Option<&Lora>,
+        lora: Option<&LoraWeights>,
         dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let (batch, len) = ids.dims2()?;
@@ -202,7 +202,7 @@ impl Model {
         &self,
         ids: &Tensor,
         segments: &Arc<Segments>,
-        lora: Option<&Lora>,
+        lora: Option<&LoraWeights>,
         mut dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;

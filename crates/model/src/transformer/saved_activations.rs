@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 
 use super::block::Context;
 use super::fused_layer::{Gradients, Kept, Layer};
-use super::{Dropout, Lora};
+use super::{Dropout, LoraWeights};
 use crate::Model;
 use crate::kernels::custom_op::with_values;
 use crate::kernels::float::Real;
@@ -38,7 +38,7 @@ impl Model {
         &'a self,
         index: usize,
         context: &'a Context,
-        lora: Option<&'a Lora>,
+        lora: Option<&'a LoraWeights>,
     ) -> Layer<'a> {
         Layer { block: &self.blocks[index], index, context, lora }
     }
@@ -60,7 +60,7 @@ impl Model {
         &self,
         x: &Tensor,
         context: &Context,
-        lora: Option<&Lora>,
+        lora: Option<&LoraWeights>,
         mut dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
         let mut x = copied::<T>(x)?;
@@ -75,7 +75,7 @@ impl Model {
         &self,
         x: &Tensor,
         context: &Context,
-        lora: &Lora,
+        lora: &LoraWeights,
         mut dropout: Option<&mut Dropout>,
         keep: usize,
     ) -> Result<(Tape<T>, Tensor)> {
@@ -103,7 +103,7 @@ impl Model {
         tape: Tape<T>,
         grad: Tensor,
         context: &Context,
-        lora: &Lora,
+        lora: &LoraWeights,
     ) -> Result<Gradients> {
         let Tape { layers, top } = tape;
         let mut grad = copied::<T>(&grad.contiguous()?)?;

@@ -16,7 +16,7 @@ pub struct Segment {
 
 /// A prefix and the segments that continue it: consecutive tokens that see no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Family {
+pub(super) struct PrefixGroup {
     pub start: usize,
     pub len: usize,
     /// Tokens of the prefix, the family's first ones.
@@ -29,7 +29,7 @@ pub(super) struct Family {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segments {
     tokens: usize,
-    families: Vec<Family>,
+    families: Vec<PrefixGroup>,
 }
 
 impl Segments {
@@ -39,7 +39,7 @@ impl Segments {
     /// # Errors
     /// If they do not.
     pub fn new(table: &[Segment]) -> Result<Self> {
-        let mut families: Vec<(usize, Family)> = Vec::new();
+        let mut families: Vec<(usize, PrefixGroup)> = Vec::new();
         let mut tokens = 0;
         for (index, segment) in table.iter().enumerate() {
             if segment.start != tokens {
@@ -49,7 +49,7 @@ impl Segments {
             match (segment.prefix, families.last_mut()) {
                 (None, _) => {
                     let (start, len) = (segment.start, segment.len);
-                    let family = Family { start, len, prefix: len, branches: Vec::new() };
+                    let family = PrefixGroup { start, len, prefix: len, branches: Vec::new() };
                     families.push((index, family));
                 }
                 (Some(prefix), Some((root, family))) if prefix == *root => {
@@ -64,7 +64,7 @@ impl Segments {
 
     /// `batch` sequences of `len` tokens each, none of which shares anything.
     pub fn batch(batch: usize, len: usize) -> Self {
-        let family = |b| Family { start: b * len, len, prefix: len, branches: Vec::new() };
+        let family = |b| PrefixGroup { start: b * len, len, prefix: len, branches: Vec::new() };
         Self { tokens: batch * len, families: (0..batch).map(family).collect() }
     }
 
@@ -73,7 +73,7 @@ impl Segments {
         self.tokens
     }
 
-    pub(super) fn families(&self) -> &[Family] {
+    pub(super) fn families(&self) -> &[PrefixGroup] {
         &self.families
     }
 

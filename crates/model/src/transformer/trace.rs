@@ -15,7 +15,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, Var};
 
 use super::block::Context;
 use super::saved_activations::Tape;
-use super::{Dropout, Lora, Segments};
+use super::{Dropout, LoraWeights, Segments};
 use crate::{Model, Result};
 
 /// What a forward pass leaves for the backward pass.
@@ -96,7 +96,7 @@ impl Model {
         &self,
         ids: &Tensor,
         segments: &Arc<Segments>,
-        lora: &Lora,
+        lora: &LoraWeights,
         dropout: Option<&mut Dropout>,
         keep: usize,
     ) -> Result<Trace> {
@@ -120,7 +120,7 @@ impl Model {
         &self,
         mut x: Tensor,
         context: Context,
-        lora: &Lora,
+        lora: &LoraWeights,
         mut dropout: Option<&mut Dropout>,
         keep: usize,
     ) -> Result<Trace> {
@@ -148,7 +148,7 @@ impl Model {
         trace: Trace,
         y: &Tensor,
         grad: &Tensor,
-        lora: &Lora,
+        lora: &LoraWeights,
     ) -> Result<BTreeMap<String, Tensor>> {
         let Trace { context, layers, hidden } = trace;
         let mut store = backward_from(y, grad)?;
@@ -178,7 +178,7 @@ impl Model {
         layers: Vec<Graph>,
         grad: Tensor,
         context: &Context,
-        lora: &Lora,
+        lora: &LoraWeights,
     ) -> Result<BTreeMap<String, Tensor>> {
         let mut above = Some(grad);
         let mut parameters = lora.parameters();

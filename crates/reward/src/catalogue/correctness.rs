@@ -1,9 +1,9 @@
 //! Feedback, and functions that compare with a reference.
 
-use super::Entry;
+use super::KindEntry;
 
-pub(super) const ENTRIES: [Entry; 8] = [
-    Entry {
+pub(super) const ENTRIES: [KindEntry; 8] = [
+    KindEntry {
         kind: "feedback",
         formula: "the value that clients post to /v1/feedback under the part's name",
         range: "any finite number; true is 1, false is 0",
@@ -14,7 +14,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [f64::NEG_INFINITY, f64::INFINITY],
     },
-    Entry {
+    KindEntry {
         kind: "exact_match",
         formula: "1 if the extracted answer equals metadata[reference], white space at both ends \
                   trimmed, else 0; missing without a reference",
@@ -25,7 +25,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "fuzzy_match",
         formula: "1 - (insertions and deletions from answer to reference) / (characters of both), \
                   0 where that is below threshold (rapidfuzz's ratio / 100); the first 4,096 \
@@ -37,7 +37,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "numeric_match",
         formula: "1 if |number in the extracted answer - number in metadata[reference]| <= \
                   max(tolerance, relative_tolerance x |reference|), else 0; missing without a \
@@ -49,7 +49,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "math_equal",
         formula: "1 if answer and metadata[reference] are the same value, else 0: numbers, \
                   fractions, percent, LaTeX (\\boxed, \\frac, \\sqrt, ...), + - * / ^, brackets, \
@@ -63,7 +63,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "reasoning_accuracy",
         formula: "math_equal of what follows the reasoning's end, 0 where it never ends; missing \
                   without a reference",
@@ -74,7 +74,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "multiple_choice",
         formula: "1 if the chosen letter (\\boxed{B}, answer is B, \"B.\", (B)) is the one in \
                   metadata[reference], else 0; missing without such a letter there",
@@ -85,7 +85,7 @@ pub(super) const ENTRIES: [Entry; 8] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "contains",
         formula: "1 if all (mode \"any\": one) of the phrases, or of metadata[reference] where \
                   none are listed, occur, else 0; missing without either",

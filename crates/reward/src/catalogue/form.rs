@@ -1,9 +1,9 @@
 //! Functions of a completion's form, length and style, and what is made of others.
 
-use super::Entry;
+use super::KindEntry;
 
-pub(super) const ENTRIES: [Entry; 20] = [
-    Entry {
+pub(super) const ENTRIES: [KindEntry; 20] = [
+    KindEntry {
         kind: "regex",
         formula: "min(1, matches / count): with count 1 whether the pattern matches anywhere; \
                   with full whether it matches all of it, white space at both ends apart",
@@ -13,7 +13,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "pattern = '\\d+'",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "format_strict",
         formula: "1 if the completion is <reasoning>...</reasoning><answer>...</answer> and \
                   nothing else but white space, each tag exactly once, else 0",
@@ -23,7 +23,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "format_soft",
         formula: "1 if the opening and closing tags occur in order, whatever stands around and \
                   between them, else 0",
@@ -33,7 +33,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "format_incremental",
         formula: "max(0, (share of the opening and closing tags that stand exactly once) - \
                   trailing_penalty x (characters after the last closing tag))",
@@ -43,7 +43,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "think_format",
         formula: "1 if the completion begins with <think>, has no second one, and has </think> \
                   behind it, else 0 (as TRL)",
@@ -53,7 +53,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "think_answer",
         formula: "1 if the completion is <think>...</think><answer>...</answer>, each tag exactly \
                   once and the answer not blank, else 0",
@@ -63,7 +63,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "json_valid",
         formula: "1 if the completion (or, with fenced, its first fenced block) is one JSON \
                   value, else 0",
@@ -73,7 +73,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "json_schema",
         formula: "1 if the completion (or, with fenced, its first fenced block) is JSON that the \
                   schema allows, else 0; missing where schema_from names no sound schema",
@@ -84,7 +84,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "schema = { type = \"object\", required = [\"answer\"] }",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "integer_answer",
         formula: "1 if the extracted answer is a whole number, else 0",
         range: "0 or 1",
@@ -93,7 +93,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "length",
         formula: "max(0, 1 - |completion tokens - ideal| / spread), the stop token counted",
         range: "0 to 1",
@@ -102,7 +102,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "ideal = 20\nspread = 20",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "length_range",
         formula: "1 from min to max tokens; outside max(0, 1 - distance / fade), with fade 0 at \
                   once 0",
@@ -112,7 +112,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "min = 4\nmax = 20\nfade = 10",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "cosine_scaled",
         formula: "low + (high - low) (1 + cos(pi min(1, tokens / max_tokens))) / 2, where low, \
                   high are min_correct, max_correct for an answer that math_equal accepts and \
@@ -125,7 +125,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "max_tokens = 100",
         bounds: [-1.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "soft_overlong",
         formula: "0 up to max_tokens - cache tokens, then (max_tokens - cache - tokens) / cache, \
                   -1 beyond max_tokens (DAPO)",
@@ -135,7 +135,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "max_tokens = 20\ncache = 10",
         bounds: [-1.0, 0.0],
     },
-    Entry {
+    KindEntry {
         kind: "reasoning_steps",
         formula: "min(1, markers / target): \"Step 1:\", \"First,\", ..., and lines that begin \
                   with \"1.\", \"1)\", \"- \" or \"* \"",
@@ -145,7 +145,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "citations",
         formula: "min(1, different citations / target): [1], (Smith, 2020), addresses",
         range: "0 to 1",
@@ -154,7 +154,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "repetition_penalty",
         formula: "(1 - different n-grams / all n-grams) x max_penalty, of words in lower case or \
                   of tokens",
@@ -164,7 +164,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [-1.0, 0.0],
     },
-    Entry {
+    KindEntry {
         kind: "forbidden_phrases",
         formula: "max(floor, -penalty x occurrences of the phrases as whole words)",
         range: "floor to 0",
@@ -173,7 +173,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "phrases = [\"as an AI\", \"sorry\"]",
         bounds: [-1.0, 0.0],
     },
-    Entry {
+    KindEntry {
         kind: "language",
         formula: "1 if the first 1,000 characters are in the language (ISO 639-3 code), at that \
                   confidence or more, else 0; missing without letters",
@@ -183,7 +183,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "language = \"eng\"",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "keywords",
         formula: "share of the keywords, or of the list in metadata[reference] where none are \
                   given, that occur as whole words, letter case ignored; missing without either",
@@ -193,7 +193,7 @@ pub(super) const ENTRIES: [Entry; 20] = [
         example: "",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "ensemble",
         formula: "the mean, min, median or max (how) of the values of other kinds, those missing \
                   left out; missing where all are",

@@ -16,7 +16,7 @@ pub const CALLS: [&str; 3] = ["code", "webhook", "judge"];
 
 /// A kind of reward part.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Entry {
+pub struct KindEntry {
     /// The `kind` in a route's reward.
     pub kind: &'static str,
     /// What it computes.
@@ -34,7 +34,7 @@ pub struct Entry {
 }
 
 /// Every kind, in the order of [`crate::config::KINDS`].
-pub fn catalogue() -> impl Iterator<Item = &'static Entry> {
+pub fn catalogue() -> impl Iterator<Item = &'static KindEntry> {
     correctness::ENTRIES.iter().chain(&form::ENTRIES).chain(&outside::ENTRIES)
 }
 

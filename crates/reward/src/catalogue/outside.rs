@@ -1,11 +1,11 @@
 //! Metrics of texts, and functions that come from outside: programs, scripts, services, models.
 
-use super::Entry;
+use super::KindEntry;
 
 const ANY: [f64; 2] = [f64::NEG_INFINITY, f64::INFINITY];
 
-pub(super) const ENTRIES: [Entry; 6] = [
-    Entry {
+pub(super) const ENTRIES: [KindEntry; 6] = [
+    KindEntry {
         kind: "text_similarity",
         formula: "how alike the extracted answer and metadata[reference] are by a metric: bleu \
                   (sacrebleu), gleu and meteor (nltk, without synonyms), rouge_1 to rouge_5 and \
@@ -17,7 +17,7 @@ pub(super) const ENTRIES: [Entry; 6] = [
         example: "metric = \"rouge_l\"",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "code",
         formula: "the share of the tests in metadata[tests] (lines of assertions) and \
                   metadata[cases] ([{input, output}]) that the last fenced block passes, run in a \
@@ -29,7 +29,7 @@ pub(super) const ENTRIES: [Entry; 6] = [
         example: "language = \"rhai\"",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "script",
         formula: "the value of a Rhai script that sees text, tokens, prompt, messages and metadata, \
                   held to max_operations; () is missing",
@@ -39,7 +39,7 @@ pub(super) const ENTRIES: [Entry; 6] = [
         example: "source = 'if contains(text, \"1\") { 1.0 } else { 0.0 }'",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "grader",
         formula: "an OpenAI grader (string_check, text_similarity, score_model, label_model, python, \
                   multi), its JSON as a text or a table; items are the metadata",
@@ -50,7 +50,7 @@ pub(super) const ENTRIES: [Entry; 6] = [
                   \"fuzzy_match\", input = \"{{ sample.output_text }}\", reference = \"12\" }",
         bounds: [0.0, 1.0],
     },
-    Entry {
+    KindEntry {
         kind: "webhook",
         formula: "what a service answers to batches of {messages, completion, metadata}; missing \
                   while it does not answer",
@@ -63,7 +63,7 @@ pub(super) const ENTRIES: [Entry; 6] = [
         example: "url = \"http://127.0.0.1:9/score\"",
         bounds: ANY,
     },
-    Entry {
+    KindEntry {
         kind: "judge",
         formula: "what a language model thinks: its score on the scale min to max as 0 to 1, or \
                   within a group the share of pairs won, or the place in a ranking",

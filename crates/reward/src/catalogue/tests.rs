@@ -12,7 +12,7 @@ use crate::{PartStats, Route, Routes, ScoreInput};
 /// A route with the example of every entry as a part of its kind's name.
 fn every_kind() -> Arc<Route> {
     let mut toml = "name = \"all\"\n".to_owned();
-    for Entry { kind, example, .. } in catalogue() {
+    for KindEntry { kind, example, .. } in catalogue() {
         toml += &format!("[[reward]]\nname = \"{kind}\"\nkind = \"{kind}\"\n{example}\n");
     }
     build(&toml)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Limits, Outcome, Request, Sandbox, SandboxError, Status};
+use crate::sandbox::{Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Status};
 
 /// Why a Python grader gave no value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -44,7 +44,7 @@ impl PythonGrader {
     pub async fn grade(&self, sample: &Value, item: &Value) -> Result<f64, PythonGraderError> {
         let stdin = json!({"source": self.source, "sample": sample, "item": item}).to_string();
         let code = include_str!("grader.py").to_owned();
-        let outcome = self.sandbox.run(Request { code, stdin, limits: self.limits }).await?;
+        let outcome = self.sandbox.run(RunRequest { code, stdin, limits: self.limits }).await?;
         let stopped = |reason| Err(PythonGraderError::Stopped(reason));
         match outcome.status {
             Status::Ok => finite(&outcome),
@@ -58,7 +58,7 @@ impl PythonGrader {
 }
 
 /// The value as Python's `repr` wrote it.
-fn finite(outcome: &Outcome) -> Result<f64, PythonGraderError> {
+fn finite(outcome: &RunOutcome) -> Result<f64, PythonGraderError> {
     let text: String = serde_json::from_str(&outcome.report).unwrap_or_default();
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Case, Exam, ExamError, Score, same_output};
 use crate::config::CodeParams;
-use crate::sandbox::{Limits, Request, Sandbox};
+use crate::sandbox::{Limits, RunRequest, Sandbox};
 
 const DRIVER: &str = include_str!("driver.py");
 
@@ -68,7 +68,7 @@ async fn drive(
         output_bytes: params.max_output_bytes,
         ..Limits::default()
     };
-    let request = Request { code: DRIVER.to_owned(), stdin: job.to_string(), limits };
+    let request = RunRequest { code: DRIVER.to_owned(), stdin: job.to_string(), limits };
     let outcome = sandbox.run(request).await?;
     let (mut count, mut lines) = (None, BTreeMap::new());
     for line in outcome.report.lines() {

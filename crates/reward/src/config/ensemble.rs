@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::Checked;
 
-use super::{Problem, RewardKind, Shape};
+use super::{Problem, RewardKind, Shaping};
 
 /// How the members of an ensemble become one value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,18 +29,18 @@ pub struct Ensemble {
     #[serde(default)]
     pub how: EnsembleHow,
     /// The members (`[[route.reward.of]]`).
-    pub of: Vec<Member>,
+    pub of: Vec<EnsembleMember>,
 }
 
 /// A member of an ensemble; in TOML one flat table `kind, clip, scale, offset, <the kind's
 /// parameters>`, without a name or a weight.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "toml::Table")]
-pub struct Member {
+pub struct EnsembleMember {
     /// Which function, and its parameters.
     pub kind: RewardKind,
     /// What is done to its values.
-    pub shape: Shape,
+    pub shape: Shaping,
 }
 
 impl Ensemble {

@@ -10,14 +10,14 @@ use toml::{Table, Value};
 
 use hone_core::config::describe::{describe, one_of};
 
-use super::{Adaptive, KINDS, Member, RewardConfig, RewardKind, Shape};
+use super::{AdaptiveConfig, EnsembleMember, KINDS, RewardConfig, RewardKind, Shaping};
 
 #[derive(Deserialize)]
 struct Head {
     name: String,
     #[serde(default = "one")]
     weight: f64,
-    adaptive: Option<Adaptive>,
+    adaptive: Option<AdaptiveConfig>,
 }
 
 fn one() -> f64 {
@@ -56,23 +56,23 @@ impl TryFrom<Table> for RewardConfig {
         let kind = kind_of(&mut table)?;
         let Head { name, weight, adaptive } =
             read(split(&mut table, &["name", "weight", "adaptive"]))?;
-        let shape = read(split(&mut table, &Shape::KEYS))?;
+        let shape = read(split(&mut table, &Shaping::KEYS))?;
         Ok(Self { name, weight, kind: read_kind(kind, table)?, shape, adaptive })
     }
 }
 
-impl TryFrom<Table> for Member {
+impl TryFrom<Table> for EnsembleMember {
     type Error = String;
 
     fn try_from(mut table: Table) -> Result<Self, String> {
         let kind = kind_of(&mut table)?;
-        let shape = read(split(&mut table, &Shape::KEYS))?;
+        let shape = read(split(&mut table, &Shaping::KEYS))?;
         Ok(Self { kind: read_kind(kind, table)?, shape })
     }
 }
 
 /// Writes the shape where it is not the default, then the kind and its parameters.
-fn write<M: SerializeMap>(map: &mut M, shape: &Shape, kind: &RewardKind) -> Result<(), M::Error> {
+fn write<M: SerializeMap>(map: &mut M, shape: &Shaping, kind: &RewardKind) -> Result<(), M::Error> {
     // Not as a TOML table, which has no form for enums with fields.
     if !shape.is_default() {
         let shape = serde_json::to_value(shape).map_err(M::Error::custom)?;
@@ -103,7 +103,7 @@ impl Serialize for RewardConfig {
     }
 }
 
-impl Serialize for Member {
+impl Serialize for EnsembleMember {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         write(&mut map, &self.shape, &self.kind)?;

@@ -29,7 +29,7 @@ pub use correctness::{
     Contains, ContainsMode, ExactMatch, FuzzyMatch, MathEqual, MultipleChoice, NumericMatch,
     ReasoningAccuracy,
 };
-pub use ensemble::{Ensemble, EnsembleHow, Member};
+pub use ensemble::{Ensemble, EnsembleHow, EnsembleMember};
 pub use feedback::{Aggregate, FeedbackParams, FeedbackType, ShareRule};
 pub use format::{
     FormatIncremental, FormatSoft, FormatStrict, IntegerAnswer, JsonSchema, JsonValid, Regex,
@@ -39,7 +39,7 @@ pub use grade::{Grade, METRICS, OWN_MODEL, TextSimilarity};
 pub use judge::{JudgeMode, JudgeParams, Rubric, TokenLimitField};
 pub use length::{CosineScaled, Length, LengthRange, SoftOverlong};
 pub use preset::Preset;
-pub use shape::{Adaptive, Shape};
+pub use shape::{AdaptiveConfig, Shaping};
 pub use style::{
     Citations, ForbiddenPhrases, Keywords, Language, ReasoningSteps, RepetitionPenalty,
     RepetitionUnit,
@@ -97,15 +97,15 @@ pub struct RewardConfig {
     /// Which function, and its parameters.
     pub kind: RewardKind,
     /// What is done to its values.
-    pub shape: Shape,
+    pub shape: Shaping,
     /// Whether its weight follows its success rate.
-    pub adaptive: Option<Adaptive>,
+    pub adaptive: Option<AdaptiveConfig>,
 }
 
 impl RewardConfig {
     /// A part whose values are left as they are and whose weight stays.
     pub fn new(name: &str, weight: f64, kind: RewardKind) -> Self {
-        Self { name: name.to_owned(), weight, kind, shape: Shape::default(), adaptive: None }
+        Self { name: name.to_owned(), weight, kind, shape: Shaping::default(), adaptive: None }
     }
 
     /// Ranges of everything but the name.

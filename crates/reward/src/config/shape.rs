@@ -9,7 +9,7 @@ use super::Problem;
 /// `clip(scale * value + offset)`; the keys stand beside `name`, `kind` and `weight`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Shape {
+pub struct Shaping {
     /// Least and greatest value, applied last; absent leaves values alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip: Option<[f64; 2]>,
@@ -19,13 +19,13 @@ pub struct Shape {
     pub offset: f64,
 }
 
-impl Default for Shape {
+impl Default for Shaping {
     fn default() -> Self {
         Self { clip: None, scale: 1.0, offset: 0.0 }
     }
 }
 
-impl Shape {
+impl Shaping {
     /// The keys in TOML, which no kind may use for a parameter.
     pub const KEYS: [&str; 3] = ["clip", "scale", "offset"];
 
@@ -58,7 +58,7 @@ impl Shape {
 /// it shrinks (`reward::AdaptiveWeight`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Adaptive {
+pub struct AdaptiveConfig {
     /// A value of at least this is a success.
     pub success_at: f64,
     /// Below this success rate the weight is multiplied by `up`.
@@ -79,7 +79,7 @@ pub struct Adaptive {
     pub every: u32,
 }
 
-impl Default for Adaptive {
+impl Default for AdaptiveConfig {
     fn default() -> Self {
         Self {
             success_at: 1.0,
@@ -94,7 +94,7 @@ impl Default for Adaptive {
     }
 }
 
-impl Adaptive {
+impl AdaptiveConfig {
     /// Least and greatest weight of a part of this weight.
     pub fn bounds(&self, weight: f64) -> (f64, f64) {
         (self.min.unwrap_or(weight / 4.0), self.max.unwrap_or(weight * 4.0))

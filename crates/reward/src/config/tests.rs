@@ -129,19 +129,19 @@ fn a_route_without_a_preset_has_its_own_parts() {
 
 #[test]
 fn shaping_scales_shifts_then_clips() {
-    let shape = Shape { clip: Some([-1.0, 1.0]), scale: 2.0, offset: -0.5 };
+    let shape = Shaping { clip: Some([-1.0, 1.0]), scale: 2.0, offset: -0.5 };
     assert_eq!([-3.0, 0.0, 0.5, 3.0].map(|v| shape.apply(v)), [-1.0, -0.5, 0.5, 1.0]);
-    assert_eq!(Shape::default().apply(0.3), 0.3);
+    assert_eq!(Shaping::default().apply(0.3), 0.3);
 }
 
 #[test]
 fn no_kind_has_a_parameter_with_a_reserved_name() {
-    let example = |entry: &crate::Entry| {
+    let example = |entry: &crate::KindEntry| {
         part(&format!("name = 'p'\nkind = '{}'\n{}", entry.kind, entry.example)).unwrap().kind
     };
     for entry in crate::catalogue() {
         let written = serde_json::to_value(example(entry)).unwrap();
-        for key in ["name", "kind", "weight", "adaptive"].iter().chain(&Shape::KEYS) {
+        for key in ["name", "kind", "weight", "adaptive"].iter().chain(&Shaping::KEYS) {
             assert!(written[entry.kind].get(*key).is_none(), "{}: {key}", entry.kind);
         }
     }

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use run::Subject;
-use schema::{Kind, Spec};
+use schema::{GraderKind, GraderSpec};
 use serde_json::{Map, Value, json};
 
 use super::{RewardFn, ScoreInput};
@@ -45,7 +45,7 @@ pub use template::TemplateError;
 /// `text_similarity`, `range` (0..1 unless given) for `score_model`, any finite number for `python`
 /// and `multi`. Typical weight 1 to 2.
 pub struct Grader {
-    spec: Spec,
+    spec: GraderSpec,
     backends: Backends,
 }
 
@@ -66,17 +66,19 @@ impl Grader {
 
     /// Whether it asks [`Backends::model`].
     pub fn needs_model(&self) -> bool {
-        self.any(|kind| matches!(kind, Kind::ScoreModel { .. } | Kind::LabelModel { .. }))
+        self.any(|kind| {
+            matches!(kind, GraderKind::ScoreModel { .. } | GraderKind::LabelModel { .. })
+        })
     }
 
     /// Whether it asks [`Backends::code`].
     pub fn needs_code(&self) -> bool {
-        self.any(|kind| matches!(kind, Kind::Python { .. }))
+        self.any(|kind| matches!(kind, GraderKind::Python { .. }))
     }
 
-    fn any(&self, wanted: impl Fn(&Kind) -> bool) -> bool {
+    fn any(&self, wanted: impl Fn(&GraderKind) -> bool) -> bool {
         match &self.spec.kind {
-            Kind::Multi { parts, .. } => parts.iter().any(|part| wanted(&part.kind)),
+            GraderKind::Multi { parts, .. } => parts.iter().any(|part| wanted(&part.kind)),
             kind => wanted(kind),
         }
     }

@@ -8,7 +8,7 @@ use hone_core::types::Message;
 
 use super::backend::{Backends, CodeFailure, ModelFailure, ModelRequest};
 use super::outcome::{Fault, GradeOutcome};
-use super::schema::{Kind, Operation, Prompt, Spec};
+use super::schema::{GraderKind, GraderPrompt, GraderSpec, Operation};
 use super::template::Template;
 
 /// What graders look at: the two namespaces of templates.
@@ -18,10 +18,14 @@ pub(super) struct Subject<'a> {
     pub(super) sample: &'a Value,
 }
 
-pub(super) async fn run(spec: &Spec, backends: &Backends, subject: Subject<'_>) -> GradeOutcome {
+pub(super) async fn run(
+    spec: &GraderSpec,
+    backends: &Backends,
+    subject: Subject<'_>,
+) -> GradeOutcome {
     let started = Instant::now();
     let mut outcome = GradeOutcome::new(&spec.name, spec.kind.name());
-    if let Kind::Multi { parts, formula } = &spec.kind {
+    if let GraderKind::Multi { parts, formula } = &spec.kind {
         let runs = parts.iter().map(|part| single(part, backends, subject));
         let runs = futures::future::join_all(runs).await;
         let values: Vec<Option<f64>> = runs.iter().map(|run| run.reward).collect();
@@ -36,7 +40,7 @@ pub(super) async fn run(spec: &Spec, backends: &Backends, subject: Subject<'_>) 
     outcome
 }
 
-async fn single(spec: &Spec, backends: &Backends, subject: Subject<'_>) -> GradeOutcome {
+async fn single(spec: &GraderSpec, backends: &Backends, subject: Subject<'_>) -> GradeOutcome {
     let mut outcome = GradeOutcome::new(&spec.name, spec.kind.name());
     let grade = grade(&spec.kind, backends, subject, &mut outcome).await;
     outcome.settle(grade);
@@ -44,30 +48,30 @@ async fn single(spec: &Spec, backends: &Backends, subject: Subject<'_>) -> Grade
 }
 
 async fn grade(
-    kind: &Kind,
+    kind: &GraderKind,
     backends: &Backends,
     subject: Subject<'_>,
     outcome: &mut GradeOutcome,
 ) -> Result<f64, Fault> {
     match kind {
-        Kind::StringCheck { input, reference, operation } => {
+        GraderKind::StringCheck { input, reference, operation } => {
             let (input, reference) = (fill(input, subject)?, fill(reference, subject)?);
             Ok(f64::from(u8::from(operation.holds(&input, &reference))))
         }
-        Kind::TextSimilarity { input, reference, metric } => {
+        GraderKind::TextSimilarity { input, reference, metric } => {
             Ok(metric.score(&fill(input, subject)?, &fill(reference, subject)?))
         }
-        Kind::ScoreModel { prompt, range: (low, high) } => {
+        GraderKind::ScoreModel { prompt, range: (low, high) } => {
             let text = ask(prompt, score_format(), backends, subject, outcome).await?;
             let score = score(&text).ok_or(Fault::ModelParse(text))?;
             Ok(score.clamp(*low, *high))
         }
-        Kind::LabelModel { prompt, labels, passing } => {
+        GraderKind::LabelModel { prompt, labels, passing } => {
             let text = ask(prompt, label_format(labels), backends, subject, outcome).await?;
             let label = label(&text, labels).ok_or(Fault::ModelParse(text))?;
             Ok(f64::from(u8::from(passing.contains(label))))
         }
-        Kind::Python { source } => {
+        GraderKind::Python { source } => {
             let none = || Fault::CodeServer("no sandbox is configured".to_owned());
             let code = backends.code.as_ref().ok_or_else(none)?;
             match code.grade(source, subject.sample, subject.item).await {
@@ -80,7 +84,7 @@ async fn grade(
             }
         }
         // The schema lets no multi grader be a part of another.
-        Kind::Multi { .. } => Err(Fault::CodeServer("a multi grader is no part".to_owned())),
+        GraderKind::Multi { .. } => Err(Fault::CodeServer("a multi grader is no part".to_owned())),
     }
 }
 
@@ -100,7 +104,7 @@ impl Operation {
 }
 
 async fn ask(
-    prompt: &Prompt,
+    prompt: &GraderPrompt,
     response_format: Value,
     backends: &Backends,
     subject: Subject<'_>,

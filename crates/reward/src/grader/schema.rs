@@ -30,19 +30,19 @@ const LABEL_FIELDS: &[&str] =
 
 /// One grader, found right.
 #[derive(Clone, Debug)]
-pub(super) struct Spec {
+pub(super) struct GraderSpec {
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: GraderKind,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(super) enum GraderKind {
     StringCheck { input: Template, reference: Template, operation: Operation },
     TextSimilarity { input: Template, reference: Template, metric: Metric },
-    ScoreModel { prompt: Prompt, range: (f64, f64) },
-    LabelModel { prompt: Prompt, labels: Vec<String>, passing: Vec<String> },
+    ScoreModel { prompt: GraderPrompt, range: (f64, f64) },
+    LabelModel { prompt: GraderPrompt, labels: Vec<String>, passing: Vec<String> },
     Python { source: String },
-    Multi { parts: Vec<Spec>, formula: Formula },
+    Multi { parts: Vec<GraderSpec>, formula: Formula },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +55,13 @@ pub(super) enum Operation {
 
 /// What a model grader asks.
 #[derive(Clone, Debug)]
-pub(super) struct Prompt {
+pub(super) struct GraderPrompt {
     pub(super) model: String,
     pub(super) messages: Vec<(Role, Template)>,
     pub(super) sampling: JudgeSampling,
 }
 
-impl Kind {
+impl GraderKind {
     /// OpenAI's name of it.
     pub(super) fn name(&self) -> &'static str {
         match self {
@@ -76,13 +76,13 @@ impl Kind {
 }
 
 /// Reads the grader at a path.
-pub(super) fn read(at: &str, value: &Value) -> Result<Spec, GraderError> {
+pub(super) fn read(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
     let object = Object::new(at, value)?;
     let kind = TYPES[object.choice("type", &TYPES)?];
     let kind = if kind == "multi" { multi(object)? } else { single(kind, object)? };
     // The guide's own examples leave the name out.
     let name = name(object)?.unwrap_or_else(|| kind.name().to_owned());
-    Ok(Spec { name, kind })
+    Ok(GraderSpec { name, kind })
 }
 
 fn name(object: Object<'_>) -> Found<String> {
@@ -94,7 +94,7 @@ fn name(object: Object<'_>) -> Found<String> {
     Ok(Some(name.to_owned()))
 }
 
-fn single(kind: &'static str, object: Object<'_>) -> Result<Kind, GraderError> {
+fn single(kind: &'static str, object: Object<'_>) -> Result<GraderKind, GraderError> {
     match kind {
         "string_check" => {
             object.only(kind, &["type", "name", "input", "reference", "operation"])?;
@@ -107,7 +107,7 @@ fn single(kind: &'static str, object: Object<'_>) -> Result<Kind, GraderError> {
                     _ => Operation::NotEqual,
                 };
             let (input, reference) = (object.template("input")?, object.template("reference")?);
-            Ok(Kind::StringCheck { input, reference, operation })
+            Ok(GraderKind::StringCheck { input, reference, operation })
         }
         "text_similarity" => {
             let fields =
@@ -117,12 +117,12 @@ fn single(kind: &'static str, object: Object<'_>) -> Result<Kind, GraderError> {
             let (_, metric) = Metric::ALL
                 [object.choice("evaluation_metric", &Metric::ALL.map(|(name, _)| name))?];
             let (input, reference) = (object.template("input")?, object.template("reference")?);
-            Ok(Kind::TextSimilarity { input, reference, metric })
+            Ok(GraderKind::TextSimilarity { input, reference, metric })
         }
         "score_model" => {
             object.only(kind, MODEL_FIELDS)?;
             pass_threshold(object)?;
-            Ok(Kind::ScoreModel { prompt: prompt(object)?, range: range(object)? })
+            Ok(GraderKind::ScoreModel { prompt: prompt(object)?, range: range(object)? })
         }
         "label_model" => {
             object.only(kind, LABEL_FIELDS)?;
@@ -131,7 +131,7 @@ fn single(kind: &'static str, object: Object<'_>) -> Result<Kind, GraderError> {
                 let allowed = format!("a list of some of the labels {}", labels.join(", "));
                 return Err(object.wrong("passing_labels", allowed));
             }
-            Ok(Kind::LabelModel { prompt: prompt(object)?, labels, passing })
+            Ok(GraderKind::LabelModel { prompt: prompt(object)?, labels, passing })
         }
         _ => {
             object.only(kind, &["type", "name", "source", "image_tag"])?;
@@ -144,7 +144,7 @@ fn single(kind: &'static str, object: Object<'_>) -> Result<Kind, GraderError> {
                 );
                 return Err(object.wrong("source", allowed));
             }
-            Ok(Kind::Python { source: source.to_owned() })
+            Ok(GraderKind::Python { source: source.to_owned() })
         }
     }
 }
@@ -169,7 +169,7 @@ fn range(object: Object<'_>) -> Result<(f64, f64), GraderError> {
     }
 }
 
-fn prompt(object: Object<'_>) -> Result<Prompt, GraderError> {
+fn prompt(object: Object<'_>) -> Result<GraderPrompt, GraderError> {
     let model = object.text("model")?;
     if model.is_empty() {
         return Err(object.wrong("model", "a model's name"));
@@ -181,7 +181,7 @@ fn prompt(object: Object<'_>) -> Result<Prompt, GraderError> {
     let path = object.path("input");
     let message = |(at, value)| message(&format!("{path}[{at}]"), value);
     let messages = list.iter().enumerate().map(message).collect::<Result<_, _>>()?;
-    Ok(Prompt { model: model.to_owned(), messages, sampling: sampling(object)? })
+    Ok(GraderPrompt { model: model.to_owned(), messages, sampling: sampling(object)? })
 }
 
 fn message(at: &str, value: &Value) -> Result<(Role, Template), GraderError> {
@@ -256,7 +256,7 @@ fn sampling(object: Object<'_>) -> Result<JudgeSampling, GraderError> {
     })
 }
 
-fn multi(object: Object<'_>) -> Result<Kind, GraderError> {
+fn multi(object: Object<'_>) -> Result<GraderKind, GraderError> {
     object.only("multi", &["type", "name", "graders", "calculate_output"])?;
     let parts = parts(object)?;
     let text = object.text("calculate_output")?;
@@ -266,14 +266,14 @@ fn multi(object: Object<'_>) -> Result<Kind, GraderError> {
         formula: short(text),
         error,
     })?;
-    Ok(Kind::Multi { parts, formula })
+    Ok(GraderKind::Multi { parts, formula })
 }
 
 /// The parts, named as the formula names them: by a map's keys, or their own names.
-fn parts(object: Object<'_>) -> Result<Vec<Spec>, GraderError> {
+fn parts(object: Object<'_>) -> Result<Vec<GraderSpec>, GraderError> {
     let allowed = format!("a list or an object of 1 to {MOST_PARTS} graders");
     let path = object.path("graders");
-    let parts: Vec<Spec> = match object.need("graders", &allowed)? {
+    let parts: Vec<GraderSpec> = match object.need("graders", &allowed)? {
         Value::Array(list) if (1..=MOST_PARTS).contains(&list.len()) => {
             let own = |(at, value)| named(&format!("{path}[{at}]"), value);
             list.iter().enumerate().map(own).collect::<Result<_, _>>()?
@@ -284,7 +284,7 @@ fn parts(object: Object<'_>) -> Result<Vec<Spec>, GraderError> {
         }
         Value::Object(map) if (1..=MOST_PARTS).contains(&map.len()) => {
             let keyed = |(key, value): (&String, &Value)| {
-                Ok(Spec { name: key.clone(), ..part(&format!("{path}.{key}"), value)? })
+                Ok(GraderSpec { name: key.clone(), ..part(&format!("{path}.{key}"), value)? })
             };
             map.iter().map(keyed).collect::<Result<_, _>>()?
         }
@@ -301,12 +301,12 @@ fn parts(object: Object<'_>) -> Result<Vec<Spec>, GraderError> {
     Ok(parts)
 }
 
-fn named(at: &str, value: &Value) -> Result<Spec, GraderError> {
+fn named(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
     Object::new(at, value)?.need("name", "the name that calculate_output uses")?;
     part(at, value)
 }
 
-fn part(at: &str, value: &Value) -> Result<Spec, GraderError> {
+fn part(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
     let object = Object::new(at, value)?;
     if object.get("type").and_then(Value::as_str) == Some("multi") {
         let allowed = "another type than multi: a multi grader cannot hold another";

@@ -9,7 +9,7 @@ use crate::config::JudgeParams;
 use crate::remote::Events;
 
 /// Counts for one part.
-pub(super) struct Tally {
+pub(super) struct JudgeCost {
     calls: Arc<Events>,
     metrics: Arc<Metrics>,
     /// Prices of one token.
@@ -17,7 +17,7 @@ pub(super) struct Tally {
     completion_price: f64,
 }
 
-impl Tally {
+impl JudgeCost {
     pub(super) fn new(
         params: &JudgeParams,
         route: &str,

@@ -20,9 +20,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use cache::{Cache, Key};
 use client::{OpenAi, Own};
-use events::Tally;
+use events::JudgeCost;
 use futures::future::join_all;
-use parse::{Form, Verdict};
+use parse::{Form, Judgement};
 use rubric::Rubrics;
 use tokio::sync::Semaphore;
 
@@ -125,7 +125,7 @@ pub struct Judge {
     rubrics: Rubrics,
     cache: Mutex<Cache>,
     slots: Semaphore,
-    tally: Tally,
+    tally: JudgeCost,
 }
 
 impl Judge {
@@ -142,7 +142,7 @@ impl Judge {
         metrics: &Arc<Metrics>,
         own: Option<Arc<dyn JudgeModel>>,
     ) -> Result<Self, JudgeError> {
-        let tally = Tally::new(params, route, part, metrics);
+        let tally = JudgeCost::new(params, route, part, metrics);
         let model: Box<dyn JudgeModel> = if params.is_own_model() {
             let model = own.ok_or(JudgeError::NoOwnModel)?;
             Box::new(Own::new(model, params.limits().timeout, tally.calls()))
@@ -169,7 +169,7 @@ impl Judge {
     }
 
     /// Every question's verdict, equal questions asked once.
-    async fn ask_all(&self, questions: Vec<Question>) -> Vec<Option<Verdict>> {
+    async fn ask_all(&self, questions: Vec<Question>) -> Vec<Option<Judgement>> {
         let keys: Vec<Key> =
             questions.iter().map(|q| cache::key(&self.name, &q.messages, &self.sampling)).collect();
         let mut firsts: BTreeMap<Key, Question> = BTreeMap::new();
@@ -182,11 +182,12 @@ impl Judge {
             let verdict = self.ask(*key, question).await;
             (*key, verdict)
         });
-        let verdicts: BTreeMap<Key, Option<Verdict>> = join_all(asked).await.into_iter().collect();
+        let verdicts: BTreeMap<Key, Option<Judgement>> =
+            join_all(asked).await.into_iter().collect();
         keys.iter().map(|key| verdicts.get(key).cloned().flatten()).collect()
     }
 
-    async fn ask(&self, key: Key, question: &Question) -> Option<Verdict> {
+    async fn ask(&self, key: Key, question: &Question) -> Option<Judgement> {
         let remembered = self.cache().get(&key).cloned();
         self.tally.cached(remembered.is_some());
         if let Some(text) = remembered {
@@ -210,7 +211,7 @@ impl Judge {
     async fn insist(
         &self,
         question: &Question,
-    ) -> Result<(String, Result<Verdict, parse::Unread>), JudgeError> {
+    ) -> Result<(String, Result<Judgement, parse::Unread>), JudgeError> {
         let text = self.complete(&question.messages).await?;
         let read = question.form.read(&text);
         if read.is_ok() {
@@ -295,7 +296,7 @@ impl Judge {
         let shown: Vec<&ScoreInput> = order.iter().map(|i| samples[*i]).collect();
         let (_, questions) = self.put(vec![((), self.rubrics.rank(&shown))]);
         match self.ask_all(questions).await.pop().flatten() {
-            Some(Verdict::Ranking(ranking)) => compare::by_rank(&texts, &order, &ranking),
+            Some(Judgement::Ranking(ranking)) => compare::by_rank(&texts, &order, &ranking),
             _ => vec![None; samples.len()],
         }
     }

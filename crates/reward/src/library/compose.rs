@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::FutureExt;
 
-use crate::config::{EnsembleHow, Shape};
+use crate::config::{EnsembleHow, Shaping};
 use crate::{RewardFn, ScoreInput};
 
 /// A function whose values are shaped: `clip(scale * value + offset)`, missing ones left missing.
@@ -14,7 +14,7 @@ pub struct Shaped {
     /// The function.
     pub inner: Arc<dyn RewardFn>,
     /// What is done to its values.
-    pub shape: Shape,
+    pub shape: Shaping,
 }
 
 #[async_trait]

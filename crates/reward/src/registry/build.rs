@@ -9,7 +9,7 @@ use hone_core::config::Problem;
 use hone_core::metrics::Metrics;
 
 use crate::code::CodeReward;
-use crate::config::{CodeParams, Ensemble, Grade, JsonSchema, Language, RewardKind, Shape};
+use crate::config::{CodeParams, Ensemble, Grade, JsonSchema, Language, RewardKind, Shaping};
 use crate::grader::Grader as OpenAiGrader;
 use crate::judge::Judge;
 use crate::library::compose::{Ensemble as EnsembleFn, Shaped};
@@ -39,7 +39,7 @@ impl Builder<'_> {
     pub(super) fn grader(
         &self,
         kind: &RewardKind,
-        shape: Shape,
+        shape: Shaping,
     ) -> Result<Option<Grader>, Problem> {
         let inner =
             match kind {

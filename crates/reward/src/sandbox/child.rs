@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use super::confine::{Files, LANDLOCK_ENOUGH, Stage};
-use super::spec::{Answer, Ended, Spec};
-use super::{Isolation, Layer, confine, namespaces, sys};
+use super::spec::{Ended, LaunchReply, LaunchSpec};
+use super::{Isolation, IsolationLayer, confine, namespaces, sys};
 
 /// Longest line that is taken for a specification.
 const SPEC_BYTES: usize = 64 << 20;
@@ -29,8 +29,8 @@ const REPORT_BYTES: usize = 1 << 20;
 pub fn child_main() -> ExitCode {
     let answer = match read_spec().and_then(|spec| supervise(&spec)) {
         Ok(answer) => answer,
-        Err(Failure::Unavailable(reason)) => Answer::Unavailable(reason),
-        Err(Failure::Failed(reason)) => Answer::Failed(reason),
+        Err(Failure::Unavailable(reason)) => LaunchReply::Unavailable(reason),
+        Err(Failure::Failed(reason)) => LaunchReply::Failed(reason),
     };
     let Ok(text) = serde_json::to_vec(&answer) else { return ExitCode::FAILURE };
     let mut out = io::stdout().lock();
@@ -50,7 +50,7 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
 }
 
 /// The line, byte by byte from a buffer of this function: standard input stays open behind it.
-fn read_spec() -> Result<Spec, Failure> {
+fn read_spec() -> Result<LaunchSpec, Failure> {
     let mut line = Vec::new();
     let mut chunk = [0; 64 * 1024];
     let mut input = io::stdin().lock();
@@ -65,13 +65,13 @@ fn read_spec() -> Result<Spec, Failure> {
 }
 
 /// Enters what namespaces there are and says what is missing.
-fn isolate(spec: &Spec) -> Result<Isolation, Failure> {
+fn isolate(spec: &LaunchSpec) -> Result<Isolation, Failure> {
     let mut isolation = Isolation {
         landlock_abi: confine::landlock_abi(&spec.without),
-        seccomp: !spec.without.contains(&Layer::Seccomp),
+        seccomp: !spec.without.contains(&IsolationLayer::Seccomp),
         ..Isolation::default()
     };
-    let entered = if spec.without.contains(&Layer::Namespaces) {
+    let entered = if spec.without.contains(&IsolationLayer::Namespaces) {
         Err("switched off".to_owned())
     } else {
         let owner = if sys::is_root() { spec.uid } else { namespaces::INNER_ID };
@@ -105,7 +105,7 @@ fn isolate(spec: &Spec) -> Result<Isolation, Failure> {
     Ok(isolation)
 }
 
-fn supervise(spec: &Spec) -> Result<Answer, Failure> {
+fn supervise(spec: &LaunchSpec) -> Result<LaunchReply, Failure> {
     sys::close_on_exec_from(3).map_err(failed("close_range"))?;
     let (stdout, stdout_end) = sys::pipe().map_err(failed("pipe"))?;
     let (stderr, stderr_end) = sys::pipe().map_err(failed("pipe"))?;
@@ -166,7 +166,7 @@ fn supervise(spec: &Spec) -> Result<Answer, Failure> {
         None => Ended::Exit(libc::WEXITSTATUS(status)),
     };
     let (stdout, stderr, report) = (stdout.text(), stderr.text(), report.text());
-    Ok(Answer::Ran { ended, cpu, wall, stdout, stderr, report, isolation })
+    Ok(LaunchReply::Ran { ended, cpu, wall, stdout, stderr, report, isolation })
 }
 
 /// What the child said before it became the interpreter.

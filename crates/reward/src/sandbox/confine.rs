@@ -9,9 +9,9 @@ use landlock::{
 };
 
 use super::namespaces::SCRATCH;
-use super::spec::Spec;
+use super::spec::LaunchSpec;
 use super::syscalls::Open;
-use super::{Isolation, Layer, sys, syscalls};
+use super::{Isolation, IsolationLayer, sys, syscalls};
 
 /// The least Landlock that can stand in for a mount namespace: from version 3 on it also holds
 /// truncation (Linux 6.2).
@@ -37,7 +37,7 @@ pub(super) struct Files {
 /// What the launcher has found out before it split.
 pub(super) struct Stage<'a> {
     /// The run.
-    pub spec: &'a Spec,
+    pub spec: &'a LaunchSpec,
     /// Namespaces, so far.
     pub isolation: Isolation,
     /// Closes when the launcher ends.
@@ -89,7 +89,7 @@ fn prepare(
     let directory = if isolation.namespaces { SCRATCH } else { "/" };
     std::env::set_current_dir(directory).map_err(said("the working directory"))?;
     tell(&isolation);
-    if !spec.without.contains(&Layer::Seccomp) {
+    if !spec.without.contains(&IsolationLayer::Seccomp) {
         let open = Open {
             threads: alone,
             processes: spec.limits.processes,
@@ -125,7 +125,7 @@ fn gone(launcher: &OwnedFd) -> bool {
 }
 
 /// Every limit but the address space, which [`sys::Program::exec`] sets.
-fn limits(spec: &Spec, alone: bool) -> std::io::Result<()> {
+fn limits(spec: &LaunchSpec, alone: bool) -> std::io::Result<()> {
     let limits = &spec.limits;
     sys::limit(libc::RLIMIT_CPU, limits.cpu_seconds())?;
     sys::limit(libc::RLIMIT_FSIZE, limits.file_bytes())?;
@@ -160,6 +160,6 @@ fn landlock(readable: &[PathBuf], writable: bool) -> Result<RulesetStatus, landl
 }
 
 /// The version of Landlock's interface here; 0 where there is none or it is not wanted.
-pub(super) fn landlock_abi(without: &[Layer]) -> u32 {
-    if without.contains(&Layer::Landlock) { 0 } else { sys::landlock_abi() }
+pub(super) fn landlock_abi(without: &[IsolationLayer]) -> u32 {
+    if without.contains(&IsolationLayer::Landlock) { 0 } else { sys::landlock_abi() }
 }

@@ -10,8 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
-use super::spec::{Answer, Ended, Spec};
-use super::{Isolation, Layer, Limits, Outcome, Request, SUBCOMMAND, SandboxError, Setup, Status};
+use super::spec::{Ended, LaunchReply, LaunchSpec};
+use super::{
+    Isolation, IsolationLayer, Limits, RunOutcome, RunRequest, SUBCOMMAND, SandboxError, Setup,
+    Status,
+};
 
 /// How long a launcher may take beyond the run's own time before it is killed too.
 const GRACE: Duration = Duration::from_secs(5);
@@ -54,7 +57,7 @@ pub struct Sandbox {
     interpreter: PathBuf,
     readable: Vec<PathBuf>,
     uid: u32,
-    without: Vec<Layer>,
+    without: Vec<IsolationLayer>,
     permits: Arc<Semaphore>,
 }
 
@@ -109,7 +112,7 @@ impl Sandbox {
     /// As [`Sandbox::run`].
     pub async fn probe(&self) -> Result<Isolation, SandboxError> {
         let limits = Limits { wall_ms: 10_000, ..Limits::default() };
-        let request = Request { code: "print(6 * 7)".into(), limits, ..Request::default() };
+        let request = RunRequest { code: "print(6 * 7)".into(), limits, ..RunRequest::default() };
         let outcome = self.run(request).await?;
         if outcome.status != Status::Ok || outcome.stdout != "42\n" {
             let (status, tail) = (&outcome.status, outcome.stderr_tail(3));
@@ -124,8 +127,8 @@ impl Sandbox {
     ///
     /// # Errors
     /// If it cannot be confined, or not be started; whatever the program itself does is an
-    /// [`Outcome`].
-    pub async fn run(&self, request: Request) -> Result<Outcome, SandboxError> {
+    /// [`RunOutcome`].
+    pub async fn run(&self, request: RunRequest) -> Result<RunOutcome, SandboxError> {
         request.limits.check()?;
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             SandboxError::Launcher(format!("{what}: {error}"))
@@ -133,7 +136,7 @@ impl Sandbox {
         // Never closed.
         let _permit = self.permits.acquire().await.map_err(|e| failed("permits", &e))?;
         let limits = request.limits;
-        let spec = Spec {
+        let spec = LaunchSpec {
             argv: self.arguments(),
             readable: self.readable.clone(),
             limits,
@@ -156,13 +159,13 @@ impl Sandbox {
             }
         };
         match serde_json::from_slice(&answer) {
-            Ok(Answer::Ran { ended, cpu, wall, stdout, stderr, report, isolation }) => {
+            Ok(LaunchReply::Ran { ended, cpu, wall, stdout, stderr, report, isolation }) => {
                 let status = status(&ended, cpu, &limits, &stderr);
                 let (wall, cpu) = (Duration::from_secs_f64(wall), Duration::from_secs_f64(cpu));
-                Ok(Outcome { status, stdout, stderr, report, wall, cpu, isolation })
+                Ok(RunOutcome { status, stdout, stderr, report, wall, cpu, isolation })
             }
-            Ok(Answer::Unavailable(reason)) => Err(SandboxError::Unavailable(reason)),
-            Ok(Answer::Failed(reason)) => Err(SandboxError::Launcher(reason)),
+            Ok(LaunchReply::Unavailable(reason)) => Err(SandboxError::Unavailable(reason)),
+            Ok(LaunchReply::Failed(reason)) => Err(SandboxError::Launcher(reason)),
             Err(error) => {
                 let text = String::from_utf8_lossy(&complaint);
                 Err(failed("its report", &format!("{error}; {}", text.trim())))

@@ -42,6 +42,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use child::child_main;
+
 #[cfg(target_os = "linux")]
 pub use config::SandboxConfig;
 pub use launch::Sandbox;
@@ -69,7 +70,7 @@ pub struct Setup {
     /// The id to take where the daemon is root; not 0. Nothing else should run under it.
     pub uid: u32,
     /// Layers to do without, as if the kernel had none: what is left must still suffice.
-    pub without: Vec<Layer>,
+    pub without: Vec<IsolationLayer>,
 }
 
 impl Default for Setup {
@@ -87,7 +88,7 @@ impl Default for Setup {
 /// A layer of the isolation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Layer {
+pub enum IsolationLayer {
     /// User, mount, pid, network, IPC and UTS namespaces.
     Namespaces,
     /// Landlock.
@@ -115,7 +116,7 @@ pub struct Isolation {
 
 /// A program to run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Request {
+pub struct RunRequest {
     /// Python source, run as `__main__`.
     pub code: String,
     /// Its standard input.
@@ -149,7 +150,7 @@ pub enum Status {
 
 /// What came of a program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// How it ended.
     pub status: Status,
     /// Its standard output, up to the bound; what is not UTF-8 is replaced.
@@ -166,7 +167,7 @@ pub struct Outcome {
     pub isolation: Isolation,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// The last `lines` lines of standard error, at most 500 characters.
     pub fn stderr_tail(&self, lines: usize) -> String {
         let text = self.stderr.trim_end();

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Isolation, Layer, Limits};
+use super::{Isolation, IsolationLayer, Limits};
 
 /// One run, on the launcher's standard input. The daemon keeps that pipe open until it has the
 /// report; the launcher takes its closing as an order to end the run.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
+pub(super) struct LaunchSpec {
     /// The interpreter and its arguments.
     pub argv: Vec<String>,
     /// What the interpreter may read: files and directories, canonical.
@@ -19,7 +19,7 @@ pub(super) struct Spec {
     /// The id to take where the launcher is root.
     pub uid: u32,
     /// Layers to do without, as if the kernel had none.
-    pub without: Vec<Layer>,
+    pub without: Vec<IsolationLayer>,
     /// On descriptor 3.
     pub code: String,
     /// On descriptor 0.
@@ -41,7 +41,7 @@ pub(super) enum Ended {
 
 /// What came of it, on the launcher's standard output.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum LaunchReply {
     /// It ran.
     Ran {
         /// How it ended.

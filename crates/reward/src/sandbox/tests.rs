@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn the_end_of_standard_error_is_bounded() {
-    let outcome = |stderr: &str| Outcome {
+    let outcome = |stderr: &str| RunOutcome {
         status: Status::Error { exit: 1 },
         stdout: String::new(),
         stderr: stderr.into(),

@@ -14,7 +14,7 @@ use hone_reward::{Route, ScoreInput, record};
 use hone_store::{Op, StoreError};
 
 use super::Shared;
-use super::queue::Job;
+use super::queue::PromptJob;
 
 /// Grader values: `(part, values by member)`.
 type Grades = Vec<(String, Vec<Option<f64>>)>;
@@ -24,7 +24,7 @@ type Feedback = BTreeMap<SampleId, Vec<Reward>>;
 /// Collects a group's shadows, scores everything, waits for feedback and commits.
 pub(super) async fn run(
     shared: &Shared,
-    job: Job,
+    job: PromptJob,
     mut sampling: JoinSet<Option<Sample>>,
     wanted: usize,
 ) {
@@ -82,7 +82,7 @@ fn inputs(interaction: &Interaction, members: &[Sample]) -> Vec<ScoreInput> {
 }
 
 /// Waits until each served member has all the feedback its route knows, or time is up.
-async fn wait_for_feedback(shared: &Shared, job: &Job) {
+async fn wait_for_feedback(shared: &Shared, job: &PromptJob) {
     let mut changes = shared.store.watch_feedback();
     let deadline = job.completed + shared.config.feedback_wait_ms;
     loop {
@@ -99,7 +99,7 @@ async fn wait_for_feedback(shared: &Shared, job: &Job) {
     }
 }
 
-fn has_all_feedback(shared: &Shared, job: &Job) -> bool {
+fn has_all_feedback(shared: &Shared, job: &PromptJob) -> bool {
     let parts = job.route.parts.iter().filter(|part| part.grader.is_none()).count();
     job.served.iter().all(|sample| {
         let rewards = shared.store.rewards_of(sample.id).unwrap_or_default();
@@ -114,7 +114,7 @@ fn is_feedback(route: &Route, reward: &Reward) -> bool {
 
 async fn commit(
     shared: &Shared,
-    job: &Job,
+    job: &PromptJob,
     members: &[Sample],
     grades: &Grades,
 ) -> Result<(), StoreError> {
@@ -156,7 +156,7 @@ async fn commit(
 ///
 /// A part that another group trains on already for one of them is left to the sweep for all of
 /// them: this group would otherwise name it for that one again.
-fn open_feedback(shared: &Shared, job: &Job) -> Result<Feedback, StoreError> {
+fn open_feedback(shared: &Shared, job: &PromptJob) -> Result<Feedback, StoreError> {
     let mut open = Feedback::new();
     if job.served.is_empty() || !job.route.has_feedback() {
         return Ok(open);

@@ -14,16 +14,16 @@ use hone_model::spec::rope::rope_frequencies;
 
 use super::attention::Attend;
 use super::simd::dispatch;
-use super::weights::{Factors, Layer, Stack, Weights};
-use super::{NativeError, attention};
+use super::weights::{AdapterWeights, BaseWeights, Layer, Stack};
+use super::{SamplerError, attention};
 use crate::keep_pool_hot::awake;
-use crate::kv_cache::{Member, Prompt, Shape};
+use crate::kv_cache::{BatchMember, CacheShape, PromptPages};
 use crate::matmul::{LANES, Lanes, Rows, Start, by_outputs, product};
 use crate::simd_ops::{AddTo, Gate, RmsNorm, Softcap, to_lanes, to_rows};
 
 pub use scratch::Scratch;
 
-type Result<T> = std::result::Result<T, NativeError>;
+type Result<T> = std::result::Result<T, SamplerError>;
 
 /// Bytes of weights that a processor's own cache holds.
 const SMALL_WEIGHTS: usize = 8 << 20;
@@ -36,8 +36,8 @@ const HEAD_PART: usize = 3072;
 
 /// The model as it decodes.
 pub struct Decoder {
-    weights: Weights,
-    shape: Shape,
+    weights: BaseWeights,
+    shape: CacheShape,
     rope: Rope,
 }
 
@@ -45,22 +45,23 @@ impl Decoder {
     /// Shares a model's weights.
     ///
     /// # Errors
-    /// As [`Weights::new`].
+    /// As [`BaseWeights::new`].
     pub fn new(model: &Model) -> Result<Self> {
-        let weights = Weights::new(model)?;
+        let weights = BaseWeights::new(model)?;
         let spec = &weights.spec;
-        let shape = Shape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
+        let shape =
+            CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
         let rope = Rope::new(rope_frequencies(spec), spec.rope.attention_factor());
         Ok(Self { weights, shape, rope })
     }
 
     /// What a page of its cache is like.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> CacheShape {
         self.shape
     }
 
     /// The weights.
-    pub fn weights(&self) -> &Weights {
+    pub fn weights(&self) -> &BaseWeights {
         &self.weights
     }
 
@@ -86,9 +87,9 @@ impl Decoder {
     /// If the scratch is too small or a token is outside the vocabulary.
     pub fn prefill(
         &self,
-        prompt: &mut Prompt,
+        prompt: &mut PromptPages,
         most: usize,
-        factors: Option<&Factors>,
+        factors: Option<&AdapterWeights>,
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
@@ -106,10 +107,10 @@ impl Decoder {
     /// # Errors
     /// If there are more rows than the scratch holds, a sequence has no room, or a token is outside
     /// the vocabulary.
-    pub fn step<M: Member + Send>(
+    pub fn step<M: BatchMember + Send>(
         &self,
         members: &mut [M],
-        factors: Option<&Factors>,
+        factors: Option<&AdapterWeights>,
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
@@ -136,7 +137,7 @@ impl Decoder {
     fn pass(
         &self,
         tokens: &mut impl Tokens,
-        factors: Option<&Factors>,
+        factors: Option<&AdapterWeights>,
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
@@ -220,7 +221,7 @@ impl Decoder {
         qkv: &mut [f32],
     ) -> Result<()> {
         let spec = &self.weights.spec;
-        let Shape { heads, dim, .. } = self.shape;
+        let CacheShape { heads, dim, .. } = self.shape;
         let (q_width, kv_width) = (spec.num_heads * dim, heads * dim);
         let eps = spec.rms_norm_eps as f32;
         for (row, qkv) in
@@ -239,7 +240,7 @@ impl Decoder {
                     turn: layer.rope.then(|| self.rope.at(position)),
                 });
             }
-            let none = || NativeError::Internal("a sequence has no room for a token".to_owned());
+            let none = || SamplerError::Internal("a sequence has no room for a token".to_owned());
             let (page, slot) = tokens.place(row).ok_or_else(none)?;
             for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
                 self.shape.write(page, (index, head, slot), k, v);
@@ -305,7 +306,7 @@ impl Decoder {
 
 /// Where in the model a product is.
 struct At<'a> {
-    factors: Option<&'a Factors>,
+    factors: Option<&'a AdapterWeights>,
     layer: usize,
     width: usize,
     threads: usize,
@@ -329,7 +330,7 @@ impl At<'_> {
                     linear.part(out, from, x)?;
                 }
             }
-            Ok::<(), NativeError>(())
+            Ok::<(), SamplerError>(())
         })?;
         let Some(factors) = self.factors else { return Ok(()) };
         let mut rest = out;

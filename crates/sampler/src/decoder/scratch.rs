@@ -3,7 +3,7 @@
 use hone_model::ModelSpec;
 
 use super::{HEAD_PART, LANES, Result};
-use crate::NativeError;
+use crate::SamplerError;
 
 /// Buffers for passes of up to a number of rows.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl Scratch {
     pub(super) fn check(&mut self, rows: usize, rank: usize) -> Result<()> {
         if rows > self.rows {
             let most = self.rows;
-            return Err(NativeError::Internal(format!("{rows} rows do not fit in {most}")));
+            return Err(SamplerError::Internal(format!("{rows} rows do not fit in {most}")));
         }
         if rank > self.rank {
             self.rank = rank;

@@ -2,7 +2,7 @@
 
 use hone_core::types::TokenId;
 
-use crate::kv_cache::{Keys, Member, PAGE, Page, Prompt};
+use crate::kv_cache::{BatchMember, Keys, PAGE, Page, PromptPages};
 
 /// The tokens of one pass.
 pub(super) trait Tokens: Sync {
@@ -18,7 +18,7 @@ pub(super) trait Tokens: Sync {
 /// One token of each of some sequences.
 pub(super) struct Steps<'a, M>(pub &'a mut [M]);
 
-impl<M: Member> Tokens for Steps<'_, M> {
+impl<M: BatchMember> Tokens for Steps<'_, M> {
     fn len(&self) -> usize {
         self.0.len()
     }
@@ -38,7 +38,7 @@ impl<M: Member> Tokens for Steps<'_, M> {
 
 /// Consecutive tokens of a prompt.
 pub(super) struct Stretch<'a> {
-    pub prompt: &'a mut Prompt,
+    pub prompt: &'a mut PromptPages,
     pub first: usize,
     pub count: usize,
 }

@@ -15,24 +15,24 @@ use hone_core::metrics::Metrics;
 use hone_core::process::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::run::{Cancel, CancelFlag};
-use hone_engine::sampling::Sampler;
+use hone_engine::sampling::TokenSampler;
 use hone_engine::{
     Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority,
     Publisher, run,
 };
 use hone_model::adapter::peft;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::{Model, ModelSpec};
 
 use super::scheduler::Scheduler;
-use super::{Decoder, Factors, NativeError, Plan};
+use super::{AdapterWeights, Decoder, SamplerError, SamplerMemory};
 
 /// Whether clients are being served now: then the sampler holds back.
-pub type Busy = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type LiveTraffic = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// How the sampler runs.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NativeConfig {
+pub struct SamplerConfig {
     /// The model's own name.
     pub name: String,
     /// Context length in tokens, prompt and completion together.
@@ -51,7 +51,7 @@ pub struct NativeConfig {
     pub busy_share: f64,
 }
 
-impl Default for NativeConfig {
+impl Default for SamplerConfig {
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -72,7 +72,7 @@ pub(super) struct Waiting {
     /// What it runs on, if not on the version that is current when it enters.
     pub on: Option<Current>,
     pub limit: u32,
-    pub sampler: Sampler,
+    pub sampler: TokenSampler,
     pub reply: oneshot::Sender<Generation>,
     /// Its place in the queue.
     pub place: OwnedSemaphorePermit,
@@ -82,7 +82,7 @@ pub(super) struct Waiting {
 #[derive(Clone, Default)]
 pub(super) struct Current {
     pub version: PolicyVersion,
-    pub factors: Option<Arc<Factors>>,
+    pub factors: Option<Arc<AdapterWeights>>,
 }
 
 /// What the thread and its callers share.
@@ -100,9 +100,9 @@ pub(super) struct Shared {
     pub wake: Condvar,
     pub codec: Arc<Codec>,
     pub metrics: Arc<Metrics>,
-    pub config: NativeConfig,
-    pub plan: Plan,
-    pub busy: Busy,
+    pub config: SamplerConfig,
+    pub plan: SamplerMemory,
+    pub busy: LiveTraffic,
 }
 
 impl Shared {
@@ -121,7 +121,7 @@ impl Shared {
 }
 
 /// The sampler on a thread of its own. Dropping it ends what runs.
-pub struct NativeEngine {
+pub struct BatchedEngine {
     info: ModelInfo,
     spec: ModelSpec,
     shared: Arc<Shared>,
@@ -129,7 +129,7 @@ pub struct NativeEngine {
     thread: Option<JoinHandle<()>>,
 }
 
-impl NativeEngine {
+impl BatchedEngine {
     /// Starts serving the base as version 0.
     ///
     /// # Errors
@@ -138,15 +138,15 @@ impl NativeEngine {
     pub fn start(
         model: &Model,
         codec: Arc<Codec>,
-        config: NativeConfig,
-        busy: Busy,
+        config: SamplerConfig,
+        busy: LiveTraffic,
         metrics: Arc<Metrics>,
-    ) -> Result<Arc<Self>, NativeError> {
+    ) -> Result<Arc<Self>, SamplerError> {
         let spec = model.spec().clone();
-        let plan = Plan::new(&spec, &config)?;
+        let plan = SamplerMemory::new(&spec, &config)?;
         if !(config.busy_share > 0.0 && config.busy_share <= 1.0) {
             let share = config.busy_share;
-            return Err(NativeError::Setting(format!(
+            return Err(SamplerError::Setting(format!(
                 "the share of the time while clients are served is {share}; more than 0 and at most \
                  1 was expected"
             )));
@@ -172,12 +172,12 @@ impl NativeEngine {
         let thread = thread::Builder::new()
             .name("hone-native".to_owned())
             .spawn(move || run_thread(mine, decoder))
-            .map_err(|error| NativeError::Internal(format!("no thread: {error}")))?;
+            .map_err(|error| SamplerError::Internal(format!("no thread: {error}")))?;
         Ok(Arc::new(Self { info, spec, shared, queue, thread: Some(thread) }))
     }
 
     /// The memory that is planned for.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> SamplerMemory {
         self.shared.plan
     }
 
@@ -186,17 +186,21 @@ impl NativeEngine {
     ///
     /// # Errors
     /// If a factor cannot be read.
-    pub fn publish(&self, version: PolicyVersion, lora: Option<&Lora>) -> Result<(), NativeError> {
-        let factors = lora.map(|lora| Factors::new(&self.spec, lora)).transpose()?;
+    pub fn publish(
+        &self,
+        version: PolicyVersion,
+        lora: Option<&LoraWeights>,
+    ) -> Result<(), SamplerError> {
+        let factors = lora.map(|lora| AdapterWeights::new(&self.spec, lora)).transpose()?;
         self.put(Current { version, factors: factors.map(Arc::new) });
         Ok(())
     }
 
-    /// Factors from a PEFT directory.
-    fn read(&self, adapter: Option<&Path>) -> Result<Option<Factors>, NativeError> {
+    /// AdapterWeights from a PEFT directory.
+    fn read(&self, adapter: Option<&Path>) -> Result<Option<AdapterWeights>, SamplerError> {
         let Some(dir) = adapter else { return Ok(None) };
         let (_, lora) = peft::read(dir, &self.spec, DType::F32, &Device::Cpu)?;
-        Factors::new(&self.spec, &lora).map(Some)
+        AdapterWeights::new(&self.spec, &lora).map(Some)
     }
 
     fn put(&self, current: Current) {
@@ -211,7 +215,7 @@ impl NativeEngine {
         on: Option<Current>,
     ) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = Sampler::new(&request.params, request.top_logprobs)?;
+        let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
         let prompt = request.prompt_ids.len();
         let invalid = |e: &dyn std::fmt::Display| EngineError::Invalid(e.to_string());
         self.shared.plan.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
@@ -252,7 +256,7 @@ impl NativeEngine {
     }
 }
 
-impl Drop for NativeEngine {
+impl Drop for BatchedEngine {
     fn drop(&mut self) {
         self.close(true);
         if let Some(thread) = self.thread.take() {
@@ -286,7 +290,7 @@ fn run_thread(shared: Arc<Shared>, decoder: Decoder) {
 }
 
 #[async_trait]
-impl Engine for NativeEngine {
+impl Engine for BatchedEngine {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
@@ -319,15 +323,15 @@ impl Engine for NativeEngine {
 
 /// Publishes to the sampler and, where there is one, to the engine that serves: both then have the
 /// same version.
-pub struct NativePublisher {
+pub struct BatchedPublisher {
     serving: Option<Arc<dyn Publisher>>,
-    native: Arc<NativeEngine>,
+    native: Arc<BatchedEngine>,
     staged: Mutex<Option<Current>>,
 }
 
-impl NativePublisher {
+impl BatchedPublisher {
     /// What `policy` publishes with where the sampler is used.
-    pub fn new(serving: Option<Arc<dyn Publisher>>, native: Arc<NativeEngine>) -> Self {
+    pub fn new(serving: Option<Arc<dyn Publisher>>, native: Arc<BatchedEngine>) -> Self {
         Self { serving, native, staged: Mutex::new(None) }
     }
 
@@ -341,7 +345,7 @@ fn none_staged() -> EngineError {
 }
 
 #[async_trait]
-impl Publisher for NativePublisher {
+impl Publisher for BatchedPublisher {
     async fn stage(
         &self,
         version: PolicyVersion,

@@ -18,19 +18,19 @@ fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new().unwrap())
 }
 
-fn start_with(config: NativeConfig, busy: Busy) -> Arc<NativeEngine> {
+fn start_with(config: SamplerConfig, busy: LiveTraffic) -> Arc<BatchedEngine> {
     let dir = ModelDir::open(&tiny()).unwrap();
     let codec = Arc::new(Codec::load(&dir).unwrap());
-    let config = NativeConfig { context: dir.context(), ..config };
-    NativeEngine::start(&model(&tiny()), codec, config, busy, metrics()).unwrap()
+    let config = SamplerConfig { context: dir.context(), ..config };
+    BatchedEngine::start(&model(&tiny()), codec, config, busy, metrics()).unwrap()
 }
 
-fn start(config: NativeConfig) -> Arc<NativeEngine> {
+fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
     start_with(config, Arc::new(|| false))
 }
 
-fn small() -> NativeConfig {
-    NativeConfig { slots: 40, threads: 2, ..NativeConfig::default() }
+fn small() -> SamplerConfig {
+    SamplerConfig { slots: 40, threads: 2, ..SamplerConfig::default() }
 }
 
 fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
@@ -63,7 +63,7 @@ fn requests(count: u64) -> Vec<GenerateRequest> {
     (0..count).map(kind).collect()
 }
 
-async fn all(engine: &Arc<NativeEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
+async fn all(engine: &Arc<BatchedEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
     let run = |request: &GenerateRequest| {
         let (engine, request) = (Arc::clone(engine), request.clone());
         tokio::spawn(async move { engine.generate(request).await?.collect().await })
@@ -76,7 +76,7 @@ async fn all(engine: &Arc<NativeEngine>, requests: &[GenerateRequest]) -> Vec<Co
     completions
 }
 
-async fn one_by_one(engine: &Arc<NativeEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
+async fn one_by_one(engine: &Arc<BatchedEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
     let mut completions = Vec::new();
     for request in requests {
         let generation = engine.generate(request.clone()).await.unwrap();
@@ -85,7 +85,7 @@ async fn one_by_one(engine: &Arc<NativeEngine>, requests: &[GenerateRequest]) ->
     completions
 }
 
-async fn until_idle(engine: &NativeEngine) {
+async fn until_idle(engine: &BatchedEngine) {
     let began = Instant::now();
     while engine.load() != EngineLoad::default() {
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", engine.load());
@@ -96,14 +96,14 @@ async fn until_idle(engine: &NativeEngine) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_is_the_same_alone_and_in_any_crowd() {
     let requests = requests(90);
-    let alone = start(NativeConfig { slots: 1, threads: 1, ..NativeConfig::default() });
+    let alone = start(SamplerConfig { slots: 1, threads: 1, ..SamplerConfig::default() });
     let expected = one_by_one(&alone, &requests).await;
     assert!(expected.iter().any(|c| c.finish == FinishReason::Length));
     assert!(expected.iter().any(|c| c.finish == FinishReason::Stop));
     let crowd = start(small());
     assert_eq!(all(&crowd, &requests).await, expected);
     // So little room that few run at a time, prompts are forgotten, and in another order.
-    let narrow = start(NativeConfig { max_batch_tokens: 112, ..small() });
+    let narrow = start(SamplerConfig { max_batch_tokens: 112, ..small() });
     let mut backwards: Vec<_> = requests.iter().rev().cloned().collect();
     let mut found = all(&narrow, &backwards).await;
     found.reverse();
@@ -223,7 +223,7 @@ async fn a_sequence_keeps_its_version_and_new_ones_get_the_new() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_are_drawn_from_the_exact_softmax() {
     const DRAWS: u64 = 6000;
-    let engine = start(NativeConfig { slots: 64, ..small() });
+    let engine = start(SamplerConfig { slots: 64, ..small() });
     let prompt = [7, 3, 11];
     let logits = crate::testing::trainer_logits(&model(&tiny()), &prompt, None);
     let max = logits[2].iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
@@ -257,7 +257,7 @@ async fn tokens_are_drawn_from_the_exact_softmax() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_can_never_run_is_refused_with_the_numbers() {
-    let engine = start(NativeConfig { max_batch_tokens: 64, queue: 2, slots: 1, ..small() });
+    let engine = start(SamplerConfig { max_batch_tokens: 64, queue: 2, slots: 1, ..small() });
     let refused = async |request: GenerateRequest| engine.generate(request).await.unwrap_err();
     let error = refused(request(&[1; 30], 0, 50)).await;
     insta::assert_snapshot!(error, @"rollout.max_batch_tokens is 64, which is too small: one sequence of 80 tokens needs 96 places in the cache");
@@ -269,7 +269,10 @@ async fn what_can_never_run_is_refused_with_the_numbers() {
     bad.params.top_p = 0.0;
     assert!(matches!(refused(bad).await, EngineError::Invalid(_)));
     assert!(engine.generate(request(&[1; 16], 0, 48)).await.is_ok());
-    let error = Plan::new(model(&tiny()).spec(), &NativeConfig { max_batch_tokens: 31, ..small() });
+    let error = SamplerMemory::new(
+        model(&tiny()).spec(),
+        &SamplerConfig { max_batch_tokens: 31, ..small() },
+    );
     insta::assert_snapshot!(error.unwrap_err(), @"rollout.max_batch_tokens is 31; at least 32 was expected");
 }
 
@@ -277,7 +280,7 @@ async fn what_can_never_run_is_refused_with_the_numbers() {
 async fn the_queue_is_bounded_and_shadows_wait_for_a_place() {
     let busy = Arc::new(AtomicBool::new(true));
     let flag = Arc::clone(&busy);
-    let config = NativeConfig { slots: 1, queue: 2, busy_share: 0.01, ..small() };
+    let config = SamplerConfig { slots: 1, queue: 2, busy_share: 0.01, ..small() };
     let engine = start_with(config, Arc::new(move || flag.load(Ordering::Relaxed)));
     let mut tasks = Vec::new();
     for seed in 0..8 {
@@ -303,7 +306,7 @@ async fn the_queue_is_bounded_and_shadows_wait_for_a_place() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_what_runs_and_what_waits() {
     let engine =
-        start_with(NativeConfig { slots: 2, busy_share: 0.001, ..small() }, Arc::new(|| true));
+        start_with(SamplerConfig { slots: 2, busy_share: 0.001, ..small() }, Arc::new(|| true));
     let mut tasks = Vec::new();
     for seed in 0..6 {
         let engine = Arc::clone(&engine);
@@ -327,7 +330,7 @@ async fn closing_ends_what_runs_and_what_waits() {
 async fn it_holds_back_while_clients_are_served() {
     let (busy, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (flag, count) = (Arc::clone(&busy), Arc::clone(&asked));
-    let config = NativeConfig { busy_share: 0.02, threads: 1, ..small() };
+    let config = SamplerConfig { busy_share: 0.02, threads: 1, ..small() };
     let engine = start_with(
         config,
         Arc::new(move || {
@@ -353,7 +356,7 @@ async fn it_holds_back_while_clients_are_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_publisher_alone_probes_what_it_staged_and_then_serves_it() {
     let engine = start(small());
-    let publisher = NativePublisher::new(None, Arc::clone(&engine));
+    let publisher = BatchedPublisher::new(None, Arc::clone(&engine));
     let refused = publisher.activate().await.unwrap_err().to_string();
     assert!(refused.contains("no version is staged"), "{refused}");
 

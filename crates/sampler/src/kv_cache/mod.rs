@@ -14,7 +14,7 @@ pub const PAGE: usize = 16;
 
 /// What the size of a page depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct CacheShape {
     /// Decoder blocks.
     pub layers: usize,
     /// Heads of keys and values.
@@ -26,7 +26,7 @@ pub struct Shape {
 /// Keys and values of `PAGE` positions.
 pub type Page = Box<[f32]>;
 
-impl Shape {
+impl CacheShape {
     /// Values of one head in one layer: keys, then values.
     fn head(self) -> usize {
         2 * self.dim * PAGE
@@ -73,8 +73,8 @@ pub fn pages(positions: usize) -> usize {
 ///
 /// Invariant: pages given out never exceed pages reserved, and these never the limit.
 #[derive(Debug)]
-pub struct Pool {
-    shape: Shape,
+pub struct PagePool {
+    shape: CacheShape,
     limit: usize,
     reserved: usize,
     /// Pages given out.
@@ -82,14 +82,14 @@ pub struct Pool {
     free: Vec<Page>,
 }
 
-impl Pool {
+impl PagePool {
     /// A pool of at most `limit` pages, none of which exists yet.
-    pub fn new(shape: Shape, limit: usize) -> Self {
+    pub fn new(shape: CacheShape, limit: usize) -> Self {
         Self { shape, limit, reserved: 0, used: 0, free: Vec::with_capacity(limit.min(1 << 16)) }
     }
 
     /// The shape of its pages.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> CacheShape {
         self.shape
     }
 
@@ -150,16 +150,16 @@ pub(super) struct Keys<'a> {
 /// The beginning that sequences share: all of a prompt but its last token, which is the first row of
 /// each of its sequences, as its logits are needed by each.
 #[derive(Debug)]
-pub struct Prompt {
+pub struct PromptPages {
     ids: Vec<TokenId>,
     pub(super) pages: Vec<Page>,
     /// Positions whose keys and values are there.
     len: usize,
 }
 
-impl Prompt {
+impl PromptPages {
     /// An empty cache for a prompt, or nothing if the pool has too few pages.
-    pub fn new(pool: &mut Pool, ids: Vec<TokenId>) -> Option<Self> {
+    pub fn new(pool: &mut PagePool, ids: Vec<TokenId>) -> Option<Self> {
         let wanted = pages(Self::shared(&ids));
         if !pool.reserve(wanted) {
             return None;
@@ -204,7 +204,7 @@ impl Prompt {
     }
 
     /// Gives the pages back.
-    pub fn free(mut self, pool: &mut Pool) {
+    pub fn free(mut self, pool: &mut PagePool) {
         let reserved = self.pages.len();
         pool.give(&mut self.pages, reserved);
     }
@@ -212,16 +212,16 @@ impl Prompt {
 
 /// The cache of one sequence.
 #[derive(Debug)]
-pub struct Sequence {
-    prompt: Arc<Prompt>,
+pub struct SequencePages {
+    prompt: Arc<PromptPages>,
     pub(super) own: Vec<Page>,
     len: usize,
     reserved: usize,
 }
 
-impl Sequence {
+impl SequencePages {
     /// A sequence of up to `limit` tokens behind a prompt, or nothing if the pool has too few pages.
-    pub fn new(pool: &mut Pool, prompt: &Arc<Prompt>, limit: usize) -> Option<Self> {
+    pub fn new(pool: &mut PagePool, prompt: &Arc<PromptPages>, limit: usize) -> Option<Self> {
         let reserved = pages(limit);
         if !pool.reserve(reserved) {
             return None;
@@ -231,18 +231,18 @@ impl Sequence {
     }
 
     /// The prompt it continues.
-    pub fn prompt(&self) -> &Arc<Prompt> {
+    pub fn prompt(&self) -> &Arc<PromptPages> {
         &self.prompt
     }
 
     /// The next token's position.
     pub fn position(&self) -> usize {
-        Prompt::shared(self.prompt.ids()) + self.len
+        PromptPages::shared(self.prompt.ids()) + self.len
     }
 
     /// Makes room for the next token: a page in every sixteenth call, else nothing. False if it has
     /// had as many tokens as it was made for.
-    pub fn make_room(&mut self, pool: &mut Pool) -> bool {
+    pub fn make_room(&mut self, pool: &mut PagePool) -> bool {
         if self.len < self.own.len() * PAGE {
             return true;
         }
@@ -274,18 +274,18 @@ impl Sequence {
     }
 
     /// Gives its own pages back and returns its prompt.
-    pub fn free(mut self, pool: &mut Pool) -> Arc<Prompt> {
+    pub fn free(mut self, pool: &mut PagePool) -> Arc<PromptPages> {
         pool.give(&mut self.own, self.reserved);
         self.prompt
     }
 }
 
 /// Something that runs a sequence: a row of a step.
-pub trait Member: Send + Sync {
+pub trait BatchMember: Send + Sync {
     /// Its cache.
-    fn sequence(&self) -> &Sequence;
+    fn sequence(&self) -> &SequencePages;
     /// Its cache.
-    fn sequence_mut(&mut self) -> &mut Sequence;
+    fn sequence_mut(&mut self) -> &mut SequencePages;
     /// The token that comes next in.
     fn token(&self) -> TokenId;
 }

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{PAGE, Pool, Prompt, Sequence, Shape, pages};
+use super::{CacheShape, PAGE, PagePool, PromptPages, SequencePages, pages};
 
-const SHAPE: Shape = Shape { layers: 2, heads: 3, dim: 4 };
+const SHAPE: CacheShape = CacheShape { layers: 2, heads: 3, dim: 4 };
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
@@ -30,13 +30,13 @@ proptest! {
     /// come back.
     #[test]
     fn the_pool_keeps_its_promises(acts in prop::collection::vec(act(), 1..80), limit in 0..12_usize) {
-        let mut pool = Pool::new(SHAPE, limit);
-        let mut prompts: Vec<Arc<Prompt>> = Vec::new();
-        let mut running: Vec<(Sequence, usize, usize)> = Vec::new();
+        let mut pool = PagePool::new(SHAPE, limit);
+        let mut prompts: Vec<Arc<PromptPages>> = Vec::new();
+        let mut running: Vec<(SequencePages, usize, usize)> = Vec::new();
         for act in acts {
             let before = pool.available();
             match act {
-                Act::Prompt(len) => match Prompt::new(&mut pool, vec![1; len]) {
+                Act::Prompt(len) => match PromptPages::new(&mut pool, vec![1; len]) {
                     Some(prompt) => prompts.push(Arc::new(prompt)),
                     None => {
                         prop_assert!(pages(len.saturating_sub(1)) > before);
@@ -45,7 +45,7 @@ proptest! {
                 },
                 Act::Sequence(prompt, limit) => {
                     let Some(prompt) = prompts.get(prompt) else { continue };
-                    match Sequence::new(&mut pool, prompt, limit) {
+                    match SequencePages::new(&mut pool, prompt, limit) {
                         Some(sequence) => running.push((sequence, 0, limit)),
                         None => prop_assert!(pages(limit) > before),
                     }
@@ -73,7 +73,7 @@ proptest! {
                 }
                 Act::End(_) | Act::Forget(_) => {}
             }
-            let held: usize = prompts.iter().map(|p| pages(Prompt::shared(p.ids()))).sum();
+            let held: usize = prompts.iter().map(|p| pages(PromptPages::shared(p.ids()))).sum();
             let promised: usize = running.iter().map(|(_, _, limit)| pages(*limit)).sum();
             prop_assert_eq!(pool.reserved(), held + promised);
             prop_assert!(pool.reserved() <= limit && pool.made() <= limit);

@@ -21,7 +21,7 @@ use super::{FeedbackOutcome, Op, StoreError, schema};
 
 /// What a transaction did, for metrics and for those who wait on it.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct AppliedCounts {
     /// Rows written, by table.
     pub(super) written: BTreeMap<&'static str, u64>,
     /// Operations without effect, because they judge or train on what was never recorded.
@@ -46,7 +46,7 @@ pub(super) struct Writing<'t> {
     sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
     quarantine: Table<'t, &'static str, (&'static str, u64)>,
     /// So far.
-    pub(super) tally: Tally,
+    pub(super) tally: AppliedCounts,
 }
 
 impl<'t> Writing<'t> {
@@ -68,7 +68,7 @@ impl<'t> Writing<'t> {
             ratings: tx.open_table(schema::RATINGS)?,
             sessions: tx.open_table(schema::SESSIONS)?,
             quarantine: tx.open_table(schema::QUARANTINE)?,
-            tally: Tally::default(),
+            tally: AppliedCounts::default(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! Weights of adaptive parts: where they stand, kept in the checkpoint.
+//! AdaptiveWeights of adaptive parts: where they stand, kept in the checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use hone_reward::{AdaptiveState, AdaptiveWeight, Routes};
 
-use super::batch_builder::Batch;
+use super::batch_builder::TrainBatch;
 
 /// route -> part -> state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Weights(BTreeMap<String, BTreeMap<String, AdaptiveState>>);
+pub(crate) struct AdaptiveWeights(BTreeMap<String, BTreeMap<String, AdaptiveState>>);
 
-impl Weights {
+impl AdaptiveWeights {
     /// Gives the batch's adaptive parts the weights of now.
-    pub(crate) fn apply(&self, routes: &Routes, batch: &mut Batch) {
+    pub(crate) fn apply(&self, routes: &Routes, batch: &mut TrainBatch) {
         for group in &mut batch.groups {
             for (part, weight) in &mut group.weights {
                 if let Some(adaptive) = self.adaptive(routes, &group.group.route, part) {
@@ -26,7 +26,7 @@ impl Weights {
     }
 
     /// Counts the values of a batch that was stepped on, group by group.
-    pub(crate) fn observe(&mut self, routes: &Routes, batch: &Batch) {
+    pub(crate) fn observe(&mut self, routes: &Routes, batch: &TrainBatch) {
         for group in &batch.groups {
             let route = &group.group.route;
             for part in group.weights.keys() {

@@ -6,14 +6,14 @@ use hone_core::metrics::Metrics;
 use hone_reward::Routes;
 use hone_reward::raters::cap_shares;
 
-use super::batch_builder::{Batch, Member};
+use super::batch_builder::{GroupMember, TrainBatch};
 
 /// Where a piece of feedback is in a batch: group and member.
 type Place = (usize, usize);
 
 /// Applies `max_key_share` of every feedback part to the batch. A dropped value is missing, and
 /// never becomes nought; a weighed one keeps its value and moves the weights less.
-pub(crate) fn cap(batch: &mut Batch, routes: &Routes, metrics: &Metrics) {
+pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: &Metrics) {
     for ((route, part), places) in pieces(batch) {
         let params = routes.get(&route).and_then(|found| found.feedback(&part));
         let Some(params) = params.filter(|params| params.max_key_share < 1.0) else { continue };
@@ -40,7 +40,7 @@ pub(crate) fn cap(batch: &mut Batch, routes: &Routes, metrics: &Metrics) {
 }
 
 /// All feedback of the batch by route and part, the newest last.
-fn pieces(batch: &Batch) -> BTreeMap<(String, String), Vec<Place>> {
+fn pieces(batch: &TrainBatch) -> BTreeMap<(String, String), Vec<Place>> {
     let mut found: BTreeMap<(String, String), Vec<(u64, Place)>> = BTreeMap::new();
     for (g, group) in batch.groups.iter().enumerate() {
         for (m, member) in group.members.iter().enumerate() {
@@ -57,11 +57,11 @@ fn pieces(batch: &Batch) -> BTreeMap<(String, String), Vec<Place>> {
     sorted.collect()
 }
 
-fn key_of(batch: &Batch, (group, member): Place, part: &str) -> Option<String> {
+fn key_of(batch: &TrainBatch, (group, member): Place, part: &str) -> Option<String> {
     batch.groups.get(group)?.members.get(member)?.feedback.get(part)?.key_id.clone()
 }
 
-fn member(batch: &mut Batch, (group, member): Place) -> Option<&mut Member> {
+fn member(batch: &mut TrainBatch, (group, member): Place) -> Option<&mut GroupMember> {
     batch.groups.get_mut(group)?.members.get_mut(member)
 }
 
@@ -105,7 +105,7 @@ mod tests {
             },
             prompt_ids: vec![1],
             weights: BTreeMap::from([("thumbs".to_owned(), 1.0)]),
-            members: vec![Member {
+            members: vec![GroupMember {
                 sample,
                 parts: BTreeMap::from([("thumbs".to_owned(), value)]),
                 feedback: BTreeMap::from([("thumbs".to_owned(), given)]),
@@ -116,10 +116,10 @@ mod tests {
     }
 
     /// A batch in which `a` gave four of six, its newest first, under a cap of one half.
-    fn capped(rule: &str) -> (Batch, u64) {
+    fn capped(rule: &str) -> (TrainBatch, u64) {
         let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
         let groups = keys.map(|(key, created)| loaded(key, 1.0, created)).into();
-        let mut batch = Batch { groups };
+        let mut batch = TrainBatch { groups };
         let text = format!(
             "[[route]]\nname = \"users\"\nreward = [{{ name = \"thumbs\", kind = \"feedback\", \
              max_key_share = 0.5, share_rule = \"{rule}\" }}]"
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn no_cap_changes_nothing() {
-        let mut batch = Batch { groups: vec![loaded("a", 1.0, 1), loaded("b", 0.0, 2)] };
+        let mut batch = TrainBatch { groups: vec![loaded("a", 1.0, 1), loaded("b", 0.0, 2)] };
         let text = "[[route]]\nname = \"users\"\n\
                     reward = [{ name = \"thumbs\", kind = \"feedback\" }]";
         let routes = crate::testing::routes(text);

@@ -65,7 +65,7 @@ impl TrainSample {
 pub(crate) type Part<'a> = (&'a [u32], &'a [u32], f32);
 
 /// A few completions laid end to end, each distinct prompt once, followed by all that continues it.
-pub(crate) struct Layout {
+pub(crate) struct PackedBatch {
     /// `[tokens]`
     pub ids: Tensor,
     /// Prompts and completions within `ids`.
@@ -78,7 +78,7 @@ pub(crate) struct Layout {
     pub temperatures: Vec<f32>,
 }
 
-impl Layout {
+impl PackedBatch {
     /// Lays out completions; rows come in their order.
     pub fn new(parts: &[Part<'_>], device: &Device) -> Result<Self> {
         let mut prompts: Vec<(&[u32], Vec<usize>)> = Vec::new();

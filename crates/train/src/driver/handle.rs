@@ -102,7 +102,7 @@ pub enum TrainError {
 }
 
 /// What the worker is told.
-pub(crate) enum Command {
+pub(crate) enum TrainCommand {
     /// Take no further step by yourself.
     Pause,
     /// Go on.
@@ -119,20 +119,20 @@ pub(crate) enum Command {
 
 /// What keeps the worker from stepping by itself.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Hold {
+pub(crate) struct StepGate {
     /// Paused by hand.
     pub(crate) paused: bool,
     /// Takes no step beyond this one.
     pub(crate) until: Option<u64>,
 }
 
-impl Hold {
+impl StepGate {
     /// Follows a command that is about holding; gives any other one back.
-    pub(crate) fn follow(&mut self, command: Command) -> Option<Command> {
+    pub(crate) fn follow(&mut self, command: TrainCommand) -> Option<TrainCommand> {
         match command {
-            Command::Pause => self.paused = true,
-            Command::Resume => self.paused = false,
-            Command::Until(step) => self.until = step,
+            TrainCommand::Pause => self.paused = true,
+            TrainCommand::Resume => self.paused = false,
+            TrainCommand::Until(step) => self.until = step,
             other => return Some(other),
         }
         None
@@ -146,12 +146,12 @@ impl Hold {
 
 /// The status, shared between the worker and its handles.
 #[derive(Clone)]
-pub(crate) struct Board {
+pub(crate) struct StatusCell {
     status: Arc<Mutex<TrainStatus>>,
     metrics: Arc<Metrics>,
 }
 
-impl Board {
+impl StatusCell {
     pub(crate) fn new(state: TrainState, metrics: Arc<Metrics>) -> Self {
         let board = Self { status: Arc::default(), metrics };
         board.state(state);
@@ -189,22 +189,22 @@ impl Board {
 /// Talks to the worker. Cheap to clone.
 #[derive(Clone)]
 pub struct TrainHandle {
-    board: Board,
+    board: StatusCell,
     /// `None` where training is disabled.
-    commands: Option<Sender<Command>>,
+    commands: Option<Sender<TrainCommand>>,
 }
 
 impl TrainHandle {
-    pub(crate) fn new(board: Board, commands: Option<Sender<Command>>) -> Self {
+    pub(crate) fn new(board: StatusCell, commands: Option<Sender<TrainCommand>>) -> Self {
         Self { board, commands }
     }
 
     /// The handle of a daemon that does not train.
     pub fn disabled(metrics: Arc<Metrics>) -> Self {
-        Self::new(Board::new(TrainState::Disabled, metrics), None)
+        Self::new(StatusCell::new(TrainState::Disabled, metrics), None)
     }
 
-    fn send(&self, command: Command) -> Result<(), TrainError> {
+    fn send(&self, command: TrainCommand) -> Result<(), TrainError> {
         let commands = self.commands.as_ref().ok_or(TrainError::Disabled)?;
         commands.send(command).map_err(|_| TrainError::Stopped)
     }
@@ -219,7 +219,7 @@ impl TrainHandle {
     /// # Errors
     /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn pause(&self) -> Result<(), TrainError> {
-        self.send(Command::Pause)
+        self.send(TrainCommand::Pause)
     }
 
     /// Goes on.
@@ -227,7 +227,7 @@ impl TrainHandle {
     /// # Errors
     /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn resume(&self) -> Result<(), TrainError> {
-        self.send(Command::Resume)
+        self.send(TrainCommand::Resume)
     }
 
     /// Pauses once this many steps are taken in all, counted from the first run's beginning; `None`
@@ -236,7 +236,7 @@ impl TrainHandle {
     /// # Errors
     /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn until(&self, step: Option<u64>) -> Result<(), TrainError> {
-        self.send(Command::Until(step))
+        self.send(TrainCommand::Until(step))
     }
 
     /// Takes one step now on whatever is ready, even when paused; the status after it.
@@ -245,13 +245,13 @@ impl TrainHandle {
     /// [`TrainError::NothingReady`] when no group waits, otherwise what went wrong.
     pub async fn step(&self) -> Result<TrainStatus, TrainError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Step(reply))?;
+        self.send(TrainCommand::Step(reply))?;
         answer.await.map_err(|_| TrainError::Stopped)?
     }
 
     /// Ends the worker after the step in hand.
     pub(crate) fn stop(&self) {
         // A worker that has ended already needs no telling.
-        let _ended = self.send(Command::Stop);
+        let _ended = self.send(TrainCommand::Stop);
     }
 }

@@ -4,17 +4,17 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::types::{PolicyVersion, StepRecord};
 
-use crate::data::adaptive_weights::Weights;
+use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 
 /// The worker's share of a checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Progress {
+pub(crate) struct LoopState {
     /// Running baselines by route and part.
     pub(crate) baselines: Baselines,
-    /// Weights of adaptive parts.
+    /// AdaptiveWeights of adaptive parts.
     #[serde(default)]
-    pub(crate) weights: Weights,
+    pub(crate) weights: AdaptiveWeights,
     /// The version that the weights come after.
     pub(crate) parent: PolicyVersion,
     /// Steps taken since that version.
@@ -23,11 +23,11 @@ pub(crate) struct Progress {
     pub(crate) last_step: Option<StepRecord>,
 }
 
-impl Progress {
+impl LoopState {
     pub(crate) fn new(baseline_window: f64) -> Self {
         Self {
             baselines: Baselines::new(baseline_window),
-            weights: Weights::default(),
+            weights: AdaptiveWeights::default(),
             parent: PolicyVersion::BASE,
             pending: 0,
             last_step: None,

@@ -11,16 +11,16 @@ use hone_core::process::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 
 use super::handle::TrainError;
-use super::progress::Progress;
-use super::worker::Parts;
+use super::progress::LoopState;
+use super::worker::TrainSetup;
 use crate::Snapshot;
-use crate::policy::{Candidate, Verdict};
+use crate::policy::{Candidate, PublishOutcome};
 
 /// What became of it, and when.
-type Ended = (Verdict, UnixMillis);
+type Ended = (PublishOutcome, UnixMillis);
 
 /// A version on its way. Dropping it waits for its end.
-pub(crate) struct Offer {
+pub(crate) struct Publication {
     /// Steps taken when it was made.
     pub(crate) step: u64,
     /// When the feedback came in that it was trained on.
@@ -29,14 +29,14 @@ pub(crate) struct Offer {
     thread: Option<JoinHandle<Result<Ended, String>>>,
 }
 
-impl Offer {
+impl Publication {
     /// Begins to publish `snapshot`, the weights after `progress`; `pool` scores the probe.
     pub(crate) fn begin(
-        parts: &Parts,
+        parts: &TrainSetup,
         runtime: &Handle,
         pool: &Arc<rayon::ThreadPool>,
         snapshot: Snapshot,
-        progress: &Progress,
+        progress: &LoopState,
         feedback: Vec<u64>,
     ) -> Result<Self, TrainError> {
         let (parent, step) = (progress.parent, progress.steps());
@@ -67,7 +67,7 @@ impl Offer {
     }
 }
 
-impl Drop for Offer {
+impl Drop for Publication {
     fn drop(&mut self) {
         // A trainer that starts anew must find it done.
         if let Some(thread) = self.thread.take() {

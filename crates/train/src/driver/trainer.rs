@@ -13,18 +13,18 @@ use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepReco
 use hone_model::ModelSpec;
 use hone_store::Op;
 
-use super::handle::{Board, Command, Hold, TrainError, TrainState, TrainStatus};
-use super::progress::Progress;
-use super::publication::Offer;
+use super::handle::{StatusCell, StepGate, TrainCommand, TrainError, TrainState, TrainStatus};
+use super::progress::LoopState;
+use super::publication::Publication;
 use super::reporting;
-use super::worker::{Parts, Pools};
-use crate::data::batch_builder::Batch;
+use super::worker::{Pools, TrainSetup};
+use crate::data::batch_builder::TrainBatch;
 use crate::data::{batch_builder, feedback_cap};
 use crate::learning::learner::NO_SAMPLE;
 use crate::learning::{checkpoint, objective};
-use crate::memory::Base;
+use crate::memory::BaseMemory;
 use crate::memory::memory_check::{available_memory, check_room};
-use crate::policy::Verdict;
+use crate::policy::PublishOutcome;
 use crate::{LearnError, Learner};
 
 /// How often an idle worker looks around by itself.
@@ -32,14 +32,14 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// The learner together with what it has done.
 pub(crate) struct Trainer<'a> {
-    parts: &'a Parts,
-    board: &'a Board,
+    parts: &'a TrainSetup,
+    board: &'a StatusCell,
     runtime: &'a Handle,
     pools: &'a Pools,
     learner: Learner,
-    progress: Progress,
+    progress: LoopState,
     /// A version on its way, which the weights are at most one step ahead of.
-    offer: Option<Offer>,
+    offer: Option<Publication>,
     /// Activations by hand that have been followed.
     rollbacks: u64,
     /// When the feedback came in that no published version was trained on yet.
@@ -56,8 +56,8 @@ fn failed(error: impl std::fmt::Display) -> TrainError {
 impl<'a> Trainer<'a> {
     /// Loads the model and the newest checkpoint and brings it to one opinion with the ledger.
     pub(crate) fn restore(
-        parts: &'a Parts,
-        board: &'a Board,
+        parts: &'a TrainSetup,
+        board: &'a StatusCell,
         runtime: &'a Handle,
         pools: &'a Pools,
     ) -> Outcome<Self> {
@@ -66,7 +66,7 @@ impl<'a> Trainer<'a> {
             let spec = ModelSpec::from_config(&parts.model.config).map_err(failed)?;
             let threads = pool.current_num_threads();
             let loaded = parts.base.is_some();
-            let base = Base::read(&spec, &parts.model.weights, parts.config.base_dtype);
+            let base = BaseMemory::read(&spec, &parts.model.weights, parts.config.base_dtype);
             let base = base.map_err(failed)?;
             check_room(&spec, base, &parts.config, threads, (available, loaded)).map_err(failed)?;
         }
@@ -83,7 +83,7 @@ impl<'a> Trainer<'a> {
             pools,
             learner,
             offer: None,
-            progress: Progress::new(parts.config.baseline_window),
+            progress: LoopState::new(parts.config.baseline_window),
             rollbacks,
             feedback: Vec::new(),
         };
@@ -155,7 +155,11 @@ impl<'a> Trainer<'a> {
     }
 
     /// The loop: commands first, then rollbacks, then steps.
-    pub(crate) fn run(&mut self, commands: &Receiver<Command>, hold: &mut Hold) -> Outcome<()> {
+    pub(crate) fn run(
+        &mut self,
+        commands: &Receiver<TrainCommand>,
+        hold: &mut StepGate,
+    ) -> Outcome<()> {
         let mut idle = false;
         loop {
             let wait = if idle { TICK } else { Duration::ZERO };
@@ -164,12 +168,12 @@ impl<'a> Trainer<'a> {
             // behind them must not wait for as many steps.
             loop {
                 match next.map(|command| hold.follow(command)) {
-                    Ok(Some(Command::Step(reply))) => {
+                    Ok(Some(TrainCommand::Step(reply))) => {
                         self.conclude()?;
                         self.follow_rollback()?;
                         self.step_now(reply)?;
                     }
-                    Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => {
+                    Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
                         return self.conclude().map(drop);
                     }
                     Ok(_) => {}
@@ -178,7 +182,7 @@ impl<'a> Trainer<'a> {
                 next = commands.recv_timeout(Duration::ZERO);
             }
             self.follow_rollback()?;
-            if self.offer.as_ref().is_some_and(Offer::is_over) {
+            if self.offer.as_ref().is_some_and(Publication::is_over) {
                 self.conclude()?;
             }
             let max_steps = self.parts.config.max_steps;
@@ -238,7 +242,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Enough trainable samples for a step, oldest groups first; stale groups are dropped.
-    fn gather(&self, wanted: usize) -> Outcome<Option<Batch>> {
+    fn gather(&self, wanted: usize) -> Outcome<Option<TrainBatch>> {
         let mut batch = batch_builder::gather(
             &self.parts.store,
             &self.parts.routes,
@@ -254,7 +258,7 @@ impl<'a> Trainer<'a> {
         Ok(batch)
     }
 
-    fn step(&mut self, batch: &mut Batch) -> Outcome<()> {
+    fn step(&mut self, batch: &mut TrainBatch) -> Outcome<()> {
         self.board.state(TrainState::Training);
         let started = Instant::now();
         self.progress.weights.apply(&self.parts.routes, batch);
@@ -370,7 +374,7 @@ impl<'a> Trainer<'a> {
 
     /// Begins to publish the weights; none is under way.
     fn offer(&mut self) -> Outcome<()> {
-        self.offer = Some(Offer::begin(
+        self.offer = Some(Publication::begin(
             self.parts,
             self.runtime,
             &self.pools.probe,
@@ -390,7 +394,7 @@ impl<'a> Trainer<'a> {
         }
         let (verdict, ended) = offer.end()?;
         let published = match verdict {
-            Verdict::Published(record) => {
+            PublishOutcome::Published(record) => {
                 self.progress.published(record.version);
                 #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
                 for arrived in &offer.feedback {
@@ -399,8 +403,8 @@ impl<'a> Trainer<'a> {
                 }
                 true
             }
-            Verdict::Rejected(_) | Verdict::Overruled => {
-                if let Verdict::Rejected(record) = verdict {
+            PublishOutcome::Rejected(_) | PublishOutcome::Overruled => {
+                if let PublishOutcome::Rejected(record) = verdict {
                     self.board.update(|s| s.last_error = record.reason);
                 }
                 // Reaches the next version, as before.

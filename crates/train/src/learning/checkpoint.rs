@@ -18,10 +18,10 @@ use sha2::{Digest, Sha256};
 use hone_core::files::{at, remove_any, sibling, sync_dir, write_synced};
 use hone_model::ModelSpec;
 use hone_model::adapter::weights::named_plan;
-use hone_model::adapter::{Factor, LoraConfig};
+use hone_model::adapter::{LoraConfig, ModuleScale};
 use hone_model::files::safetensors_bytes;
 
-use super::objective::Adaptive;
+use super::objective::AdaptiveCoefficients;
 use crate::error::{LearnError, Result};
 
 const FORMAT: &str = "hone-checkpoint";
@@ -37,7 +37,7 @@ const PREFIX: &str = "step-";
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoint {
     /// What is not a tensor.
-    pub state: State,
+    pub state: LearnerState,
     /// The adapter under its PEFT names.
     pub adapter: BTreeMap<String, Tensor>,
     /// The optimiser's, for every tensor of the adapter that was updated.
@@ -50,7 +50,7 @@ pub(crate) struct Checkpoint {
 
 /// The part of a checkpoint that is not a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct LearnerState {
     /// Steps taken; also the schedule's place.
     pub step: u64,
     /// Updates of the optimiser.
@@ -63,13 +63,13 @@ pub(crate) struct State {
     pub lora: LoraConfig,
     /// Coefficients that follow a target; absent from older checkpoints.
     #[serde(default)]
-    pub adaptive: Option<Adaptive>,
+    pub adaptive: Option<AdaptiveCoefficients>,
     /// Prompt and completion tokens of all steps.
     #[serde(default)]
     pub tokens: u64,
     /// Rank and scale of each module, which the settings lead to.
     #[serde(default)]
-    pub factors: BTreeMap<String, Factor>,
+    pub factors: BTreeMap<String, ModuleScale>,
     /// Values in the average.
     #[serde(default)]
     pub averaged: u64,
@@ -77,9 +77,9 @@ pub(crate) struct State {
     pub extra: Value,
 }
 
-impl State {
+impl LearnerState {
     /// Rank and scale of each module.
-    pub(crate) fn factors(&self, spec: &ModelSpec) -> Result<BTreeMap<String, Factor>> {
+    pub(crate) fn factors(&self, spec: &ModelSpec) -> Result<BTreeMap<String, ModuleScale>> {
         if self.factors.is_empty() {
             Ok(named_plan(spec, &self.lora)?)
         } else {
@@ -209,7 +209,7 @@ pub(crate) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
             format!("`version` is {}; this program reads version {VERSION}", file.version),
         ));
     }
-    let state: State = serde_json::from_value(file.rest).map_err(damaged)?;
+    let state: LearnerState = serde_json::from_value(file.rest).map_err(damaged)?;
     let tensors = |name: &str| -> Result<BTreeMap<String, Tensor>> {
         let bytes = fs::read(dir.join(name)).map_err(|e| wrong(dir, format!("{name}: {e}")))?;
         if file.sha256.get(name) != Some(&digest(&bytes)) {

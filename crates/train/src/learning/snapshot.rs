@@ -5,16 +5,16 @@ use std::path::Path;
 use candle_core::DType;
 
 use hone_model::Model;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft};
 
-use crate::data::packing::{Layout, TrainSample};
+use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
 
 /// Weights that later steps do not change, over a base that is shared.
 pub struct Snapshot {
     pub(crate) model: Model,
-    pub(crate) lora: Lora,
+    pub(crate) lora: LoraWeights,
     pub(crate) config: LoraConfig,
 }
 
@@ -34,7 +34,7 @@ impl Snapshot {
             truncated: false,
         };
         sample.validate(0, self.model.spec().vocab_size)?;
-        let layout = Layout::new(&[(prompt, ids, temperature)], self.model.device())?;
+        let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;
         let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
         let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
         let hidden = trace.hidden().detach();

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// Seconds of one step by part, on the wall. Shards that run beside each other share the wall time of
 /// their pass by what each of their parts took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Split {
+pub struct StepTiming {
     /// Forward passes with the adapter on, and the loss.
     pub forward: f64,
     /// Forward passes of the reference.
@@ -18,7 +18,7 @@ pub struct Split {
     pub optimizer: f64,
 }
 
-impl Split {
+impl StepTiming {
     /// Seconds of all parts.
     pub fn total(&self) -> f64 {
         self.forward + self.reference + self.backward + self.optimizer
@@ -54,13 +54,16 @@ pub(crate) fn timed<R>(seconds: &mut f64, f: impl FnOnce() -> R) -> R {
 
 #[cfg(test)]
 mod tests {
-    use super::Split;
+    use super::StepTiming;
 
     #[test]
     fn scaling_keeps_shares() {
-        let split = Split { forward: 1.0, reference: 0.5, backward: 2.0, optimizer: 0.5 };
+        let split = StepTiming { forward: 1.0, reference: 0.5, backward: 2.0, optimizer: 0.5 };
         let half = split.scaled(2.0);
-        assert_eq!(half, Split { forward: 0.5, reference: 0.25, backward: 1.0, optimizer: 0.25 });
-        assert_eq!(Split::default().scaled(1.0), Split::default());
+        assert_eq!(
+            half,
+            StepTiming { forward: 0.5, reference: 0.25, backward: 1.0, optimizer: 0.25 }
+        );
+        assert_eq!(StepTiming::default().scaled(1.0), StepTiming::default());
     }
 }

@@ -1,13 +1,13 @@
-//! Whether the machine has the memory that a [`Plan`](crate::Plan) asks for.
+//! Whether the machine has the memory that a [`MemoryPlan`](crate::MemoryPlan) asks for.
 
 use std::fs;
 
 use hone_model::ModelSpec;
 
-use super::Plan;
+use super::MemoryPlan;
 use crate::config::{Recompute, TrainConfig};
 use crate::error::{LearnError, Result};
-use crate::memory::Base;
+use crate::memory::BaseMemory;
 
 /// Bytes that may still be taken: what the system calls available, or, where the process's control
 /// group has less left, that. `None` where the system tells neither.
@@ -33,20 +33,20 @@ fn available(meminfo: &str, limit: &str, used: &str) -> Option<usize> {
 }
 
 /// Refuses a run that cannot fit into the bytes available, with its base or, where that is loaded,
-/// without it: `threads` and shards as in [`Plan::new`].
+/// without it: `threads` and shards as in [`MemoryPlan::new`].
 ///
 /// # Errors
 /// [`LearnError::Memory`] with both figures, and what the same run needs with every layer computed
 /// again.
 pub(crate) fn check_room(
     spec: &ModelSpec,
-    base: Base,
+    base: BaseMemory,
     config: &TrainConfig,
     threads: usize,
     (available, loaded): (usize, bool),
 ) -> Result<()> {
     let needed = |config: &TrainConfig| {
-        let plan = Plan::new(spec, base, config, threads, 0);
+        let plan = MemoryPlan::new(spec, base, config, threads, 0);
         plan.total() - if loaded { plan.base } else { 0 }
     };
     let planned = needed(config);
@@ -81,8 +81,8 @@ mod tests {
     #[test]
     fn a_run_that_cannot_fit_is_refused_with_the_figures() {
         let (spec, config) = (tiny_spec(), tiny_config());
-        let base = Base::new(&spec, BaseDtype::Auto, |_| Ok(DType::F32)).unwrap();
-        let total = Plan::new(&spec, base, &config, 1, 0).total();
+        let base = BaseMemory::new(&spec, BaseDtype::Auto, |_| Ok(DType::F32)).unwrap();
+        let total = MemoryPlan::new(&spec, base, &config, 1, 0).total();
         check_room(&spec, base, &config, 1, (total, false)).unwrap();
         let refused = check_room(&spec, base, &config, 1, (total - 1, false)).unwrap_err();
         check_room(&spec, base, &config, 1, (total - 1, true)).unwrap();

@@ -10,7 +10,7 @@ use candle_core::DType;
 use candle_core::safetensors::MmapedSafetensors;
 use safetensors::tensor::TensorView;
 
-use hone_model::adapter::{BaseDtype, Factor, LinearKind};
+use hone_model::adapter::{BaseDtype, LinearKind, ModuleScale};
 use hone_model::transformer::{head_widened, logits_held, stays};
 use hone_model::{ModelError, ModelSpec};
 
@@ -86,13 +86,13 @@ fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
 
 /// Bytes of the frozen weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Base {
+pub struct BaseMemory {
     bytes: usize,
     /// What a thread widens at once.
     widened: usize,
 }
 
-impl Base {
+impl BaseMemory {
     /// By what each weight, named as in the files, is stored in; matrices stay so with
     /// [`BaseDtype::Auto`].
     ///
@@ -137,7 +137,7 @@ impl Base {
 /// Bytes that training needs, by part. An estimate: buffers of single operations and the allocator's
 /// slack come on top.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct MemoryPlan {
     /// Tokens of a shard, and shards computed at the same time.
     pub tokens: usize,
     /// Shards computed at the same time.
@@ -166,11 +166,11 @@ pub struct Plan {
     pub head: usize,
 }
 
-impl Plan {
+impl MemoryPlan {
     /// What shards of `tokens` tokens (0: as many as the trainer aims at) on `threads` threads need.
     pub fn new(
         spec: &ModelSpec,
-        base: Base,
+        base: BaseMemory,
         config: &TrainConfig,
         threads: usize,
         tokens: usize,
@@ -181,7 +181,7 @@ impl Plan {
         let r = config.lora.r;
         // Settings that fit no module are refused where the adapter is made.
         let modules = hone_model::adapter::weights::plan(spec, &config.lora).unwrap_or_default();
-        let pair = |((_, kind), factor): (&(usize, LinearKind), &Factor)| {
+        let pair = |((_, kind), factor): (&(usize, LinearKind), &ModuleScale)| {
             let (out, inner) = spec.linear_shape(*kind);
             factor.r * (out + inner)
         };
@@ -236,7 +236,7 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for MemoryPlan {
     /// A table in MiB.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MIB: f64 = (1 << 20) as f64;
@@ -261,7 +261,7 @@ mod tests {
     use hone_model::adapter::BaseDtype;
     use hone_model::testing::tiny_spec;
 
-    use super::{Base, Plan};
+    use super::{BaseMemory, MemoryPlan};
     use crate::config::{Recompute, TrainConfig};
     use crate::testing::tiny_config;
 
@@ -273,28 +273,28 @@ mod tests {
         .unwrap()
     }
 
-    fn base(spec: &ModelSpec, stored: DType) -> Base {
-        Base::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
+    fn base(spec: &ModelSpec, stored: DType) -> BaseMemory {
+        BaseMemory::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
     }
 
     #[test]
     fn a_base_in_16_bits_takes_half_and_one_matrix_beside() {
         let (spec, config) = (wide(), TrainConfig::default());
         let [wide, half] = [DType::F32, DType::BF16]
-            .map(|stored| Plan::new(&spec, base(&spec, stored), &config, 2, 0));
+            .map(|stored| MemoryPlan::new(&spec, base(&spec, stored), &config, 2, 0));
         assert_eq!(wide.widened, 0);
         // Twice, once a thread, the largest: the MLP's.
         assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
         assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half}");
         assert_eq!(half.step() - half.widened, wide.step());
-        let all = Base::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
+        let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
     }
 
     #[test]
     fn a_plan_tells_every_part() {
         let spec = tiny_spec();
-        let plan = Plan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);
+        let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);
         let weights: usize =
             spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
         assert_eq!(plan.base, weights);
@@ -308,7 +308,7 @@ mod tests {
     fn computing_layers_again_bounds_what_is_kept() {
         let plan = |recompute, tokens| {
             let config = TrainConfig { recompute, ..TrainConfig::default() };
-            Plan::new(&wide(), base(&wide(), DType::F32), &config, 2, tokens)
+            MemoryPlan::new(&wide(), base(&wide(), DType::F32), &config, 2, tokens)
         };
         assert_eq!(plan(Recompute::Never, 4096).kept_layers.0, 24);
         assert_eq!(plan(Recompute::Always, 4096).kept, 0);

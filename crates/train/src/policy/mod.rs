@@ -63,7 +63,7 @@ pub trait Candidate {
 
 /// What became of a candidate.
 #[derive(Clone, Debug)]
-pub enum Verdict {
+pub enum PublishOutcome {
     /// New requests get it.
     Published(PolicyRecord),
     /// It was never served; the record's `reason` says why.
@@ -311,11 +311,11 @@ impl Policies {
         parent: PolicyVersion,
         step: u64,
         metrics: std::collections::BTreeMap<String, f64>,
-    ) -> Result<Verdict, PolicyError> {
+    ) -> Result<PublishOutcome, PolicyError> {
         let _publishing = self.publishing.lock().await;
         if parent != self.active() {
             tracing::info!(%parent, active = %self.active(), step, "weights are not published: overruled");
-            return Ok(Verdict::Overruled);
+            return Ok(PublishOutcome::Overruled);
         }
         let records = self.list()?;
         let next = records.last().map_or(1, |r| r.version.0 + 1);
@@ -353,7 +353,7 @@ impl Policies {
             self.metrics.policy_rejected.with_label_values(&["parity"]).inc();
             self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
             tracing::error!(%version, difference, "policy version rejected by the parity gate");
-            return Ok(Verdict::Rejected(record));
+            return Ok(PublishOutcome::Rejected(record));
         }
 
         let held = self.publisher.activate().await?;
@@ -370,7 +370,7 @@ impl Policies {
             "policy version published"
         );
         self.prune(&records, version);
-        Ok(Verdict::Published(record))
+        Ok(PublishOutcome::Published(record))
     }
 
     /// Mean absolute difference between served and trained log-probabilities on the probe.

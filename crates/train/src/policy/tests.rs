@@ -12,7 +12,7 @@ use hone_core::types::{PolicyState, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{EngineError, Publisher};
 use hone_store::{Op, Store, StoreConfig};
 
-use super::{Candidate, Policies, PolicyError, Verdict};
+use super::{Candidate, Policies, PolicyError, PublishOutcome};
 use crate::policy::PolicyConfig;
 
 /// Remembers what it was told to serve; samples two tokens with log-probability -1.
@@ -104,7 +104,7 @@ impl World {
     }
 }
 
-async fn publish(policies: &Policies, step: u64) -> Verdict {
+async fn publish(policies: &Policies, step: u64) -> PublishOutcome {
     let parent = policies.active();
     policies.propose(&GOOD, parent, step, BTreeMap::new()).await.unwrap()
 }
@@ -139,7 +139,7 @@ async fn rejects_what_the_engine_serves_differently() {
         let wrong = Weights { content: "wrong", logprob };
         let verdict =
             policies.propose(&wrong, PolicyVersion::BASE, 1, BTreeMap::new()).await.unwrap();
-        let Verdict::Rejected(record) = verdict else { panic!("published") };
+        let PublishOutcome::Rejected(record) = verdict else { panic!("published") };
         assert!(record.reason.unwrap().starts_with("parity"));
     }
     assert_eq!(policies.active(), PolicyVersion::BASE);
@@ -158,10 +158,12 @@ async fn what_was_activated_by_hand_is_not_published_over() {
     publish(&policies, 2).await;
     policies.activate(PolicyVersion(1), "test").await.unwrap();
     let of_two = policies.propose(&GOOD, PolicyVersion(2), 3, BTreeMap::new()).await.unwrap();
-    assert!(matches!(of_two, Verdict::Overruled), "{of_two:?}");
+    assert!(matches!(of_two, PublishOutcome::Overruled), "{of_two:?}");
     assert_eq!((policies.active().0, world.served()), (1, 1));
     assert_eq!(policies.list().unwrap().len(), 3);
-    let Verdict::Published(next) = publish(&policies, 3).await else { panic!("not published") };
+    let PublishOutcome::Published(next) = publish(&policies, 3).await else {
+        panic!("not published")
+    };
     assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion(1))));
 }
 
@@ -180,7 +182,7 @@ async fn rolls_back_by_hand_and_tells_the_trainer() {
     policies.activate(PolicyVersion::BASE, "base").await.unwrap();
     assert_eq!(world.served(), 0);
     // The next version's number goes on, its parent is what it was trained from.
-    let Verdict::Published(next) = publish(&policies, 3).await else { panic!("rejected") };
+    let PublishOutcome::Published(next) = publish(&policies, 3).await else { panic!("rejected") };
     assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion::BASE)));
     let error = policies.activate(PolicyVersion(99), "no").await.unwrap_err();
     assert!(matches!(error, PolicyError::Unknown(_)), "{error}");

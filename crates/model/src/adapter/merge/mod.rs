@@ -15,7 +15,7 @@ use hone_core::files::{at, remove_any, sibling, sync_dir, write_synced};
 
 use super::peft;
 use super::weights::PREFIX;
-use crate::adapter::Rules;
+use crate::adapter::ModuleRules;
 use crate::{ModelError, Result};
 
 const CONFIG: &str = "config.json";
@@ -262,7 +262,7 @@ fn config(base: &Path, precision: Precision) -> Result<Vec<u8>> {
 fn deltas(dir: &Path) -> Result<BTreeMap<String, Delta>> {
     let wrong = |reason: String| ModelError::Adapter { path: dir.to_owned(), reason };
     let config = peft::read_config(dir)?;
-    let rules = Rules::new(&config).map_err(|(key, why)| wrong(format!("`{key}`: {why}")))?;
+    let rules = ModuleRules::new(&config).map_err(|(key, why)| wrong(format!("`{key}`: {why}")))?;
     let mut tensors = peft::read_tensors(dir, &Device::Cpu)?;
     let modules: BTreeSet<String> = tensors
         .keys()

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Precision, merge};
 use crate::adapter::BaseDtype;
 use crate::adapter::peft::tests::{copied, varied_adapter};
-use crate::adapter::weights::Lora;
+use crate::adapter::weights::LoraWeights;
 use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
 use crate::{Model, ModelError, ModelSpec};
 
@@ -18,7 +18,7 @@ fn base() -> std::path::PathBuf {
     test_file("fixtures/qwen2-tiny")
 }
 
-fn logits(model: &Model, lora: Option<&Lora>) -> Vec<f64> {
+fn logits(model: &Model, lora: Option<&LoraWeights>) -> Vec<f64> {
     let ids = Tensor::new(&[[1_u32, 87, 85, 266, 201, 64, 240, 256]], &Device::Cpu).unwrap();
     values(&model.forward(&ids, lora, None).unwrap())
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use hone_core::files::{at, sync_dir, write_synced};
 
-use super::weights::Lora;
+use super::weights::LoraWeights;
 use crate::adapter::{LoraConfig, LoraInit, Modules, Patterns};
 use crate::files::safetensors_bytes;
 use crate::{ModelError, ModelSpec, Result};
@@ -50,7 +50,12 @@ const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn write(dir: &Path, lora: &Lora, config: &LoraConfig, base_model_name: &str) -> Result<()> {
+pub fn write(
+    dir: &Path,
+    lora: &LoraWeights,
+    config: &LoraConfig,
+    base_model_name: &str,
+) -> Result<()> {
     fs::create_dir_all(dir).map_err(at(dir))?;
     write_synced(&dir.join(WEIGHTS_FILE), &safetensors_bytes(&lora.tensors()?)?)?;
     let file = Written::new(lora, config, base_model_name);
@@ -85,7 +90,7 @@ struct Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    fn new(lora: &Lora, config: &'a LoraConfig, base_model_name: &'a str) -> Self {
+    fn new(lora: &LoraWeights, config: &'a LoraConfig, base_model_name: &'a str) -> Self {
         // PEFT declares alpha as an integer; write one where it is one.
         let alpha = config.alpha;
         let whole = alpha.fract() == 0.0 && alpha.abs() < 1e9;
@@ -117,7 +122,7 @@ impl<'a> Written<'a> {
 
 /// The target modules as PEFT may have them: "all-linear" is spelled out, as PEFT takes no layers
 /// beside it and has another idea of it for some models.
-fn targets(lora: &Lora, config: &LoraConfig) -> Modules {
+fn targets(lora: &LoraWeights, config: &LoraConfig) -> Modules {
     if config.target_modules != Modules::AllLinear {
         return config.target_modules.clone();
     }
@@ -139,9 +144,9 @@ pub fn read(
     spec: &ModelSpec,
     dtype: DType,
     device: &Device,
-) -> Result<(LoraConfig, Lora)> {
+) -> Result<(LoraConfig, LoraWeights)> {
     let config = read_config(dir)?;
-    let lora = Lora::from_tensors(spec, &config, read_tensors(dir, device)?, dtype, device)
+    let lora = LoraWeights::from_tensors(spec, &config, read_tensors(dir, device)?, dtype, device)
         .map_err(|e| ModelError::Adapter { path: dir.to_owned(), reason: e.to_string() })?;
     Ok((config, lora))
 }

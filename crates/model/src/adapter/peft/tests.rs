@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
-use crate::adapter::weights::{Lora, named_plan};
+use crate::adapter::weights::{LoraWeights, named_plan};
 use crate::adapter::{LoraConfig, LoraInit, Modules, peft};
 use crate::testing::{randomise, test_file, tiny_spec, values};
 
@@ -32,25 +32,26 @@ fn varied() -> LoraConfig {
     }
 }
 
-fn random_lora(config: &LoraConfig, seed: u64) -> Lora {
+fn random_lora(config: &LoraConfig, seed: u64) -> LoraWeights {
     let mut rng = rand::SeedableRng::seed_from_u64(seed);
-    let lora = Lora::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    let lora =
+        LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
     randomise(&lora, seed);
     lora
 }
 
 /// An adapter directory with random values.
-fn written(dir: &Path, config: &LoraConfig) -> Lora {
+fn written(dir: &Path, config: &LoraConfig) -> LoraWeights {
     let lora = random_lora(config, 5);
     peft::write(dir, &lora, config, "tiny").unwrap();
     lora
 }
 
-fn read(dir: &Path) -> crate::Result<(LoraConfig, Lora)> {
+fn read(dir: &Path) -> crate::Result<(LoraConfig, LoraWeights)> {
     peft::read(dir, &tiny_spec(), DType::F32, &Device::Cpu)
 }
 
-fn all_values(lora: &Lora) -> BTreeMap<String, Vec<f64>> {
+fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
     lora.parameters().into_iter().map(|(name, var)| (name, values(var))).collect()
 }
 
@@ -196,7 +197,8 @@ fn pickles_are_refused_by_name() {
 fn a_gaussian_start_has_the_deviation_of_one_over_the_rank() {
     let config = LoraConfig { r: 8, init_weights: LoraInit::Gaussian, ..LoraConfig::default() };
     let mut rng = rand::SeedableRng::seed_from_u64(1);
-    let lora = Lora::fresh(&tiny_spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    let lora =
+        LoraWeights::fresh(&tiny_spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
     let mut list = Vec::new();
     for (name, var) in lora.parameters() {
         if name.contains("lora_A") {
@@ -221,7 +223,7 @@ pub(crate) fn copied(from: &Path, to: &Path) {
 }
 
 /// An adapter whose modules differ in rank and scale, in a directory.
-pub(crate) fn varied_adapter(dir: &Path) -> (LoraConfig, Lora) {
+pub(crate) fn varied_adapter(dir: &Path) -> (LoraConfig, LoraWeights) {
     let config = varied();
     let lora = written(dir, &config);
     (config, lora)

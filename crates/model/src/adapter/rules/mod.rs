@@ -162,7 +162,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Patterns<T> {
 
 /// Rank and scale of one module's adapter: `scale * B A`, A `[r, in]`, B `[out, r]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Factor {
+pub struct ModuleScale {
     /// Rank.
     pub r: usize,
     /// `alpha / r`, or `alpha / sqrt(r)` with rslora.
@@ -197,7 +197,7 @@ fn regex(pattern: &str) -> Result<Regex, String> {
 }
 
 /// The settings of an adapter, ready to be asked.
-pub struct Rules {
+pub struct ModuleRules {
     targets: Matcher,
     excluded: Matcher,
     layers: Vec<usize>,
@@ -208,7 +208,7 @@ pub struct Rules {
     use_rslora: bool,
 }
 
-impl Rules {
+impl ModuleRules {
     /// Compiles the patterns of an adapter's settings.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ impl Rules {
     }
 
     /// Rank and scale of the adapter on a linear layer; `None` where it carries none.
-    pub fn factor(&self, module: &str) -> Option<Factor> {
+    pub fn factor(&self, module: &str) -> Option<ModuleScale> {
         let excluded = match &self.excluded {
             Matcher::All => true,
             Matcher::Names(list) => list.iter().any(|name| names(name, module)),
@@ -253,11 +253,11 @@ impl Rules {
     }
 
     /// Rank and scale that a module would have.
-    pub fn scaled(&self, module: &str) -> Factor {
+    pub fn scaled(&self, module: &str) -> ModuleScale {
         let r = first(&self.ranks, module).unwrap_or(self.r);
         let alpha = first(&self.alphas, module).unwrap_or(self.alpha);
         let divisor = if self.use_rslora { (r as f64).sqrt() } else { r as f64 };
-        Factor { r, scale: alpha / divisor }
+        ModuleScale { r, scale: alpha / divisor }
     }
 
     /// The names of the target list that mean none of `modules`.

@@ -8,8 +8,8 @@ fn modules(json: &str) -> Modules {
     serde_json::from_str(json).unwrap()
 }
 
-fn rules(config: &LoraConfig) -> Rules {
-    Rules::new(config).unwrap()
+fn rules(config: &LoraConfig) -> ModuleRules {
+    ModuleRules::new(config).unwrap()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn patterns_keep_the_order_they_are_written_in() {
 fn what_is_no_regular_expression_names_its_key() {
     let mut config = LoraConfig::default();
     config.rank_pattern.0.push(("(?=x)".to_owned(), 1));
-    let (key, why) = Rules::new(&config).err().unwrap();
+    let (key, why) = ModuleRules::new(&config).err().unwrap();
     assert_eq!(key, "rank_pattern");
     assert!(why.contains("look-around"), "{why}");
 }

@@ -55,7 +55,7 @@ pub fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -
         return vec![T::of(0.0); m * n];
     }
     let mut out = Vec::with_capacity(m * n);
-    run(out.as_mut_ptr(), n, Store::Replace, scale, left, right, m * n);
+    run(out.as_mut_ptr(), n, WriteMode::Replace, scale, left, right, m * n);
     // SAFETY: the capacity is m * n, and the product has written every one of these values: its inner
     // dimension is above 0, and its rows of n values leave no gaps.
     unsafe { out.set_len(m * n) };
@@ -64,7 +64,7 @@ pub fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -
 
 /// Whether a product replaces what is there or is added to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Store {
+pub(crate) enum WriteMode {
     Replace,
     Add,
 }
@@ -76,12 +76,12 @@ pub(crate) enum Store {
 /// If the inner dimensions differ or `out` is too short.
 pub(crate) fn multiply<T: Real>(
     (out, stride): (&mut [T], usize),
-    store: Store,
+    store: WriteMode,
     scale: f64,
     left: Matrix<'_, T>,
     right: Matrix<'_, T>,
 ) {
-    if left.columns == 0 && store == Store::Replace {
+    if left.columns == 0 && store == WriteMode::Replace {
         for row in out.chunks_mut(stride.max(1)).take(left.rows) {
             row[..right.columns].fill(T::of(0.0));
         }
@@ -94,7 +94,7 @@ pub(crate) fn multiply<T: Real>(
 fn run<T: Real>(
     out: *mut T,
     stride: usize,
-    store: Store,
+    store: WriteMode,
     scale: f64,
     left: Matrix<'_, T>,
     right: Matrix<'_, T>,
@@ -113,7 +113,7 @@ fn run<T: Real>(
     // SAFETY: both callers own the `len` values at `out` and give them to nobody else meanwhile. The
     // assertions here and in `Matrix::strided` keep every index that the product touches
     // (row * row_stride + column * column_stride) within these and the two slices; rows of `out` do
-    // not overlap; strides of slices fit in isize. `out` is read only with `Store::Add`, which
+    // not overlap; strides of slices fit in isize. `out` is read only with `WriteMode::Add`, which
     // `product` never asks for.
     unsafe {
         gemm::gemm(
@@ -123,7 +123,7 @@ fn run<T: Real>(
             out,
             1,
             stride as isize,
-            store == Store::Add,
+            store == WriteMode::Add,
             left.values.as_ptr(),
             left.column_stride as isize,
             left.row_stride as isize,

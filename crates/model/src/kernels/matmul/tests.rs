@@ -1,6 +1,6 @@
 //! Products against plain loops, and themselves on more threads.
 
-use super::{Matrix, Store, multiply, product};
+use super::{Matrix, WriteMode, multiply, product};
 use crate::kernels::parallel::with_threads;
 
 fn wave(count: usize) -> Vec<f64> {
@@ -12,7 +12,7 @@ fn products_with_strides_and_sums_equal_loops() {
     let (m, n, k) = (5, 3, 4);
     let (left, right) = (wave(m * 6), wave(n * k));
     let start = wave(m * 4);
-    for store in [Store::Replace, Store::Add] {
+    for store in [WriteMode::Replace, WriteMode::Add] {
         let mut out = start.clone();
         // Rows of the left matrix are 6 apart, those of the output 4; the right one is transposed.
         let (a, b) = (Matrix::strided(&left, m, k, 6), Matrix::new(&right, n, k).t());
@@ -23,8 +23,8 @@ fn products_with_strides_and_sums_equal_loops() {
                 let before = start[i * 4 + j];
                 let expected = match (j < n, store) {
                     (false, _) => before,
-                    (true, Store::Add) => before + 0.5 * sum,
-                    (true, Store::Replace) => 0.5 * sum,
+                    (true, WriteMode::Add) => before + 0.5 * sum,
+                    (true, WriteMode::Replace) => 0.5 * sum,
                 };
                 assert!((out[i * 4 + j] - expected).abs() < 1e-12);
             }
@@ -38,7 +38,7 @@ fn nothing_to_sum_gives_zeros() {
     let (left, right) = (Matrix::new(&empty, 2, 0), Matrix::new(&empty, 0, 3));
     assert_eq!(product(1.0, left, right), vec![0.0; 6]);
     let mut out = vec![1.0; 6];
-    multiply((&mut out, 3), Store::Replace, 1.0, left, right);
+    multiply((&mut out, 3), WriteMode::Replace, 1.0, left, right);
     assert_eq!(out, vec![0.0; 6]);
 }
 

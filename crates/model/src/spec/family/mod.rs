@@ -11,7 +11,7 @@ pub const SUPPORTED: [&str; 7] =
 
 /// What a family does unless `config.json` says otherwise, and what it always does.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Family {
+pub(crate) struct ModelFamily {
     /// `architectures[0]`.
     pub class: &'static str,
     /// Default of `rope_theta`.
@@ -63,7 +63,7 @@ pub(crate) enum Windows {
     Alternating,
 }
 
-const LLAMA: Family = Family {
+const LLAMA: ModelFamily = ModelFamily {
     class: "LlamaForCausalLM",
     rope_theta: 10_000.0,
     rms_norm_eps: 1e-6,
@@ -78,7 +78,7 @@ const LLAMA: Family = Family {
     windows: Windows::Never,
 };
 
-const QWEN2: Family = Family {
+const QWEN2: ModelFamily = ModelFamily {
     class: "Qwen2ForCausalLM",
     attention_bias: AttentionBias::Inputs,
     mlp_bias: false,
@@ -86,7 +86,7 @@ const QWEN2: Family = Family {
     ..LLAMA
 };
 
-const QWEN3: Family = Family {
+const QWEN3: ModelFamily = ModelFamily {
     class: "Qwen3ForCausalLM",
     head_dim: Some(128),
     attention_bias: AttentionBias::Configured,
@@ -94,7 +94,7 @@ const QWEN3: Family = Family {
     ..QWEN2
 };
 
-const MISTRAL: Family = Family {
+const MISTRAL: ModelFamily = ModelFamily {
     class: "MistralForCausalLM",
     attention_bias: AttentionBias::Never,
     mlp_bias: false,
@@ -102,7 +102,7 @@ const MISTRAL: Family = Family {
     ..LLAMA
 };
 
-const SMOLLM3: Family = Family {
+const SMOLLM3: ModelFamily = ModelFamily {
     class: "SmolLM3ForCausalLM",
     rope_theta: 2_000_000.0,
     tied: true,
@@ -111,7 +111,7 @@ const SMOLLM3: Family = Family {
     ..LLAMA
 };
 
-const GEMMA2: Family = Family {
+const GEMMA2: ModelFamily = ModelFamily {
     class: "Gemma2ForCausalLM",
     tied: true,
     head_dim: Some(256),
@@ -121,7 +121,7 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-const PHI3: Family = Family {
+const PHI3: ModelFamily = ModelFamily {
     class: "Phi3ForCausalLM",
     rms_norm_eps: 1e-5,
     attention_bias: AttentionBias::Never,
@@ -131,7 +131,7 @@ const PHI3: Family = Family {
     ..LLAMA
 };
 
-impl Family {
+impl ModelFamily {
     /// The family of a parsed `config.json`.
     pub(crate) fn of(config: &Value) -> Result<&'static Self> {
         let model_type = get(config, "model_type").and_then(Value::as_str);

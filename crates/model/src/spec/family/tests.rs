@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
-use crate::adapter::weights::{Lora, named_plan};
+use crate::adapter::weights::{LoraWeights, named_plan};
 use crate::adapter::{BaseDtype, LinearKind, LoraConfig, Modules, peft};
 use crate::spec::rope::{RopeScaling, rope_frequencies};
 use crate::testing::{randomise, test_file, values};
@@ -180,9 +180,9 @@ fn adapter(r: usize) -> LoraConfig {
     LoraConfig { r, alpha: 4.0, ..LoraConfig::default() }
 }
 
-fn random_lora(spec: &ModelSpec, dtype: DType) -> Lora {
+fn random_lora(spec: &ModelSpec, dtype: DType) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let lora = Lora::fresh(spec, &adapter(2), &mut rng, dtype, &Device::Cpu).unwrap();
+    let lora = LoraWeights::fresh(spec, &adapter(2), &mut rng, dtype, &Device::Cpu).unwrap();
     randomise(&lora, 2);
     lora
 }
@@ -207,7 +207,7 @@ fn weights(stats: &Tensor) -> Tensor {
 }
 
 /// Their weighted sum.
-fn loss(model: &Model, ids: &Tensor, lora: Option<&Lora>) -> Tensor {
+fn loss(model: &Model, ids: &Tensor, lora: Option<&LoraWeights>) -> Tensor {
     let ids_of_all = ids.flatten_all().unwrap();
     let hidden = model.hidden(&ids_of_all, &segments(ids), lora, None).unwrap();
     let stats = stats(model, &hidden);
@@ -216,7 +216,7 @@ fn loss(model: &Model, ids: &Tensor, lora: Option<&Lora>) -> Tensor {
 }
 
 /// The gradient of [`loss`] by [`Model::backward`].
-fn gradients(model: &Model, ids: &Tensor, lora: &Lora) -> BTreeMap<String, Tensor> {
+fn gradients(model: &Model, ids: &Tensor, lora: &LoraWeights) -> BTreeMap<String, Tensor> {
     let ids_of_all = ids.flatten_all().unwrap();
     let trace = model.trace(&ids_of_all, &segments(ids), lora, None, 1).unwrap();
     let stats = stats(model, trace.hidden());
@@ -349,7 +349,8 @@ fn a_base_that_stays_in_16_bits_is_the_same_policy() {
         assert_eq!(half.digest().unwrap(), wide.digest().unwrap(), "{name}");
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let config = LoraConfig { r: 4, ..LoraConfig::default() };
-        let lora = Lora::fresh(half.spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+        let lora =
+            LoraWeights::fresh(half.spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
         randomise(&lora, 4);
         let ids = Tensor::new(&[1_u32, 5, 9, 2, 7, 3, 11], &Device::Cpu).unwrap();
         let segments = Arc::new(Segments::batch(1, 7));

@@ -15,9 +15,9 @@ mod tile;
 
 use tile::{Dot, Softmax, SoftmaxGrad, Tile, tiles};
 
-use super::segments::{Family, Segments};
+use super::segments::{PrefixGroup, Segments};
 use crate::kernels::float::Real;
-use crate::kernels::matmul::{Matrix, Store, multiply};
+use crate::kernels::matmul::{Matrix, WriteMode, multiply};
 use crate::kernels::{parallel, simd};
 use crate::spec::AttentionOptions;
 
@@ -91,7 +91,7 @@ impl<'s> Attention<'s> {
     }
 
     /// One job for every head of every family.
-    fn jobs(&self) -> Vec<(&'s Family, usize)> {
+    fn jobs(&self) -> Vec<(&'s PrefixGroup, usize)> {
         let families = self.segments.families().iter();
         families.flat_map(|family| (0..self.heads.queries).map(move |h| (family, h))).collect()
     }
@@ -117,7 +117,12 @@ impl<'s> Attention<'s> {
         (out, lse)
     }
 
-    fn head_forward<T: Real>(&self, family: &Family, head: usize, inputs: [&[T]; 3]) -> Part<T> {
+    fn head_forward<T: Real>(
+        &self,
+        family: &PrefixGroup,
+        head: usize,
+        inputs: [&[T]; 3],
+    ) -> Part<T> {
         let [q, k, v] = self.views(head, inputs);
         let dim = self.heads.dim;
         let mut out = vec![T::of(0.0); family.len * dim];
@@ -135,7 +140,7 @@ impl<'s> Attention<'s> {
                 lse: &mut lse[local..local + tile.rows],
             });
             let out = &mut out[local * dim..];
-            combine((out, dim), Store::Replace, &scores, tile, v);
+            combine((out, dim), WriteMode::Replace, &scores, tile, v);
         }
         Part { values: [out, Vec::new(), Vec::new()], lse }
     }
@@ -165,7 +170,7 @@ impl<'s> Attention<'s> {
 
     fn head_backward<T: Real>(
         &self,
-        family: &Family,
+        family: &PrefixGroup,
         head: usize,
         inputs: [&[T]; 3],
         (out, grad, lse): (&[T], &[T], &[T]),
@@ -194,7 +199,7 @@ impl<'s> Attention<'s> {
                 rows: &rows,
             });
             let local = (tile.token - family.start) * dim;
-            combine((&mut dq[local..], dim), Store::Replace, &grads, tile, k);
+            combine((&mut dq[local..], dim), WriteMode::Replace, &grads, tile, k);
             let queries = (tile.token, tile.rows);
             let mut column = 0;
             for (start, count) in [tile.prefix, tile.own] {
@@ -203,9 +208,9 @@ impl<'s> Attention<'s> {
                     let part =
                         |x| Matrix::strided(&Vec::as_slice(x)[column..], tile.rows, count, keys);
                     let into = (&mut dv[at..], dim);
-                    multiply(into, Store::Add, 1.0, part(&scores).t(), grad.rows(queries));
+                    multiply(into, WriteMode::Add, 1.0, part(&scores).t(), grad.rows(queries));
                     let into = (&mut dk[at..], dim);
-                    multiply(into, Store::Add, 1.0, part(&grads).t(), q.rows(queries));
+                    multiply(into, WriteMode::Add, 1.0, part(&grads).t(), q.rows(queries));
                 }
                 column += count;
             }
@@ -218,16 +223,16 @@ impl<'s> Attention<'s> {
 fn products<T: Real>(out: &mut [T], tile: Tile, x: Columns<'_, T>, y: Columns<'_, T>) {
     let (rows, keys) = (x.rows((tile.token, tile.rows)), tile.keys());
     if tile.prefix.1 > 0 {
-        multiply((out, keys), Store::Replace, 1.0, rows, y.rows(tile.prefix).t());
+        multiply((out, keys), WriteMode::Replace, 1.0, rows, y.rows(tile.prefix).t());
     }
     let own = &mut out[tile.prefix.1..];
-    multiply((own, keys), Store::Replace, 1.0, rows, y.rows(tile.own).t());
+    multiply((own, keys), WriteMode::Replace, 1.0, rows, y.rows(tile.own).t());
 }
 
 /// Weights `[rows, keys]` of a tile times its keys' rows of `y`.
 fn combine<T: Real>(
     (out, stride): (&mut [T], usize),
-    store: Store,
+    store: WriteMode,
     weights: &[T],
     tile: Tile,
     y: Columns<'_, T>,
@@ -237,7 +242,7 @@ fn combine<T: Real>(
     if before > 0 {
         let part = Matrix::strided(weights, tile.rows, before, keys);
         multiply((&mut *out, stride), store, 1.0, part, y.rows(tile.prefix));
-        store = Store::Add;
+        store = WriteMode::Add;
     }
     let part = Matrix::strided(&weights[before..], tile.rows, tile.own.1, keys);
     multiply((out, stride), store, 1.0, part, y.rows(tile.own));

@@ -1,6 +1,6 @@
 //! Tiles of queries, and the loops over their scores.
 
-use super::super::segments::Family;
+use super::super::segments::PrefixGroup;
 use crate::kernels::float::Real;
 use crate::kernels::simd;
 use crate::kernels::simd::{Loop, dot};
@@ -37,7 +37,7 @@ impl Tile {
     }
 }
 
-pub(super) fn tiles(family: &Family, window: Option<usize>) -> Vec<Tile> {
+pub(super) fn tiles(family: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
     let own = (family.start, family.prefix);
     let mut tiles = Vec::new();
     for (i, (start, len)) in std::iter::once(&own).chain(&family.branches).enumerate() {

@@ -12,10 +12,10 @@ use candle_core::Tensor;
 use super::attention::Attention;
 use super::block::{Block, Context};
 use crate::adapter::LinearKind;
-use crate::adapter::weights::{Dropout, Lora, peft_names};
+use crate::adapter::weights::{Dropout, LoraWeights, peft_names};
 use crate::kernels::float::Real;
 use crate::kernels::linear::{Inner, Linear};
-use crate::kernels::rowwise::{Norm, Turn, add, gated, gated_backward};
+use crate::kernels::rowwise::{Norm, Rope, add, gated, gated_backward};
 
 type Result<T> = candle_core::Result<T>;
 
@@ -33,7 +33,7 @@ pub(super) struct Layer<'a> {
     pub block: &'a Block,
     pub index: usize,
     pub context: &'a Context,
-    pub lora: Option<&'a Lora>,
+    pub lora: Option<&'a LoraWeights>,
 }
 
 /// What the attention leaves for its backward pass, `[tokens, width]` each.
@@ -274,7 +274,7 @@ impl Layer<'_> {
     fn turn<T: Real>(&self, q: &mut [T], k: &mut [T], back: bool) -> Result<()> {
         let Context { spec, heads, tables, .. } = self.context;
         if spec.layers.get(self.index).is_some_and(|layer| layer.rope) {
-            let turn = Turn { head_dim: heads.dim, tables };
+            let turn = Rope { head_dim: heads.dim, tables };
             turn.apply(q, heads.queries * heads.dim, back)?;
             turn.apply(k, heads.keys * heads.dim, back)?;
         }

@@ -7,15 +7,16 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::Model;
-use crate::adapter::weights::{Dropout, Lora};
+use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::adapter::{LinearKind, LoraConfig, Patterns};
 use crate::spec::family::tests::{NAMES, model64};
 use crate::testing::{randomise, relative_difference, values};
 use crate::transformer::{Segment, Segments};
 
-fn lora(model: &Model, config: &LoraConfig) -> Lora {
+fn lora(model: &Model, config: &LoraConfig) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let lora = Lora::fresh(model.spec(), config, &mut rng, DType::F64, &Device::Cpu).unwrap();
+    let lora =
+        LoraWeights::fresh(model.spec(), config, &mut rng, DType::F64, &Device::Cpu).unwrap();
     randomise(&lora, 2);
     lora
 }
@@ -28,7 +29,7 @@ fn segments() -> Arc<Segments> {
 }
 
 /// By hand and by candle, of hidden states and gradients the largest differences.
-fn differences(model: &Model, lora: &Lora, p: f32, keep: usize) -> (f64, f64) {
+fn differences(model: &Model, lora: &LoraWeights, p: f32, keep: usize) -> (f64, f64) {
     let mut graphs = model.clone();
     assert!(model.by_hand);
     graphs.by_hand = false;

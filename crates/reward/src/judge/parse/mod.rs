@@ -7,14 +7,14 @@ use serde_json::Value;
 
 /// What a judge decided.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum Judgement {
     /// From 0 to 1: a place on the scale, or what the first of two won.
     Score(f64),
     /// Positions from 0, best first: a permutation.
     Ranking(Vec<usize>),
 }
 
-impl Verdict {
+impl Judgement {
     pub(super) fn score(&self) -> Option<f64> {
         match self {
             Self::Score(value) => Some(*value),
@@ -72,7 +72,7 @@ impl Form {
     }
 
     /// Reads an answer; reasoning up to the last `</think>` is passed over.
-    pub(super) fn read(&self, text: &str) -> Result<Verdict, Unread> {
+    pub(super) fn read(&self, text: &str) -> Result<Judgement, Unread> {
         let text = text.rsplit("</think>").next().unwrap_or_default().trim();
         let read = match *self {
             Self::Score { min, max } => {
@@ -83,10 +83,10 @@ impl Form {
                     None if is_refusal(text) => None,
                     None => scale.last_number(text),
                 };
-                score.map(|s| Verdict::Score((s - min) / (max - min)))
+                score.map(|s| Judgement::Score((s - min) / (max - min)))
             }
-            Self::Winner => winner(text).map(Verdict::Score),
-            Self::Ranking(n) => ranking(text, n).map(Verdict::Ranking),
+            Self::Winner => winner(text).map(Judgement::Score),
+            Self::Ranking(n) => ranking(text, n).map(Judgement::Ranking),
         };
         read.ok_or(if is_refusal(text) { Unread::Refused } else { Unread::Unparsable })
     }

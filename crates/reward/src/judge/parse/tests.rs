@@ -91,7 +91,7 @@ fn winners() {
 #[test]
 fn rankings_are_permutations() {
     let ranking = |text: &str| match Form::Ranking(3).read(text) {
-        Ok(Verdict::Ranking(r)) => Some(r),
+        Ok(Judgement::Ranking(r)) => Some(r),
         _ => None,
     };
     for text in [
@@ -130,7 +130,7 @@ proptest! {
             prop_assert!((0.0..=1.0).contains(&value));
         }
         let _ = Form::Winner.read(&text);
-        if let Ok(Verdict::Ranking(r)) = Form::Ranking(4).read(&text) {
+        if let Ok(Judgement::Ranking(r)) = Form::Ranking(4).read(&text) {
             prop_assert_eq!(r.len(), 4);
         }
     }

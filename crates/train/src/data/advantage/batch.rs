@@ -6,7 +6,7 @@ use super::{Advantages, GroupRewards, Moments};
 
 /// One value and where it stands: group, part within the group, member.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct GroupValue {
     pub(super) group: usize,
     pub(super) part: usize,
     pub(super) member: usize,
@@ -14,7 +14,7 @@ pub(super) struct Entry {
     pub(super) share: f64,
 }
 
-impl Entry {
+impl GroupValue {
     pub(super) fn moments(self) -> Moments {
         Moments::one(self.value).decayed(self.share)
     }
@@ -22,19 +22,19 @@ impl Entry {
 
 /// All values of a batch by route and part.
 #[derive(Default)]
-pub(super) struct Batch {
-    pub(super) parts: BTreeMap<(String, String), Vec<Entry>>,
+pub(super) struct ValueBatch {
+    pub(super) parts: BTreeMap<(String, String), Vec<GroupValue>>,
 }
 
-impl Batch {
+impl ValueBatch {
     pub(super) fn collect(groups: &[GroupRewards]) -> Self {
-        let mut parts: BTreeMap<(String, String), Vec<Entry>> = BTreeMap::new();
+        let mut parts: BTreeMap<(String, String), Vec<GroupValue>> = BTreeMap::new();
         for (group_index, group) in groups.iter().enumerate() {
             for (part_index, part) in group.parts.iter().enumerate() {
                 for member in 0..group.members {
                     if let Some(value) = group.value(part, member) {
                         parts.entry((group.route.clone(), part.name.clone())).or_default().push(
-                            Entry {
+                            GroupValue {
                                 group: group_index,
                                 part: part_index,
                                 member,
@@ -49,7 +49,7 @@ impl Batch {
         Self { parts }
     }
 
-    pub(super) fn part(&self, route: &str, part: &str) -> &[Entry] {
+    pub(super) fn part(&self, route: &str, part: &str) -> &[GroupValue] {
         self.parts.get(&(route.to_owned(), part.to_owned())).map_or(&[], Vec::as_slice)
     }
 

@@ -1,13 +1,17 @@
 //! One value against others.
 
-use super::batch::Entry;
-use super::{EPSILON, Moments, RUNNING_LIMIT, Rules};
+use super::batch::GroupValue;
+use super::{AdvantageRules, EPSILON, Moments, RUNNING_LIMIT};
 use crate::config::{AdvantageBaseline, AdvantageScale};
 
 /// `(x - baseline) / (s + 1e-4)` within one group; `batch` is the standard deviation over the batch.
 /// The baseline is the mean, or that of the other members: `x - (S - x) / (n - 1)` is
 /// `n / (n - 1) (x - mean)`.
-pub(super) fn group_advantages(values: &[f64], batch: Option<f64>, rules: &Rules) -> Vec<f64> {
+pub(super) fn group_advantages(
+    values: &[f64],
+    batch: Option<f64>,
+    rules: &AdvantageRules,
+) -> Vec<f64> {
     if values.iter().all(|x| *x == values[0]) {
         return vec![0.0; values.len()];
     }
@@ -38,7 +42,7 @@ pub(super) fn standardise(groups: &mut [Vec<Option<f64>>]) {
 /// against the past joined with all other values of the batch. `(member, advantage)`.
 pub(super) fn running_advantages(
     key: (usize, usize),
-    batch: &[Entry],
+    batch: &[GroupValue],
     past: Moments,
     scale: AdvantageScale,
 ) -> Vec<(usize, f64)> {

@@ -15,7 +15,7 @@
 //!
 //! A member without any value has no advantage and is no part of any statistic.
 //!
-//! [`Rules`] change what happens within a group, for the parts that all its members have:
+//! [`AdvantageRules`] change what happens within a group, for the parts that all its members have:
 //!
 //! - *leave-one-out* (RLOO, Ahmadian et al. 2024): `mean_p` is that of the other members, which
 //!   multiplies every advantage by `n / (n - 1)`
@@ -33,7 +33,7 @@ mod sums;
 
 use std::collections::BTreeMap;
 
-use batch::{Batch, Summary};
+use batch::{Summary, ValueBatch};
 use compare::{running_advantages, standardise};
 use serde::{Deserialize, Serialize};
 use sums::Sums;
@@ -57,7 +57,7 @@ pub const VALUE_LIMIT: f64 = 1e9;
 /// How rewards become advantages: `train.advantage_scale`, `train.advantage_baseline`,
 /// `train.reward_aggregation` and `train.zero_variance_groups`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct AdvantageRules {
     /// What they are divided by.
     pub scale: AdvantageScale,
     /// What a group's rewards are compared with.
@@ -68,7 +68,7 @@ pub struct Rules {
     pub zero_variance: ZeroVariance,
 }
 
-impl From<&TrainConfig> for Rules {
+impl From<&TrainConfig> for AdvantageRules {
     fn from(config: &TrainConfig) -> Self {
         Self {
             scale: config.advantage_scale,
@@ -79,7 +79,7 @@ impl From<&TrainConfig> for Rules {
     }
 }
 
-impl From<AdvantageScale> for Rules {
+impl From<AdvantageScale> for AdvantageRules {
     fn from(scale: AdvantageScale) -> Self {
         Self { scale, ..Self::default() }
     }
@@ -207,9 +207,13 @@ impl Baselines {
     }
 
     /// Turns a batch of rewards into advantages, then adds the batch to the past.
-    pub fn advantages(&mut self, groups: &[GroupRewards], rules: impl Into<Rules>) -> Advantages {
+    pub fn advantages(
+        &mut self,
+        groups: &[GroupRewards],
+        rules: impl Into<AdvantageRules>,
+    ) -> Advantages {
         let rules = rules.into();
-        let batch = Batch::collect(groups);
+        let batch = ValueBatch::collect(groups);
         let sums: Vec<Sums> = groups.iter().map(Sums::of).collect();
         let mut out = Advantages::default();
         let mut summary = Summary::default();
@@ -269,7 +273,7 @@ impl Baselines {
         index: usize,
         group: &GroupRewards,
         sums: &Sums,
-        batch: &Batch,
+        batch: &ValueBatch,
         scale: AdvantageScale,
     ) -> (Vec<Option<f64>>, u64) {
         let mut out = vec![None; group.members];
@@ -289,7 +293,7 @@ impl Baselines {
         (out, count)
     }
 
-    fn remember(&mut self, batch: &Batch) {
+    fn remember(&mut self, batch: &ValueBatch) {
         let keep = 1.0 - 1.0 / self.window;
         for ((route, part), entries) in &batch.parts {
             let past =

@@ -1,8 +1,8 @@
 //! A group's rewards as far as all its members have them.
 
-use super::batch::Batch;
+use super::batch::ValueBatch;
 use super::compare::group_advantages;
-use super::{GroupRewards, Moments, Rules};
+use super::{AdvantageRules, GroupRewards, Moments};
 use crate::config::{AdvantageScale, RewardAggregation};
 
 /// The members that are trained on and what they all have.
@@ -51,9 +51,9 @@ impl Sums {
     pub(super) fn gains(
         &self,
         group: &GroupRewards,
-        batch: &Batch,
+        batch: &ValueBatch,
         deviation: Option<f64>,
-        rules: &Rules,
+        rules: &AdvantageRules,
     ) -> Vec<Option<f64>> {
         let mut out = vec![None; group.members];
         if self.members.len() < 2 || self.parts.is_empty() {

@@ -16,7 +16,7 @@ use crate::TrainSample;
 
 /// One trainable completion with the reward parts it is trained on.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct GroupMember {
     pub(crate) sample: Sample,
     /// Only parts that the group names, the route weighs, and that have a value.
     pub(crate) parts: BTreeMap<String, f64>,
@@ -42,20 +42,20 @@ pub(crate) struct Loaded {
     pub(crate) prompt_ids: Vec<TokenId>,
     /// Weight of each part on the group's route.
     pub(crate) weights: BTreeMap<String, f64>,
-    pub(crate) members: Vec<Member>,
+    pub(crate) members: Vec<GroupMember>,
     /// Whether feedback of a key in quarantine was left out.
     pub(crate) set_aside: bool,
 }
 
 /// The groups of one optimiser step.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct TrainBatch {
     pub(crate) groups: Vec<Loaded>,
 }
 
-impl Batch {
+impl TrainBatch {
     /// Every member, group after group: the order of advantages and training samples alike.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (&Loaded, &Member)> {
+    pub(crate) fn members(&self) -> impl Iterator<Item = (&Loaded, &GroupMember)> {
         self.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)))
     }
 
@@ -149,7 +149,7 @@ pub(crate) fn gather(
     max_staleness: u64,
     wanted: usize,
     limit: usize,
-) -> Result<Option<Batch>, StoreError> {
+) -> Result<Option<TrainBatch>, StoreError> {
     let mut ready = Vec::new();
     let mut drops = Vec::new();
     let mut members = 0;
@@ -181,7 +181,7 @@ pub(crate) fn gather(
     if !drops.is_empty() {
         store.commit_blocking(drops)?;
     }
-    Ok((samples >= wanted && samples > 0).then_some(Batch { groups }))
+    Ok((samples >= wanted && samples > 0).then_some(TrainBatch { groups }))
 }
 
 fn load(
@@ -220,7 +220,7 @@ fn load(
             }
         }
         if !parts.is_empty() {
-            members.push(Member { sample, parts, feedback, shares: BTreeMap::new() });
+            members.push(GroupMember { sample, parts, feedback, shares: BTreeMap::new() });
         }
     }
     Ok(Loaded { group, prompt_ids, weights, members, set_aside })

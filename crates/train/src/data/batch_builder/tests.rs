@@ -12,7 +12,7 @@ use hone_reward::config::Aggregate;
 use hone_reward::raters::joining;
 use hone_store::{FeedbackEntry, Op, Quarantined, SET_ASIDE, Store, StoreConfig};
 
-use super::{Batch, gather};
+use super::{TrainBatch, gather};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
     reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\" }]";
@@ -88,10 +88,10 @@ fn what_others_say_of_the_same_sample_stays() {
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
     let take =
-        || -> Option<Batch> { gather(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap() };
+        || -> Option<TrainBatch> { gather(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap() };
     let both = rated(&store, &[("alice", 4.0), ("mallory", 1.0)]);
     let alone = rated(&store, &[("mallory", 1.0)]);
-    let values = |batch: &Batch| -> Vec<f64> {
+    let values = |batch: &TrainBatch| -> Vec<f64> {
         batch.members().map(|(_, member)| member.parts["stars"]).collect()
     };
     assert_eq!(values(&take().unwrap()), [2.5, 1.0]);

@@ -17,7 +17,7 @@ use hone_model::Model;
 use hone_reward::Routes;
 use hone_store::Store;
 
-use super::handle::{Board, Command, Hold, TrainError, TrainHandle, TrainState};
+use super::handle::{StatusCell, StepGate, TrainCommand, TrainError, TrainHandle, TrainState};
 use super::trainer::Trainer;
 use crate::config::TrainConfig;
 use crate::policy::Policies;
@@ -25,7 +25,7 @@ use crate::policy::Policies;
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Everything the worker needs.
-pub struct Parts {
+pub struct TrainSetup {
     /// How to train.
     pub config: TrainConfig,
     /// Optimiser steps between versions.
@@ -64,22 +64,22 @@ pub(crate) struct Pools {
 }
 
 /// The running worker.
-pub struct Worker {
+pub struct TrainWorker {
     handle: TrainHandle,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Worker {
+impl TrainWorker {
     /// Starts the worker's thread. Call it on the async runtime, whose tasks wake it.
     ///
     /// # Errors
     /// If the thread or its pool cannot be started.
-    pub fn start(parts: Parts) -> Result<Self, TrainError> {
+    pub fn start(parts: TrainSetup) -> Result<Self, TrainError> {
         let metrics = parts.metrics.clone();
         if !parts.config.enabled {
             return Ok(Self { handle: TrainHandle::disabled(metrics), thread: None });
         }
-        let board = Board::new(TrainState::Waiting, metrics);
+        let board = StatusCell::new(TrainState::Waiting, metrics);
         // What is true already while the worker's thread still loads the model.
         let last = parts.store.last_step().map_err(|e| TrainError::Failed(e.to_string()))?;
         board.update(|status| {
@@ -99,7 +99,7 @@ impl Worker {
                     changed = ready.changed() => changed,
                     changed = rollback.changed() => changed,
                 };
-                if changed.is_err() || sender.send(Command::Wake).is_err() {
+                if changed.is_err() || sender.send(TrainCommand::Wake).is_err() {
                     break;
                 }
             }
@@ -145,14 +145,14 @@ impl Worker {
 
 /// Runs the worker until it is told to stop, restarting it after errors and panics.
 fn supervise(
-    parts: &Parts,
-    commands: &Receiver<Command>,
-    board: &Board,
+    parts: &TrainSetup,
+    commands: &Receiver<TrainCommand>,
+    board: &StatusCell,
     runtime: &Handle,
     pools: &Pools,
 ) {
     let mut backoff = Duration::from_secs(1);
-    let mut hold = Hold { until: parts.until, ..Hold::default() };
+    let mut hold = StepGate { until: parts.until, ..StepGate::default() };
     loop {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -186,16 +186,21 @@ fn supervise(
 }
 
 /// Answers commands while backing off; false when told to stop.
-fn wait_out(commands: &Receiver<Command>, backoff: Duration, hold: &mut Hold, error: &str) -> bool {
+fn wait_out(
+    commands: &Receiver<TrainCommand>,
+    backoff: Duration,
+    hold: &mut StepGate,
+    error: &str,
+) -> bool {
     let until = Instant::now() + backoff;
     loop {
         let command = commands.recv_timeout(until.saturating_duration_since(Instant::now()));
         match command.map(|command| hold.follow(command)) {
-            Ok(Some(Command::Step(reply))) => {
+            Ok(Some(TrainCommand::Step(reply))) => {
                 // A caller that has gone away needs no answer.
                 let _gone = reply.send(Err(TrainError::Failed(error.to_owned())));
             }
-            Ok(Some(Command::Stop)) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => return false,
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => return true,
         }

@@ -22,7 +22,7 @@ use hone_store::{Op, Store, StoreConfig};
 
 use crate::config::TrainConfig;
 use crate::policy::{Policies, PolicyConfig};
-use crate::{Parts, TrainError, TrainState, Worker};
+use crate::{TrainError, TrainSetup, TrainState, TrainWorker};
 
 /// Serves nothing; agrees to everything but what it is told to reject, once it may stage.
 struct Scripted {
@@ -71,7 +71,7 @@ struct World {
     publisher: Arc<Scripted>,
     store: Store,
     policies: Arc<Policies>,
-    worker: Worker,
+    worker: TrainWorker,
     metrics: Arc<Metrics>,
 }
 
@@ -107,7 +107,7 @@ impl World {
         );
         let policies = Arc::new(policies.await.unwrap());
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
-        let worker = Worker::start(Parts {
+        let worker = TrainWorker::start(TrainSetup {
             config: TrainConfig {
                 samples_per_step: 4,
                 micro_batch: 4,

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 
 use crate::config::TrainConfig;
 use crate::error::Result;
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum AverageKind {
     /// `avg <- decay avg + (1 - decay) p`
     Exponential(f64),
     /// `avg <- avg + (p - avg) / n`, n counted from this step on.
@@ -25,8 +25,8 @@ enum Kind {
 /// The average, once there is one.
 #[derive(Clone, Debug)]
 pub(crate) struct Average {
-    kind: Kind,
-    lora: Option<Lora>,
+    kind: AverageKind,
+    lora: Option<LoraWeights>,
     /// Values averaged.
     count: u64,
 }
@@ -35,9 +35,9 @@ impl Average {
     /// What the settings ask for: `train.ema_decay` above 0, or `train.swa_start` above 0.
     pub(crate) fn new(config: &TrainConfig) -> Option<Self> {
         let kind = if config.ema_decay > 0.0 {
-            Kind::Exponential(config.ema_decay)
+            AverageKind::Exponential(config.ema_decay)
         } else if config.swa_start > 0 {
-            Kind::Uniform(config.swa_start)
+            AverageKind::Uniform(config.swa_start)
         } else {
             return None;
         };
@@ -45,11 +45,11 @@ impl Average {
     }
 
     /// Takes in the values after a step; `steps` counts it.
-    pub(crate) fn observe(&mut self, lora: &Lora, steps: u64) -> Result<()> {
+    pub(crate) fn observe(&mut self, lora: &LoraWeights, steps: u64) -> Result<()> {
         let share = match self.kind {
-            Kind::Uniform(start) if steps < start => return Ok(()),
-            Kind::Uniform(_) => 1.0 / (self.count + 1) as f64,
-            Kind::Exponential(decay) => 1.0 - decay,
+            AverageKind::Uniform(start) if steps < start => return Ok(()),
+            AverageKind::Uniform(_) => 1.0 / (self.count + 1) as f64,
+            AverageKind::Exponential(decay) => 1.0 - decay,
         };
         match &self.lora {
             None => self.lora = Some(lora.copy()?),
@@ -60,7 +60,7 @@ impl Average {
     }
 
     /// The average; `None` before the first values.
-    pub(crate) fn lora(&self) -> Option<&Lora> {
+    pub(crate) fn lora(&self) -> Option<&LoraWeights> {
         self.lora.as_ref()
     }
 
@@ -76,11 +76,11 @@ impl Average {
 
     /// The average under its PEFT names; empty before the first values.
     pub(crate) fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        Ok(self.lora.as_ref().map_or_else(|| Ok(BTreeMap::new()), Lora::tensors)?)
+        Ok(self.lora.as_ref().map_or_else(|| Ok(BTreeMap::new()), LoraWeights::tensors)?)
     }
 
     /// Goes on from a saved average.
-    pub(crate) fn restore(&mut self, lora: Option<Lora>, count: u64) {
+    pub(crate) fn restore(&mut self, lora: Option<LoraWeights>, count: u64) {
         self.count = if lora.is_some() { count } else { 0 };
         self.lora = lora;
     }

@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::testing::{test_file, tiny_spec, values};
 
 use super::Average;
@@ -15,7 +15,7 @@ use crate::testing::tiny_config;
 fn averages(config: &TrainConfig, steps: u64) -> Vec<[f64; 2]> {
     let mut rng = ChaCha8Rng::seed_from_u64(0);
     let (spec, device) = (tiny_spec(), Device::Cpu);
-    let lora = Lora::fresh(&spec, &config.lora, &mut rng, DType::F64, &device).unwrap();
+    let lora = LoraWeights::fresh(&spec, &config.lora, &mut rng, DType::F64, &device).unwrap();
     let mut average = Average::new(config).unwrap();
     let mut found = Vec::new();
     for step in 1..=steps {

@@ -9,24 +9,24 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use hone_model::Model;
-use hone_model::adapter::weights::{Dropout, Lora};
+use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::kernels::parallel::with_threads;
 use hone_model::transformer::Trace;
 
-use super::objective::{Objective, Plan, Rows, Slopes, Totals};
-use super::step_timing::{Split, timed};
+use super::objective::{LossGradients, Objective, StepPlan, TokenRows, Totals};
+use super::step_timing::{StepTiming, timed};
 use crate::config::TrainConfig;
 use crate::data::packing;
-use crate::data::packing::{Layout, TrainSample};
+use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
 use crate::memory;
 
 /// What a pass reads.
-pub(crate) struct Pass<'a> {
+pub(crate) struct ForwardBackward<'a> {
     pub model: &'a Model,
-    pub lora: &'a Lora,
+    pub lora: &'a LoraWeights,
     /// The reference's adapter; the base alone without one.
-    pub reference: Option<&'a Lora>,
+    pub reference: Option<&'a LoraWeights>,
     pub config: &'a TrainConfig,
     pub samples: &'a [TrainSample],
     /// The samples that are trained on.
@@ -47,17 +47,17 @@ pub(crate) struct Pass<'a> {
 }
 
 /// What a pass gives.
-pub(crate) struct Outcome {
+pub(crate) struct PassResult {
     /// The gradient of the loss by variable.
     pub gradients: BTreeMap<String, Tensor>,
     pub totals: Totals,
     /// Where the time went.
-    pub split: Split,
+    pub split: StepTiming,
     /// `(sample, mean |recorded - recomputed|)` of samples of the current version.
     differences: Vec<(usize, f64)>,
 }
 
-impl Outcome {
+impl PassResult {
     /// Samples whose mean difference is above `limit`, where that is above 0.
     pub fn refused(&self, limit: f64) -> Vec<usize> {
         let above = |d: f64| limit > 0.0 && (d > limit || d.is_nan());
@@ -69,7 +69,7 @@ impl Outcome {
 struct Shard {
     gradients: BTreeMap<String, Tensor>,
     totals: Totals,
-    split: Split,
+    split: StepTiming,
     differences: Vec<(usize, f64)>,
     references: Vec<(usize, Vec<f64>)>,
     old: Vec<(usize, Vec<f64>)>,
@@ -78,19 +78,19 @@ struct Shard {
 /// Samples of one forward pass, numbered for dropout.
 type Job = (u64, Vec<usize>);
 
-impl Pass<'_> {
-    pub fn run(&mut self) -> Result<Outcome> {
+impl ForwardBackward<'_> {
+    pub fn run(&mut self) -> Result<PassResult> {
         let mut seconds = 0.0;
         let mut outcome = timed(&mut seconds, || self.all())?;
         outcome.split = outcome.split.scaled(seconds);
         Ok(outcome)
     }
 
-    fn all(&mut self) -> Result<Outcome> {
-        let mut outcome = Outcome {
+    fn all(&mut self) -> Result<PassResult> {
+        let mut outcome = PassResult {
             gradients: BTreeMap::new(),
             totals: Totals::of_a_pass(),
-            split: Split::default(),
+            split: StepTiming::default(),
             differences: Vec::new(),
         };
         let spec = self.model.spec();
@@ -140,7 +140,7 @@ impl Pass<'_> {
     }
 
     /// What depends on all samples, for which they may have to be run through first.
-    fn plan(&self, batches: &[Vec<Job>]) -> Result<Plan> {
+    fn plan(&self, batches: &[Vec<Job>]) -> Result<StepPlan> {
         let mut entropies = Vec::new();
         if self.objective.wants_entropies() {
             for jobs in batches {
@@ -168,7 +168,7 @@ impl Pass<'_> {
         Ok(out)
     }
 
-    fn layout(&self, indices: &[usize]) -> Result<Layout> {
+    fn layout(&self, indices: &[usize]) -> Result<PackedBatch> {
         let parts: Vec<(&[u32], &[u32], f32)> = indices
             .iter()
             .map(|index| {
@@ -176,11 +176,11 @@ impl Pass<'_> {
                 (s.prompt_ids.as_slice(), s.ids.as_slice(), s.temperature)
             })
             .collect();
-        Layout::new(&parts, self.model.device())
+        PackedBatch::new(&parts, self.model.device())
     }
 
-    fn shard(&self, serial: u64, indices: &[usize], plan: &Plan) -> Result<Shard> {
-        let mut split = Split::default();
+    fn shard(&self, serial: u64, indices: &[usize], plan: &StepPlan) -> Result<Shard> {
+        let mut split = StepTiming::default();
         let begun = Instant::now();
         let layout = self.layout(indices)?;
         let mut dropout = self.dropout(serial);
@@ -208,7 +208,7 @@ impl Pass<'_> {
             old: Vec::new(),
         };
         shard.totals.computed = layout.segments.tokens() as f64;
-        let mut slopes = Slopes::default();
+        let mut slopes = LossGradients::default();
         let mut row = 0;
         for (place, index) in indices.iter().enumerate() {
             let sample = &self.samples[*index];
@@ -216,7 +216,7 @@ impl Pass<'_> {
             row = rows.end;
             let plain = plain.as_ref().map(|plain| &plain[rows.clone()]);
             let old = self.old[*index].as_deref().or(plain).filter(|_| self.objective.wants_old());
-            let rows = Rows {
+            let rows = TokenRows {
                 logprobs: &columns.0[rows.clone()],
                 entropies: &columns.1[rows],
                 old,
@@ -250,17 +250,22 @@ impl Pass<'_> {
     }
 
     /// The forward pass with the adapter on.
-    fn trace(&self, layout: &Layout, dropout: Option<&mut Dropout>, keep: usize) -> Result<Trace> {
+    fn trace(
+        &self,
+        layout: &PackedBatch,
+        dropout: Option<&mut Dropout>,
+        keep: usize,
+    ) -> Result<Trace> {
         Ok(self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, keep)?)
     }
 
     /// `[tokens, 2]`: log-probability and entropy of every sampled token.
-    fn stats(&self, layout: &Layout, hidden: &Tensor) -> Result<Tensor> {
+    fn stats(&self, layout: &PackedBatch, hidden: &Tensor) -> Result<Tensor> {
         Ok(self.model.stats(hidden, &layout.rows, &layout.targets, &layout.temperatures)?)
     }
 
     /// Log-probabilities under the reference by sample; `None` where beta is 0.
-    fn references(&self, layout: &Layout, indices: &[usize]) -> Result<Option<Vec<Vec<f64>>>> {
+    fn references(&self, layout: &PackedBatch, indices: &[usize]) -> Result<Option<Vec<Vec<f64>>>> {
         if self.config.beta == 0.0 {
             return Ok(None);
         }
@@ -287,7 +292,7 @@ impl Pass<'_> {
         &self,
         trace: Trace,
         stats: &Tensor,
-        slopes: &Slopes,
+        slopes: &LossGradients,
     ) -> Result<BTreeMap<String, Tensor>> {
         let count = slopes.logprob.len();
         let both = slopes.logprob.iter().zip(&slopes.entropy).flat_map(|(l, h)| [*l, *h]);

@@ -5,48 +5,54 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use hone_model::Model;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::testing::{randomise, relative_difference, tiny_model, values};
 use hone_model::transformer::token_stats;
 
-use super::{Outcome, Pass};
+use super::{ForwardBackward, PassResult};
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
     TrainConfig,
 };
 use crate::data::packing::TrainSample;
-use crate::learning::objective::{Adaptive, Objective};
+use crate::learning::objective::{AdaptiveCoefficients, Objective};
 use crate::testing::{random_samples, tiny_config};
 
-fn setup(dtype: DType, config: &TrainConfig) -> (Model, Lora) {
+fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
     let model = tiny_model(dtype);
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let lora = Lora::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
+    let lora =
+        LoraWeights::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
     randomise(&lora, 2);
     (model, lora)
 }
 
-fn run(model: &Model, lora: &Lora, config: &TrainConfig, samples: &[TrainSample]) -> Outcome {
+fn run(
+    model: &Model,
+    lora: &LoraWeights,
+    config: &TrainConfig,
+    samples: &[TrainSample],
+) -> PassResult {
     run_with(model, lora, config, samples, &mut vec![None; samples.len()])
 }
 
 fn run_with(
     model: &Model,
-    lora: &Lora,
+    lora: &LoraWeights,
     config: &TrainConfig,
     samples: &[TrainSample],
     old: &mut [Option<Vec<f64>>],
-) -> Outcome {
+) -> PassResult {
     let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).collect();
     let active: Vec<usize> = (0..samples.len()).collect();
-    Pass {
+    ForwardBackward {
         model,
         lora,
         reference: None,
         config,
         samples,
         active: &active,
-        objective: Objective::new(config, &Adaptive::new(config)),
+        objective: Objective::new(config, &AdaptiveCoefficients::new(config)),
         lengths,
         max_completion_tokens: 12,
         current_version: None,
@@ -60,13 +66,13 @@ fn run_with(
 
 /// Log-probabilities near the policy's own, so that some ratios are within the bounds and some are
 /// cut on either side.
-fn near_samples(model: &Model, lora: &Lora, count: usize) -> Vec<TrainSample> {
-    use crate::data::packing::Layout;
+fn near_samples(model: &Model, lora: &LoraWeights, count: usize) -> Vec<TrainSample> {
+    use crate::data::packing::PackedBatch;
 
     let mut samples = random_samples(count, 3);
     for (i, sample) in samples.iter_mut().enumerate() {
         let parts = [(sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)];
-        let layout = Layout::new(&parts, model.device()).unwrap();
+        let layout = PackedBatch::new(&parts, model.device()).unwrap();
         let hidden = model.hidden(&layout.ids, &layout.segments, Some(lora), None).unwrap();
         let logits = model.logits(&hidden.index_select(&layout.rows, 0).unwrap()).unwrap();
         let stats = token_stats(&logits, &layout.targets, &layout.temperatures).unwrap();
@@ -256,14 +262,14 @@ fn order_and_company_do_not_change_the_gradient() {
     padded.push(long);
     let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).chain([0]).collect();
     let active: Vec<usize> = (0..padded.len()).collect();
-    let outcome = Pass {
+    let outcome = ForwardBackward {
         model: &model,
         lora: &lora,
         reference: None,
         config: &config,
         samples: &padded,
         active: &active,
-        objective: Objective::new(&config, &Adaptive::new(&config)),
+        objective: Objective::new(&config, &AdaptiveCoefficients::new(&config)),
         lengths,
         max_completion_tokens: 12,
         current_version: None,
@@ -294,7 +300,7 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn shared_prompts_give_what_repeated_prompts_give() {
-    use crate::data::packing::Layout;
+    use crate::data::packing::PackedBatch;
 
     let config = tiny_config();
     let (model, lora) = setup(DType::F64, &config);
@@ -306,7 +312,7 @@ fn shared_prompts_give_what_repeated_prompts_give() {
         .map(|(i, s)| (samples[i % 2].prompt_ids.as_slice(), s.ids.as_slice(), s.temperature))
         .collect();
     assert!(parts.iter().any(|part| part.1.len() == 1));
-    let run = |layout: &Layout| {
+    let run = |layout: &PackedBatch| {
         let trace = model.trace(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
         let (targets, temperatures) = (&layout.targets, &layout.temperatures);
         let stats = model.stats(trace.hidden(), &layout.rows, targets, temperatures).unwrap();
@@ -315,8 +321,8 @@ fn shared_prompts_give_what_repeated_prompts_give() {
         let gradients = model.backward(trace, &stats, &probe, &lora).unwrap();
         (values(&stats), gradients)
     };
-    let shared = Layout::new(&parts, model.device()).unwrap();
-    let repeated = Layout::unshared(&parts, model.device()).unwrap();
+    let shared = PackedBatch::new(&parts, model.device()).unwrap();
+    let repeated = PackedBatch::unshared(&parts, model.device()).unwrap();
     assert!(shared.segments.tokens() < repeated.segments.tokens());
     let (a, b) = (run(&shared), run(&repeated));
     for (x, y) in a.0.iter().zip(&b.0) {

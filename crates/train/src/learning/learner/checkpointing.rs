@@ -9,15 +9,15 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use hone_model::ModelError;
-use hone_model::adapter::weights::Lora;
-use hone_model::adapter::{Factor, peft};
+use hone_model::adapter::weights::LoraWeights;
+use hone_model::adapter::{ModuleScale, peft};
 
 use super::Learner;
 use crate::error::Result;
 use crate::learning::average::Average;
 use crate::learning::checkpoint;
-use crate::learning::checkpoint::{Checkpoint, State};
-use crate::learning::objective::Adaptive;
+use crate::learning::checkpoint::{Checkpoint, LearnerState};
+use crate::learning::objective::AdaptiveCoefficients;
 
 impl Learner {
     /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
@@ -33,7 +33,7 @@ impl Learner {
         self.lora = match adapter {
             None => {
                 let mut rng = ChaCha8Rng::seed_from_u64(self.config.seed);
-                Lora::fresh(spec, &self.config.lora, &mut rng, dtype, device)?
+                LoraWeights::fresh(spec, &self.config.lora, &mut rng, dtype, device)?
             }
             Some(dir) => {
                 let (_, lora) = peft::read(dir, spec, dtype, device)?;
@@ -43,7 +43,7 @@ impl Learner {
             }
         };
         self.optimizer.clear();
-        self.adaptive = Adaptive::new(&self.config);
+        self.adaptive = AdaptiveCoefficients::new(&self.config);
         self.reference.clear();
         if let Some(average) = &mut self.average {
             average.clear();
@@ -52,7 +52,7 @@ impl Learner {
     }
 
     /// Whether an adapter has the ranks, scales and modules of `train.lora`, however they are put.
-    fn same_shape(&self, found: &BTreeMap<String, Factor>) -> std::result::Result<(), String> {
+    fn same_shape(&self, found: &BTreeMap<String, ModuleScale>) -> std::result::Result<(), String> {
         let own = self.lora.factors();
         if let Some(module) = own.keys().find(|module| !found.contains_key(*module)) {
             return Err(format!("it has nothing on {module}, which `train.lora` asks for"));
@@ -81,7 +81,7 @@ impl Learner {
     /// If a file cannot be written; an older checkpoint there is kept then.
     pub fn save(&self, dir: &Path, extra: &Value) -> Result<()> {
         let average = self.average.as_ref();
-        let state = State {
+        let state = LearnerState {
             step: self.steps,
             updates: self.optimizer.updates(),
             rng: self.rng.clone(),
@@ -115,7 +115,7 @@ impl Learner {
         let saved = loaded.state.factors(spec).map_err(|e| wrong(e.to_string()))?;
         self.same_shape(&saved).map_err(wrong)?;
         let read = |tensors| {
-            Lora::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
+            LoraWeights::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
                 .map_err(|e| wrong(e.to_string()))
         };
         let lora = read(loaded.adapter)?;
@@ -134,7 +134,7 @@ impl Learner {
         self.rng = loaded.state.rng;
         self.steps = loaded.state.step;
         self.adaptive = loaded.state.adaptive.map_or_else(
-            || Adaptive::new(&self.config),
+            || AdaptiveCoefficients::new(&self.config),
             |adaptive| adaptive.configured(&self.config),
         );
         self.tokens = loaded.state.tokens;

@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use serde_json::json;
 
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, Patterns, peft};
 use hone_model::testing::{randomise, tiny_model, tiny_spec, values};
 
@@ -31,15 +31,16 @@ fn varied() -> LoraConfig {
 }
 
 /// An adapter directory with random values.
-fn written(dir: &Path, config: &LoraConfig) -> Lora {
+fn written(dir: &Path, config: &LoraConfig) -> LoraWeights {
     let mut rng = rand::SeedableRng::seed_from_u64(5);
-    let lora = Lora::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    let lora =
+        LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
     randomise(&lora, 5);
     peft::write(dir, &lora, config, "tiny").unwrap();
     lora
 }
 
-fn all_values(lora: &Lora) -> BTreeMap<String, Vec<f64>> {
+fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
     lora.parameters().into_iter().map(|(name, var)| (name, values(var))).collect()
 }
 

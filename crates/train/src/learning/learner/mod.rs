@@ -16,17 +16,17 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use hone_engine::ModelDir;
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft, weights};
 use hone_model::{Model, ModelError, ModelSpec};
 
 use super::average::Average;
-use super::forward_backward::Pass;
-use super::objective::{Adaptive, Objective, Totals};
+use super::forward_backward::ForwardBackward;
+use super::objective::{AdaptiveCoefficients, Objective, Totals};
 use super::optimizer::{AdamW, AdamWConfig, clip_global_norm};
 use super::reference::Reference;
 use super::snapshot::Snapshot;
-use super::step_timing::{Split, timed};
+use super::step_timing::{StepTiming, timed};
 use super::{objective, schedule};
 use crate::config::{OptimizerKind, TrainConfig};
 use crate::data::packing::TrainSample;
@@ -40,18 +40,18 @@ pub(crate) const NO_SAMPLE: &str = "no sample is left to train on";
 /// The adapter, its optimiser and its random stream over a frozen base model.
 pub struct Learner {
     model: Model,
-    lora: Lora,
+    lora: LoraWeights,
     optimizer: AdamW,
     average: Option<Average>,
     reference: Reference,
     config: TrainConfig,
     rng: ChaCha8Rng,
     steps: u64,
-    adaptive: Adaptive,
+    adaptive: AdaptiveCoefficients,
     /// Prompt and completion tokens of all steps.
     tokens: u64,
     /// Where the last step's time went.
-    split: Split,
+    split: StepTiming,
 }
 
 impl Learner {
@@ -94,7 +94,7 @@ impl Learner {
         let mut config = config.clone();
         config.lora = weights::fitted(spec, &config.lora);
         let lora = if config.lora.init_adapter.as_os_str().is_empty() {
-            Lora::fresh(spec, &config.lora, &mut rng, dtype, device)?
+            LoraWeights::fresh(spec, &config.lora, &mut rng, dtype, device)?
         } else {
             let path = config.lora.init_adapter.clone();
             let (found, lora) = peft::read(&path, spec, dtype, device)?;
@@ -109,7 +109,8 @@ impl Learner {
             eight_bit: config.optimizer == OptimizerKind::AdamW8bit,
         });
         let average = Average::new(&config);
-        let (adaptive, reference) = (Adaptive::new(&config), Reference::new(&config.kl));
+        let (adaptive, reference) =
+            (AdaptiveCoefficients::new(&config), Reference::new(&config.kl));
         Ok(Self {
             model,
             lora,
@@ -121,7 +122,7 @@ impl Learner {
             steps: 0,
             adaptive,
             tokens: 0,
-            split: Split::default(),
+            split: StepTiming::default(),
         })
     }
 
@@ -193,7 +194,7 @@ impl Learner {
         for (index, sample) in samples.iter().enumerate() {
             sample.validate(index, self.spec().vocab_size)?;
         }
-        self.split = Split::default();
+        self.split = StepTiming::default();
         let mut stats = StepStats::default();
         let masks = self.config.mask_truncated_completions;
         let mut active: Vec<usize> =
@@ -211,7 +212,7 @@ impl Learner {
                 if active.is_empty() {
                     break None;
                 }
-                let mut pass = Pass {
+                let mut pass = ForwardBackward {
                     model: &self.model,
                     lora: &self.lora,
                     reference: self.reference.lora(),
@@ -292,12 +293,12 @@ impl Learner {
 
     /// What is served and saved: the average where `train.ema_decay` or `train.swa_start` asks for
     /// one and there is one, else the adapter itself.
-    pub fn served(&self) -> &Lora {
+    pub fn served(&self) -> &LoraWeights {
         self.average.as_ref().and_then(Average::lora).unwrap_or(&self.lora)
     }
 
     /// Where the last step's time went.
-    pub fn split(&self) -> Split {
+    pub fn split(&self) -> StepTiming {
         self.split
     }
 

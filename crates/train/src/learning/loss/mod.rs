@@ -107,7 +107,7 @@ impl LossConfig {
 
 /// One completion as the loss sees it; all slices are of its length.
 #[derive(Clone, Copy, Debug)]
-pub struct Sequence<'a> {
+pub struct LossSequence<'a> {
     /// The policy's log-probabilities.
     pub logprobs: &'a [f64],
     /// The policy's entropies.
@@ -162,11 +162,11 @@ pub struct SequenceLoss {
 
 /// The loss of one sequence. A token whose factor is 0 has no surrogate whatever its ratio.
 pub fn sequence_loss(
-    sequence: &Sequence<'_>,
+    sequence: &LossSequence<'_>,
     weights: &TokenWeights,
     config: &LossConfig,
 ) -> SequenceLoss {
-    let Sequence { logprobs, entropies, recorded, advantage, .. } = *sequence;
+    let LossSequence { logprobs, entropies, recorded, advantage, .. } = *sequence;
     let count = logprobs.len();
     let old = sequence.old.unwrap_or(recorded);
     let log_ratios = logprobs.iter().zip(old).map(|(l, o)| l - o);

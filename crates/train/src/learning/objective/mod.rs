@@ -3,7 +3,7 @@
 //! A pass has up to two phases. [`Objective::plan`] fixes what depends on the whole optimiser step:
 //! the tokens' weights, and, where only the most uncertain tokens are trained on, the entropy
 //! threshold, for which [`Objective::wants_entropies`] asks for a forward pass over all samples
-//! first. [`Plan::sample`] then gives the slopes of one sample, shard by shard.
+//! first. [`StepPlan::sample`] then gives the slopes of one sample, shard by shard.
 
 mod figures;
 mod totals;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::float_bits;
 use super::loss::{
-    LossConfig, Sequence, TokenWeights, entropy, kl, sequence_loss, sequence_weights,
+    LossConfig, LossSequence, TokenWeights, entropy, kl, sequence_loss, sequence_weights,
 };
 use crate::config::{CorrectionMode, TrainConfig};
 use crate::data::packing::TrainSample;
@@ -22,7 +22,7 @@ pub(crate) use totals::Totals;
 
 /// What the coefficients that follow a target have come to; part of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Adaptive {
+pub(crate) struct AdaptiveCoefficients {
     /// Coefficient of the KL.
     #[serde(with = "float_bits")]
     pub beta: f64,
@@ -34,7 +34,7 @@ pub(crate) struct Adaptive {
     pub entropy: f64,
 }
 
-impl Adaptive {
+impl AdaptiveCoefficients {
     /// As configured, before the first update.
     pub fn new(config: &TrainConfig) -> Self {
         Self { beta: config.beta, entropy_coef: config.entropy.coef, entropy: f64::INFINITY }
@@ -76,7 +76,7 @@ pub(crate) struct Objective {
 }
 
 impl Objective {
-    pub fn new(config: &TrainConfig, adaptive: &Adaptive) -> Self {
+    pub fn new(config: &TrainConfig, adaptive: &AdaptiveCoefficients) -> Self {
         Self {
             loss: LossConfig::new(config, adaptive.beta),
             bonus: entropy::acting(adaptive.entropy_coef, adaptive.entropy, &config.entropy),
@@ -96,13 +96,13 @@ impl Objective {
 
     /// Fixes what depends on the whole step: `lengths` by sample, 0 for those that are not trained
     /// on, and the entropies of all their tokens where they are wanted.
-    pub fn plan(&self, lengths: &[usize], max_tokens: usize, entropies: &[f64]) -> Plan {
+    pub fn plan(&self, lengths: &[usize], max_tokens: usize, entropies: &[f64]) -> StepPlan {
         let threshold = entropy::threshold(entropies, self.top_share);
         let open = match threshold {
             Some(least) => entropies.iter().filter(|entropy| **entropy >= least).count(),
             None => lengths.iter().sum(),
         };
-        Plan {
+        StepPlan {
             loss: self.loss,
             weights: sequence_weights(self.loss.kind, lengths, max_tokens),
             entropy_weight: self.bonus / open.max(1) as f64,
@@ -113,7 +113,7 @@ impl Objective {
 
 /// The forward pass of one sample's tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct TokenRows<'a> {
     pub logprobs: &'a [f64],
     pub entropies: &'a [f64],
     /// Log-probabilities from before the step's first update.
@@ -124,29 +124,29 @@ pub(crate) struct Rows<'a> {
 
 /// The derivatives of the loss by a pass's log-probabilities and entropies, row by row.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Slopes {
+pub(crate) struct LossGradients {
     pub logprob: Vec<f64>,
     pub entropy: Vec<f64>,
 }
 
 /// An [`Objective`] whose step is known.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct StepPlan {
     loss: LossConfig,
     weights: Vec<f64>,
     entropy_weight: f64,
     threshold: Option<f64>,
 }
 
-impl Plan {
+impl StepPlan {
     /// Appends the slopes of the sample at `index` and counts it; a sample of weight 0 has slopes of 0
     /// and counts nowhere.
     pub fn sample(
         &self,
         index: usize,
         sample: &TrainSample,
-        rows: &Rows<'_>,
-        slopes: &mut Slopes,
+        rows: &TokenRows<'_>,
+        slopes: &mut LossGradients,
         totals: &mut Totals,
     ) {
         let weight = self.weights.get(index).copied().unwrap_or(0.0);
@@ -156,7 +156,7 @@ impl Plan {
             return;
         }
         let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
-        let sequence = Sequence {
+        let sequence = LossSequence {
             logprobs: rows.logprobs,
             entropies: rows.entropies,
             recorded: &recorded,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Adaptive, Objective, Rows, Slopes, Totals, completions};
+use super::{AdaptiveCoefficients, LossGradients, Objective, TokenRows, Totals, completions};
 use crate::config::TrainConfig;
 use crate::data::packing::TrainSample;
 
@@ -22,10 +22,11 @@ fn sample(advantage: f64, logprobs: &[f32]) -> TrainSample {
 fn a_sample_of_length_zero_counts_nowhere() {
     let mut config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     config.entropy.coef = 0.5;
-    let objective = Objective::new(&config, &Adaptive::new(&config));
+    let objective = Objective::new(&config, &AdaptiveCoefficients::new(&config));
     let plan = objective.plan(&[2, 0], 8, &[]);
-    let (mut slopes, mut totals) = (Slopes::default(), Totals::of_a_pass());
-    let rows = Rows { logprobs: &[-1.0, -2.0], entropies: &[0.7, 0.9], old: None, reference: None };
+    let (mut slopes, mut totals) = (LossGradients::default(), Totals::of_a_pass());
+    let rows =
+        TokenRows { logprobs: &[-1.0, -2.0], entropies: &[0.7, 0.9], old: None, reference: None };
     for index in 0..2 {
         plan.sample(index, &sample(1.0, &[-1.0, -2.0]), &rows, &mut slopes, &mut totals);
     }
@@ -43,10 +44,11 @@ fn a_sample_of_length_zero_counts_nowhere() {
 #[test]
 fn clipping_is_counted_by_token_and_by_sequence() {
     let config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
-    let objective = Objective::new(&config, &Adaptive::new(&config));
+    let objective = Objective::new(&config, &AdaptiveCoefficients::new(&config));
     let plan = objective.plan(&[2, 2], 8, &[]);
-    let (mut slopes, mut totals) = (Slopes::default(), Totals::of_a_pass());
-    let rows = Rows { logprobs: &[-1.0, -1.0], entropies: &[1.0; 2], old: None, reference: None };
+    let (mut slopes, mut totals) = (LossGradients::default(), Totals::of_a_pass());
+    let rows =
+        TokenRows { logprobs: &[-1.0, -1.0], entropies: &[1.0; 2], old: None, reference: None };
     // Ratios e and 1, then 1 and 1 / e.
     plan.sample(0, &sample(1.0, &[-2.0, -1.0]), &rows, &mut slopes, &mut totals);
     plan.sample(1, &sample(-1.0, &[-1.0, 0.0]), &rows, &mut slopes, &mut totals);
@@ -68,16 +70,16 @@ fn clipping_is_counted_by_token_and_by_sequence() {
 fn fixed_coefficients_are_the_configurations_after_a_restart() {
     let mut config = TrainConfig::default();
     config.kl.target = 0.1;
-    let saved = Adaptive { beta: 0.7, entropy_coef: 0.4, entropy: 0.1 };
-    assert_eq!(saved.configured(&config), Adaptive { entropy_coef: 0.0, ..saved });
+    let saved = AdaptiveCoefficients { beta: 0.7, entropy_coef: 0.4, entropy: 0.1 };
+    assert_eq!(saved.configured(&config), AdaptiveCoefficients { entropy_coef: 0.0, ..saved });
     config.kl.target = 0.0;
     config.entropy.adaptive = true;
-    assert_eq!(saved.configured(&config), Adaptive { beta: config.beta, ..saved });
+    assert_eq!(saved.configured(&config), AdaptiveCoefficients { beta: config.beta, ..saved });
     let text = serde_json::to_string(&saved).unwrap();
-    assert_eq!(serde_json::from_str::<Adaptive>(&text).unwrap(), saved);
-    let fresh = Adaptive::new(&config);
+    assert_eq!(serde_json::from_str::<AdaptiveCoefficients>(&text).unwrap(), saved);
+    let fresh = AdaptiveCoefficients::new(&config);
     let text = serde_json::to_string(&fresh).unwrap();
-    assert_eq!(serde_json::from_str::<Adaptive>(&text).unwrap(), fresh);
+    assert_eq!(serde_json::from_str::<AdaptiveCoefficients>(&text).unwrap(), fresh);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::config::{LossKind, TrainConfig};
 use crate::data::packing::TrainSample;
-use crate::learning::loss::{Sequence, SequenceLoss};
+use crate::learning::loss::{LossSequence, SequenceLoss};
 
 /// Least, sum, greatest and number of a set of values.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl Totals {
     }
 
     /// Counts one sequence.
-    pub fn sequence(&mut self, sequence: &Sequence<'_>, loss: &SequenceLoss) {
+    pub fn sequence(&mut self, sequence: &LossSequence<'_>, loss: &SequenceLoss) {
         self.samples += 1.0;
         self.tokens += sequence.logprobs.len() as f64;
         self.loss += loss.loss;

@@ -56,7 +56,7 @@ impl Moment {
 
 /// First moment `m`, the running mean of the gradient, and second moment `v`, that of its square.
 #[derive(Clone, Debug)]
-struct Moments {
+struct AdamMoments {
     first: Moment,
     second: Moment,
 }
@@ -75,7 +75,7 @@ pub struct AdamW {
     config: AdamWConfig,
     /// Updates done.
     updates: u64,
-    moments: BTreeMap<String, Moments>,
+    moments: BTreeMap<String, AdamMoments>,
 }
 
 impl AdamW {
@@ -126,7 +126,7 @@ impl AdamW {
         Ok(tensors)
     }
 
-    /// Goes on from what [`Self::tensors`] gave. Moments saved in another number of bits than is set
+    /// Goes on from what [`Self::tensors`] gave. AdamMoments saved in another number of bits than is set
     /// now are taken over with the first update.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl AdamW {
             let second = take(&mut tensors, &format!("{name}.second"), variable)?;
             match (first, second) {
                 (Some(first), Some(second)) => {
-                    moments.insert(name.clone(), Moments { first, second });
+                    moments.insert(name.clone(), AdamMoments { first, second });
                 }
                 (None, None) => {}
                 _ => return Err(misfit(name)),
@@ -197,12 +197,12 @@ impl AdamW {
                 return Ok(false);
             }
             let moments = if eight_bit && variable.elem_count() >= SMALLEST {
-                Moments {
+                AdamMoments {
                     first: Moment::Blocks(Blocks::encode(&list(&first)?, &SIGNED, false)),
                     second: Moment::Blocks(Blocks::encode(&list(&second)?, &UNSIGNED, true)),
                 }
             } else {
-                Moments { first: Moment::Whole(first), second: Moment::Whole(second) }
+                AdamMoments { first: Moment::Whole(first), second: Moment::Whole(second) }
             };
             changed.push((name, variable, value, moments));
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
-use hone_model::adapter::weights::Lora;
+use hone_model::adapter::weights::LoraWeights;
 
 use crate::config::KlConfig;
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub(crate) struct Reference {
     every: u64,
     /// The policy's share.
     alpha: f64,
-    lora: Option<Lora>,
+    lora: Option<LoraWeights>,
 }
 
 impl Reference {
@@ -31,7 +31,7 @@ impl Reference {
     }
 
     /// Follows the policy as it is after a step; `steps` counts it.
-    pub(crate) fn observe(&mut self, policy: &Lora, steps: u64) -> Result<()> {
+    pub(crate) fn observe(&mut self, policy: &LoraWeights, steps: u64) -> Result<()> {
         if self.every == 0 || !steps.is_multiple_of(self.every) {
             return Ok(());
         }
@@ -45,7 +45,7 @@ impl Reference {
     }
 
     /// Its adapter; `None` is the base alone.
-    pub(crate) fn lora(&self) -> Option<&Lora> {
+    pub(crate) fn lora(&self) -> Option<&LoraWeights> {
         self.lora.as_ref()
     }
 
@@ -56,11 +56,11 @@ impl Reference {
 
     /// Its adapter under the PEFT names; empty for the base.
     pub(crate) fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        Ok(self.lora.as_ref().map_or_else(|| Ok(BTreeMap::new()), Lora::tensors)?)
+        Ok(self.lora.as_ref().map_or_else(|| Ok(BTreeMap::new()), LoraWeights::tensors)?)
     }
 
     /// Goes on from a saved one, where it is synchronised at all.
-    pub(crate) fn restore(&mut self, lora: Option<Lora>) {
+    pub(crate) fn restore(&mut self, lora: Option<LoraWeights>) {
         self.lora = lora.filter(|_| self.every > 0);
     }
 }

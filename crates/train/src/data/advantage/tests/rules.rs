@@ -8,14 +8,14 @@ use serde::Deserialize;
 
 use super::{any_group, assert_near, close, graded, group, lone, part, tame};
 use crate::config::{AdvantageBaseline, AdvantageScale, RewardAggregation, ZeroVariance};
-use crate::data::advantage::{Advantages, Baselines, GroupRewards, Rules};
+use crate::data::advantage::{AdvantageRules, Advantages, Baselines, GroupRewards};
 
-fn run(groups: &[GroupRewards], rules: Rules) -> Advantages {
+fn run(groups: &[GroupRewards], rules: AdvantageRules) -> Advantages {
     Baselines::new(100.0).advantages(groups, rules)
 }
 
-fn leave_one_out(scale: AdvantageScale) -> Rules {
-    Rules { scale, baseline: AdvantageBaseline::LeaveOneOut, ..Rules::default() }
+fn leave_one_out(scale: AdvantageScale) -> AdvantageRules {
+    AdvantageRules { scale, baseline: AdvantageBaseline::LeaveOneOut, ..AdvantageRules::default() }
 }
 
 #[derive(Deserialize)]
@@ -48,7 +48,11 @@ fn advantages_and_figures_equal_the_peers() {
                 group(parts.collect())
             })
             .collect();
-        let rules = Rules { scale: case.scale, aggregation: case.aggregation, ..Rules::default() };
+        let rules = AdvantageRules {
+            scale: case.scale,
+            aggregation: case.aggregation,
+            ..AdvantageRules::default()
+        };
         let out = run(&groups, rules);
         for (own, peer) in out.values.iter().flatten().zip(&case.advantages) {
             assert!((own.unwrap() - peer).abs() < 1e-8, "{own:?} is not {peer}");
@@ -86,7 +90,7 @@ fn leave_one_out_compares_with_the_others() {
     assert_near(out[1].unwrap(), 2.0 - 3.5);
     assert_near(out[2].unwrap(), 6.0 - 1.5);
     // Scaled by the deviation of all, as the mean baseline is.
-    let mean = run(&[graded(&values)], Rules::default()).values[0].clone();
+    let mean = run(&[graded(&values)], AdvantageRules::default()).values[0].clone();
     let out = run(&[graded(&values)], leave_one_out(AdvantageScale::Group)).values[0].clone();
     for (own, mean) in out.iter().zip(mean) {
         assert_near(own.unwrap(), 1.5 * mean.unwrap());
@@ -101,8 +105,10 @@ fn leave_one_out_compares_with_the_others() {
 
 #[test]
 fn a_sum_is_of_the_parts_that_all_have() {
-    let rules =
-        Rules { aggregation: RewardAggregation::SumThenNormalize, ..AdvantageScale::Group.into() };
+    let rules = AdvantageRules {
+        aggregation: RewardAggregation::SumThenNormalize,
+        ..AdvantageScale::Group.into()
+    };
     let groups = [group(vec![
         part("right", 2.0, &[Some(1.0), Some(0.0), None]),
         part("short", 1.0, &[Some(0.5), Some(1.5), None]),
@@ -123,7 +129,7 @@ fn a_sum_is_of_the_parts_that_all_have() {
 
 #[test]
 fn groups_without_a_difference_are_dropped_where_asked() {
-    let rules = Rules { zero_variance: ZeroVariance::Drop, ..Rules::default() };
+    let rules = AdvantageRules { zero_variance: ZeroVariance::Drop, ..AdvantageRules::default() };
     let groups = [graded(&[1.0, 1.0]), graded(&[0.0, 1.0]), lone(3.0)];
     let out = run(&groups, rules);
     assert_eq!(out.values[0], vec![None, None]);
@@ -132,7 +138,7 @@ fn groups_without_a_difference_are_dropped_where_asked() {
     assert_eq!(out.values[2], vec![Some(0.0)]);
     assert_eq!(out.dropped_groups, 1);
     // The figures are of all that was rewarded.
-    let kept = run(&groups, Rules::default());
+    let kept = run(&groups, AdvantageRules::default());
     assert_eq!(
         (out.reward_mean, out.zero_std_groups_ratio),
         (kept.reward_mean, kept.zero_std_groups_ratio)
@@ -148,11 +154,11 @@ fn groups_without_a_difference_are_dropped_where_asked() {
     let out = baselines.advantages(&[mixed], rules);
     assert!(out.values[0][0].is_none() && out.values[0][1].unwrap() > 0.1);
     assert_eq!(out.dropped_groups, 0);
-    let gdpo = Rules { aggregation: RewardAggregation::Gdpo, ..rules };
+    let gdpo = AdvantageRules { aggregation: RewardAggregation::Gdpo, ..rules };
     assert_eq!(run(&[graded(&[0.1; 3]), graded(&[0.0, 0.7])], gdpo).values[0], vec![None; 3]);
 }
 
-fn any_rules() -> impl Strategy<Value = Rules> {
+fn any_rules() -> impl Strategy<Value = AdvantageRules> {
     let scale = prop::sample::select(vec![
         AdvantageScale::Group,
         AdvantageScale::Batch,
@@ -164,7 +170,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         RewardAggregation::Gdpo,
     ]);
     (scale, aggregation, any::<bool>(), any::<bool>()).prop_map(
-        |(scale, aggregation, others, drops)| Rules {
+        |(scale, aggregation, others, drops)| AdvantageRules {
             scale,
             aggregation,
             baseline: if others { AdvantageBaseline::LeaveOneOut } else { AdvantageBaseline::Mean },
@@ -193,7 +199,7 @@ proptest! {
     #[test]
     fn one_part_is_its_own_sum(values in prop::collection::vec(tame(), 2..9), rules in any_rules()) {
         prop_assume!(rules.aggregation != RewardAggregation::Gdpo);
-        let with = |aggregation| run(&[graded(&values)], Rules { aggregation, ..rules }).values;
+        let with = |aggregation| run(&[graded(&values)], AdvantageRules { aggregation, ..rules }).values;
         let (parts, sum) =
             (with(RewardAggregation::NormalizeThenSum), with(RewardAggregation::SumThenNormalize));
         prop_assert!(close(&parts, &sum, 1e-8));

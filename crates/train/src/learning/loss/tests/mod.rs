@@ -9,7 +9,9 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 use hone_model::transformer::token_stats;
 
-use super::{LossConfig, Sequence, SequenceLoss, TokenWeights, sequence_loss, sequence_weights};
+use super::{
+    LossConfig, LossSequence, SequenceLoss, TokenWeights, sequence_loss, sequence_weights,
+};
 use crate::config::{KlEstimator, LossKind, TrainConfig};
 
 fn cases() -> Value {
@@ -36,7 +38,7 @@ fn token_loss(
     advantage: f64,
     config: &LossConfig,
 ) -> SequenceLoss {
-    let sequence = Sequence {
+    let sequence = LossSequence {
         logprobs: &[logprob],
         entropies: &[1.0],
         recorded: &[recorded],

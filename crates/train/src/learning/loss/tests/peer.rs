@@ -12,7 +12,9 @@ use hone_model::transformer::token_stats;
 
 use crate::config::TrainConfig;
 use crate::data::packing::TrainSample;
-use crate::learning::objective::{Adaptive, Objective, Rows, Slopes, Totals};
+use crate::learning::objective::{
+    AdaptiveCoefficients, LossGradients, Objective, TokenRows, Totals,
+};
 
 #[derive(Deserialize)]
 struct File {
@@ -51,9 +53,9 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
     let stats = token_stats(logits.as_tensor(), &data.targets, &temperatures).unwrap();
     let (logprobs, entropies): (Vec<f64>, Vec<f64>) =
         values(&stats).chunks(2).map(|row| (row[0], row[1])).unzip();
-    let objective = Objective::new(config, &Adaptive::new(config));
+    let objective = Objective::new(config, &AdaptiveCoefficients::new(config));
     let plan = objective.plan(&data.lengths, max_tokens, &entropies);
-    let (mut slopes, mut totals) = (Slopes::default(), Totals::of_a_pass());
+    let (mut slopes, mut totals) = (LossGradients::default(), Totals::of_a_pass());
     let mut start = 0;
     for (index, length) in data.lengths.iter().enumerate() {
         let rows = start..start + length;
@@ -67,7 +69,7 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
             version: 0,
             truncated: false,
         };
-        let rows = Rows {
+        let rows = TokenRows {
             logprobs: &logprobs[rows.clone()],
             entropies: &entropies[rows.clone()],
             old: objective.wants_old().then(|| &data.old[rows.clone()]),

@@ -6,7 +6,7 @@ use crate::config::{CorrectionMode, KlEstimator, LossKind, RatioLevel};
 use crate::learning::loss::entropy::{acting, adapted_coef, threshold};
 use crate::learning::loss::kl::adapted_beta;
 use crate::learning::loss::{
-    LossConfig, Sequence, SequenceLoss, TokenWeights, clipped, sequence_loss,
+    LossConfig, LossSequence, SequenceLoss, TokenWeights, clipped, sequence_loss,
 };
 
 const KINDS: [LossKind; 10] = [
@@ -77,7 +77,7 @@ fn run(
 ) -> SequenceLoss {
     let column = |f: fn(&Token) -> f64| tokens.iter().map(f).collect::<Vec<_>>();
     let old = column(|t| t.3);
-    let sequence = Sequence {
+    let sequence = LossSequence {
         logprobs: &column(|t| t.0),
         entropies: &column(|t| t.1),
         recorded: &column(|t| t.2),
