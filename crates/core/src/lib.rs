@@ -12,4 +12,5 @@ pub mod digest;
 pub mod files;
 pub mod metrics;
 pub mod process;
+pub mod simd;
 pub mod types;

@@ -3,10 +3,10 @@
 //! Sums over positions go page by page in the order of the sequence, so they depend on its length
 //! and its prompt's length alone.
 
+use hone_core::simd::{SimdTask, mul_add};
 use hone_model::kernels::simd::exp_f32;
 use hone_model::spec::AttentionOptions;
 
-use super::simd::{Task, madd};
 use crate::kv_cache::{CacheShape, Keys, PAGE, Page};
 use crate::simd_ops::tanh;
 
@@ -61,7 +61,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-impl Task for Attend<'_> {
+impl SimdTask for Attend<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -106,7 +106,7 @@ fn add<const FUSED: bool, const W: usize>(sums: &mut [f32; W], factor: f32, valu
     // Of a known length, so that the sums stay in one register.
     let Some(values) = values.first_chunk::<W>() else { return };
     for (sum, value) in sums.iter_mut().zip(values) {
-        *sum = madd::<FUSED>(factor, *value, *sum);
+        *sum = mul_add::<FUSED>(factor, *value, *sum);
     }
 }
 

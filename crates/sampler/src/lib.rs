@@ -27,7 +27,6 @@ mod kv_cache;
 mod matmul;
 mod memory_plan;
 mod scheduler;
-mod simd;
 mod simd_ops;
 #[cfg(test)]
 mod testing;

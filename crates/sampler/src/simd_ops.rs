@@ -1,9 +1,9 @@
 //! Loops over activations `[feature, width]` whose lanes are tokens, and between them and rows.
 
+use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_model::kernels::simd::exp_f32;
 use hone_model::spec::Activation;
 
-use super::simd::{Task, dispatch, madd};
 use crate::matmul::LANES;
 
 /// `x / rms(x) * weight` of every lane.
@@ -15,7 +15,7 @@ pub(super) struct RmsNorm<'a> {
     pub eps: f32,
 }
 
-impl Task for RmsNorm<'_> {
+impl SimdTask for RmsNorm<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -27,7 +27,7 @@ impl Task for RmsNorm<'_> {
             for (k, x) in x.chunks_exact(width).enumerate() {
                 let x = &x[lane..lane + LANES];
                 for (sum, x) in parts[k % 4].iter_mut().zip(x) {
-                    *sum = madd::<FUSED>(*x, *x, *sum);
+                    *sum = mul_add::<FUSED>(*x, *x, *sum);
                 }
             }
             let [a, b, c, d] = parts;
@@ -61,7 +61,7 @@ pub(super) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp_f32(x + x) + 1.0)
 }
 
-impl Task for Gate<'_> {
+impl SimdTask for Gate<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -86,7 +86,7 @@ pub(super) struct Softcap<'a> {
     pub cap: f32,
 }
 
-impl Task for Softcap<'_> {
+impl SimdTask for Softcap<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -98,7 +98,7 @@ impl Task for Softcap<'_> {
 /// `x += y`
 pub(super) struct AddTo<'a>(pub &'a mut [f32], pub &'a [f32]);
 
-impl Task for AddTo<'_> {
+impl SimdTask for AddTo<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -120,7 +120,7 @@ struct ToRows<'a> {
     width: usize,
 }
 
-impl Task for ToRows<'_> {
+impl SimdTask for ToRows<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -150,7 +150,7 @@ struct ToLanes<'a> {
     features: usize,
 }
 
-impl Task for ToLanes<'_> {
+impl SimdTask for ToLanes<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {

@@ -1,6 +1,8 @@
 //! Plain temperature sampling, which is all that training does: one pass for the weights, in vectors,
 //! and one for the choice.
 
+use hone_core::simd::{SimdTask, dispatch};
+
 /// Exponentials whose sum is kept.
 const BLOCK: usize = 64;
 
@@ -22,7 +24,7 @@ impl Exponentials {
         self.values.resize(logits.len(), 0.0);
         self.sums.resize(logits.len().div_ceil(BLOCK), 0.0);
         let (values, sums) = (&mut self.values[..], &mut self.sums[..]);
-        fill(Job { values, sums, logits, greatest, inverse: 1.0 / temperature });
+        dispatch(Weigh { values, sums, logits, greatest, inverse: 1.0 / temperature });
         self.total = self.sums.iter().sum();
     }
 
@@ -68,7 +70,7 @@ pub(super) fn most(logits: &[f32]) -> f32 {
     rest.chain(&lanes).fold(f32::NEG_INFINITY, |most, logit| larger(most, *logit))
 }
 
-struct Job<'a> {
+struct Weigh<'a> {
     values: &'a mut [f64],
     sums: &'a mut [f64],
     logits: &'a [f32],
@@ -76,9 +78,11 @@ struct Job<'a> {
     inverse: f64,
 }
 
-impl Job<'_> {
+impl SimdTask for Weigh<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let Self { values, sums, logits, greatest, inverse } = self;
         for (value, logit) in values.iter_mut().zip(logits) {
             *value = exp((f64::from(*logit) - greatest) * inverse);
@@ -95,39 +99,6 @@ impl Job<'_> {
             *sum = lanes.iter().sum::<f64>() + rest;
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2")]
-fn with_avx512(job: Job<'_>) {
-    job.run();
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn with_avx2(job: Job<'_>) {
-    job.run();
-}
-
-/// Runs it in the widest vectors there are; nothing is fused, so all give the same bits.
-fn fill(job: Job<'_>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw")
-        {
-            // SAFETY: the processor has every feature that the function is compiled for (AVX-512
-            // implies AVX2).
-            return unsafe { with_avx512(job) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has the feature.
-            return unsafe { with_avx2(job) };
-        }
-    }
-    job.run();
 }
 
 /// `e^x` for x up to 0, within 2 units in the last place: `2^n e^r` with `x = n ln 2 + r`,

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType};
 
+use hone_core::simd::{SimdTask, dispatch};
+
 use super::float::Real;
-use super::simd::Loop;
-use super::{parallel, simd};
+use super::parallel;
 
 type Result<T> = candle_core::Result<T>;
 
@@ -50,10 +51,10 @@ struct Fill<'a, K, T> {
     width: usize,
 }
 
-impl<K: Kernel, T: Real> Loop for Fill<'_, K, T> {
+impl<K: Kernel, T: Real> SimdTask for Fill<'_, K, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         self.kernel.fill(self.first, self.out, self.inputs, self.width);
     }
 }
@@ -70,7 +71,7 @@ fn run<K: Kernel, T: Real>(
     let width = shape.dims().last().copied().unwrap_or(1).max(1);
     let mut out = vec![T::of(0.0); shape.elem_count()];
     parallel::rows(&mut out, width, |first, out| {
-        simd::dispatch(Fill { kernel, first, out, inputs: &slices, width });
+        dispatch(Fill { kernel, first, out, inputs: &slices, width });
     });
     Ok(out)
 }

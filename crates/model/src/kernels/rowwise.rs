@@ -3,10 +3,12 @@
 
 use candle_core::Tensor;
 
+use hone_core::simd::{SimdTask, dispatch};
+
 use super::custom_op::with_values;
 use super::float::Real;
-use super::simd::{Loop, dot};
-use super::{parallel, simd};
+use super::parallel;
+use super::simd::dot;
 use crate::spec::Activation;
 
 type Result<T> = candle_core::Result<T>;
@@ -27,7 +29,7 @@ impl Norm<'_> {
             let width = weight.len();
             parallel::rows(&mut out, width, |first, out| {
                 let x = &x[first * width..];
-                simd::dispatch(NormLoop { x, weight, offset: self.offset, eps: self.eps, out });
+                dispatch(NormLoop { x, weight, offset: self.offset, eps: self.eps, out });
             });
             Ok(())
         })?;
@@ -41,13 +43,7 @@ impl Norm<'_> {
             let width = weight.len();
             parallel::rows(grad, width, |first, out| {
                 let x = &x[first * width..];
-                simd::dispatch(NormGrad(NormLoop {
-                    x,
-                    weight,
-                    offset: self.offset,
-                    eps: self.eps,
-                    out,
-                }));
+                dispatch(NormGrad(NormLoop { x, weight, offset: self.offset, eps: self.eps, out }));
             });
             Ok(())
         })
@@ -68,10 +64,10 @@ fn inverse_rms<T: Real>(row: &[T], eps: f64) -> T {
     T::of(1.0) / (dot(row, row) / T::of(row.len() as f64) + T::of(eps)).sqrt()
 }
 
-impl<T: Real> Loop for NormLoop<'_, T> {
+impl<T: Real> SimdTask for NormLoop<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let (width, offset) = (self.weight.len(), T::of(self.offset));
         for (out, row) in self.out.chunks_exact_mut(width).zip(self.x.chunks_exact(width)) {
             let scale = inverse_rms(row, self.eps);
@@ -84,10 +80,10 @@ impl<T: Real> Loop for NormLoop<'_, T> {
 
 struct NormGrad<'a, T>(NormLoop<'a, T>);
 
-impl<T: Real> Loop for NormGrad<'_, T> {
+impl<T: Real> SimdTask for NormGrad<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let NormLoop { x, weight, offset, eps, out } = self.0;
         let (width, offset) = (weight.len(), T::of(offset));
         for (out, row) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
@@ -118,7 +114,7 @@ impl Rope<'_> {
         with_values([&self.tables.0, &self.tables.1], "rope", |[cos, sin]| {
             parallel::rows(x, width, |first, x| {
                 let (cos, sin) = (&cos[first * half..], &sin[first * half..]);
-                simd::dispatch(TurnLoop { x, width, head_dim, half, cos, sin, back });
+                dispatch(TurnLoop { x, width, head_dim, half, cos, sin, back });
             });
             Ok(())
         })
@@ -135,10 +131,10 @@ struct TurnLoop<'a, T> {
     back: bool,
 }
 
-impl<T: Real> Loop for TurnLoop<'_, T> {
+impl<T: Real> SimdTask for TurnLoop<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let half = self.half;
         let sign = if self.back { T::of(-1.0) } else { T::of(1.0) };
         let tables = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
@@ -162,7 +158,7 @@ pub(crate) fn gated<T: Real>(activation: Activation, gate: &[T], up: &[T], width
     parallel::rows(&mut out, width, |first, out| {
         let range = first * width..first * width + out.len();
         let (gate, up) = (&gate[range.clone()], &up[range]);
-        simd::dispatch(Gated { activation, gate, up, out });
+        dispatch(Gated { activation, gate, up, out });
     });
     out
 }
@@ -177,7 +173,7 @@ pub(crate) fn gated_backward<T: Real>(
 ) {
     parallel::rows_of_two(gate, up, width, |first, gate, up| {
         let grad = &grad[first * width..][..gate.len()];
-        simd::dispatch(GatedGrad { activation, gate, up, grad });
+        dispatch(GatedGrad { activation, gate, up, grad });
     });
 }
 
@@ -205,10 +201,10 @@ struct Gated<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Real> Loop for Gated<'_, T> {
+impl<T: Real> SimdTask for Gated<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let all = self.out.iter_mut().zip(self.gate).zip(self.up);
         match self.activation {
             Activation::Silu => all.for_each(|((out, g), u)| *out = silu(*g).0 * *u),
@@ -224,10 +220,10 @@ struct GatedGrad<'a, T> {
     grad: &'a [T],
 }
 
-impl<T: Real> Loop for GatedGrad<'_, T> {
+impl<T: Real> SimdTask for GatedGrad<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let all = self.gate.iter_mut().zip(self.up).zip(self.grad);
         macro_rules! sweep {
             ($activation:ident) => {

@@ -1,54 +1,12 @@
-//! Loops compiled for the processor they run on, and the few functions they need.
+//! Vectorizable functions for loops that [`hone_core::simd`] dispatches.
 //!
-//! The crate is built for any x86-64 (SSE2). A [`Loop`] is compiled three times, for SSE2, AVX2 and
-//! AVX-512, and [`dispatch`] picks one at run time. Sums go over a fixed number of lanes and nothing
-//! is contracted into fused multiply-adds, so all three give the same bits.
+//! Sums go over a fixed number of lanes without fused multiply-adds, so every instruction set gives
+//! the same bits.
 
 use super::float::Real;
 
 /// Lanes of a sum.
 const LANES: usize = 16;
-
-/// A loop worth vectorising. Mark `run` `#[inline(always)]`: it must be inlined into each version.
-pub(crate) trait Loop {
-    /// What it gives.
-    type Output;
-    /// Runs it.
-    fn run(self) -> Self::Output;
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-fn with_avx512<L: Loop>(task: L) -> L::Output {
-    task.run()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn with_avx2<L: Loop>(task: L) -> L::Output {
-    task.run()
-}
-
-/// Runs a loop in the widest vectors that the processor has.
-pub(crate) fn dispatch<L: Loop>(task: L) -> L::Output {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw")
-        {
-            // SAFETY: the processor has every feature that the function is compiled for (AVX-512
-            // implies AVX2 and FMA).
-            return unsafe { with_avx512(task) };
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the processor has both features.
-            return unsafe { with_avx2(task) };
-        }
-    }
-    task.run()
-}
 
 /// `e^x` within 2 units in the last place: `2^n e^r` with `x = n ln 2 + r`, `|r| <= ln 2 / 2`, and
 /// the Taylor series of `e^r` to the seventh power (its remainder is below 6e-9). No branches, so

@@ -3,14 +3,15 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
 
+use hone_core::simd::{SimdTask, dispatch};
+
 use super::token_stats::{Chosen, token_stats};
 use crate::kernels::custom_op::{
     Saved, is_half, runs_on, runs_with, slice, with_values, with_wide,
 };
 use crate::kernels::float::Real;
 use crate::kernels::matmul::{Matrix, WriteMode, multiply};
-use crate::kernels::simd::Loop;
-use crate::kernels::{ops, parallel, simd};
+use crate::kernels::{ops, parallel};
 use crate::spec::ModelSpec;
 
 type Result<T> = candle_core::Result<T>;
@@ -92,10 +93,10 @@ struct Forward<'a, T> {
     stats: &'a mut [T],
 }
 
-impl<T: Real> Loop for Forward<'_, T> {
+impl<T: Real> SimdTask for Forward<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let vocab = self.logits.len() / (self.stats.len() / 2).max(1);
         let rows = self.logits.chunks_exact_mut(vocab.max(1)).zip(self.stats.chunks_exact_mut(2));
         for (i, (logits, stats)) in rows.enumerate() {
@@ -119,10 +120,10 @@ struct Backward<'a, T> {
     vocab: usize,
 }
 
-impl<T: Real> Loop for Backward<'_, T> {
+impl<T: Real> SimdTask for Backward<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let mut slopes = Vec::new();
         let one = [T::of(1.0), T::of(0.0)];
         for (i, logits) in self.logits.chunks_exact_mut(self.vocab).enumerate() {
@@ -204,10 +205,10 @@ impl Head {
             parallel::rows(&mut pairs, 1, |first, pairs| {
                 for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
                     let (head, first) = (self, i * rows + first + j);
-                    simd::dispatch(Forward { head, first, logits, stats });
+                    dispatch(Forward { head, first, logits, stats });
                     if differentiated {
                         let (raw, grad) = (false, None);
-                        simd::dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
+                        dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
                     }
                 }
             });
@@ -257,7 +258,7 @@ impl Head {
                 let first = i * rows + first;
                 let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
                 let (head, raw) = (self, true);
-                simd::dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
+                dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
             });
             self.pull_back(logits, dx)?;
         }

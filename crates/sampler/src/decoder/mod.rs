@@ -9,11 +9,11 @@ use rope::Rope;
 use tokens::{Steps, Stretch, Tokens};
 
 use hone_core::process::pause_point;
+use hone_core::simd::dispatch;
 use hone_model::Model;
 use hone_model::spec::rope::rope_frequencies;
 
 use super::attention::Attend;
-use super::simd::dispatch;
 use super::weights::{AdapterWeights, BaseWeights, Layer, Stack};
 use super::{SamplerError, attention};
 use crate::keep_pool_hot::awake;

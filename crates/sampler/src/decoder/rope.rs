@@ -1,6 +1,6 @@
 //! Rotary positions of rows, and the norms over heads before them.
 
-use crate::simd::{Task, madd};
+use hone_core::simd::{SimdTask, mul_add};
 
 /// Cosines and sines by position.
 pub(super) struct Rope {
@@ -45,7 +45,7 @@ pub(super) struct Heads<'a> {
     pub turn: Option<Turn<'a>>,
 }
 
-impl Task for Heads<'_> {
+impl SimdTask for Heads<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -53,7 +53,7 @@ impl Task for Heads<'_> {
             if let Some((weight, eps)) = self.norm {
                 let mut sums = [0.0_f32; 8];
                 for (i, x) in head.iter().enumerate() {
-                    sums[i % 8] = madd::<FUSED>(*x, *x, sums[i % 8]);
+                    sums[i % 8] = mul_add::<FUSED>(*x, *x, sums[i % 8]);
                 }
                 let mean = sums.iter().sum::<f32>() / weight.len() as f32;
                 let scale = 1.0 / (mean + eps).sqrt();

@@ -7,6 +7,7 @@ use std::arch::x86_64::{
 };
 
 use half::{bf16, f16};
+use pulp::x86::V4;
 
 use super::{LANES, Lanes, Rows, Start};
 
@@ -67,8 +68,14 @@ impl Stored for f16 {
     }
 }
 
-/// [`super::product`] on one thread. The processor must have AVX-512.
-pub(super) fn product<W: Stored>(out: &mut [f32], w: Rows<'_, W>, x: Lanes<'_>, start: Start) {
+/// [`super::product`] on one thread. The token proves that the processor has AVX-512.
+pub(super) fn product<W: Stored>(
+    _: V4,
+    out: &mut [f32],
+    w: Rows<'_, W>,
+    x: Lanes<'_>,
+    start: Start,
+) {
     let (outputs, blocks) = (out.len() / x.width.max(1), x.width / LANES);
     assert!(x.width.is_multiple_of(LANES) && out.len() == outputs * x.width);
     assert!(w.values.len() >= outputs * w.inner && x.values.len() >= w.inner * x.width);
@@ -76,7 +83,7 @@ pub(super) fn product<W: Stored>(out: &mut [f32], w: Rows<'_, W>, x: Lanes<'_>, 
     while block < blocks {
         let taken = (blocks - block).min(4);
         let place = Place { out: out.as_mut_ptr(), w, x, start, lane: block * LANES, outputs };
-        // SAFETY: `dispatch` and `super::part` make sure of the features. The assertions above keep
+        // SAFETY: the `V4` token proves that the features exist. The assertions above keep
         // what the tiles touch within the three slices: rows below `outputs`, lanes from
         // `block * LANES` to `(block + taken) * LANES`, at most the width, and k below `inner`.
         unsafe {

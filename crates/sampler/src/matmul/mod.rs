@@ -11,11 +11,13 @@ mod avx512;
 use std::convert::Infallible;
 
 use half::{bf16, f16};
+
+#[cfg(target_arch = "x86_64")]
+use pulp::x86::V4;
 use rayon::prelude::*;
 
 use hone_core::process::pause_point;
-
-use super::simd::{Task, dispatch, madd};
+use hone_core::simd::{SimdTask, dispatch, mul_add};
 
 /// Lanes of a block: a width is a multiple of it.
 pub const LANES: usize = 16;
@@ -103,12 +105,10 @@ pub(super) fn half_part(
     x: Lanes<'_>,
     start: Start,
 ) -> bool {
-    if !super::simd::has_avx512() {
-        return false;
-    }
+    let Some(avx512) = V4::try_new() else { return false };
     match w {
-        Half::F16(values) => avx512::product(out, Rows { values, inner }, x, start),
-        Half::Bf16(values) => avx512::product(out, Rows { values, inner }, x, start),
+        Half::F16(values) => avx512::product(avx512, out, Rows { values, inner }, x, start),
+        Half::Bf16(values) => avx512::product(avx512, out, Rows { values, inner }, x, start),
     }
     pause_point();
     true
@@ -122,8 +122,8 @@ pub(super) fn half_part(_: &mut [f32], _: (Half<'_>, usize), _: Lanes<'_>, _: St
 
 fn compute(out: &mut [f32], w: Rows<'_>, x: Lanes<'_>, start: Start) {
     #[cfg(target_arch = "x86_64")]
-    if super::simd::has_avx512() {
-        return avx512::product(out, w, x, start);
+    if let Some(avx512) = V4::try_new() {
+        return avx512::product(avx512, out, w, x, start);
     }
     dispatch(Portable { out, w, x, start });
 }
@@ -136,7 +136,7 @@ struct Portable<'a> {
     start: Start,
 }
 
-impl Task for Portable<'_> {
+impl SimdTask for Portable<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -160,7 +160,7 @@ impl Task for Portable<'_> {
                         let x = &x[lane..lane + HALF];
                         for (sum, row) in sums.iter_mut().zip(rows) {
                             for (sum, x) in sum.iter_mut().zip(x) {
-                                *sum = madd::<FUSED>(row[k], *x, *sum);
+                                *sum = mul_add::<FUSED>(row[k], *x, *sum);
                             }
                         }
                     }
@@ -168,7 +168,7 @@ impl Task for Portable<'_> {
                     for (sum, row) in sums.iter_mut().zip(w.chunks_exact(inner)).take(outputs) {
                         for (w, x) in row.iter().zip(x.values.chunks_exact(width)) {
                             for (sum, x) in sum.iter_mut().zip(&x[lane..lane + HALF]) {
-                                *sum = madd::<FUSED>(*w, *x, *sum);
+                                *sum = mul_add::<FUSED>(*w, *x, *sum);
                             }
                         }
                     }

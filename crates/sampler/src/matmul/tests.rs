@@ -1,6 +1,7 @@
 use half::{bf16, f16};
 
-use super::super::simd::{Task, madd};
+use hone_core::simd::{SimdTask, mul_add};
+
 use super::{Half, LANES, Lanes, Portable, Rows, Start, dispatch, half_part, product};
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
@@ -10,13 +11,13 @@ fn values(n: usize, seed: usize) -> Vec<f32> {
 /// One sum at a time.
 struct Plain<'a>(&'a [f32], &'a [f32], usize, usize, f32);
 
-impl Task for Plain<'_> {
+impl SimdTask for Plain<'_> {
     type Output = f32;
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> f32 {
         let Self(row, x, width, lane, start) = self;
         let pairs = row.iter().enumerate();
-        pairs.fold(start, |sum, (k, w)| madd::<FUSED>(*w, x[k * width + lane], sum))
+        pairs.fold(start, |sum, (k, w)| mul_add::<FUSED>(*w, x[k * width + lane], sum))
     }
 }
 

@@ -15,10 +15,12 @@ mod tile;
 
 use tile::{Dot, Softmax, SoftmaxGrad, Tile, tiles};
 
+use hone_core::simd::dispatch;
+
 use super::segments::{PrefixGroup, Segments};
 use crate::kernels::float::Real;
 use crate::kernels::matmul::{Matrix, WriteMode, multiply};
-use crate::kernels::{parallel, simd};
+use crate::kernels::parallel;
 use crate::spec::AttentionOptions;
 
 pub(super) use chain::chain;
@@ -133,7 +135,7 @@ impl<'s> Attention<'s> {
             scores.resize(tile.rows * keys, T::of(0.0));
             products(&mut scores, tile, q, k);
             let local = tile.token - family.start;
-            simd::dispatch(Softmax {
+            dispatch(Softmax {
                 tile,
                 options: self.options,
                 scores: &mut scores,
@@ -188,10 +190,10 @@ impl<'s> Attention<'s> {
             products(&mut grads, tile, grad, v);
             rows.clear();
             rows.extend((tile.token..tile.token + tile.rows).map(|token| {
-                let mean = simd::dispatch(Dot(grad.row(token), out.row(token)));
+                let mean = dispatch(Dot(grad.row(token), out.row(token)));
                 (lse[token * queries + head], mean)
             }));
-            simd::dispatch(SoftmaxGrad {
+            dispatch(SoftmaxGrad {
                 tile,
                 options: self.options,
                 scores: &mut scores,

@@ -1,9 +1,11 @@
 //! Tiles of queries, and the loops over their scores.
 
+use hone_core::simd::SimdTask;
+
 use super::super::segments::PrefixGroup;
 use crate::kernels::float::Real;
 use crate::kernels::simd;
-use crate::kernels::simd::{Loop, dot};
+use crate::kernels::simd::dot;
 use crate::spec::AttentionOptions;
 
 /// Queries of a tile.
@@ -68,10 +70,10 @@ pub(super) struct Softmax<'a, T> {
     pub lse: &'a mut [T],
 }
 
-impl<T: Real> Loop for Softmax<'_, T> {
+impl<T: Real> SimdTask for Softmax<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let scale = T::of(self.options.scale);
         let rows = self.scores.chunks_exact_mut(self.tile.keys()).zip(self.lse);
         for (i, (row, lse)) in rows.enumerate() {
@@ -105,10 +107,10 @@ pub(super) struct SoftmaxGrad<'a, T> {
     pub rows: &'a [(T, T)],
 }
 
-impl<T: Real> Loop for SoftmaxGrad<'_, T> {
+impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let scale = T::of(self.options.scale);
         let keys = self.tile.keys();
         let rows = self.scores.chunks_exact_mut(keys).zip(self.grads.chunks_exact_mut(keys));
@@ -140,10 +142,10 @@ impl<T: Real> Loop for SoftmaxGrad<'_, T> {
 /// `sum a_i b_i` of two rows.
 pub(super) struct Dot<'a, T>(pub &'a [T], pub &'a [T]);
 
-impl<T: Real> Loop for Dot<'_, T> {
+impl<T: Real> SimdTask for Dot<'_, T> {
     type Output = T;
     #[inline(always)]
-    fn run(self) -> T {
+    fn run<const FUSED: bool>(self) -> T {
         dot(self.0, self.1)
     }
 }
