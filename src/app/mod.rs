@@ -151,7 +151,7 @@ impl Core {
         let parts = hone_train::TrainSetup {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
-            until,
+            step_limit: until,
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model: dir,
