@@ -33,7 +33,7 @@ use hone_rollout::Rollout;
 use hone_store::Store;
 use hone_train;
 use hone_train::TrainHandle;
-use hone_train::monitoring::warnings::{HealthMonitor, WatchState};
+use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::Policies;
 
 use crate::config::Config;
@@ -151,7 +151,7 @@ impl Core {
         let parts = hone_train::TrainSetup {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
-            until,
+            step_limit: until,
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model: dir,
@@ -250,7 +250,7 @@ pub async fn start(config: Config) -> anyhow::Result<Daemon> {
         config.server.clone(),
     );
     let server = tokio::spawn(http::serve(listener, state, wait_for(stopped)));
-    let monitor = config.health_monitor(WatchState::default());
+    let monitor = config.health_monitor(MonitorState::default());
     let monitor = watch_steps(monitor, core.store.clone(), core.metrics.clone());
     let monitor = tokio::spawn(monitor);
     let data = config.data.dir.display();

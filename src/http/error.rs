@@ -225,7 +225,7 @@ impl From<PolicyError> for ApiError {
             }
             PolicyError::Engine(error) => error.into(),
             PolicyError::Store(error) => error.into(),
-            PolicyError::Files(_) => Self::logged(&error),
+            PolicyError::Files(_) | PolicyError::Candidate(_) => Self::logged(&error),
         }
     }
 }

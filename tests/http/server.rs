@@ -128,7 +128,11 @@ impl PolicyControl for FakePolicies {
                 let reason = Some(reason.to_owned());
                 Ok(PolicyRecord { reason, ..record(version.0, PolicyState::Active) })
             }
-            2 => Err(PolicyError::Unservable { version, reason: "it was rejected".to_owned() }),
+            2 => Err(PolicyError::Unservable {
+                version,
+                reason: "it was rejected".to_owned(),
+                source: None,
+            }),
             _ => Err(PolicyError::Unknown(version)),
         }
     }
