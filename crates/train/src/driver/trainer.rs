@@ -243,7 +243,7 @@ impl<'a> Trainer<'a> {
 
     /// Enough trainable samples for a step, oldest groups first; stale groups are dropped.
     fn gather(&self, wanted: usize) -> Outcome<Option<TrainBatch>> {
-        let mut batch = batch_builder::gather(
+        let mut batch = batch_builder::build_batch(
             &self.parts.store,
             &self.parts.routes,
             self.reached(),
@@ -312,7 +312,7 @@ impl<'a> Trainer<'a> {
         // Of all completions, those without an advantage included.
         metrics.extend(objective::completions(batch.lengths()));
         metrics.insert("dropped_groups".to_owned(), advantages.dropped_groups as f64);
-        metrics.extend(advantages.part_figures());
+        metrics.extend(advantages.part_metrics());
         for (_, part, weight) in self.progress.weights.all() {
             metrics.insert(format!("weight/{part}"), weight);
         }

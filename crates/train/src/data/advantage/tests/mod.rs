@@ -4,12 +4,21 @@ mod rules;
 
 use proptest::prelude::*;
 
-use super::{Baselines, GroupRewards, Moments, PartRewards, RUNNING_LIMIT};
+use super::compare::RUNNING_LIMIT;
+use super::moments::Moments;
+use super::rules::AdvantageRules;
+use super::{Baselines, GroupRewards, PartRewards};
 use crate::config::AdvantageScale;
 
+impl From<AdvantageScale> for AdvantageRules {
+    fn from(scale: AdvantageScale) -> Self {
+        Self { scale, ..Self::default() }
+    }
+}
+
 fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
-    let shares = vec![1.0; values.len()];
-    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), shares }
+    let cap_weights = vec![1.0; values.len()];
+    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), cap_weights }
 }
 
 fn group(parts: Vec<PartRewards>) -> GroupRewards {
@@ -35,7 +44,7 @@ fn assert_near(a: f64, b: f64) {
 }
 
 #[test]
-fn a_whole_group_is_compared_within_itself() {
+fn members_of_a_complete_group_are_compared_with_each_other() {
     // Mean 2, sample deviation sqrt((1 + 0 + 1) / 2) = 1.
     let out = run(&[graded(&[1.0, 2.0, 3.0])], AdvantageScale::Group);
     assert_near(out[0][0], -1.0 / 1.0001);
@@ -66,7 +75,7 @@ fn equal_values_give_zero_and_are_counted() {
 }
 
 #[test]
-fn parts_are_taken_apart_and_summed_by_weight() {
+fn advantages_of_parts_are_summed_by_weight() {
     let groups = [group(vec![
         part("right", 2.0, &[Some(1.0), Some(0.0)]),
         part("short", -0.5, &[Some(3.0), Some(1.0)]),
@@ -83,10 +92,10 @@ fn a_part_that_only_some_have_uses_the_running_baseline() {
     let out = baselines.advantages(&first, AdvantageScale::None);
     assert_eq!((out.group_count, out.running_count), (0, 3));
     assert_eq!(out.zero_std_groups_ratio, None);
-    // Each against the mean of the other two.
+    // Each is compared with the mean of the other two.
     assert_near(out.values[0][0].unwrap(), -1.0);
     assert_near(out.values[1][0].unwrap(), 0.5);
-    // Mixed group: graded within the group, thumbs of one member against the past 0, 1, 1.
+    // Mixed group: graded is compared within the group, the single thumbs with the past 0, 1, 1.
     let mixed = group(vec![
         part("graded", 1.0, &[Some(1.0), Some(0.0)]),
         part("thumbs", 1.0, &[None, Some(1.0)]),
@@ -116,7 +125,7 @@ fn missing_is_not_zero() {
 }
 
 #[test]
-fn with_nothing_to_compare_with_there_is_no_advantage() {
+fn without_other_values_the_advantage_is_zero() {
     let mut baselines = Baselines::new(10.0);
     for scale in [AdvantageScale::None, AdvantageScale::Group] {
         let out = Baselines::new(10.0).advantages(&[lone(3.0)], scale);
@@ -131,7 +140,7 @@ fn with_nothing_to_compare_with_there_is_no_advantage() {
 }
 
 #[test]
-fn a_surprise_after_equal_values_is_bounded() {
+fn a_running_advantage_after_equal_values_is_bounded() {
     let mut baselines = Baselines::new(100.0);
     baselines.advantages(&[lone(1.0), lone(1.0), lone(1.0)], AdvantageScale::Group);
     let out = baselines.advantages(&[lone(0.0)], AdvantageScale::Group);
@@ -139,7 +148,7 @@ fn a_surprise_after_equal_values_is_bounded() {
 }
 
 #[test]
-fn the_past_fades_and_routes_and_parts_are_kept_apart() {
+fn the_past_decays_and_routes_and_parts_have_separate_baselines() {
     let mut baselines = Baselines::new(4.0);
     for _ in 0..50 {
         baselines.advantages(&[lone(10.0)], AdvantageScale::None);
@@ -158,7 +167,7 @@ fn the_past_fades_and_routes_and_parts_are_kept_apart() {
 }
 
 #[test]
-fn the_state_survives_json_bit_for_bit() {
+fn baselines_survive_json_bit_for_bit() {
     let mut baselines = Baselines::new(3.3);
     let values: Vec<_> = (0..9).map(|i| lone(f64::from(i) / 7.0)).collect();
     baselines.advantages(&values, AdvantageScale::Group);
@@ -175,7 +184,7 @@ fn any_scale() -> impl Strategy<Value = AdvantageScale> {
     ]
 }
 
-/// A group of two parts with gaps.
+/// A group of two parts with missing values.
 fn any_group(value: BoxedStrategy<f64>) -> impl Strategy<Value = GroupRewards> {
     let member = (prop::option::of(value.clone()), prop::option::weighted(0.8, value));
     (prop::collection::vec(member, 1..7), -2.0..2.0_f64).prop_map(|(members, weight)| {
@@ -184,7 +193,7 @@ fn any_group(value: BoxedStrategy<f64>) -> impl Strategy<Value = GroupRewards> {
     })
 }
 
-fn tame() -> BoxedStrategy<f64> {
+fn moderate() -> BoxedStrategy<f64> {
     prop_oneof![(-3.0..3.0_f64), Just(0.0), Just(1.0)].boxed()
 }
 
@@ -210,8 +219,8 @@ fn close(a: &[Vec<Option<f64>>], b: &[Vec<Option<f64>>], tolerance: f64) -> bool
 proptest! {
     #[test]
     fn adding_a_constant_to_every_reward_changes_nothing(
-        groups in prop::collection::vec(any_group(tame()), 1..5),
-        past in prop::collection::vec(any_group(tame()), 0..3),
+        groups in prop::collection::vec(any_group(moderate()), 1..5),
+        past in prop::collection::vec(any_group(moderate()), 0..3),
         shift in -3.0..3.0_f64,
         scale in any_scale(),
     ) {
@@ -220,12 +229,12 @@ proptest! {
             baselines.advantages(&map_values(&past, |x| x + shift), scale);
             baselines.advantages(&map_values(&groups, |x| x + shift), scale).values
         };
-        // Deviations that are 0 but for rounding are magnified by 1 / 1e-4.
+        // Rounding of a deviation of 0 is magnified by 1 / 1e-4.
         prop_assert!(close(&with(0.0), &with(shift), 1e-8));
     }
 
     #[test]
-    fn nothing_is_nan_for_any_finite_rewards(
+    fn finite_rewards_have_finite_advantages_and_metrics(
         groups in prop::collection::vec(any_group(any_finite()), 1..6),
         scale in any_scale(),
     ) {
@@ -240,8 +249,8 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_groups_does_not_matter(
-        groups in prop::collection::vec(any_group(tame()), 2..6),
+    fn advantages_do_not_depend_on_the_order_of_groups(
+        groups in prop::collection::vec(any_group(moderate()), 2..6),
         scale in any_scale(),
     ) {
         let (mut forward, mut backward) = (Baselines::new(9.0), Baselines::new(9.0));
@@ -255,7 +264,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_members_does_not_matter(rewards in any_group(tame()), scale in any_scale()) {
+    fn advantages_do_not_depend_on_the_order_of_members(rewards in any_group(moderate()), scale in any_scale()) {
         let mut reversed = rewards.clone();
         for part in &mut reversed.parts {
             part.values.reverse();
@@ -266,11 +275,11 @@ proptest! {
         prop_assert!(close(&out.values, &other.values, 1e-8));
     }
 
-    /// The running baseline and its divisor do not depend on the sample itself: its advantage is
-    /// a line in its own value, until the bound.
+    /// The running baseline and its divisor do not depend on the sample itself: up to the bound,
+    /// the advantage is linear in the sample's value.
     #[test]
     fn a_running_baseline_is_independent_of_the_sample(
-        others in prop::collection::vec(tame(), 2..8),
+        others in prop::collection::vec(moderate(), 2..8),
         a in -1.0..1.0_f64,
         b in -1.0..1.0_f64,
     ) {
@@ -289,8 +298,8 @@ proptest! {
     }
 
     #[test]
-    fn advantages_of_a_whole_group_sum_to_zero(
-        values in prop::collection::vec(tame(), 2..9),
+    fn advantages_of_a_complete_group_sum_to_zero(
+        values in prop::collection::vec(moderate(), 2..9),
         scale in any_scale(),
     ) {
         let out = run(&[graded(&values)], scale);
@@ -299,17 +308,17 @@ proptest! {
 }
 
 #[test]
-fn a_share_below_one_moves_less_and_is_remembered_less() {
-    let mut cut = lone(4.0);
-    cut.parts[0].shares = vec![0.25];
-    let out =
-        Baselines::new(1e9).advantages(&[lone(0.0), lone(2.0), cut.clone()], AdvantageScale::None);
-    // The others' mean is 1; the cut value's own advantage counts a quarter.
+fn a_cap_weight_scales_the_advantage_and_the_weight_in_the_baseline() {
+    let mut capped = lone(4.0);
+    capped.parts[0].cap_weights = vec![0.25];
+    let out = Baselines::new(1e9)
+        .advantages(&[lone(0.0), lone(2.0), capped.clone()], AdvantageScale::None);
+    // The mean of the others is 1; the advantage of the capped value is multiplied by 0.25.
     assert_near(out.values[2][0].unwrap(), 0.25 * 3.0);
-    // Against 2 and a quarter of 4: (2 + 1) / 1.25.
+    // The baseline is 2 with weight 1 and 4 with weight 0.25: (2 + 1) / 1.25.
     assert_near(out.values[0][0].unwrap(), -2.4);
     let mut baselines = Baselines::new(1e9);
-    baselines.advantages(&[lone(0.0), cut], AdvantageScale::None);
+    baselines.advantages(&[lone(0.0), capped], AdvantageScale::None);
     let past = baselines.get("default", "thumbs").unwrap();
     assert_near(past.count, 1.25);
     assert_near(past.mean, 0.8);

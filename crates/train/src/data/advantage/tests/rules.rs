@@ -1,14 +1,14 @@
-//! The options of advantages, against TRL's own lines (`tests/reference/make_loss_cases.py`) and by
-//! hand.
+//! `AdvantageRules` against TRL's code (`tests/reference/make_loss_cases.py`) and worked examples.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{any_group, assert_near, close, graded, group, lone, part, tame};
+use super::{any_group, assert_near, close, graded, group, lone, moderate, part};
 use crate::config::{AdvantageBaseline, AdvantageScale, RewardAggregation, ZeroVariance};
-use crate::data::advantage::{AdvantageRules, Advantages, Baselines, GroupRewards};
+use crate::data::advantage::rules::AdvantageRules;
+use crate::data::advantage::{Advantages, Baselines, GroupRewards};
 
 fn run(groups: &[GroupRewards], rules: AdvantageRules) -> Advantages {
     Baselines::new(100.0).advantages(groups, rules)
@@ -27,11 +27,12 @@ struct Case {
     /// By part, then by sample.
     rewards: Vec<Vec<f64>>,
     advantages: Vec<f64>,
-    figures: BTreeMap<String, f64>,
+    #[serde(rename = "figures")]
+    metrics: BTreeMap<String, f64>,
 }
 
 #[test]
-fn advantages_and_figures_equal_the_peers() {
+fn advantages_and_metrics_equal_those_of_trl() {
     let path = hone_model::testing::test_file("reference/loss_cases.json");
     let mut file: serde_json::Value =
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -54,48 +55,44 @@ fn advantages_and_figures_equal_the_peers() {
             ..AdvantageRules::default()
         };
         let out = run(&groups, rules);
-        for (own, peer) in out.values.iter().flatten().zip(&case.advantages) {
-            assert!((own.unwrap() - peer).abs() < 1e-8, "{own:?} is not {peer}");
+        for (own, trl) in out.values.iter().flatten().zip(&case.advantages) {
+            assert!((own.unwrap() - trl).abs() < 1e-8, "{own:?} is not {trl}");
         }
-        let mut own: BTreeMap<String, f64> = out.part_figures().collect();
+        let mut own: BTreeMap<String, f64> = out.part_metrics().collect();
         own.insert("reward".to_owned(), out.reward_mean.unwrap());
         own.insert("reward_std".to_owned(), out.reward_batch_std.unwrap());
         own.insert("frac_reward_zero_std".to_owned(), out.zero_std_groups_ratio.unwrap());
-        for (name, peer) in &case.figures {
+        for (name, trl) in &case.metrics {
             let mapped = match name.strip_prefix("rewards/").and_then(|n| n.split_once('/')) {
                 Some((part, "mean")) => format!("part/{part}"),
                 Some((part, _)) => format!("part_std/{part}"),
                 None => name.clone(),
             };
-            // With the batch's deviation TRL looks at that one, not at the groups'.
+            // At batch scale TRL checks the deviation of the batch, not those of the groups.
             let by_group = case.scale != AdvantageScale::Batch
                 && case.aggregation == RewardAggregation::SumThenNormalize;
             if name != "frac_reward_zero_std" || by_group {
-                assert!(
-                    (own[&mapped] - peer).abs() < 1e-8,
-                    "{name} is {}, not {peer}",
-                    own[&mapped]
-                );
+                assert!((own[&mapped] - trl).abs() < 1e-8, "{name} is {}, not {trl}", own[&mapped]);
             }
         }
-        assert_eq!(case.figures.len(), 9);
+        assert_eq!(case.metrics.len(), 9);
     }
 }
 
 #[test]
-fn leave_one_out_compares_with_the_others() {
+fn leave_one_out_compares_with_the_other_members() {
     let values = [1.0, 2.0, 6.0];
     let out = run(&[graded(&values)], leave_one_out(AdvantageScale::None)).values[0].clone();
     assert_near(out[0].unwrap(), 1.0 - 4.0);
     assert_near(out[1].unwrap(), 2.0 - 3.5);
     assert_near(out[2].unwrap(), 6.0 - 1.5);
-    // Scaled by the deviation of all, as the mean baseline is.
+    // The divisor is the deviation of all members, as with the mean baseline.
     let mean = run(&[graded(&values)], AdvantageRules::default()).values[0].clone();
     let out = run(&[graded(&values)], leave_one_out(AdvantageScale::Group)).values[0].clone();
     for (own, mean) in out.iter().zip(mean) {
         assert_near(own.unwrap(), 1.5 * mean.unwrap());
     }
-    // What only some have keeps its running baseline.
+    // Parts that only some members have keep their running baseline.
     let alone = [lone(0.0), lone(1.0), lone(1.0)];
     assert_eq!(
         run(&alone, leave_one_out(AdvantageScale::None)),
@@ -104,7 +101,7 @@ fn leave_one_out_compares_with_the_others() {
 }
 
 #[test]
-fn a_sum_is_of_the_parts_that_all_have() {
+fn the_sum_covers_the_parts_that_all_members_have() {
     let rules = AdvantageRules {
         aggregation: RewardAggregation::SumThenNormalize,
         ..AdvantageScale::Group.into()
@@ -115,36 +112,36 @@ fn a_sum_is_of_the_parts_that_all_have() {
         part("thumbs", 1.0, &[None, Some(1.0), None]),
     ])];
     let out = run(&groups, rules);
-    // 2.5 and 1.5: the lone thumb has no past, and is not a zero of the other.
+    // The sums are 2.5 and 1.5. The single thumbs has no past, and is not 0 for the other member.
     let gain = 0.5 / (0.5_f64.sqrt() + 1e-4);
     assert_near(out.values[0][0].unwrap(), gain);
     assert_near(out.values[0][1].unwrap(), -gain);
     assert_eq!(out.values[0][2], None);
     assert_eq!((out.group_count, out.running_count), (4, 1));
-    // The least share of a member's parts counts.
-    let mut cut = groups[0].clone();
-    cut.parts[1].shares[0] = 0.25;
-    assert_near(run(&[cut], rules).values[0][0].unwrap(), 0.25 * gain);
+    // The smallest cap weight of a member's parts applies.
+    let mut capped = groups[0].clone();
+    capped.parts[1].cap_weights[0] = 0.25;
+    assert_near(run(&[capped], rules).values[0][0].unwrap(), 0.25 * gain);
 }
 
 #[test]
-fn groups_without_a_difference_are_dropped_where_asked() {
+fn groups_without_a_difference_are_dropped_if_configured() {
     let rules = AdvantageRules { zero_variance: ZeroVariance::Drop, ..AdvantageRules::default() };
     let groups = [graded(&[1.0, 1.0]), graded(&[0.0, 1.0]), lone(3.0)];
     let out = run(&groups, rules);
     assert_eq!(out.values[0], vec![None, None]);
     assert!(out.values[1].iter().all(Option::is_some));
-    // One value alone is no group; it has nothing to be compared with yet.
+    // A single member is not a group, and there is no past to compare it with.
     assert_eq!(out.values[2], vec![Some(0.0)]);
     assert_eq!(out.dropped_groups, 1);
-    // The figures are of all that was rewarded.
+    // Metrics include dropped groups.
     let kept = run(&groups, AdvantageRules::default());
     assert_eq!(
         (out.reward_mean, out.zero_std_groups_ratio),
         (kept.reward_mean, kept.zero_std_groups_ratio)
     );
     assert_eq!(kept.dropped_groups, 0);
-    // Feedback on one of equals tells them apart.
+    // Feedback on one member distinguishes it from the others.
     let mut baselines = Baselines::new(10.0);
     baselines.advantages(&[lone(0.0), lone(1.0)], rules);
     let mixed = group(vec![
@@ -181,8 +178,8 @@ fn any_rules() -> impl Strategy<Value = AdvantageRules> {
 
 proptest! {
     #[test]
-    fn rules_keep_what_is_missing_missing_and_everything_finite(
-        groups in prop::collection::vec(any_group(tame()), 1..6),
+    fn members_without_values_have_no_advantage_and_the_others_a_finite_one(
+        groups in prop::collection::vec(any_group(moderate()), 1..6),
         rules in any_rules(),
     ) {
         let out = run(&groups, rules);
@@ -197,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn one_part_is_its_own_sum(values in prop::collection::vec(tame(), 2..9), rules in any_rules()) {
+    fn with_one_part_summing_first_changes_nothing(values in prop::collection::vec(moderate(), 2..9), rules in any_rules()) {
         prop_assume!(rules.aggregation != RewardAggregation::Gdpo);
         let with = |aggregation| run(&[graded(&values)], AdvantageRules { aggregation, ..rules }).values;
         let (parts, sum) =
