@@ -23,7 +23,7 @@ use crate::data::{batch_builder, feedback_cap};
 use crate::learning::learner::NO_SAMPLE;
 use crate::learning::{checkpoint, objective};
 use crate::memory::BaseMemory;
-use crate::memory::memory_check::{available_memory, check_room};
+use crate::memory::memory_check::{available_memory, check_memory};
 use crate::policy::PublishOutcome;
 use crate::{LearnError, Learner};
 
@@ -68,7 +68,7 @@ impl<'a> Trainer<'a> {
             let loaded = parts.base.is_some();
             let base = BaseMemory::read(&spec, &parts.model.weights, parts.config.base_dtype);
             let base = base.map_err(failed)?;
-            check_room(&spec, base, &parts.config, threads, (available, loaded)).map_err(failed)?;
+            check_memory(&spec, base, &parts.config, threads, available, loaded).map_err(failed)?;
         }
         let learner = pool.install(|| match &parts.base {
             Some(base) => Learner::with_model(base.clone(), &parts.config),
