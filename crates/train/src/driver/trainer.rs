@@ -20,8 +20,9 @@ use super::reporting;
 use super::worker::{Pools, TrainSetup};
 use crate::data::batch_builder::TrainBatch;
 use crate::data::{batch_builder, feedback_cap};
+use crate::learning::checkpoint;
 use crate::learning::learner::NO_SAMPLE;
-use crate::learning::{checkpoint, objective};
+use crate::learning::step_stats::completion_metrics;
 use crate::memory::BaseMemory;
 use crate::memory::memory_check::{available_memory, check_memory};
 use crate::policy::PublishOutcome;
@@ -310,7 +311,7 @@ impl<'a> Trainer<'a> {
         }
         metrics.insert("staleness_versions".to_owned(), staleness);
         // Of all completions, those without an advantage included.
-        metrics.extend(objective::completions(batch.lengths()));
+        metrics.extend(completion_metrics(batch.lengths()));
         metrics.insert("dropped_groups".to_owned(), advantages.dropped_groups as f64);
         metrics.extend(advantages.part_metrics());
         for (_, part, weight) in self.progress.weights.all() {

@@ -1,9 +1,8 @@
-//! What of a learner is kept: checkpoints, and the way back to an earlier adapter.
+//! Saves and restores a learner, and rolls it back to an earlier policy.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::Tensor;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
@@ -15,18 +14,17 @@ use hone_model::adapter::{ModuleScale, peft};
 use super::Learner;
 use crate::error::Result;
 use crate::learning::average::Average;
-use crate::learning::checkpoint;
-use crate::learning::checkpoint::{Checkpoint, LearnerState};
+use crate::learning::checkpoint::{self, Checkpoint, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
 
 impl Learner {
-    /// Rolls the policy back to a PEFT directory, or to the base with a fresh adapter, and forgets
-    /// the optimiser's moments, the average, a synchronised reference and what adaptive coefficients
-    /// have come to. The step count and the schedule go on.
+    /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh
+    /// adapter. This resets the optimizer's moments, the average, a synchronized reference and the
+    /// adaptive coefficients. The step count and the schedule continue.
     ///
     /// # Errors
-    /// If the adapter cannot be read or has other ranks, scales or modules than `train.lora`; nothing
-    /// is changed then.
+    /// If the adapter cannot be read or differs from `train.lora` in ranks, scales or modules;
+    /// nothing is changed then.
     pub fn reset_to(&mut self, adapter: Option<&Path>) -> Result<()> {
         let spec = self.model.spec();
         let (dtype, device) = (self.model.dtype(), self.model.device());
@@ -37,7 +35,7 @@ impl Learner {
             }
             Some(dir) => {
                 let (_, lora) = peft::read(dir, spec, dtype, device)?;
-                self.same_shape(&lora.factors())
+                self.check_shape(&lora.factors())
                     .map_err(|reason| ModelError::Adapter { path: dir.to_owned(), reason })?;
                 lora
             }
@@ -51,36 +49,42 @@ impl Learner {
         Ok(())
     }
 
-    /// Whether an adapter has the ranks, scales and modules of `train.lora`, however they are put.
-    fn same_shape(&self, found: &BTreeMap<String, ModuleScale>) -> std::result::Result<(), String> {
+    /// Checks that an adapter's modules have the ranks and scales of the trained one.
+    fn check_shape(
+        &self,
+        found: &BTreeMap<String, ModuleScale>,
+    ) -> std::result::Result<(), String> {
         let own = self.lora.factors();
         if let Some(module) = own.keys().find(|module| !found.contains_key(*module)) {
-            return Err(format!("it has nothing on {module}, which `train.lora` asks for"));
+            return Err(format!("it has nothing on {module}, which `train.lora` includes"));
         }
-        for (module, theirs) in found {
-            let Some(ours) = own.get(module) else {
+        for (module, found) in found {
+            let Some(own) = own.get(module) else {
                 return Err(format!("it is on {module} too, which `train.lora` leaves out"));
             };
-            let differs = |what: &str, theirs: String, ours: String| {
-                Err(format!("its {what} on {module} is {theirs}, but `train.lora` gives {ours}"))
-            };
-            if theirs.r != ours.r {
-                return differs("rank", theirs.r.to_string(), ours.r.to_string());
+            let (r, scale) = (found.r, found.scale);
+            if r != own.r {
+                let own = own.r;
+                return Err(format!("its rank on {module} is {r}, but `train.lora` sets {own}"));
             }
-            if (theirs.scale - ours.scale).abs() > 1e-9 * ours.scale.abs() {
-                return differs("scale", theirs.scale.to_string(), ours.scale.to_string());
+            if (scale - own.scale).abs() > 1e-9 * own.scale.abs() {
+                let own = own.scale;
+                return Err(format!(
+                    "its scale on {module} is {scale}, but `train.lora` sets {own}"
+                ));
             }
         }
         Ok(())
     }
 
-    /// Writes everything needed to go on exactly to `dir`, whole or not at all, with `extra` for
-    /// what the caller keeps. Floats in `extra` should be written as bits: JSON text may round.
+    /// Saves the complete state to the directory `dir`, atomically. `extra` is state of the caller;
+    /// its floats should be stored as bits, since JSON text may round them.
     ///
     /// # Errors
-    /// If a file cannot be written; an older checkpoint there is kept then.
+    /// If a file cannot be written; an older checkpoint in `dir` is kept then.
     pub fn save(&self, dir: &Path, extra: &Value) -> Result<()> {
         let average = self.average.as_ref();
+        let tensors = |lora: Option<&LoraWeights>| lora.map(LoraWeights::tensors).transpose();
         let state = LearnerState {
             step: self.steps,
             updates: self.optimizer.updates(),
@@ -93,17 +97,22 @@ impl Learner {
             averaged: average.map_or(0, Average::count),
             extra: extra.clone(),
         };
-        let average = average.map_or_else(|| Ok(BTreeMap::new()), Average::tensors)?;
-        let (adapter, moments) = (self.lora.tensors()?, self.optimizer.tensors()?);
-        let reference = self.reference.tensors()?;
-        checkpoint::save(dir, &Checkpoint { state, adapter, moments, average, reference })
+        let checkpoint = Checkpoint {
+            state,
+            adapter: self.lora.tensors()?,
+            moments: self.optimizer.tensors()?,
+            average: tensors(average.and_then(Average::lora))?,
+            reference: tensors(self.reference.lora())?,
+        };
+        checkpoint::save(dir, &checkpoint)
     }
 
-    /// Goes on from a checkpoint; returns the `extra` it was saved with.
+    /// Restores a checkpoint, so that training continues with the same numbers; returns the `extra`
+    /// it was saved with.
     ///
     /// # Errors
-    /// If the checkpoint is torn, of another base model, or of an adapter with other settings than
-    /// `train.lora`; nothing is changed then.
+    /// If the checkpoint is incomplete or damaged, belongs to another base model, or its adapter
+    /// differs from `train.lora`; nothing is changed then.
     pub fn load(&mut self, dir: &Path) -> Result<Value> {
         let device = self.model.device().clone();
         let loaded = checkpoint::load(dir, &device)?;
@@ -113,21 +122,19 @@ impl Learner {
         }
         let (spec, dtype) = (self.model.spec(), self.model.dtype());
         let saved = loaded.state.factors(spec).map_err(|e| wrong(e.to_string()))?;
-        self.same_shape(&saved).map_err(wrong)?;
-        let read = |tensors| {
+        self.check_shape(&saved).map_err(wrong)?;
+        let weights = |tensors| {
             LoraWeights::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
                 .map_err(|e| wrong(e.to_string()))
         };
-        let lora = read(loaded.adapter)?;
-        let where_saved = |tensors: BTreeMap<String, Tensor>| {
-            if tensors.is_empty() { Ok(None) } else { read(tensors).map(Some) }
-        };
-        let (averaged, reference) = (where_saved(loaded.average)?, where_saved(loaded.reference)?);
+        let lora = weights(loaded.adapter)?;
+        let average = loaded.average.map(weights).transpose()?;
+        let reference = loaded.reference.map(weights).transpose()?;
         self.optimizer
             .restore(loaded.state.updates, &lora.parameters(), loaded.moments)
             .map_err(|e| wrong(e.to_string()))?;
-        if let Some(average) = &mut self.average {
-            average.restore(averaged, loaded.state.averaged);
+        if let Some(own) = &mut self.average {
+            own.restore(average, loaded.state.averaged);
         }
         self.reference.restore(reference);
         self.lora = lora;
