@@ -66,11 +66,6 @@ impl Average {
         self.count
     }
 
-    /// Removes all values.
-    pub(crate) fn clear(&mut self) {
-        (self.lora, self.count) = (None, 0);
-    }
-
     /// Continues from a saved average.
     pub(crate) fn restore(&mut self, lora: Option<LoraWeights>, count: u64) {
         self.count = if lora.is_some() { count } else { 0 };

@@ -15,8 +15,6 @@ use serde_json::Value;
 
 use hone_core::digest::sha256;
 use hone_core::files::{at, remove_any, replace_dir};
-use hone_model::ModelSpec;
-use hone_model::adapter::weights::named_plan;
 use hone_model::adapter::{LoraConfig, ModuleScale};
 use hone_model::files::safetensors_bytes;
 
@@ -78,17 +76,6 @@ pub(crate) struct LearnerState {
     pub extra: Value,
 }
 
-impl LearnerState {
-    /// Rank and scale of each module, also for checkpoints without `factors`.
-    pub(crate) fn factors(&self, spec: &ModelSpec) -> Result<BTreeMap<String, ModuleScale>> {
-        if self.factors.is_empty() {
-            Ok(named_plan(spec, &self.lora)?)
-        } else {
-            Ok(self.factors.clone())
-        }
-    }
-}
-
 /// The content of `state.json`.
 #[derive(Serialize, Deserialize)]
 struct StateFile {
@@ -119,13 +106,8 @@ pub(crate) fn list(root: &Path) -> Result<Vec<PathBuf>> {
     for entry in entries {
         let entry = entry.map_err(at(root))?;
         let name = entry.file_name();
-        let step = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(PREFIX))
-            .and_then(|digits| digits.parse::<u64>().ok());
-        if let Some(step) = step {
-            found.push((step, entry.path()));
-        }
+        let step = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u64>().ok());
+        found.extend(step.map(|step| (step, entry.path())));
     }
     found.sort();
     Ok(found.into_iter().map(|(_, path)| path).collect())

@@ -46,11 +46,6 @@ impl Reference {
         self.lora.as_ref()
     }
 
-    /// Resets it to the base.
-    pub(crate) fn clear(&mut self) {
-        self.lora = None;
-    }
-
     /// Continues from a saved reference, unless synchronization is off.
     pub(crate) fn restore(&mut self, lora: Option<LoraWeights>) {
         self.lora = lora.filter(|_| self.every > 0);

@@ -212,7 +212,7 @@ impl MemoryPlan {
     }
 
     /// Name and bytes of each part, in the order of the table.
-    pub fn parts(&self) -> [(&'static str, usize); 9] {
+    fn parts(&self) -> [(&'static str, usize); 9] {
         [
             ("base weights", self.base),
             ("widened weights", self.widened),

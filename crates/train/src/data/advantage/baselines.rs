@@ -7,11 +7,10 @@ use serde::{Deserialize, Serialize};
 use super::compare::{running_advantages, standardize};
 use super::moments::Moments;
 use super::rewards::GroupRewards;
-use super::rules::AdvantageRules;
 use super::statistics::Advantages;
 use super::sums::GroupSums;
 use super::values::BatchValues;
-use crate::config::{AdvantageScale, RewardAggregation, ZeroVariance};
+use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 
 /// The running baselines of every part of every route; a part of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,30 +39,26 @@ impl Baselines {
     }
 
     /// Computes the advantages of a batch, then adds its values to the baselines.
-    pub fn advantages(
-        &mut self,
-        groups: &[GroupRewards],
-        rules: impl Into<AdvantageRules>,
-    ) -> Advantages {
-        let rules = rules.into();
+    pub fn advantages(&mut self, groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
         let values = BatchValues::new(groups);
         let sums: Vec<GroupSums> = groups.iter().map(GroupSums::new).collect();
         let mut out = Advantages::default();
         out.describe_sums(&sums);
         out.describe_parts(groups, &values);
-        let compare = |index| GroupSums::advantages(&sums, index, groups, &values, &rules);
+        let compare = |index| GroupSums::advantages(&sums, index, groups, &values, config);
         let mut within: Vec<Vec<Option<f64>>> = (0..groups.len()).map(compare).collect();
         let is_zero = |advantage: &Option<f64>| advantage.is_none_or(|advantage| advantage == 0.0);
-        let drops = rules.zero_variance == ZeroVariance::Drop;
+        let drops = config.zero_variance_groups == ZeroVariance::Drop;
         let tied = |(own, within): (&GroupSums, &Vec<Option<f64>>)| {
             drops && own.members.len() > 1 && within.iter().all(is_zero)
         };
         let tied: Vec<bool> = sums.iter().zip(&within).map(tied).collect();
-        if rules.aggregation == RewardAggregation::Gdpo {
+        if config.reward_aggregation == RewardAggregation::Gdpo {
             standardize(&mut within);
         }
         for (index, own) in sums.iter().enumerate() {
-            let (running, count) = self.running(index, &groups[index], own, &values, rules.scale);
+            let (running, count) =
+                self.running(index, &groups[index], own, &values, config.advantage_scale);
             out.running_count += count;
             let mut advantages = vec![None; groups[index].members];
             for &member in &own.members {

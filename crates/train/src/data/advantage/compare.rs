@@ -1,9 +1,8 @@
 //! Comparison of values within their group, and with a running baseline.
 
 use super::moments::Moments;
-use super::rules::AdvantageRules;
 use super::values::BatchValue;
-use crate::config::{AdvantageBaseline, AdvantageScale};
+use crate::config::{AdvantageBaseline, AdvantageScale, TrainConfig};
 
 /// Added to a standard deviation before dividing by it.
 const EPSILON: f64 = 1e-4;
@@ -12,25 +11,25 @@ const EPSILON: f64 = 1e-4;
 /// are bounded by the number of its members; a single value compared with the past is not.
 pub(super) const RUNNING_LIMIT: f64 = 5.0;
 
-/// `(x - baseline) / (s + 1e-4)` within one group; `batch_deviation` is s at batch scale.
+/// `(x - baseline) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
 ///
 /// The baseline is the mean of the group or of the other members. With the sum S of n values,
 /// `x - (S - x) / (n - 1) = n / (n - 1) (x - mean)`.
 pub(super) fn group_advantages(
     values: &[f64],
-    batch_deviation: Option<f64>,
-    rules: &AdvantageRules,
+    batch_deviation: impl FnOnce() -> Option<f64>,
+    config: &TrainConfig,
 ) -> Vec<f64> {
     if values.iter().all(|x| *x == values[0]) {
         return vec![0.0; values.len()];
     }
     let group = Moments::of(values.iter().copied());
-    let divisor = match rules.scale {
+    let divisor = match config.advantage_scale {
         AdvantageScale::None => 1.0,
         AdvantageScale::Group => group.deviation().unwrap_or(0.0) + EPSILON,
-        AdvantageScale::Batch => batch_deviation.unwrap_or(0.0) + EPSILON,
+        AdvantageScale::Batch => batch_deviation().unwrap_or(0.0) + EPSILON,
     };
-    let factor = match rules.baseline {
+    let factor = match config.advantage_baseline {
         AdvantageBaseline::Mean => 1.0,
         AdvantageBaseline::LeaveOneOut => group.count / (group.count - 1.0),
     };

@@ -15,7 +15,8 @@
 //!
 //! A member without any value has no advantage and does not enter any statistic.
 //!
-//! `AdvantageRules` change the comparison within a group, for the parts that all its members have:
+//! `train.advantage_baseline`, `train.reward_aggregation` and `train.zero_variance_groups` change the
+//! comparison within a group, for the parts that all its members have:
 //!
 //! - *leave-one-out* (RLOO, Ahmadian et al. 2024): `mean_p` is that of the other members, which
 //!   multiplies every advantage by `n / (n - 1)`
@@ -35,7 +36,6 @@ mod baselines;
 mod compare;
 mod moments;
 mod rewards;
-mod rules;
 mod statistics;
 mod sums;
 mod values;

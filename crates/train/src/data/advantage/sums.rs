@@ -3,9 +3,8 @@
 use super::compare::group_advantages;
 use super::moments::Moments;
 use super::rewards::GroupRewards;
-use super::rules::AdvantageRules;
 use super::values::BatchValues;
-use crate::config::{AdvantageScale, RewardAggregation};
+use crate::config::{RewardAggregation, TrainConfig};
 
 /// The trained members of a group and the parts that all of them have.
 pub(super) struct GroupSums {
@@ -58,18 +57,16 @@ impl GroupSums {
         index: usize,
         groups: &[GroupRewards],
         values: &BatchValues,
-        rules: &AdvantageRules,
+        config: &TrainConfig,
     ) -> Vec<Option<f64>> {
         let (own, group) = (&all[index], &groups[index]);
         let mut advantages = vec![None; group.members];
         if !own.is_compared() {
             return advantages;
         }
-        let at_batch_scale = rules.scale == AdvantageScale::Batch;
-        if rules.aggregation == RewardAggregation::SumThenNormalize {
-            let deviation =
-                at_batch_scale.then(|| Self::route_deviation(all, groups, &group.route)).flatten();
-            let compared = group_advantages(&own.values, deviation, rules);
+        if config.reward_aggregation == RewardAggregation::SumThenNormalize {
+            let deviation = || Self::route_deviation(all, groups, &group.route);
+            let compared = group_advantages(&own.values, deviation, config);
             for ((member, advantage), weight) in
                 own.members.iter().zip(compared).zip(&own.cap_weights)
             {
@@ -79,11 +76,11 @@ impl GroupSums {
         }
         for part in own.parts.iter().map(|index| &group.parts[*index]) {
             let Some(complete) = part.complete(&own.members) else { continue };
-            let deviation = at_batch_scale.then(|| {
+            let deviation = || {
                 let route = values.part(&group.route, &part.name);
                 Moments::of(route.iter().map(|v| v.value)).deviation()
-            });
-            let compared = group_advantages(&complete, deviation.flatten(), rules);
+            };
+            let compared = group_advantages(&complete, deviation, config);
             for (member, advantage) in own.members.iter().zip(compared) {
                 *advantages[*member].get_or_insert(0.0) +=
                     part.weight * part.cap_weight(*member) * advantage;

@@ -15,9 +15,9 @@ use hone_model::kernels::parallel::with_threads;
 use hone_model::transformer::Trace;
 
 use super::loss::LossSequence;
-use super::objective::{Objective, StepObjective, StepTotals};
+use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
 use super::step_timing::{StepTiming, timed};
-use crate::config::TrainConfig;
+use crate::config::{CorrectionMode, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample, shards};
 use crate::error::Result;
 use crate::memory;
@@ -32,7 +32,7 @@ pub(crate) struct ForwardBackward<'a> {
     pub samples: &'a [TrainSample],
     /// Indices of the samples that the pass computes.
     pub active: &'a [usize],
-    pub objective: Objective<'a>,
+    pub adaptive: AdaptiveCoefficients,
     /// Completion length of each sample; 0 for samples that are not trained on.
     pub lengths: Vec<usize>,
     /// The divisor of the `dr_grpo` loss.
@@ -111,13 +111,13 @@ impl ForwardBackward<'_> {
                 .into_iter()
                 .map(|micro_batch| micro_batch.into_iter().zip(streams.by_ref()).collect())
                 .collect();
-        let step = self.step_objective(&batches)?;
+        let objective = self.objective(&batches)?;
         let mut output = PassOutput { totals: StepTotals::of_one_pass(), ..PassOutput::default() };
         let parallel = memory::shards_in_parallel(spec);
         for batch in &batches {
             // The gradients of a wide model are large, so only one shard's are held at a time.
             for shards in batch.chunks(if parallel { batch.len() } else { 1 }) {
-                for shard in self.map_shards(shards, |shard| self.shard(shard, &step)) {
+                for shard in self.map_shards(shards, |shard| self.shard(shard, &objective)) {
                     output.add(shard?)?;
                 }
             }
@@ -139,18 +139,18 @@ impl ForwardBackward<'_> {
         with_threads(rayon::current_num_threads(), || shards.iter().map(f).collect())
     }
 
-    /// The objective with the values that depend on the whole step, which may need the entropies of
-    /// all trained tokens.
-    fn step_objective(&self, batches: &[Vec<Shard>]) -> Result<StepObjective<'_>> {
+    /// The objective of the whole step, which may need the entropies of all trained tokens first.
+    fn objective(&self, batches: &[Vec<Shard>]) -> Result<Objective<'_>> {
         let mut entropies = Vec::new();
-        if self.objective.needs_entropies() {
+        if self.config.top_entropy_quantile < 1.0 {
             for shards in batches {
                 for shard in self.map_shards(shards, |shard| self.entropies(shard)) {
                     entropies.extend(shard?);
                 }
             }
         }
-        Ok(self.objective.for_step(&self.lengths, self.max_completion_tokens, &entropies))
+        let (lengths, max_tokens) = (&self.lengths, self.max_completion_tokens);
+        Ok(Objective::new(self.config, &self.adaptive, lengths, max_tokens, &entropies))
     }
 
     /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
@@ -181,7 +181,7 @@ impl ForwardBackward<'_> {
     }
 
     /// Forward and backward pass of one shard.
-    fn shard(&self, (indices, stream): &Shard, step: &StepObjective<'_>) -> Result<PassOutput> {
+    fn shard(&self, (indices, stream): &Shard, objective: &Objective<'_>) -> Result<PassOutput> {
         let start = Instant::now();
         let mut output = PassOutput::default();
         let layout = self.layout(indices)?;
@@ -192,16 +192,7 @@ impl ForwardBackward<'_> {
         let stats = self.stats(&layout, trace.hidden())?;
         let (logprobs, entropies) = columns(&stats)?;
         let reference = timed(&mut output.timing.reference, || self.reference(&layout, indices))?;
-        let lacks_old = |index: &usize| !self.cache.old.contains_key(index);
-        let computes_old = self.objective.needs_old() && indices.iter().any(lacks_old);
-        let without_dropout = match &dropout {
-            _ if self.current_version.is_none() && !computes_old => None,
-            None => Some(logprobs.clone()),
-            Some(_) => {
-                let trace = self.trace(&layout, None, 0)?;
-                Some(columns(&self.stats(&layout, &trace.hidden().detach())?)?.0)
-            }
-        };
+        let without_dropout = self.without_dropout(&layout, indices, &logprobs)?;
         output.totals.computed_tokens = tokens as f64;
         let mut gradients = Vec::with_capacity(logprobs.len());
         for (index, rows) in self.rows(indices) {
@@ -209,7 +200,7 @@ impl ForwardBackward<'_> {
             let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
             let without_dropout = without_dropout.as_ref().map(|all| &all[rows.clone()]);
             let cached = self.cache.old.get(&index).map(Vec::as_slice);
-            let old = cached.or(without_dropout).filter(|_| self.objective.needs_old());
+            let old = cached.or(without_dropout).filter(|_| self.needs_old());
             let reference = reference.as_ref().map(|all| &all[rows.clone()]);
             let sequence = LossSequence {
                 logprobs: &logprobs[rows.clone()],
@@ -219,7 +210,7 @@ impl ForwardBackward<'_> {
                 reference,
                 advantage: sample.advantage,
             };
-            step.add_sequence(index, &sequence, &mut gradients, &mut output.totals);
+            objective.add_sequence(index, &sequence, &mut gradients, &mut output.totals);
             output.logprobs.old.extend(old.map(|old| (index, old.to_vec())));
             output.logprobs.reference.extend(reference.map(|all| (index, all.to_vec())));
             if let Some(recomputed) = without_dropout
@@ -236,6 +227,31 @@ impl ForwardBackward<'_> {
             Ok(self.model.backward(trace, &stats, &seed.to_dtype(stats.dtype())?, self.lora)?)
         })?;
         Ok(output)
+    }
+
+    /// Whether the loss needs log-probabilities from before the step's first update.
+    fn needs_old(&self) -> bool {
+        self.config.sampler_correction.mode != CorrectionMode::None
+    }
+
+    /// A shard's log-probabilities without dropout, to compare them with the recorded ones or to
+    /// cache them as the old ones; `None` if neither is needed. `logprobs` are those with dropout.
+    fn without_dropout(
+        &self,
+        layout: &PackedBatch,
+        indices: &[usize],
+        logprobs: &[f64],
+    ) -> Result<Option<Vec<f64>>> {
+        let is_cached = |index: &usize| self.cache.old.contains_key(index);
+        let computes_old = self.needs_old() && !indices.iter().all(is_cached);
+        if self.current_version.is_none() && !computes_old {
+            return Ok(None);
+        }
+        if self.config.lora.dropout == 0.0 {
+            return Ok(Some(logprobs.to_vec()));
+        }
+        let trace = self.trace(layout, None, 0)?;
+        Ok(Some(columns(&self.stats(layout, &trace.hidden().detach())?)?.0))
     }
 
     fn dropout(&self, stream: u64) -> Option<Dropout> {

@@ -15,7 +15,7 @@ use crate::config::{
     Recompute, TrainConfig,
 };
 use crate::data::packing::{PackedBatch, TrainSample, shards};
-use crate::learning::objective::{AdaptiveCoefficients, Objective};
+use crate::learning::objective::AdaptiveCoefficients;
 use crate::testing::{random_samples, tiny_config};
 
 fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
@@ -52,7 +52,7 @@ fn run_with(
         config,
         samples,
         active: &active,
-        objective: Objective::new(config, &AdaptiveCoefficients::new(config)),
+        adaptive: AdaptiveCoefficients::new(config),
         lengths,
         max_completion_tokens: 12,
         current_version: None,
@@ -267,7 +267,7 @@ fn order_and_samples_of_weight_zero_do_not_change_the_gradient() {
         config: &config,
         samples: &padded,
         active: &active,
-        objective: Objective::new(&config, &AdaptiveCoefficients::new(&config)),
+        adaptive: AdaptiveCoefficients::new(&config),
         lengths,
         max_completion_tokens: 12,
         current_version: None,

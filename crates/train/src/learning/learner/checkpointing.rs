@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use hone_model::ModelError;
-use hone_model::adapter::weights::LoraWeights;
+use hone_model::adapter::weights::{LoraWeights, named_plan};
 use hone_model::adapter::{ModuleScale, peft};
 
 use super::Learner;
@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::learning::average::Average;
 use crate::learning::checkpoint::{self, Checkpoint, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
+use crate::learning::reference::Reference;
 
 impl Learner {
     /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh
@@ -42,10 +43,8 @@ impl Learner {
         };
         self.optimizer.clear();
         self.adaptive = AdaptiveCoefficients::new(&self.config);
-        self.reference.clear();
-        if let Some(average) = &mut self.average {
-            average.clear();
-        }
+        self.reference = Reference::new(&self.config.kl);
+        self.average = Average::new(&self.config);
         Ok(())
     }
 
@@ -62,15 +61,10 @@ impl Learner {
             let Some(own) = own.get(module) else {
                 return Err(format!("it is on {module} too, which `train.lora` leaves out"));
             };
-            let (r, scale) = (found.r, found.scale);
-            if r != own.r {
-                let own = own.r;
-                return Err(format!("its rank on {module} is {r}, but `train.lora` sets {own}"));
-            }
-            if (scale - own.scale).abs() > 1e-9 * own.scale.abs() {
-                let own = own.scale;
+            if found.r != own.r || (found.scale - own.scale).abs() > 1e-9 * own.scale.abs() {
                 return Err(format!(
-                    "its scale on {module} is {scale}, but `train.lora` sets {own}"
+                    "on {module} its rank is {} and its scale {}, but `train.lora` sets {} and {}",
+                    found.r, found.scale, own.r, own.scale
                 ));
             }
         }
@@ -116,13 +110,18 @@ impl Learner {
     pub fn load(&mut self, dir: &Path) -> Result<Value> {
         let device = self.model.device().clone();
         let loaded = checkpoint::load(dir, &device)?;
+        let state = loaded.state;
         let wrong = |reason: String| checkpoint::wrong(dir, reason);
-        if loaded.state.model != self.model.digest()? {
+        if state.model != self.model.digest()? {
             return Err(wrong("it belongs to another base model".to_owned()));
         }
         let (spec, dtype) = (self.model.spec(), self.model.dtype());
-        let saved = loaded.state.factors(spec).map_err(|e| wrong(e.to_string()))?;
-        self.check_shape(&saved).map_err(wrong)?;
+        let factors = if state.factors.is_empty() {
+            named_plan(spec, &state.lora).map_err(|e| wrong(e.to_string()))?
+        } else {
+            state.factors
+        };
+        self.check_shape(&factors).map_err(wrong)?;
         let weights = |tensors| {
             LoraWeights::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
                 .map_err(|e| wrong(e.to_string()))
@@ -131,20 +130,18 @@ impl Learner {
         let average = loaded.average.map(weights).transpose()?;
         let reference = loaded.reference.map(weights).transpose()?;
         self.optimizer
-            .restore(loaded.state.updates, &lora.parameters(), loaded.moments)
+            .restore(state.updates, &lora.parameters(), loaded.moments)
             .map_err(|e| wrong(e.to_string()))?;
         if let Some(own) = &mut self.average {
-            own.restore(average, loaded.state.averaged);
+            own.restore(average, state.averaged);
         }
         self.reference.restore(reference);
         self.lora = lora;
-        self.rng = loaded.state.rng;
-        self.steps = loaded.state.step;
-        self.adaptive = loaded.state.adaptive.map_or_else(
-            || AdaptiveCoefficients::new(&self.config),
-            |adaptive| adaptive.configured(&self.config),
-        );
-        self.tokens = loaded.state.tokens;
-        Ok(loaded.state.extra)
+        self.rng = state.rng;
+        self.steps = state.step;
+        let adaptive = state.adaptive.unwrap_or_else(|| AdaptiveCoefficients::new(&self.config));
+        self.adaptive = adaptive.configured(&self.config);
+        self.tokens = state.tokens;
+        Ok(state.extra)
     }
 }

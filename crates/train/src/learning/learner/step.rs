@@ -6,7 +6,7 @@ use super::{Learner, NO_SAMPLE, StepStats};
 use crate::data::packing::TrainSample;
 use crate::error::Result;
 use crate::learning::forward_backward::{ForwardBackward, LogprobCache, PassOutput};
-use crate::learning::objective::{Objective, StepTotals};
+use crate::learning::objective::StepTotals;
 use crate::learning::optimizer::clip_global_norm;
 use crate::learning::schedule;
 use crate::learning::step_stats::completion_metrics;
@@ -135,7 +135,7 @@ impl Learner {
                 config: &self.config,
                 samples,
                 active,
-                objective: Objective::new(&self.config, &self.adaptive),
+                adaptive: self.adaptive,
                 lengths,
                 max_completion_tokens,
                 current_version,

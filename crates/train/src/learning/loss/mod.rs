@@ -125,12 +125,9 @@ pub(crate) fn sequence_loss(
         correction::is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
     let vespo_weight = (config.loss == LossKind::Vespo)
         .then(|| vespo::weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
-    let (clipped_low, clipped_high) = clipped_fractions(&ratios, advantage, config);
     let mut out = SequenceLoss {
         dloss_dlogp: vec![0.0; count],
         dloss_dentropy: vec![0.0; count],
-        clipped_low,
-        clipped_high,
         vespo_weight,
         off_policy,
         ..SequenceLoss::default()
@@ -155,8 +152,11 @@ pub(crate) fn sequence_loss(
         let factor = if selected && !off_policy { rho } else { 0.0 };
         let ratio = at(&ratios, t);
         let (mut loss, mut dloss_dlogp) = (0.0, 0.0);
+        let term = surrogate(ratio, logprobs[t], advantage, config);
+        // As in TRL, ratios count as clipped even if their surrogate has the factor 0.
+        out.clipped_low += f64::from(u8::from(term.clipped_low));
+        out.clipped_high += f64::from(u8::from(term.clipped_high));
         if factor != 0.0 {
-            let term = surrogate(ratio, logprobs[t], advantage, config);
             loss += factor * term.value;
             dloss_dlogp += factor * term.d_logp;
             dloss_dlog_ratio[t] += factor * term.d_log_ratio;
@@ -182,22 +182,11 @@ pub(crate) fn sequence_loss(
     for (dloss_dlogp, through_ratio) in out.dloss_dlogp.iter_mut().zip(dloss_dlog_ratio) {
         *dloss_dlogp = coefficients.token * (*dloss_dlogp + through_ratio);
     }
+    out.clipped_low /= count.max(1) as f64;
+    out.clipped_high /= count.max(1) as f64;
     out.ratios = ratios;
     out.sampler_weights = sampler_weights;
     out
-}
-
-/// Fractions of the ratios that the lower and the upper bound cut. As in TRL, every ratio counts,
-/// even if its surrogate has the factor 0.
-fn clipped_fractions(ratios: &[f64], advantage: f64, config: &TrainConfig) -> (f64, f64) {
-    let (mut low, mut high) = (0.0, 0.0);
-    for ratio in ratios {
-        let term = surrogate(*ratio, 0.0, advantage, config);
-        low += f64::from(u8::from(term.clipped_low));
-        high += f64::from(u8::from(term.clipped_high));
-    }
-    let count = ratios.len().max(1) as f64;
-    (low / count, high / count)
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! From the log-probabilities and entropies of a forward pass to the gradient of the loss with
 //! respect to them, and to metrics.
 //!
-//! [`Objective::for_step`] fixes what depends on the whole optimizer step: the tokens' weights and
-//! the entropy threshold. If [`Objective::needs_entropies`], that takes a forward pass over all
-//! samples first. [`StepObjective::add_sequence`] then handles the sequences one by one.
+//! [`Objective::new`] fixes what depends on the whole optimizer step: the tokens' weights and the
+//! entropy threshold. [`Objective::add_sequence`] then handles the sequences one by one.
 
 mod totals;
 
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::float_bits;
 use super::loss::{LossCoefficients, LossSequence, entropy, kl, sequence_loss, sequence_weights};
-use crate::config::{CorrectionMode, TrainConfig};
+use crate::config::TrainConfig;
 
 pub(crate) use totals::StepTotals;
 
@@ -55,60 +54,8 @@ impl AdaptiveCoefficients {
     }
 }
 
-/// The loss of one update, with the current coefficients.
-#[derive(Clone, Copy)]
+/// The loss of one update, with the values that depend on the whole optimizer step.
 pub(crate) struct Objective<'a> {
-    config: &'a TrainConfig,
-    beta: f64,
-    /// Coefficient of the entropy bonus.
-    entropy_coef: f64,
-}
-
-impl<'a> Objective<'a> {
-    pub fn new(config: &'a TrainConfig, adaptive: &AdaptiveCoefficients) -> Self {
-        let entropy_coef =
-            entropy::active_coef(adaptive.entropy_coef, adaptive.entropy, &config.entropy);
-        Self { config, beta: adaptive.beta, entropy_coef }
-    }
-
-    /// Whether [`Self::for_step`] needs the entropies of all tokens that are trained on.
-    pub fn needs_entropies(&self) -> bool {
-        self.config.top_entropy_quantile < 1.0
-    }
-
-    /// Whether log-probabilities from before the step's first update are needed.
-    pub fn needs_old(&self) -> bool {
-        self.config.sampler_correction.mode != CorrectionMode::None
-    }
-
-    /// Fixes what depends on the whole step. `lengths` has the completion length of each sample, 0
-    /// for those that are not trained on; `entropies` those of all trained tokens, if needed.
-    pub fn for_step(
-        self,
-        lengths: &[usize],
-        max_completion_tokens: usize,
-        entropies: &[f64],
-    ) -> StepObjective<'a> {
-        let entropy_threshold = entropy::threshold(entropies, self.config.top_entropy_quantile);
-        let selected = match entropy_threshold {
-            Some(least) => entropies.iter().filter(|entropy| **entropy >= least).count(),
-            None => lengths.iter().sum(),
-        };
-        StepObjective {
-            config: self.config,
-            weights: sequence_weights(self.config.loss, lengths, max_completion_tokens),
-            coefficients: LossCoefficients {
-                token: 0.0,
-                entropy: self.entropy_coef / selected.max(1) as f64,
-                entropy_threshold,
-                beta: self.beta,
-            },
-        }
-    }
-}
-
-/// An [`Objective`] with the values that depend on the whole step.
-pub(crate) struct StepObjective<'a> {
     config: &'a TrainConfig,
     /// Token weight of each sample.
     weights: Vec<f64>,
@@ -116,7 +63,33 @@ pub(crate) struct StepObjective<'a> {
     coefficients: LossCoefficients,
 }
 
-impl StepObjective<'_> {
+impl<'a> Objective<'a> {
+    /// `lengths` has the completion length of each sample, 0 for those that are not trained on, and
+    /// `entropies` those of all trained tokens if `train.top_entropy_quantile` is below 1.
+    pub fn new(
+        config: &'a TrainConfig,
+        adaptive: &AdaptiveCoefficients,
+        lengths: &[usize],
+        max_completion_tokens: usize,
+        entropies: &[f64],
+    ) -> Self {
+        let entropy_coef =
+            entropy::active_coef(adaptive.entropy_coef, adaptive.entropy, &config.entropy);
+        let entropy_threshold = entropy::threshold(entropies, config.top_entropy_quantile);
+        let selected = match entropy_threshold {
+            Some(least) => entropies.iter().filter(|entropy| **entropy >= least).count(),
+            None => lengths.iter().sum(),
+        };
+        let coefficients = LossCoefficients {
+            token: 0.0,
+            entropy: entropy_coef / selected.max(1) as f64,
+            entropy_threshold,
+            beta: adaptive.beta,
+        };
+        let weights = sequence_weights(config.loss, lengths, max_completion_tokens);
+        Self { config, weights, coefficients }
+    }
+
     /// Appends `[dloss/dlogp, dloss/dentropy]` of every token of sample `index` to `gradients`, and
     /// adds the sample to `totals`. A sample of weight 0 has gradients of 0 and is not counted.
     pub fn add_sequence(

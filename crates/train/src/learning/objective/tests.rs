@@ -19,12 +19,12 @@ fn sequence<'a>(
 fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
     let mut config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     config.entropy.coef = 0.5;
-    let objective = Objective::new(&config, &AdaptiveCoefficients::new(&config));
-    let step = objective.for_step(&[2, 0], 8, &[]);
+    let adaptive = AdaptiveCoefficients::new(&config);
+    let objective = Objective::new(&config, &adaptive, &[2, 0], 8, &[]);
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     let sequence = sequence(&[-1.0, -2.0], &[0.7, 0.9], &[-1.0, -2.0], 1.0);
     for index in 0..2 {
-        step.add_sequence(index, &sequence, &mut gradients, &mut totals);
+        objective.add_sequence(index, &sequence, &mut gradients, &mut totals);
     }
     // -A r / tokens, and -coef / tokens.
     assert_eq!(gradients, [[-0.5, -0.25], [-0.5, -0.25], [0.0, 0.0], [0.0, 0.0]]);
@@ -39,15 +39,15 @@ fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
 #[test]
 fn clipping_is_counted_by_token_and_by_sequence() {
     let config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
-    let objective = Objective::new(&config, &AdaptiveCoefficients::new(&config));
-    let step = objective.for_step(&[2, 2], 8, &[]);
+    let adaptive = AdaptiveCoefficients::new(&config);
+    let objective = Objective::new(&config, &adaptive, &[2, 2], 8, &[]);
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     // Ratios e and 1, then 1 and 1 / e.
     for (index, (recorded, advantage)) in
         [([-2.0, -1.0], 1.0), ([-1.0, 0.0], -1.0)].iter().enumerate()
     {
         let sequence = sequence(&[-1.0, -1.0], &[1.0; 2], recorded, *advantage);
-        step.add_sequence(index, &sequence, &mut gradients, &mut totals);
+        objective.add_sequence(index, &sequence, &mut gradients, &mut totals);
     }
     let mut metrics = BTreeMap::new();
     totals.insert_metrics(&config, &mut metrics);

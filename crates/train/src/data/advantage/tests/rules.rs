@@ -1,21 +1,22 @@
-//! `AdvantageRules` against TRL's code (`tests/reference/make_loss_cases.py`) and worked examples.
+//! The configured rules against TRL's code (`tests/reference/make_loss_cases.py`) and worked examples.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{any_group, assert_near, close, graded, group, lone, moderate, part};
-use crate::config::{AdvantageBaseline, AdvantageScale, RewardAggregation, ZeroVariance};
-use crate::data::advantage::rules::AdvantageRules;
+use super::{any_group, assert_near, close, graded, group, lone, moderate, part, scaled};
+use crate::config::{
+    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
+};
 use crate::data::advantage::{Advantages, Baselines, GroupRewards};
 
-fn run(groups: &[GroupRewards], rules: AdvantageRules) -> Advantages {
-    Baselines::new(100.0).advantages(groups, rules)
+fn run(groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
+    Baselines::new(100.0).advantages(groups, config)
 }
 
-fn leave_one_out(scale: AdvantageScale) -> AdvantageRules {
-    AdvantageRules { scale, baseline: AdvantageBaseline::LeaveOneOut, ..AdvantageRules::default() }
+fn leave_one_out(scale: AdvantageScale) -> TrainConfig {
+    TrainConfig { advantage_baseline: AdvantageBaseline::LeaveOneOut, ..scaled(scale) }
 }
 
 #[derive(Deserialize)]
@@ -49,12 +50,8 @@ fn advantages_and_metrics_equal_those_of_trl() {
                 group(parts.collect())
             })
             .collect();
-        let rules = AdvantageRules {
-            scale: case.scale,
-            aggregation: case.aggregation,
-            ..AdvantageRules::default()
-        };
-        let out = run(&groups, rules);
+        let config = TrainConfig { reward_aggregation: case.aggregation, ..scaled(case.scale) };
+        let out = run(&groups, &config);
         for (own, trl) in out.values.iter().flatten().zip(&case.advantages) {
             assert!((own.unwrap() - trl).abs() < 1e-8, "{own:?} is not {trl}");
         }
@@ -82,36 +79,36 @@ fn advantages_and_metrics_equal_those_of_trl() {
 #[test]
 fn leave_one_out_compares_with_the_other_members() {
     let values = [1.0, 2.0, 6.0];
-    let out = run(&[graded(&values)], leave_one_out(AdvantageScale::None)).values[0].clone();
+    let out = run(&[graded(&values)], &leave_one_out(AdvantageScale::None)).values[0].clone();
     assert_near(out[0].unwrap(), 1.0 - 4.0);
     assert_near(out[1].unwrap(), 2.0 - 3.5);
     assert_near(out[2].unwrap(), 6.0 - 1.5);
     // The divisor is the deviation of all members, as with the mean baseline.
-    let mean = run(&[graded(&values)], AdvantageRules::default()).values[0].clone();
-    let out = run(&[graded(&values)], leave_one_out(AdvantageScale::Group)).values[0].clone();
+    let mean = run(&[graded(&values)], &TrainConfig::default()).values[0].clone();
+    let out = run(&[graded(&values)], &leave_one_out(AdvantageScale::Group)).values[0].clone();
     for (own, mean) in out.iter().zip(mean) {
         assert_near(own.unwrap(), 1.5 * mean.unwrap());
     }
     // Parts that only some members have keep their running baseline.
     let alone = [lone(0.0), lone(1.0), lone(1.0)];
     assert_eq!(
-        run(&alone, leave_one_out(AdvantageScale::None)),
-        run(&alone, AdvantageScale::None.into())
+        run(&alone, &leave_one_out(AdvantageScale::None)),
+        run(&alone, &scaled(AdvantageScale::None))
     );
 }
 
 #[test]
 fn the_sum_covers_the_parts_that_all_members_have() {
-    let rules = AdvantageRules {
-        aggregation: RewardAggregation::SumThenNormalize,
-        ..AdvantageScale::Group.into()
+    let config = TrainConfig {
+        reward_aggregation: RewardAggregation::SumThenNormalize,
+        ..scaled(AdvantageScale::Group)
     };
     let groups = [group(vec![
         part("right", 2.0, &[Some(1.0), Some(0.0), None]),
         part("short", 1.0, &[Some(0.5), Some(1.5), None]),
         part("thumbs", 1.0, &[None, Some(1.0), None]),
     ])];
-    let out = run(&groups, rules);
+    let out = run(&groups, &config);
     // The sums are 2.5 and 1.5. The single thumbs has no past, and is not 0 for the other member.
     let gain = 0.5 / (0.5_f64.sqrt() + 1e-4);
     assert_near(out.values[0][0].unwrap(), gain);
@@ -121,21 +118,21 @@ fn the_sum_covers_the_parts_that_all_members_have() {
     // The smallest cap weight of a member's parts applies.
     let mut capped = groups[0].clone();
     capped.parts[1].cap_weights[0] = 0.25;
-    assert_near(run(&[capped], rules).values[0][0].unwrap(), 0.25 * gain);
+    assert_near(run(&[capped], &config).values[0][0].unwrap(), 0.25 * gain);
 }
 
 #[test]
 fn groups_without_a_difference_are_dropped_if_configured() {
-    let rules = AdvantageRules { zero_variance: ZeroVariance::Drop, ..AdvantageRules::default() };
+    let config = TrainConfig { zero_variance_groups: ZeroVariance::Drop, ..TrainConfig::default() };
     let groups = [graded(&[1.0, 1.0]), graded(&[0.0, 1.0]), lone(3.0)];
-    let out = run(&groups, rules);
+    let out = run(&groups, &config);
     assert_eq!(out.values[0], vec![None, None]);
     assert!(out.values[1].iter().all(Option::is_some));
     // A single member is not a group, and there is no past to compare it with.
     assert_eq!(out.values[2], vec![Some(0.0)]);
     assert_eq!(out.dropped_groups, 1);
     // Metrics include dropped groups.
-    let kept = run(&groups, AdvantageRules::default());
+    let kept = run(&groups, &TrainConfig::default());
     assert_eq!(
         (out.reward_mean, out.zero_std_groups_ratio),
         (kept.reward_mean, kept.zero_std_groups_ratio)
@@ -143,19 +140,19 @@ fn groups_without_a_difference_are_dropped_if_configured() {
     assert_eq!(kept.dropped_groups, 0);
     // Feedback on one member distinguishes it from the others.
     let mut baselines = Baselines::new(10.0);
-    baselines.advantages(&[lone(0.0), lone(1.0)], rules);
+    baselines.advantages(&[lone(0.0), lone(1.0)], &config);
     let mixed = group(vec![
         part("graded", 1.0, &[Some(1.0), Some(1.0)]),
         part("thumbs", 1.0, &[None, Some(1.0)]),
     ]);
-    let out = baselines.advantages(&[mixed], rules);
+    let out = baselines.advantages(&[mixed], &config);
     assert!(out.values[0][0].is_none() && out.values[0][1].unwrap() > 0.1);
     assert_eq!(out.dropped_groups, 0);
-    let gdpo = AdvantageRules { aggregation: RewardAggregation::Gdpo, ..rules };
-    assert_eq!(run(&[graded(&[0.1; 3]), graded(&[0.0, 0.7])], gdpo).values[0], vec![None; 3]);
+    let gdpo = TrainConfig { reward_aggregation: RewardAggregation::Gdpo, ..config };
+    assert_eq!(run(&[graded(&[0.1; 3]), graded(&[0.0, 0.7])], &gdpo).values[0], vec![None; 3]);
 }
 
-fn any_rules() -> impl Strategy<Value = AdvantageRules> {
+fn any_rules() -> impl Strategy<Value = TrainConfig> {
     let scale = prop::sample::select(vec![
         AdvantageScale::Group,
         AdvantageScale::Batch,
@@ -167,11 +164,15 @@ fn any_rules() -> impl Strategy<Value = AdvantageRules> {
         RewardAggregation::Gdpo,
     ]);
     (scale, aggregation, any::<bool>(), any::<bool>()).prop_map(
-        |(scale, aggregation, others, drops)| AdvantageRules {
-            scale,
-            aggregation,
-            baseline: if others { AdvantageBaseline::LeaveOneOut } else { AdvantageBaseline::Mean },
-            zero_variance: if drops { ZeroVariance::Drop } else { ZeroVariance::Keep },
+        |(scale, reward_aggregation, others, drops)| TrainConfig {
+            reward_aggregation,
+            advantage_baseline: if others {
+                AdvantageBaseline::LeaveOneOut
+            } else {
+                AdvantageBaseline::Mean
+            },
+            zero_variance_groups: if drops { ZeroVariance::Drop } else { ZeroVariance::Keep },
+            ..scaled(scale)
         },
     )
 }
@@ -180,23 +181,25 @@ proptest! {
     #[test]
     fn members_without_values_have_no_advantage_and_the_others_a_finite_one(
         groups in prop::collection::vec(any_group(moderate()), 1..6),
-        rules in any_rules(),
+        config in any_rules(),
     ) {
-        let out = run(&groups, rules);
+        let out = run(&groups, &config);
         for (group, values) in groups.iter().zip(&out.values) {
             for (member, value) in values.iter().enumerate() {
                 let scored = group.parts.iter().any(|p| p.values[member].is_some());
                 prop_assert!(scored || value.is_none());
                 prop_assert!(value.is_none_or(f64::is_finite));
-                prop_assert!(!scored || value.is_some() || rules.zero_variance == ZeroVariance::Drop);
+                prop_assert!(!scored || value.is_some() || config.zero_variance_groups == ZeroVariance::Drop);
             }
         }
     }
 
     #[test]
-    fn with_one_part_summing_first_changes_nothing(values in prop::collection::vec(moderate(), 2..9), rules in any_rules()) {
-        prop_assume!(rules.aggregation != RewardAggregation::Gdpo);
-        let with = |aggregation| run(&[graded(&values)], AdvantageRules { aggregation, ..rules }).values;
+    fn with_one_part_summing_first_changes_nothing(values in prop::collection::vec(moderate(), 2..9), config in any_rules()) {
+        prop_assume!(config.reward_aggregation != RewardAggregation::Gdpo);
+        let with = |reward_aggregation| {
+            run(&[graded(&values)], &TrainConfig { reward_aggregation, ..config.clone() }).values
+        };
         let (parts, sum) =
             (with(RewardAggregation::NormalizeThenSum), with(RewardAggregation::SumThenNormalize));
         prop_assert!(close(&parts, &sum, 1e-8));

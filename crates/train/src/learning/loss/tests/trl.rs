@@ -10,7 +10,7 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 use hone_model::transformer::token_stats;
 
-use crate::config::TrainConfig;
+use crate::config::{CorrectionMode, TrainConfig};
 use crate::learning::loss::LossSequence;
 use crate::learning::objective::{AdaptiveCoefficients, Objective, StepTotals};
 
@@ -53,8 +53,9 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
     let (logprobs, entropies): (Vec<f64>, Vec<f64>) =
         values(&stats).chunks(2).map(|row| (row[0], row[1])).unzip();
     let recorded: Vec<f64> = data.recorded.iter().map(|l| f64::from(*l)).collect();
-    let objective = Objective::new(config, &AdaptiveCoefficients::new(config));
-    let step = objective.for_step(&data.lengths, max_tokens, &entropies);
+    let adaptive = AdaptiveCoefficients::new(config);
+    let objective = Objective::new(config, &adaptive, &data.lengths, max_tokens, &entropies);
+    let corrected = config.sampler_correction.mode != CorrectionMode::None;
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     let mut start = 0;
     for (index, length) in data.lengths.iter().enumerate() {
@@ -64,11 +65,11 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
             logprobs: &logprobs[rows.clone()],
             entropies: &entropies[rows.clone()],
             recorded: &recorded[rows.clone()],
-            old: objective.needs_old().then(|| &data.old[rows.clone()]),
+            old: corrected.then(|| &data.old[rows.clone()]),
             reference: (config.beta != 0.0).then(|| &data.reference[rows]),
             advantage: data.advantages[index],
         };
-        step.add_sequence(index, &sequence, &mut gradients, &mut totals);
+        objective.add_sequence(index, &sequence, &mut gradients, &mut totals);
     }
     let gradients = Tensor::from_vec(gradients.concat(), stats.dims(), &Device::Cpu).unwrap();
     let store = (&stats * gradients).unwrap().sum_all().unwrap().backward().unwrap();
