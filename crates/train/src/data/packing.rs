@@ -30,7 +30,7 @@ pub struct TrainSample {
 }
 
 impl TrainSample {
-    /// Checks that the sample can be trained on.
+    /// Checks that the sample can be trained on with a vocabulary of `vocab` ids.
     ///
     /// # Errors
     /// If a field is empty, has the wrong length or is out of range. The message contains `index`.
@@ -65,7 +65,7 @@ impl TrainSample {
 /// Prompt, completion and sampling temperature.
 pub(crate) type PromptCompletion<'a> = (&'a [u32], &'a [u32], f32);
 
-/// Distinct prompts in order of first appearance, each with the indices that have it.
+/// Distinct prompts in order of first appearance, each with the indices of its entries.
 type PromptGroups<'a> = Vec<(&'a [u32], Vec<usize>)>;
 
 fn group_by_prompt<'a>(entries: impl Iterator<Item = (usize, &'a [u32])>) -> PromptGroups<'a> {

@@ -61,11 +61,12 @@ impl Learner {
     ) -> Result<StepStats> {
         self.timing = StepTiming::default();
         let mut stats = StepStats::default();
-        let masks = self.config.mask_truncated_completions;
-        let mut active: Vec<usize> =
-            (0..samples.len()).filter(|index| !(masks && samples[*index].truncated)).collect();
+        let masks_truncated = self.config.mask_truncated_completions;
+        let trains_on = |index: &usize| !(masks_truncated && samples[*index].truncated);
+        let mut active: Vec<usize> = (0..samples.len()).filter(trains_on).collect();
         let learning_rate = schedule::learning_rate(&self.config, self.steps);
-        // An average of several steps differs from the weights that the first pass computes with.
+        // Samples come from the served weights. An average of several steps differs from the weights
+        // that the first pass computes with.
         let serves_own = self.average.as_ref().is_none_or(|average| average.count() < 2);
         let mut totals = StepTotals::default();
         let mut cache = LogprobCache::default();
@@ -80,25 +81,25 @@ impl Learner {
                 &mut cache,
                 &mut stats.refused,
             )?;
-            let Some(PassOutput { totals: pass, mut gradients, .. }) = pass else {
+            let Some(mut pass) = pass else {
                 stats.skipped = Some(NO_SAMPLE.to_owned());
                 break;
             };
-            totals.add(&pass);
-            let clip = || clip_global_norm(&mut gradients, self.config.max_grad_norm);
+            totals.add(&pass.totals);
+            let clip = || clip_global_norm(&mut pass.gradients, self.config.max_grad_norm);
             let norm = timed(&mut self.timing.optimizer, clip)?;
-            if !(pass.loss.is_finite() && norm.is_finite()) {
-                stats.skipped = Some(format!("loss {}, gradient norm {norm}", pass.loss));
+            if !(pass.totals.loss.is_finite() && norm.is_finite()) {
+                stats.skipped = Some(format!("loss {}, gradient norm {norm}", pass.totals.loss));
                 break;
             }
             norms.push(norm);
             let parameters = self.lora.parameters();
-            let update = || self.optimizer.update(&parameters, &gradients, learning_rate);
+            let update = || self.optimizer.update(&parameters, &pass.gradients, learning_rate);
             if !timed(&mut self.timing.optimizer, update)? {
                 stats.skipped = Some("an updated value is not finite".to_owned());
                 break;
             }
-            self.adaptive.update(&pass, &self.config);
+            self.adaptive.update(&pass.totals, &self.config);
         }
         if stats.skipped.is_none() {
             let step = self.steps + 1;

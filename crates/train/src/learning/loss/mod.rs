@@ -38,7 +38,6 @@ mod vespo;
 mod weights;
 
 use crate::config::{KlEstimator, LossKind, RatioLevel, TrainConfig};
-
 use surrogate::surrogate;
 
 pub(crate) use weights::sequence_weights;

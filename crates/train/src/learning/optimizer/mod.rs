@@ -9,7 +9,6 @@ use candle_core::{DType, Device, Tensor, Var};
 use hone_model::ModelError;
 
 use crate::error::{LearnError, Result};
-
 use quantized_moments::{BLOCK, CodeBook, MIN_VALUES, QuantizedBlocks, SIGNED, UNSIGNED};
 
 /// Settings of [`AdamW`] except the learning rate.
