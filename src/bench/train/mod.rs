@@ -167,7 +167,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         }
         let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
         let tokens = Tokens { loss: metric("tokens"), fraction: metric("loss_token_fraction") };
-        Ok((seconds, learner.split(), tokens))
+        Ok((seconds, learner.timing(), tokens))
     };
     for _ in 0..WARM_UP {
         step()?;

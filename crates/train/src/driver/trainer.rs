@@ -133,7 +133,7 @@ impl Trainer<'_> {
     /// The oldest ready groups, once they hold `wanted` trainable samples. Drops stale groups.
     fn next_batch(&self, wanted: usize) -> Result<Option<TrainBatch>, TrainFailure> {
         let (setup, config) = (self.setup, &self.setup.config);
-        let mut batch = batch_builder::gather(
+        let mut batch = batch_builder::build_batch(
             &setup.store,
             &setup.routes,
             self.version_after_publication(),

@@ -30,7 +30,7 @@ fn varied() -> LoraConfig {
     }
 }
 
-/// An adapter directory with random values.
+/// Writes an adapter directory with random values.
 fn written(dir: &Path, config: &LoraConfig) -> LoraWeights {
     let mut rng = rand::SeedableRng::seed_from_u64(5);
     let lora =
@@ -44,30 +44,30 @@ fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
     lora.parameters().into_iter().map(|(name, var)| (name, values(var))).collect()
 }
 
-/// A run that starts from an adapter directory.
+/// A learner that starts from an adapter directory.
 fn from(dir: &Path, lora: LoraConfig) -> Result<Learner> {
     let lora = LoraConfig { init_adapter: dir.to_owned(), ..lora };
     Learner::with_model(tiny_model(DType::F32), &TrainConfig { lora, ..tiny_config() })
 }
 
 #[test]
-fn a_run_goes_on_from_an_adapter_and_takes_its_shape() {
+fn a_run_starts_from_an_adapter_and_takes_its_shape() {
     let dir = tempfile::tempdir().unwrap();
     let lora = written(dir.path(), &varied());
     let mut learner =
         from(dir.path(), LoraConfig { dropout: 0.1, ..LoraConfig::default() }).unwrap();
     assert_eq!(all_values(learner.served()), all_values(&lora));
-    assert_eq!(learner.config().lora.dropout, 0.1);
+    assert_eq!(learner.config.lora.dropout, 0.1);
     assert!(learner.step(&random_samples(6, 1), 9, 16).unwrap().skipped.is_none());
     assert_ne!(all_values(learner.served()), all_values(&lora));
-    // Checkpoint and roll-back have the adapter's shape too.
+    // Checkpoints and rollback have the adapter's shape too.
     let path = dir.path().join("step-000000000001");
     learner.save(&path, &json!(null)).unwrap();
-    let mut again = from(dir.path(), LoraConfig::default()).unwrap();
-    again.load(&path).unwrap();
-    assert_eq!(all_values(again.served()), all_values(learner.served()));
-    again.reset_to(None).unwrap();
-    assert_eq!(again.served().factors(), lora.factors());
+    let mut resumed = from(dir.path(), LoraConfig::default()).unwrap();
+    resumed.load(&path).unwrap();
+    assert_eq!(all_values(resumed.served()), all_values(learner.served()));
+    resumed.reset_to(None).unwrap();
+    assert_eq!(resumed.served().factors(), lora.factors());
 }
 
 #[test]
@@ -79,6 +79,6 @@ fn a_key_that_contradicts_the_adapter_is_an_error() {
     assert!(error.contains("its r is 2, but `train.lora.r` is 8"), "{error}");
     let error = message(LoraConfig { use_rslora: true, ..LoraConfig::default() });
     assert!(error.contains("its use_rslora is false, but"), "{error}");
-    // What agrees may stand.
+    // Keys that agree with the adapter are allowed.
     assert!(from(dir.path(), LoraConfig { r: 2, alpha: 4.0, ..LoraConfig::default() }).is_ok());
 }

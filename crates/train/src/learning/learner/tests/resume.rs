@@ -1,4 +1,4 @@
-//! Averages, eight-bit moments and bad steps: what a learner keeps, serves and undoes.
+//! Averages and eight-bit moments across checkpoints, and undoing of skipped steps.
 
 use std::path::Path;
 
@@ -7,29 +7,27 @@ use serde_json::json;
 use hone_model::adapter::LoraConfig;
 use hone_model::testing::values;
 
-use super::Learner;
+use super::batch;
 use crate::config::{OptimizerKind, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::learning::checkpoint::step_dir;
-use crate::testing::{random_samples, record, tiny_config, tiny_learner};
+use crate::learning::learner::Learner;
+use crate::testing::{record, tiny_config, tiny_learner};
 
-fn batch(seed: u64) -> Vec<TrainSample> {
-    random_samples(10, seed)
-}
-
-/// All bits of what is trained and of what is served.
+/// The bits of all values of the trained and of the served adapter.
 fn bits(learner: &Learner) -> [Vec<u64>; 2] {
-    [learner.adapter().unwrap(), learner.served().tensors().unwrap()]
+    [&learner.lora, learner.served()]
+        .map(|lora| lora.tensors().unwrap())
         .map(|tensors| tensors.values().flat_map(values).map(f64::to_bits).collect())
 }
 
-/// Everything on at once.
+/// Many features at once.
 fn busy(average: TrainConfig) -> TrainConfig {
     TrainConfig {
         optimizer: OptimizerKind::AdamW8bit,
         num_iterations: 2,
         micro_batch: 4,
-        // Wide enough for A and B of some modules to be kept in eight bits.
+        // Wide enough to quantize A and B of some modules.
         lora: LoraConfig {
             r: 140,
             alpha: 8.0,
@@ -41,51 +39,57 @@ fn busy(average: TrainConfig) -> TrainConfig {
     }
 }
 
-fn goes_on_exactly(config: &TrainConfig) {
+/// Bytes of the optimizer's moments.
+fn moment_bytes(learner: &Learner) -> usize {
+    let tensors = learner.optimizer.tensors().unwrap();
+    tensors.values().map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum()
+}
+
+fn resumes_exactly(config: &TrainConfig) {
     let dir = tempfile::tempdir().unwrap();
-    let (mut whole, mut first) = (tiny_learner(config), tiny_learner(config));
+    let (mut uninterrupted, mut first) = (tiny_learner(config), tiny_learner(config));
     for step in 0..3 {
-        whole.step(&batch(step), 9, 16).unwrap();
+        uninterrupted.step(&batch(step), 9, 16).unwrap();
         first.step(&batch(step), 9, 16).unwrap();
     }
     let path = step_dir(dir.path(), 3);
     first.save(&path, &json!(1)).unwrap();
     let mut second = tiny_learner(&TrainConfig { seed: 99, ..config.clone() });
     second.load(&path).unwrap();
-    assert_eq!(bits(&second), bits(&whole));
+    assert_eq!(bits(&second), bits(&uninterrupted));
     for step in 3..6 {
         assert_eq!(
-            whole.step(&batch(step), 9, 16).unwrap(),
+            uninterrupted.step(&batch(step), 9, 16).unwrap(),
             second.step(&batch(step), 9, 16).unwrap()
         );
     }
-    assert_eq!(bits(&second), bits(&whole));
-    assert_eq!(second.optimizer_bytes(), whole.optimizer_bytes());
+    assert_eq!(bits(&second), bits(&uninterrupted));
+    assert_eq!(moment_bytes(&second), moment_bytes(&uninterrupted));
 }
 
 #[test]
-fn averages_and_eight_bit_moments_go_on_exactly() {
-    goes_on_exactly(&busy(TrainConfig { ema_decay: 0.7, ..tiny_config() }));
-    // Averaging begins before the checkpoint, and after it.
-    goes_on_exactly(&busy(TrainConfig { swa_start: 2, ..tiny_config() }));
-    goes_on_exactly(&busy(TrainConfig { swa_start: 5, ..tiny_config() }));
+fn averages_and_eight_bit_moments_resume_exactly() {
+    resumes_exactly(&busy(TrainConfig { ema_decay: 0.7, ..tiny_config() }));
+    // Averaging starts before and after the checkpoint.
+    resumes_exactly(&busy(TrainConfig { swa_start: 2, ..tiny_config() }));
+    resumes_exactly(&busy(TrainConfig { swa_start: 5, ..tiny_config() }));
 }
 
 #[test]
-fn eight_bits_take_about_a_quarter() {
+fn eight_bit_moments_take_about_a_quarter_of_the_memory() {
     let config = busy(tiny_config());
     let bytes = |config: &TrainConfig| {
         let mut learner = tiny_learner(config);
         learner.step(&batch(1), 9, 16).unwrap();
-        learner.optimizer_bytes()
+        moment_bytes(&learner)
     };
-    let whole = bytes(&TrainConfig { optimizer: OptimizerKind::AdamW, ..config.clone() });
+    let full = bytes(&TrainConfig { optimizer: OptimizerKind::AdamW, ..config.clone() });
     let eight = bytes(&config);
-    assert!(eight * 3 < whole, "{eight} of {whole}");
+    assert!(eight * 3 < full, "{eight} of {full}");
 }
 
 #[test]
-fn the_average_is_what_is_served_scored_and_written() {
+fn the_average_is_served_scored_and_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut learner = tiny_learner(&TrainConfig { ema_decay: 0.5, ..tiny_config() });
     let mut plain = tiny_learner(&tiny_config());
@@ -93,9 +97,9 @@ fn the_average_is_what_is_served_scored_and_written() {
     for step in 0..2 {
         learner.step(&batch(step), 9, 16).unwrap();
         plain.step(&batch(step), 9, 16).unwrap();
-        after.push(plain.adapter().unwrap());
+        after.push(plain.lora.tensors().unwrap());
     }
-    // Training does not see the average.
+    // Training does not use the average.
     assert_eq!(bits(&learner)[0], bits(&plain)[0]);
     for (name, average) in learner.served().tensors().unwrap() {
         let [one, two] = [&after[0], &after[1]].map(|t| values(&t[&name]));
@@ -110,13 +114,13 @@ fn the_average_is_what_is_served_scored_and_written() {
         |learner: &Learner| learner.snapshot().unwrap().score(&[5, 6], &[7, 8, 9], 1.0).unwrap();
     assert_eq!(score(&learner), score(&served));
     assert_ne!(score(&learner), score(&plain));
-    // A roll-back starts a new average.
+    // A rollback starts a new average.
     learner.reset_to(Some(dir.path())).unwrap();
     assert_eq!(bits(&learner)[0], bits(&learner)[1]);
 }
 
 #[test]
-fn averaged_samples_are_off_policy_and_not_refused() {
+fn samples_of_a_served_average_are_off_policy_and_not_refused() {
     let config = TrainConfig {
         ema_decay: 0.9,
         max_sampler_difference: 1e-4,
@@ -126,16 +130,16 @@ fn averaged_samples_are_off_policy_and_not_refused() {
     let mut learner = tiny_learner(&config);
     for step in 0..4 {
         let mut samples = batch(step);
-        // As the served average would have drawn them.
+        // Recorded as if sampled from the served average.
         record(&learner, &mut samples, 0.0, 0);
         let stats = learner.step(&samples, 1, 16).unwrap();
         assert_eq!((stats.refused.len(), stats.skipped), (0, None));
-        // After one step the average is the adapter: the comparison still holds then.
+        // After one step the average equals the adapter, so samples are still compared.
         assert_eq!(stats.metrics.contains_key("sampler_difference_mean"), step < 2);
     }
 }
 
-/// A sample whose loss is not finite.
+/// Makes the loss of a sample infinite.
 fn spoil(samples: &mut [TrainSample]) {
     samples[3].logprobs[0] = -1e30;
     samples[3].advantage = -1.0;
@@ -149,7 +153,7 @@ fn saved(learner: &Learner, dir: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_bad_step_leaves_no_trace() {
+fn a_skipped_step_does_not_change_the_saved_state() {
     let dir = tempfile::tempdir().unwrap();
     let config = busy(TrainConfig { ema_decay: 0.9, ..tiny_config() });
     let mut learner = tiny_learner(&config);
@@ -162,7 +166,7 @@ fn a_bad_step_leaves_no_trace() {
 }
 
 #[test]
-fn an_iteration_that_fails_takes_the_ones_before_it_along() {
+fn a_failing_iteration_undoes_the_earlier_ones() {
     let dir = tempfile::tempdir().unwrap();
     // The first update is finite, but so large that the second pass is not.
     let config = TrainConfig {
@@ -173,14 +177,14 @@ fn an_iteration_that_fails_takes_the_ones_before_it_along() {
         ..tiny_config()
     };
     let mut learner = tiny_learner(&config);
-    let calm = |learner: &mut Learner, rate| {
+    let step = |learner: &mut Learner, rate| {
         learner.set_peak_rate(rate);
         learner.step(&batch(1), 9, 16).unwrap().skipped
     };
-    assert_eq!(calm(&mut learner, 1e-3), None);
+    assert_eq!(step(&mut learner, 1e-3), None);
     let before = saved(&learner, &step_dir(dir.path(), 1));
-    assert!(calm(&mut learner, 1e25).is_some());
+    assert!(step(&mut learner, 1e25).is_some());
     assert_eq!(saved(&learner, &step_dir(dir.path(), 2)), before);
-    // And the same samples can still be learnt from.
-    assert_eq!(calm(&mut learner, 1e-3), None);
+    // The same samples can still be trained on.
+    assert_eq!(step(&mut learner, 1e-3), None);
 }
