@@ -7,8 +7,18 @@ use std::process::Command;
 
 /// Folders that documents name in backquotes.
 const FOLDERS: &[&str] = &[
-    "src/", "crates/", "configs/", "deploy/", "dashboards/", "datasets/", "tests/", "examples/",
-    "migrations/", "benches/", "docs/", ".ci/",
+    "src/",
+    "crates/",
+    "configs/",
+    "deploy/",
+    "dashboards/",
+    "datasets/",
+    "tests/",
+    "examples/",
+    "migrations/",
+    "benches/",
+    "docs/",
+    ".ci/",
 ];
 
 /// The documents, relative to the repository, each with its text.

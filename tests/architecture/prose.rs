@@ -40,7 +40,8 @@ const DATA: &[&str] = &["datasets/", "models/", "tests/fixtures/", "tests/refere
 
 fn pattern() -> Regex {
     let phrases = BANNED.iter().map(|phrase| phrase.split(' ').collect::<Vec<_>>());
-    let joined: Vec<String> = phrases.map(|words| words.join(r"\s+(?:(?://[/!]?|#)\s+)?")).collect();
+    let joined: Vec<String> =
+        phrases.map(|words| words.join(r"\s+(?:(?://[/!]?|#)\s+)?")).collect();
     Regex::new(&format!(r"(?i)\b(?:{})\b", joined.join("|"))).unwrap()
 }
 

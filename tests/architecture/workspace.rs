@@ -124,8 +124,11 @@ fn unit_tests_have_one_layout() {
         let name = shown(&path);
         assert!(!name.ends_with("_tests.rs"), "{name}: unit tests belong into a module `tests`");
         let text = fs::read_to_string(&path).unwrap();
-        for (_, after) in text.match_indices("#[cfg(test)]\nmod ").map(|(i, m)| (i, &text[i + m.len()..])) {
-            let module: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        for (_, after) in
+            text.match_indices("#[cfg(test)]\nmod ").map(|(i, m)| (i, &text[i + m.len()..]))
+        {
+            let module: String =
+                after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             assert!(["tests", "testing"].contains(&module.as_str()), "{name}: mod {module}");
             if after[module.len()..].starts_with(" {") {
                 let lines = after.lines().count();
@@ -162,7 +165,8 @@ fn one_crate_depends_on_mistral() {
 /// Only the configuration's loader; the command line declares variables to clap instead.
 #[test]
 fn only_the_configuration_reads_the_environment() {
-    let reads = regex::Regex::new(r"\benv::(?:var|vars|var_os|vars_os|set_var|remove_var)\b").unwrap();
+    let reads =
+        regex::Regex::new(r"\benv::(?:var|vars|var_os|vars_os|set_var|remove_var)\b").unwrap();
     for path in all_rust_files() {
         let name = shown(&path);
         let tests = name.starts_with("tests/") || name.contains("/tests");

@@ -9,7 +9,7 @@ use hone_core::types::StepRecord;
 use super::prepared::PreparedBatch;
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Advantages;
-use crate::learning::objective;
+use crate::learning::step_stats::completion_metrics;
 
 /// Adds the batch's metrics to those of the learner. A metric that cannot be computed is absent.
 pub(super) fn collect(
@@ -31,8 +31,8 @@ pub(super) fn collect(
         metrics.extend(value.map(|v| (name.to_owned(), v)));
     }
     // Replaces the learner's values, which leave out completions without an advantage.
-    metrics.extend(objective::completions(prepared.batch.lengths()));
-    metrics.extend(advantages.part_figures());
+    metrics.extend(completion_metrics(prepared.batch.lengths()));
+    metrics.extend(advantages.part_metrics());
     metrics.extend(weights.all().map(|(_, part, weight)| (format!("weight/{part}"), weight)));
     metrics
 }
