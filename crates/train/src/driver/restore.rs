@@ -19,7 +19,7 @@ use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::memory::BaseMemory;
-use crate::memory::memory_check::{available_memory, check_memory};
+use crate::memory::memory_check::{self, available_memory};
 
 impl<'a> Trainer<'a> {
     /// Loads the model and the newest checkpoint and reconciles them with the ledger.
@@ -149,5 +149,5 @@ fn check_memory(setup: &TrainSetup, threads: usize) -> LearnResult<()> {
     let Some(available) = available_memory() else { return Ok(()) };
     let spec = ModelSpec::from_config(&setup.model.config).map_err(LearnError::from)?;
     let base = BaseMemory::read(&spec, &setup.model.weights, setup.config.base_dtype)?;
-    check_memory(&spec, base, &setup.config, threads, available, setup.base.is_some())
+    memory_check::check_memory(&spec, base, &setup.config, threads, available, setup.base.is_some())
 }
