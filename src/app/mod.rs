@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
-use hone_core::process::set_background;
+use hone_core::threads::set_background;
 use hone_core::types::{Message, Role};
 use hone_dataset::Curriculum;
 use hone_engine::{Codec, Engine, ModelDir, Publisher};

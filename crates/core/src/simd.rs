@@ -13,6 +13,7 @@ use pulp::{Arch, Simd, WithSimd};
 pub trait SimdTask {
     /// The result of the loop.
     type Output;
+
     /// Runs the loop. `FUSED` is true where `f32::mul_add` is one instruction. A loop that ignores it
     /// and uses no `mul_add` gives the same bits on every processor, because Rust never contracts a
     /// product and a sum by itself.

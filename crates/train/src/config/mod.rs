@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::{above, at_least, below, between};
 use hone_core::config::{Checked, Problem};
-use hone_core::process::BackgroundPriority;
+use hone_core::threads::BackgroundPriority;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 
 pub use objective::{

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use hone_core::metrics::Metrics;
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 use hone_engine::ModelDir;
 use hone_model::Model;
 use hone_reward::Routes;
