@@ -1,7 +1,7 @@
 //! Prometheus metrics: every metric is declared once, in one registry of the process.
 //!
-//! [`Metrics`] declares them, one entry for each with its name, help text and labels; the trainer's are
-//! in [`TrainMetrics`], those of external services in [`CallMetrics`] and [`JudgeMetrics`].
+//! [`Metrics`] holds them. The trainer's are in [`TrainMetrics`], those of external services in
+//! [`CallMetrics`] and [`JudgeMetrics`].
 
 mod catalog;
 mod registry;

@@ -1,10 +1,8 @@
 //! Creates, registers and describes metrics.
 
 use prometheus::core::Collector;
-use prometheus::{
-    CounterVec, Encoder, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
-    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, Result, TextEncoder,
-};
+use prometheus::proto::MetricType;
+use prometheus::{Encoder, Error, Registry, Result, TextEncoder};
 
 /// Histogram buckets in seconds for waits inside the process.
 pub(super) const FAST: &[f64] =
@@ -49,7 +47,7 @@ pub struct MetricDescription {
 }
 
 /// Registers metrics and keeps their descriptions, because Prometheus' registry does not export
-/// metrics that have no sample yet. Each constructor fails if the name is taken or invalid.
+/// metrics that have no sample yet.
 #[derive(Clone, Default)]
 pub(super) struct MetricRegistry {
     registry: Registry,
@@ -57,6 +55,24 @@ pub(super) struct MetricRegistry {
 }
 
 impl MetricRegistry {
+    /// Registers a metric. Fails if it was not created, or if its name is taken.
+    pub(super) fn add<C: Collector + Clone + 'static>(&mut self, metric: Result<C>) -> Result<C> {
+        let metric = metric?;
+        self.registry.register(Box::new(metric.clone()))?;
+        let kind = match metric.collect().first().map(|family| family.get_field_type()) {
+            Some(MetricType::COUNTER) => MetricKind::Counter,
+            Some(MetricType::HISTOGRAM) => MetricKind::Histogram,
+            _ => MetricKind::Gauge,
+        };
+        self.descriptions.extend(metric.desc().into_iter().map(|d| MetricDescription {
+            name: d.fq_name.clone(),
+            help: d.help.clone(),
+            kind,
+            labels: d.variable_labels.clone(),
+        }));
+        Ok(metric)
+    }
+
     /// Another handle of this registry, with the descriptions of the metrics registered so far.
     pub(super) fn share(&mut self) -> Result<Self> {
         Ok(self.clone())
@@ -68,142 +84,60 @@ impl MetricRegistry {
         TextEncoder::new().encode(&self.registry.gather(), &mut buffer)?;
         String::from_utf8(buffer).map_err(|e| Error::Msg(e.to_string()))
     }
-
-    fn add<C: Collector + Clone + 'static>(&mut self, kind: MetricKind, metric: C) -> Result<C> {
-        self.registry.register(Box::new(metric.clone()))?;
-        self.descriptions.extend(metric.desc().into_iter().map(|d| MetricDescription {
-            name: d.fq_name.clone(),
-            help: d.help.clone(),
-            kind,
-            labels: d.variable_labels.clone(),
-        }));
-        Ok(metric)
-    }
-
-    pub(super) fn counter(&mut self, name: &str, help: &str) -> Result<IntCounter> {
-        self.add(MetricKind::Counter, IntCounter::new(name, help)?)
-    }
-
-    pub(super) fn counters(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> Result<IntCounterVec> {
-        self.add(MetricKind::Counter, IntCounterVec::new(Opts::new(name, help), labels)?)
-    }
-
-    pub(super) fn float_counters(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> Result<CounterVec> {
-        self.add(MetricKind::Counter, CounterVec::new(Opts::new(name, help), labels)?)
-    }
-
-    pub(super) fn gauge(&mut self, name: &str, help: &str) -> Result<Gauge> {
-        self.add(MetricKind::Gauge, Gauge::new(name, help)?)
-    }
-
-    pub(super) fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec> {
-        self.add(MetricKind::Gauge, GaugeVec::new(Opts::new(name, help), labels)?)
-    }
-
-    pub(super) fn int_gauge(&mut self, name: &str, help: &str) -> Result<IntGauge> {
-        self.add(MetricKind::Gauge, IntGauge::new(name, help)?)
-    }
-
-    pub(super) fn int_gauges(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> Result<IntGaugeVec> {
-        self.add(MetricKind::Gauge, IntGaugeVec::new(Opts::new(name, help), labels)?)
-    }
-
-    pub(super) fn histogram(
-        &mut self,
-        name: &str,
-        help: &str,
-        buckets: &[f64],
-    ) -> Result<Histogram> {
-        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(MetricKind::Histogram, Histogram::with_opts(options)?)
-    }
-
-    pub(super) fn histograms(
-        &mut self,
-        name: &str,
-        help: &str,
-        buckets: &[f64],
-        labels: &[&str],
-    ) -> Result<HistogramVec> {
-        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(MetricKind::Histogram, HistogramVec::new(options, labels)?)
-    }
 }
 
-/// The type that a constructor of [`MetricRegistry`] returns.
-macro_rules! metric_type {
-    (counter) => {
-        prometheus::IntCounter
+/// Creates a metric of one of Prometheus' types from its name and help text, a histogram's buckets,
+/// and a vector's label names.
+macro_rules! new_metric {
+    (Histogram, $name:expr, $help:expr, $buckets:expr) => {
+        prometheus::Histogram::with_opts(
+            prometheus::HistogramOpts::new($name, $help).buckets($buckets.to_vec()),
+        )
     };
-    (counters) => {
-        prometheus::IntCounterVec
+    (HistogramVec, $name:expr, $help:expr, $buckets:expr, $labels:expr) => {
+        prometheus::HistogramVec::new(
+            prometheus::HistogramOpts::new($name, $help).buckets($buckets.to_vec()),
+            $labels,
+        )
     };
-    (float_counters) => {
-        prometheus::CounterVec
+    ($type:ident, $name:expr, $help:expr) => {
+        prometheus::$type::new($name, $help)
     };
-    (gauge) => {
-        prometheus::Gauge
-    };
-    (gauges) => {
-        prometheus::GaugeVec
-    };
-    (int_gauge) => {
-        prometheus::IntGauge
-    };
-    (int_gauges) => {
-        prometheus::IntGaugeVec
-    };
-    (histogram) => {
-        prometheus::Histogram
-    };
-    (histograms) => {
-        prometheus::HistogramVec
+    ($type:ident, $name:expr, $help:expr, $labels:expr) => {
+        prometheus::$type::new(prometheus::Opts::new($name, $help), $labels)
     };
 }
 
-/// Declares a struct of metrics and its `register` function. Each entry is
-/// `field: constructor(name, help, ...)` with a constructor of [`MetricRegistry`]; the help text is
-/// also the field's documentation. Fields after `with` are made by functions of the registry.
+/// Declares a struct of metrics and its `register` function. Each entry is `field: Type(name, help,
+/// ...)` with the arguments of [`new_metric`]; the help text is also the field's documentation.
+/// Functions of the registry make the fields after `with`.
 macro_rules! metric_set {
     (
         $(#[$doc:meta])*
         $set:ident {
-            $($field:ident: $make:ident($name:literal, $help:literal $(, $option:expr)*),)+
+            $($field:ident: $type:ident($name:literal, $help:literal $(, $option:expr)*),)+
         }
         $(with {
-            $($(#[$inner_doc:meta])* $vis:vis $inner:ident: $type:ty = $init:expr,)+
+            $($(#[$inner_doc:meta])* $vis:vis $inner:ident: $inner_type:ty = $init:expr,)+
         })?
     ) => {
         $(#[$doc])*
         pub struct $set {
             $(
                 #[doc = $help]
-                pub $field: $crate::metrics::registry::metric_type!($make),
+                pub $field: prometheus::$type,
             )+
-            $($($(#[$inner_doc])* $vis $inner: $type,)+)?
+            $($($(#[$inner_doc])* $vis $inner: $inner_type,)+)?
         }
 
         impl $set {
             pub(super) fn register(
                 registry: &mut $crate::metrics::registry::MetricRegistry,
             ) -> prometheus::Result<Self> {
+                use $crate::metrics::registry::new_metric;
+
                 Ok(Self {
-                    $($field: registry.$make($name, $help $(, $option)*)?,)+
+                    $($field: registry.add(new_metric!($type, $name, $help $(, $option)*))?,)+
                     $($($inner: $init(registry)?,)+)?
                 })
             }
@@ -211,4 +145,4 @@ macro_rules! metric_set {
     };
 }
 
-pub(super) use {metric_set, metric_type};
+pub(super) use {metric_set, new_metric};
