@@ -9,7 +9,7 @@ use hone_core::types::{
 use hone_reward::Routes;
 use hone_reward::config::Aggregate;
 use hone_reward::raters::{aggregate, corrected};
-use hone_store::{Op, SET_ASIDE, Store, StoreError};
+use hone_store::{Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
@@ -170,7 +170,7 @@ pub(crate) fn gather(
             let id = group.id;
             let loaded = load(store, routes, &aside, group)?;
             if loaded.members.is_empty() {
-                let why = if loaded.set_aside { SET_ASIDE } else { "unscored" };
+                let why = if loaded.set_aside { QUARANTINED } else { "unscored" };
                 drops.push(Op::GroupState(id, GroupState::Dropped(why.to_owned())));
             } else {
                 samples += loaded.members.len();
