@@ -1,43 +1,43 @@
-//! What was found in a dataset: rows, bad rows, duplicates, lengths.
+//! Statistics of a dataset: rows, bad rows, duplicates, lengths.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::error::BadRow;
+use crate::error::BadRow;
 
-/// What reading and splitting found.
+/// The result of reading and splitting a dataset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DatasetReport {
     /// The file.
     pub path: PathBuf,
-    /// Rows in the file, bad ones included, blank lines not.
+    /// Number of rows in the file, including bad rows but not blank lines.
     pub rows: u64,
-    /// Rows that cannot be used.
+    /// Number of bad rows.
     pub bad: u64,
-    /// The first of them, at most [`super::SHOWN`].
+    /// The first ten of them.
     pub bad_rows: Vec<BadRow>,
-    /// Rows whose conversation an earlier row has already.
+    /// Number of rows with the same conversation as an earlier row.
     pub duplicates: u64,
-    /// Those of them whose answer is another one than the earlier row's.
+    /// Number of duplicates whose answer differs from that of the first such row.
     pub contradictions: u64,
-    /// Rows that became worked examples.
+    /// Number of rows that became worked examples.
     pub few_shot: u64,
-    /// The columns' names, in alphabetical order.
+    /// Names of the columns, in alphabetical order.
     pub columns: Vec<String>,
-    /// Prompts to train on.
+    /// Number of prompts to train on.
     pub train: usize,
-    /// Prompts that are never trained on.
+    /// Number of held-out prompts.
     pub held_out: usize,
-    /// Prompts of the file that were left out because the separate evaluation file has them too.
+    /// Number of prompts that were removed because the separate evaluation file contains them too.
     pub leaked: usize,
-    /// Lengths, once they have been measured.
+    /// Lengths of the prompts, once [`Dataset::measure`](crate::Dataset::measure) has run.
     pub lengths: Option<LengthStats>,
 }
 
 impl fmt::Display for DatasetReport {
-    /// One line for people.
+    /// One line for a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (train, held_out) = (self.train, self.held_out);
         write!(f, "{}: {train} prompts to train on, {held_out} held out", self.path.display())?;
@@ -59,35 +59,35 @@ impl fmt::Display for DatasetReport {
     }
 }
 
-/// Lengths of the prompts in tokens, those that are left out included.
+/// Lengths of the prompts in tokens, including prompts that are too long.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LengthStats {
-    /// Prompts that were measured.
+    /// Number of measured prompts.
     pub measured: usize,
-    /// The shortest.
+    /// The smallest length.
     pub min: usize,
-    /// The mean.
+    /// The mean length.
     pub mean: f64,
-    /// The median: the smallest length that half of the prompts do not exceed (nearest rank).
+    /// The median (nearest rank).
     pub p50: usize,
-    /// The smallest length that 95 % of the prompts do not exceed (nearest rank).
+    /// The 95th percentile (nearest rank).
     pub p95: usize,
-    /// The longest.
+    /// The largest length.
     pub max: usize,
-    /// Prompts above the limit, which are left out.
+    /// Number of prompts above the limit, which were removed.
     pub too_long: usize,
-    /// Prompts that the model's template or tokenizer refuses, which are left out.
+    /// Number of prompts that the model's template or tokenizer refused, which were removed.
     pub refused: usize,
-    /// Why the first of them is refused.
+    /// Why the first of them was refused.
     pub first_refusal: Option<String>,
 }
 
 impl LengthStats {
-    /// From the lengths, in any order; `None` when there are none.
-    pub(super) fn of(mut lengths: Vec<usize>) -> Option<Self> {
+    /// The statistics of lengths in any order; `None` if there are none.
+    pub(crate) fn of(mut lengths: Vec<usize>) -> Option<Self> {
         lengths.sort_unstable();
         let count = lengths.len();
-        // Nearest rank: the ceil(q n)-th smallest, from 1.
+        // Nearest rank: the `ceil(q n)`-th smallest, counted from 1.
         let rank = |percent: usize| lengths.get((percent * count).div_ceil(100).max(1) - 1);
         let (p50, p95) = (*rank(50)?, *rank(95)?);
         Some(Self {
