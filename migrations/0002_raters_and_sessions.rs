@@ -1,8 +1,8 @@
-//! Schema 2: the newest rating of each rater, sample and part; the interactions of each session; the
-//! quarantined API keys.
+//! Schema 2: the newest rating of each rater, sample and part; the interactions of each session;
+//! the quarantined API keys.
 //!
-//! A released migration never changes, so it contains its own copy of schema 1's feedback record. The
-//! table of sessions starts empty: interactions recorded earlier belong to no session.
+//! A released migration never changes, so it contains its own copy of schema 1's feedback record.
+//! The table of sessions starts empty: interactions recorded earlier belong to no session.
 
 use std::collections::BTreeMap;
 

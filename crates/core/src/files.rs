@@ -31,8 +31,8 @@ pub fn at(path: &Path) -> impl FnOnce(io::Error) -> FileError + '_ {
 /// supported.
 ///
 /// # Errors
-/// If the file cannot be written. The file keeps its old content unless only the last step failed, the
-/// sync of the parent directory.
+/// If the file cannot be written. The file keeps its old content unless only the last step failed,
+/// the sync of the parent directory.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let temporary = sibling(path, ".tmp");
     write_synced(&temporary, bytes)?;
@@ -40,16 +40,17 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_parent(path)
 }
 
-/// Replaces the directory `path` with what `fill` writes into an empty temporary sibling. `fill` does
-/// not need to sync its files.
+/// Replaces the directory `path` with what `fill` writes into an empty temporary sibling. `fill`
+/// does not need to sync its files.
 ///
-/// After a crash `path` is complete: the old directory or the new one. A crash between the two renames
-/// that exchange an existing directory leaves the old one as `.NAME.old` and no `path`; the next call
-/// moves it back before it calls `fill`.
+/// After a crash `path` is complete: the old directory or the new one. A crash between the two
+/// renames that exchange an existing directory leaves the old one as `.NAME.old` and no `path`; the
+/// next call moves it back before it calls `fill`.
 ///
 /// # Errors
-/// The error of `fill`, or a [`FileError`] of this function. The old directory is then in place, unless
-/// only the last steps failed: the sync of the parent directory and the removal of the old directory.
+/// The error of `fill`, or a [`FileError`] of this function. The old directory is then in place,
+/// unless only the last steps failed: the sync of the parent directory and the removal of the old
+/// directory.
 pub fn replace_dir<E: From<FileError>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,

@@ -1,7 +1,7 @@
 //! Lowers the priority of background threads, such as the trainer's, below that of serving threads.
 //!
-//! The process chooses a [`BackgroundPriority`] once with [`set_background`]. Each background thread
-//! calls [`to_background`] when it starts, and [`pause_point`] inside its long loops.
+//! The process chooses a [`BackgroundPriority`] once with [`set_background`]. Each background
+//! thread calls [`to_background`] when it starts, and [`pause_point`] inside its long loops.
 
 use std::cell::Cell;
 use std::sync::OnceLock;

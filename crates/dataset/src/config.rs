@@ -72,8 +72,8 @@ impl Default for DifficultyConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixConfig {
-    /// Fraction of the groups for live prompts while both sources have one; at 1, live prompts always
-    /// come first.
+    /// Fraction of the groups for live prompts while both sources have one; at 1, live prompts
+    /// always come first.
     pub live_share: f64,
 }
 
@@ -132,11 +132,13 @@ pub struct DatasetConfig {
     pub answer_column: String,
     /// System message for conversations without one; empty adds none.
     pub system_prompt: String,
-    /// The user's message as a minijinja template over the row's columns; empty uses the columns above.
+    /// The user's message as a minijinja template over the row's columns; empty uses the columns
+    /// above.
     pub template: String,
     /// Worked examples that precede every prompt.
     pub few_shot: Vec<FewShot>,
-    /// Number of usable rows at the start of the file that become worked examples instead of prompts.
+    /// Number of usable rows at the start of the file that become worked examples instead of
+    /// prompts.
     pub few_shot_rows: usize,
     /// The assistant's answer in these examples, as a template over the row's columns.
     pub few_shot_answer: String,

@@ -40,8 +40,8 @@ pub struct CurriculumStage {
     pub last_step: Option<u64>,
     /// Selects the prompts.
     pub filter: Filter,
-    /// Skips prompts whose difficulty is above this. Prompts without a score have no difficulty and are
-    /// kept.
+    /// Skips prompts whose difficulty is above this. Prompts without a score have no difficulty and
+    /// are kept.
     pub max_difficulty: Option<f64>,
     /// The route whose rewards apply; `None` means the dataset's route.
     pub route: Option<String>,

@@ -36,11 +36,12 @@ pub fn check(config: &DatasetConfig) -> Result<(), DatasetError> {
 }
 
 impl Dataset {
-    /// Reads `config.path`, and `config.eval_path` if it is set, checks every row and splits the prompts.
+    /// Reads `config.path`, and `config.eval_path` if it is set, checks every row and splits the
+    /// prompts.
     ///
     /// # Errors
-    /// If a file cannot be read or has no prompt. Also if a row is bad, unless `config.on_bad_row` is
-    /// `skip`; all rows are read first, so that the error has the number of bad rows.
+    /// If a file cannot be read or has no prompt. Also if a row is bad, unless `config.on_bad_row`
+    /// is `skip`; all rows are read first, so that the error has the number of bad rows.
     pub fn open(config: &DatasetConfig) -> Result<Self, DatasetError> {
         let mut builder = PromptBuilder::new(config)?;
         Curriculum::new(&config.stages)?;
@@ -71,8 +72,8 @@ impl Dataset {
         Ok(Self { train, held_out, report })
     }
 
-    /// Measures every prompt on both sides with `tokens`. Removes prompts of more than `limit` tokens and
-    /// prompts for which `tokens` fails, and sets `report.lengths`.
+    /// Measures every prompt on both sides with `tokens`. Removes prompts of more than `limit`
+    /// tokens and prompts for which `tokens` fails, and sets `report.lengths`.
     ///
     /// # Errors
     /// If no prompt to train on is left.

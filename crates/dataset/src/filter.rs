@@ -1,11 +1,11 @@
 //! Filters that select prompts by their metadata, such as `level = "easy" and sum <= 20`.
 //!
-//! A filter is a list of clauses `column operator value`, joined by `and`. The operators are `=` (or
-//! `==`), `!=`, `<`, `<=`, `>` and `>=`. A value is a number, a bare word, or a text in `"` or `'`. A
-//! column name with other characters than letters, digits, `_`, `-`, `+` and `.` is written in
-//! backticks. A number is compared with the column's text parsed as a number; a text supports only `=`
-//! and `!=`. A clause does not match a prompt that lacks the column, or whose column is not a number
-//! where the clause has one.
+//! A filter is a list of clauses `column operator value`, joined by `and`. The operators are `=`
+//! (or `==`), `!=`, `<`, `<=`, `>` and `>=`. A value is a number, a bare word, or a text in `"` or
+//! `'`. A column name with other characters than letters, digits, `_`, `-`, `+` and `.` is written
+//! in backticks. A number is compared with the column's text parsed as a number; a text supports
+//! only `=` and `!=`. A clause does not match a prompt that lacks the column, or whose column is
+//! not a number where the clause has one.
 
 use std::collections::BTreeMap;
 

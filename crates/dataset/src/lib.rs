@@ -1,12 +1,12 @@
 //! Prompts from files: read, checked, split, and sampled in an order that a run can resume.
 //!
 //! ```text
-//! file -> read (rows) -> prompt (conversation, metadata) -> split -> train -> PromptSampler -> draws
-//!                                                                '-> held_out    ^ rewards
+//! file -> read -> rows -> prompt -> prompts -> split -> train -> PromptSampler -> draws
+//!                                                '-> held_out       ^ rewards
 //! ```
 //!
-//! This crate starts no thread. [`Dataset::open`] reads a file completely on the caller's thread, and
-//! [`PromptSampler`] keeps everything in memory. Callers may rely on this:
+//! This crate starts no thread. [`Dataset::open`] reads a file completely on the caller's thread,
+//! and [`PromptSampler`] keeps everything in memory. Callers may rely on this:
 //!
 //! - A prompt is never both trained on and held out.
 //! - The same file, configuration and saved state give the same draws.

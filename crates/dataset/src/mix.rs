@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 /// Credit for one group. Credits are integers, so that rounding errors do not accumulate.
 const WHOLE: u32 = 1_000_000;
 
-/// Decides which prompt the next group uses while both kinds wait, without randomness: among any `n`
-/// consecutive decisions, `floor(n share)` to `ceil(n share)` use a live prompt (the error term of
-/// Bresenham's line algorithm).
+/// Decides which prompt the next group uses while both kinds wait, without randomness: among any
+/// `n` consecutive decisions, `floor(n share)` to `ceil(n share)` use a live prompt (the error term
+/// of Bresenham's line algorithm).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveMix {
     share: u32,
@@ -20,8 +20,8 @@ impl LiveMix {
         Self { share: (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32, credit: 0 }
     }
 
-    /// Decides one group; true for a live prompt. If only one kind has a prompt, that kind gets the group
-    /// and the share of later groups does not change.
+    /// Decides one group; true for a live prompt. If only one kind has a prompt, that kind gets the
+    /// group and the share of later groups does not change.
     pub fn takes_live(&mut self, live_waits: bool, dataset_has: bool) -> bool {
         if !(live_waits && dataset_has) {
             return live_waits;

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::DifficultyConfig;
 
-/// Running statistics of one prompt. A group counts with weight `(1 - 1/window)^age`, because the policy
-/// that sampled it changes.
+/// Running statistics of one prompt. A group counts with weight `(1 - 1/window)^age`, because the
+/// policy that sampled it changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PromptOutcome {
     /// Number of groups with at least one scored member.
@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn the_weight_of_old_groups_decays() {
         let (bad, good): (&[_], &[_]) = (&[Some(0.0); 2], &[Some(1.0); 2]);
-        // With a window of 2, the last group has twice the weight. With a window of 1, only it counts.
+        // With a window of 2, the last group has twice the weight. With a window of 1, only it
+        // counts.
         let two = outcome(2.0, &[bad, good]);
         assert!((two.success().unwrap() - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!((two.groups, two.zero_variance), (2, 2));

@@ -22,7 +22,8 @@ const TEMPLATE: &str = "template";
 const EXAMPLE: &str = "few_shot_answer";
 
 /// Identifies a prompt by its content: the first 128 bits of the SHA-256 of the row's conversation,
-/// without the configuration's system message and examples. Rows with the same conversation share it.
+/// without the configuration's system message and examples. Rows with the same conversation share
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PromptId(pub u128);
 
@@ -76,8 +77,8 @@ pub struct Prompt {
     pub place: RowPlace,
     /// System message, worked examples and the row's conversation.
     pub messages: Vec<Message>,
-    /// The other columns, without nulls: texts unchanged, other values as JSON, and the answer under
-    /// [`ANSWER`].
+    /// The other columns, without nulls: texts unchanged, other values as JSON, and the answer
+    /// under [`ANSWER`].
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -243,7 +244,8 @@ fn is_system(role: Role) -> bool {
     matches!(role, Role::System | Role::Developer)
 }
 
-/// Reads a conversation, which must end with a user or tool message. Ignores other keys of a message.
+/// Reads a conversation, which must end with a user or tool message. Ignores other keys of a
+/// message.
 fn parse_messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>, BadRow> {
     let bad = |reason: &str| BadRow::column(place, column, reason);
     let Value::Array(items) = value else {

@@ -1,9 +1,10 @@
-//! Selects the held-out prompts by a hash of their content and a seed, not by their place in the file.
+//! Selects the held-out prompts by a hash of their content and a seed, not by their place in the
+//! file.
 //!
-//! A fraction selects the prompts whose key is below it, so a new row does not change the side of any
-//! other prompt. A number selects the prompts with the smallest keys, so a new row can replace only the
-//! one with the largest key. Rows with the same conversation have the same key, so no conversation is on
-//! both sides.
+//! A fraction selects the prompts whose key is below it, so a new row does not change the side of
+//! any other prompt. A number selects the prompts with the smallest keys, so a new row can replace
+//! only the one with the largest key. Rows with the same conversation have the same key, so no
+//! conversation is on both sides.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Checks that every record can be decoded and refers to existing records, and that the indexes match
-//! the records.
+//! Checks that every record can be decoded and refers to existing records, and that the indexes
+//! match the records.
 
 use std::fmt::Display;
 
@@ -139,8 +139,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks that index entries refer to existing records. [`Self::check_records`] checks the opposite
-    /// direction.
+    /// Checks that index entries refer to existing records. [`Self::check_records`] checks the
+    /// opposite direction.
     fn check_indexes(&self, problems: &mut Problems) -> Result<(), StoreError> {
         let p = problems;
         let (samples, groups) = (&self.samples, &self.groups);
@@ -207,7 +207,8 @@ impl Checker<'_> {
     }
 }
 
-/// Whether a reward is feedback of this time. A record that cannot be decoded is reported elsewhere.
+/// Whether a reward is feedback of this time. A record that cannot be decoded is reported
+/// elsewhere.
 fn waits_since(bytes: &[u8], created: u64) -> bool {
     decode::<Reward>(bytes)
         .map_or(true, |r| r.source == RewardSource::Feedback && r.created == created)

@@ -98,9 +98,9 @@ fn database(state: &FileState) -> Result<&Database, StoreError> {
 
 /// Runs `f` in one durable transaction and commits it. An error of `f` rolls it back.
 ///
-/// The commit has two phases, because prompts and completions are untrusted bytes that could forge a
-/// one-phase commit slot. Quick repair avoids a walk over the whole file when it is reopened after a
-/// crash.
+/// The commit has two phases, because prompts and completions are untrusted bytes that could forge
+/// a one-phase commit slot. Quick repair avoids a walk over the whole file when it is reopened
+/// after a crash.
 pub(crate) fn write<T>(
     database: &Database,
     f: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,

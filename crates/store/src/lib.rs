@@ -1,28 +1,29 @@
-//! The ledger: one redb file with every prompt, completion, reward, group, optimizer step and policy
-//! version, so that a crash loses nothing that was acknowledged.
+//! The ledger: one redb file with every prompt, completion, reward, group, optimizer step and
+//! policy version, so that a crash loses nothing that was acknowledged.
 //!
 //! # Threads
 //!
 //! [`Store::open`] starts one thread, `hone-ledger`, which makes every change. A call that queues a
-//! batch of [`Op`]s wakes it. It waits up to `store.group_commit_ms` for more batches, then commits all
-//! queued batches in one transaction, so that they share one sync of the disk (group commit).
+//! batch of [`Op`]s wakes it. It waits up to `store.group_commit_ms` for more batches, then commits
+//! all queued batches in one transaction, so that they share one sync of the disk (group commit).
 //! [`Store::commit_now`] ends the wait. Without work the thread sleeps.
 //!
-//! Queries run on the caller's thread, on a snapshot of the last commit. They never wait for a commit,
-//! only while the file is reopened after an I/O error.
+//! Queries run on the caller's thread, on a snapshot of the last commit. They never wait for a
+//! commit, only while the file is reopened after an I/O error.
 //!
 //! # Guarantees
 //!
-//! - Acknowledged means durable: [`Store::commit`] returns after its transaction is on disk, and later
-//!   queries see it. [`Store::enqueue`] acknowledges nothing; [`Store::flush`] waits for what it queued.
+//! - Acknowledged means durable: [`Store::commit`] returns after its transaction is on disk, and
+//!   later queries see it. [`Store::enqueue`] acknowledges nothing; [`Store::flush`] waits for what
+//!   it queued.
 //! - A batch is written as a whole or not at all.
 //! - Batches are applied in the order of the calls that queued them, whichever method queued them.
-//! - Beyond `store.queue` operations, [`Store::enqueue`] sheds shadow samples with their rewards and
-//!   groups, and counts them in `hone_store_dropped_records_total`. It never sheds feedback or served
-//!   samples. [`Store::commit`] never sheds, because its callers wait.
+//! - Beyond `store.queue` operations, [`Store::enqueue`] sheds shadow samples with their rewards
+//!   and groups, and counts them in `hone_store_dropped_records_total`. It never sheds feedback or
+//!   served samples. [`Store::commit`] never sheds, because its callers wait.
 //! - If the disk fails, the file is reopened and the batches are tried one by one. After the next
-//!   failure, batches with a waiting caller fail; the others are kept, up to `store.queue` operations,
-//!   and tried again every second.
+//!   failure, batches with a waiting caller fail; the others are kept, up to `store.queue`
+//!   operations, and tried again every second.
 //! - Files of earlier versions of Hone are migrated when they are opened; newer ones are refused.
 //!
 //! [`maintain`] has the offline operations of `hone db`.

@@ -1,8 +1,8 @@
 //! Migrates a file to the current schema.
 //!
 //! A run creates a persistent savepoint, applies every pending migration and the new version in one
-//! transaction, checks that the result opens, and deletes the savepoint. If a run is interrupted, the
-//! savepoint remains; the next run restores it and starts again.
+//! transaction, checks that the result opens, and deletes the savepoint. If a run is interrupted,
+//! the savepoint remains; the next run restores it and starts again.
 
 use redb::{Database, ReadableDatabase, TableError, WriteTransaction};
 
@@ -36,8 +36,8 @@ pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {
     run(database, MIGRATIONS, opens).map(|_| ())
 }
 
-/// Runs the pending migrations and checks the result with `verify`. Returns the version that the file
-/// had.
+/// Runs the pending migrations and checks the result with `verify`. Returns the version that the
+/// file had.
 pub(crate) fn run(
     database: &Database,
     migrations: &[Migration],

@@ -23,7 +23,8 @@ use crate::op::{Committed, Op, QuarantinedKey};
 use crate::reader::{self, StoreStats};
 use crate::write::{WriteQueue, Writer, WriterEnd};
 
-/// The ledger. Clones share it. [`Store::close`], or dropping the last clone, ends the writer thread.
+/// The ledger. Clones share it. [`Store::close`], or dropping the last clone, ends the writer
+/// thread.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) inner: Arc<StoreInner>,
@@ -53,8 +54,8 @@ impl Store {
     /// Opens or creates the file, migrates it and starts the writer thread.
     ///
     /// # Errors
-    /// `InUse`, `NewerSchema`, `Corrupt` if the file is a redb file but not a ledger, or the error of
-    /// redb or the operating system.
+    /// `InUse`, `NewerSchema`, `Corrupt` if the file is a redb file but not a ledger, or the error
+    /// of redb or the operating system.
     pub fn open(
         path: &Path,
         config: &StoreConfig,
@@ -103,13 +104,14 @@ impl Store {
     /// Writes a batch in one transaction and waits until it is durable.
     ///
     /// # Errors
-    /// `Closed`, or why the commit failed. After an I/O error the batch may be in the file as a whole,
-    /// or not at all.
+    /// `Closed`, or why the commit failed. After an I/O error the batch may be in the file as a
+    /// whole, or not at all.
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
         self.push(ops, false).await
     }
 
-    /// [`Self::commit`] without the wait of `store.group_commit_ms`, for writes that block other work.
+    /// [`Self::commit`] without the wait of `store.group_commit_ms`, for writes that block other
+    /// work.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -139,8 +141,8 @@ impl Store {
         self.commit(Vec::new()).await.map(|_| ())
     }
 
-    /// Queues a batch without waiting. If the queue is full, sheds the batch's shadow samples together
-    /// with their rewards and groups, and queues the rest.
+    /// Queues a batch without waiting. If the queue is full, sheds the batch's shadow samples
+    /// together with their rewards and groups, and queues the rest.
     ///
     /// # Errors
     /// `Overloaded` if it shed operations, or `Closed`.
@@ -240,9 +242,9 @@ impl Store {
         self.read(|tx| reader::ready_groups(tx, limit))
     }
 
-    /// Feedback that waits for a group, as `(sample, part name)`: at most `limit` entries, oldest first,
-    /// recorded at or before `until`. A committed group removes the entries of its members and parts. A
-    /// value that changes after that group was trained on is added again.
+    /// Feedback that waits for a group, as `(sample, part name)`: at most `limit` entries, oldest
+    /// first, recorded at or before `until`. A committed group removes the entries of its members
+    /// and parts. A value that changes after that group was trained on is added again.
     pub fn ungrouped_feedback(
         &self,
         until: UnixMillis,

@@ -1,7 +1,7 @@
 //! Errors of a configuration as one sentence: the key, its value, and the allowed values.
 //!
-//! [`range`](super::range) makes them for values out of range; [`describe`] turns serde's errors into
-//! them.
+//! [`range`](super::range) makes them for values out of range; [`describe`] turns serde's errors
+//! into them.
 
 use serde_path_to_error::{Path, Segment};
 use toml::Value;
@@ -152,8 +152,8 @@ fn in_words(expected: &str) -> &str {
     }
 }
 
-/// The known name that `found` probably misspells: the one at the smallest edit distance, if that is
-/// at most a third of the name's length.
+/// The known name that `found` probably misspells: the one at the smallest edit distance, if that
+/// is at most a third of the name's length.
 pub fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()

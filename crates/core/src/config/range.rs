@@ -1,5 +1,5 @@
-//! Checks of configuration values. Each takes the key as the user writes it and returns `Ok(())` or a
-//! [`Problem`] that names the key, the value and the allowed values.
+//! Checks of configuration values. Each takes the key as the user writes it and returns `Ok(())` or
+//! a [`Problem`] that names the key, the value and the allowed values.
 
 use std::fmt::Display;
 
@@ -76,8 +76,8 @@ pub fn quoted(text: &str) -> String {
     format!("{text:?}")
 }
 
-/// Checks that `name` is 1 to 64 ASCII letters, digits, `_`, `-` or `.`, because the names of routes
-/// and reward parts become metric labels.
+/// Checks that `name` is 1 to 64 ASCII letters, digits, `_`, `-` or `.`, because the names of
+/// routes and reward parts become metric labels.
 pub fn label(key: &str, name: &str) -> Checked {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
     if (1..=64).contains(&name.len()) && name.bytes().all(plain) {

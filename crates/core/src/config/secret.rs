@@ -25,11 +25,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Reads the secret in the environment variable `name` with `lookup`, so that only the configuration's
-/// loader accesses the environment. `None` if `name` is empty: the secret is optional.
+/// Reads the secret in the environment variable `name` with `lookup`, so that only the
+/// configuration's loader accesses the environment. `None` if `name` is empty: the secret is
+/// optional.
 ///
 /// # Errors
-/// If the variable is not set or empty. The text is the `rest` of [`Problem::new`](super::Problem::new).
+/// If the variable is not set or empty. The text is the `rest` of
+/// [`Problem::new`](super::Problem::new).
 pub fn from_environment(
     name: &str,
     lookup: impl Fn(&str) -> Option<String>,

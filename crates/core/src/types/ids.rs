@@ -66,7 +66,8 @@ impl InteractionId {
     }
 }
 
-/// Version of the weights that produced a completion. Version 0 is the base model without an adapter.
+/// Version of the weights that produced a completion. Version 0 is the base model without an
+/// adapter.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

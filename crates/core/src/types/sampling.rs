@@ -47,7 +47,8 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Why samples with these parameters cannot be trained on, as a short label; `None` if they can.
+    /// Why samples with these parameters cannot be trained on, as a short label; `None` if they
+    /// can.
     ///
     /// The trainer recomputes log-probabilities under `softmax(logits / temperature)`. Truncation,
     /// penalties and biases change the behavior policy, which would bias the importance ratio.

@@ -28,8 +28,8 @@ pub(super) fn rows(mut input: impl BufRead, limit: usize, visit: &mut Visit) -> 
     }
 }
 
-/// Reads at most `limit` bytes of a line, without its end, into `line`. Returns whether that is the whole
-/// line, or `None` at the end of the file.
+/// Reads at most `limit` bytes of a line, without its end, into `line`. Returns whether that is the
+/// whole line, or `None` at the end of the file.
 fn read_line(
     input: &mut impl BufRead,
     limit: usize,

@@ -1,8 +1,8 @@
 //! Reads the rows of a file in any format.
 //!
 //! No content of a file causes a panic. A row that cannot be read is reported as a
-//! [`BadRow`](crate::error::BadRow), and reading continues; an error means that the rest of the file
-//! cannot be read.
+//! [`BadRow`](crate::error::BadRow), and reading continues; an error means that the rest of the
+//! file cannot be read.
 
 mod lines;
 mod parquet;

@@ -78,8 +78,8 @@ fn columns<'a>(
     Ok(DatasetRow { place, columns, cells_are_text: true })
 }
 
-/// Converts a field to JSON and adds its approximate size to `bytes`. NaN and infinities, which JSON
-/// lacks, become null; dates and decimals become texts in the format of Parquet's tools.
+/// Converts a field to JSON and adds its approximate size to `bytes`. NaN and infinities, which
+/// JSON lacks, become null; dates and decimals become texts in the format of Parquet's tools.
 fn value(field: &Field, bytes: &mut usize) -> Result<Value, String> {
     *bytes += 8;
     Ok(match field {

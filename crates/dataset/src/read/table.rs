@@ -1,6 +1,6 @@
-//! CSV and TSV: a header line, then one record per row, quoted according to RFC 4180. An empty cell is a
-//! missing value; every other cell is text. Columns without a name are ignored, because tools write row
-//! numbers into them.
+//! CSV and TSV: a header line, then one record per row, quoted according to RFC 4180. An empty cell
+//! is a missing value; every other cell is text. Columns without a name are ignored, because tools
+//! write row numbers into them.
 
 use std::collections::BTreeSet;
 
@@ -75,8 +75,8 @@ fn cells(place: RowPlace, names: &[String], record: &ByteRecord) -> Result<Datas
     Ok(DatasetRow { place, columns, cells_are_text: true })
 }
 
-/// Computes the line numbers of increasing offsets. The csv crate's own count is one line too low after
-/// `\r\n` and blank lines, because it counts their last byte as the next record's first.
+/// Computes the line numbers of increasing offsets. The csv crate's own count is one line too low
+/// after `\r\n` and blank lines, because it counts their last byte as the next record's first.
 struct LineCounter<'a> {
     bytes: &'a [u8],
     at: usize,

@@ -1,9 +1,9 @@
 //! Draws the prompts of the next groups.
 //!
-//! A pass visits the prompts in the order of their keys. A key is the place in the file, or a hash of
-//! seed, pass and content. The position in a pass is the last drawn key, not a count, so that adding or
-//! removing prompts does not move it. Random draws are hashes of the seed and the number of the draw, so
-//! [`PromptSamplerState`] is enough to continue exactly.
+//! A pass visits the prompts in the order of their keys. A key is the place in the file, or a hash
+//! of seed, pass and content. The position in a pass is the last drawn key, not a count, so that
+//! adding or removing prompts does not move it. Random draws are hashes of the seed and the number
+//! of the draw, so [`PromptSamplerState`] is enough to continue exactly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -127,12 +127,12 @@ impl PromptSampler {
         Ok(sampler)
     }
 
-    /// Creates a sampler that continues from `state`. Statistics of prompts that are no longer in the file
-    /// are discarded; new prompts are drawn when their position comes.
+    /// Creates a sampler that continues from `state`. Statistics of prompts that are no longer in
+    /// the file are discarded; new prompts are drawn when their position comes.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`DatasetError::State`] if the state has another seed or strategy, or a stage
-    /// that does not exist.
+    /// As [`Self::new`], and [`DatasetError::State`] if the state has another seed or strategy, or
+    /// a stage that does not exist.
     pub fn resume(
         prompts: &[Arc<Prompt>],
         config: &DatasetConfig,
@@ -173,8 +173,8 @@ impl PromptSampler {
         PromptSamplerState { outcomes, mix: Some(self.mix), ..self.state.clone() }
     }
 
-    /// Draws the prompt of the next group, which optimizer step `step` (from 1) will train on. `None` if
-    /// every prompt was left out.
+    /// Draws the prompt of the next group, which optimizer step `step` (from 1) will train on.
+    /// `None` if every prompt was left out.
     pub fn next(&mut self, step: u64) -> Option<Draw> {
         let (stage, limit) = {
             let stage = self.curriculum.at(step);
@@ -186,7 +186,8 @@ impl PromptSampler {
             self.sort_pass();
         }
         let (number, epoch) = (self.state.drawn, self.epoch());
-        // `floor` of the draws go through all prompts: those at which `floor * number` reaches an integer.
+        // `floor` of the draws go through all prompts: those at which `floor * number` reaches an
+        // integer.
         let floor = |number: u64| (self.difficulty.floor * number as f64).floor();
         let in_turn = self.state.strategy != SamplingStrategy::Difficulty
             || floor(number + 1) > floor(number);
@@ -201,15 +202,15 @@ impl PromptSampler {
         Some(Draw { prompt: Arc::clone(&self.prompts[index]), stage, epoch, number })
     }
 
-    /// Decides whether the next group uses a live prompt. Call it once for each group; if it returns
-    /// false, the group uses [`Self::next`].
+    /// Decides whether the next group uses a live prompt. Call it once for each group; if it
+    /// returns false, the group uses [`Self::next`].
     pub fn takes_live(&mut self, live_waits: bool) -> bool {
         let any = self.order.iter().any(|(_, _, index)| self.may_draw(*index, None));
         self.mix.takes_live(live_waits, any)
     }
 
-    /// Records the total reward of each member of a group; `None` if it is missing. Returns whether this
-    /// dataset contains the prompt.
+    /// Records the total reward of each member of a group; `None` if it is missing. Returns whether
+    /// this dataset contains the prompt.
     pub fn report(&mut self, prompt: PromptId, rewards: &[Option<f64>]) -> bool {
         let slot = self.slots.get(&prompt);
         if let Some(slot) = slot {
@@ -223,8 +224,8 @@ impl PromptSampler {
         self.state.left_out.insert(prompt);
     }
 
-    /// The number of completed passes; for the strategy `difficulty`, the number of draws divided by the
-    /// number of prompts.
+    /// The number of completed passes; for the strategy `difficulty`, the number of draws divided
+    /// by the number of prompts.
     pub fn epoch(&self) -> u64 {
         match self.state.strategy {
             SamplingStrategy::Difficulty => self.state.drawn / self.prompts.len().max(1) as u64,

@@ -97,8 +97,8 @@ fn excluded_prompts_are_never_drawn_again() {
     }
 }
 
-/// Draws prompts and reports groups whose success rate `success` computes from line and draw number.
-/// Returns the drawn lines.
+/// Draws prompts and reports groups whose success rate `success` computes from line and draw
+/// number. Returns the drawn lines.
 fn run(sampler: &mut PromptSampler, draws: usize, success: impl Fn(u64, u64) -> f64) -> Vec<u64> {
     (0..draws)
         .map(|_| {
@@ -125,7 +125,8 @@ fn intermediate_success_is_drawn_more_often_but_every_prompt_is_drawn() {
     let lines = run(&mut sampler, 4000, success);
     let medium = lines.iter().filter(|line| (81..=120).contains(*line)).count() as f64 / 4000.0;
     // Weighted draws are 0.9 of all, and these 40 prompts have 40 x 0.27 of the weight 40 x 0.27 +
-    // 160 x 0.02. With the draws in turn that is 0.71. The cooldown of 11 of the 40 prompts reduces it to 0.66.
+    // 160 x 0.02. With the draws in turn that is 0.71. The cooldown of 11 of the 40 prompts reduces
+    // it to 0.66.
     assert!((0.62..0.70).contains(&medium), "{medium}");
     // The tenth of 4000 draws that takes prompts in turn visits all 200 prompts twice.
     let counts = |line| lines.iter().filter(|l| **l == line).count();

@@ -1,9 +1,9 @@
 //! The stored form of each record, version 1.
 //!
 //! These types mirror `hone_core::types`. postcard stores no field names, so a field that is added,
-//! removed or reordered there would silently change the format. The conversions here are exhaustive:
-//! such a change does not compile until someone decides how to read existing files. The order of
-//! fields and variants in this file is the format; `tests/fixtures` holds a file in it.
+//! removed or reordered there would silently change the format. The conversions here are
+//! exhaustive: such a change does not compile until someone decides how to read existing files. The
+//! order of fields and variants in this file is the format; `tests/fixtures` holds a file in it.
 
 use std::collections::BTreeMap;
 
@@ -194,7 +194,8 @@ mirror_struct!(
     }
 );
 
-/// The stored form of [`GroupState`], whose variants carry data that `mirror_enum` does not support.
+/// The stored form of [`GroupState`], whose variants carry data that `mirror_enum` does not
+/// support.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum GroupStateV1 {
     Ready,

@@ -1,7 +1,7 @@
 //! Tables of the current schema.
 //!
-//! A change needs a new file in `migrations/` and a new [`VERSION`]. [`codec`](super::codec) encodes
-//! the values. Keys are UUIDv7 bytes, so key order is creation order.
+//! A change needs a new file in `migrations/` and a new [`VERSION`]. [`codec`](super::codec)
+//! encodes the values. Keys are UUIDv7 bytes, so key order is creation order.
 
 use redb::TableDefinition;
 
@@ -46,11 +46,12 @@ pub(crate) const READY: TableDefinition<(u64, &Id), ()> = TableDefinition::new("
 /// Index: `(created, sample, part name)` of feedback that no group trains on yet.
 pub(crate) const UNGROUPED: TableDefinition<(u64, &Id, &str), ()> =
     TableDefinition::new("ungrouped_feedback");
-/// Index: `(API key id, idempotency key)` -> `(sample, reward)` of the first feedback with that key.
+/// Index: `(API key id, idempotency key)` -> `(sample, reward)` of the first feedback with that
+/// key.
 pub(crate) const IDEMPOTENCY: TableDefinition<(Option<&str>, &str), (&Id, &Id)> =
     TableDefinition::new("idempotency_keys");
-/// Index: `(sample, part name, API key id)` -> the newest feedback of that rater. All posts without a
-/// key count as one rater.
+/// Index: `(sample, part name, API key id)` -> the newest feedback of that rater. All posts without
+/// a key count as one rater.
 pub(crate) const RATINGS: TableDefinition<(&Id, &str, Option<&str>), &Id> =
     TableDefinition::new("ratings");
 /// Index: `(API key id, session, interaction)` of prompts with `metadata.session_id`.

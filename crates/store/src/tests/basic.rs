@@ -244,7 +244,8 @@ async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
     store.commit(vec![by(Some("d"), 1.0, 107, majority)]).await.unwrap();
     assert_eq!((value(&store), ungrouped(&store).len()), (Some(1.0), 1));
 
-    // After training, a rating that keeps the combined value adds no entry; one that changes it does.
+    // After training, a rating that keeps the combined value adds no entry; one that changes it
+    // does.
     store.commit(vec![Op::Group(Box::new(group(1, 1, &[10], &["thumbs"])))]).await.unwrap();
     store.commit(vec![Op::Step(Box::new(step(1, &[1])))]).await.unwrap();
     store.commit(vec![by(Some("e"), 1.0, 108, majority)]).await.unwrap();

@@ -188,7 +188,8 @@ fn assert_holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
     assert_eq!(problems.count, 0, "{context}: {:?}", problems.first);
 }
 
-/// Writes to a ledger while the disk fails for `length` calls. Returns the number of failed commits.
+/// Writes to a ledger while the disk fails for `length` calls. Returns the number of failed
+/// commits.
 fn run(seed: u64, length: u64) -> usize {
     let mut random = Random(seed);
     let disk = Disk::new(Vec::new(), seed);

@@ -195,8 +195,8 @@ fn feedback(entry: FeedbackEntry) -> Op {
     Op::Feedback(Box::new(entry))
 }
 
-/// Operations that record prompt `n`, its served sample and `shadows` shadow samples, all graded. The
-/// sample numbers start at `10 * n`.
+/// Operations that record prompt `n`, its served sample and `shadows` shadow samples, all graded.
+/// The sample numbers start at `10 * n`.
 fn prompt_ops(n: u64, shadows: u64) -> Vec<Op> {
     let first = 10 * n;
     let mut ops = vec![Op::Interaction(Box::new(interaction(n)))];

@@ -26,7 +26,9 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (0..40_u64, 0..3_u8, proptest::option::of(-2..3_i8))
             .prop_map(|(sample, name, value)| Action::Grade { sample, name, value }),
         6 => (0..5_u64, 0..2_u32, 0..3_u8, 0..2_i8, key)
-            .prop_map(|(of, choice, name, value, key)| Action::Feedback { of, choice, name, value, key }),
+            .prop_map(|(of, choice, name, value, key)| {
+                Action::Feedback { of, choice, name, value, key }
+            }),
         3 => (0..6_u64, 0..4_u64, 1..4_u64, 0..3_u8)
             .prop_map(|(n, of, size, part)| Action::Group { n, of, size, part }),
         1 => (0..6_u64).prop_map(|group| Action::Drop { group }),

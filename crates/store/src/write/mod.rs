@@ -38,7 +38,8 @@ pub(crate) struct Writer {
     pub(crate) metrics: Arc<Metrics>,
     /// Time that a batch waits for others to share its commit.
     pub(crate) gather: Duration,
-    /// Largest number of operations, of batches without a waiting caller, to keep while the disk fails.
+    /// Largest number of operations, of batches without a waiting caller, to keep while the disk
+    /// fails.
     pub(crate) limit: usize,
     /// Receives the number of ready groups.
     pub(crate) ready: watch::Sender<usize>,

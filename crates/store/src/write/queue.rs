@@ -19,8 +19,8 @@ pub(crate) type Reply = oneshot::Sender<Result<Committed, StoreError>>;
 pub(crate) struct WriteJob {
     /// The operations.
     pub(crate) ops: Vec<Op>,
-    /// The id of each operation's feedback row. It is chosen once, so that a repeated commit finds the
-    /// row of the first attempt.
+    /// The id of each operation's feedback row. It is chosen once, so that a repeated commit finds
+    /// the row of the first attempt.
     pub(crate) feedback_ids: Vec<RewardId>,
     /// The waiting caller; `None` for [`WriteQueue::push_or_shed`].
     pub(crate) reply: Option<Reply>,
@@ -58,15 +58,16 @@ impl WriteQueue {
         Self { limit, metrics, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Queues a batch whose caller waits. It is never shed, because waiting callers limit themselves.
-    /// The writer takes an `urgent` batch, and all batches before it, at once.
+    /// Queues a batch whose caller waits. It is never shed, because waiting callers limit
+    /// themselves. The writer takes an `urgent` batch, and all batches before it, at once.
     pub(crate) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
         let mut state = self.state();
         state.urgent |= urgent;
         self.add(WriteJob::new(ops, Some(reply)), state)
     }
 
-    /// Queues a batch without a waiting caller. If the queue is full, sheds the batch's shadow samples.
+    /// Queues a batch without a waiting caller. If the queue is full, sheds the batch's shadow
+    /// samples.
     pub(crate) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
         let state = self.state();
         if state.operations + ops.len() <= self.limit {
@@ -98,8 +99,8 @@ impl WriteQueue {
         Ok(())
     }
 
-    /// Removes every job, in order, once the oldest has waited for `gather`. Returns an empty list if
-    /// no job arrived within `timeout`, and `None` if the queue is closed and empty.
+    /// Removes every job, in order, once the oldest has waited for `gather`. Returns an empty list
+    /// if no job arrived within `timeout`, and `None` if the queue is closed and empty.
     pub(crate) fn take(
         &self,
         gather: Duration,
@@ -161,8 +162,8 @@ impl WriteQueue {
     }
 }
 
-/// Splits a batch into operations to keep, and shadow samples to shed together with their rewards and
-/// groups. Both keep their order.
+/// Splits a batch into operations to keep, and shadow samples to shed together with their rewards
+/// and groups. Both keep their order.
 fn split_shadows(ops: Vec<Op>) -> (Vec<Op>, Vec<Op>) {
     let samples: BTreeSet<SampleId> = ops
         .iter()

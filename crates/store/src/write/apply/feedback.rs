@@ -145,8 +145,8 @@ impl LedgerTables<'_> {
         Ok(())
     }
 
-    /// Whether feedback must wait for a new group: either no group contains it, or its value changed
-    /// after every group that contains it was trained on or dropped.
+    /// Whether feedback must wait for a new group: either no group contains it, or its value
+    /// changed after every group that contains it was trained on or dropped.
     fn needs_group(
         &self,
         interaction: InteractionId,
@@ -167,8 +167,8 @@ impl LedgerTables<'_> {
     }
 }
 
-/// The id of a conversation's row `number`. It is a function of the operation's id, so that a repeated
-/// operation finds the rows that it created.
+/// The id of a conversation's row `number`. It is a function of the operation's id, so that a
+/// repeated operation finds the rows that it created.
 fn id_of_turn(id: RewardId, number: usize) -> RewardId {
     RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
 }

@@ -1,8 +1,8 @@
 //! Applies operations to the tables.
 //!
-//! Applying an operation twice has the same effect as once; for feedback the caller chooses the row's
-//! id for that reason. The writer can therefore repeat a commit after an I/O error even if the first
-//! attempt may have succeeded.
+//! Applying an operation twice has the same effect as once; for feedback the caller chooses the
+//! row's id for that reason. The writer can therefore repeat a commit after an I/O error even if
+//! the first attempt may have succeeded.
 
 mod feedback;
 mod quarantine;

@@ -20,8 +20,8 @@ impl LedgerTables<'_> {
         Ok(())
     }
 
-    /// Ends a key's quarantine. This reads every rating, which is acceptable because operators do it
-    /// rarely.
+    /// Ends a key's quarantine. This reads every rating, which is acceptable because operators do
+    /// it rarely.
     pub(super) fn release_key(&mut self, key_id: &str) -> Result<(), StoreError> {
         if self.quarantine.remove(key_id)?.is_none() {
             return Ok(());

@@ -89,8 +89,8 @@ impl<'t> LedgerTables<'t> {
         reader::get(&self.rewards, (sample.0.as_bytes(), name))
     }
 
-    /// Writes the current value of a reward part; returns the previous one. The value does not wait for
-    /// a group until the caller adds it to `ungrouped`.
+    /// Writes the current value of a reward part; returns the previous one. The value does not wait
+    /// for a group until the caller adds it to `ungrouped`.
     pub(super) fn put_reward(&mut self, row: &Reward) -> Result<Option<Reward>, StoreError> {
         let sample = row.sample.0.as_bytes();
         let previous = self.current_reward(row.sample, &row.name)?;
