@@ -4,14 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use hone_core::types::Message;
-
 use crate::config::{DatasetConfig, OnBadRow};
 use crate::curriculum::Curriculum;
 use crate::error::{BadRow, DESCRIBED_ROWS, DatasetError};
 use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId};
 use crate::read::{DatasetRow, read_rows};
-use crate::report::{DatasetReport, LengthStats};
+use crate::report::DatasetReport;
 use crate::split;
 
 /// A dataset that was read and split.
@@ -70,51 +68,6 @@ impl Dataset {
         }
         (report.train, report.held_out) = (train.len(), held_out.len());
         Ok(Self { train, held_out, report })
-    }
-
-    /// Measures every prompt on both sides with `tokens`. Removes prompts of more than `limit`
-    /// tokens and prompts for which `tokens` fails, and sets `report.lengths`.
-    ///
-    /// # Errors
-    /// If no prompt to train on is left.
-    pub fn measure<E: std::fmt::Display>(
-        &mut self,
-        mut tokens: impl FnMut(&[Message]) -> Result<usize, E>,
-        limit: usize,
-    ) -> Result<(), DatasetError> {
-        let (mut lengths, mut too_long) = (Vec::new(), 0);
-        let (mut refused, mut first_refusal) = (0, None);
-        for side in [&mut self.train, &mut self.held_out] {
-            side.retain(|prompt| match tokens(&prompt.messages) {
-                Ok(length) => {
-                    lengths.push(length);
-                    too_long += usize::from(length > limit);
-                    length <= limit
-                }
-                Err(error) => {
-                    refused += 1;
-                    first_refusal.get_or_insert_with(|| format!("{}: {error}", prompt.place));
-                    false
-                }
-            });
-        }
-        (self.report.train, self.report.held_out) = (self.train.len(), self.held_out.len());
-        self.report.lengths = LengthStats::of(lengths).map(|stats| LengthStats {
-            too_long,
-            refused,
-            first_refusal: first_refusal.clone(),
-            ..stats
-        });
-        if !self.train.is_empty() {
-            return Ok(());
-        }
-        let reason = match first_refusal {
-            Some(first) if too_long == 0 => {
-                format!("the model's template refuses every prompt: {first}")
-            }
-            _ => format!("no prompt to train on has {limit} tokens or fewer"),
-        };
-        Err(DatasetError::File { path: self.report.path.clone(), reason })
     }
 }
 

@@ -36,7 +36,7 @@ pub use filter::Filter;
 pub use mix::LiveMix;
 pub use outcome::PromptOutcome;
 pub use prompt::{ANSWER, Prompt, PromptId};
-pub use report::{DatasetReport, LengthStats};
+pub use report::DatasetReport;
 pub use sampler::{Draw, PromptSampler, PromptSamplerState};
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Statistics of a dataset: rows, bad rows, duplicates, lengths.
+//! Statistics of a dataset: rows, bad rows and duplicates.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -32,8 +32,6 @@ pub struct DatasetReport {
     pub held_out: usize,
     /// Number of prompts that were removed because the separate evaluation file contains them too.
     pub leaked: usize,
-    /// Lengths of the prompts, once [`Dataset::measure`](crate::Dataset::measure) has run.
-    pub lengths: Option<LengthStats>,
 }
 
 impl fmt::Display for DatasetReport {
@@ -51,68 +49,6 @@ impl fmt::Display for DatasetReport {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
             }
-        }
-        match &self.lengths {
-            Some(lengths) => write!(f, "; {lengths}"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Lengths of the prompts in tokens, including prompts that are too long.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LengthStats {
-    /// Number of measured prompts.
-    pub measured: usize,
-    /// The smallest length.
-    pub min: usize,
-    /// The mean length.
-    pub mean: f64,
-    /// The median (nearest rank).
-    pub p50: usize,
-    /// The 95th percentile (nearest rank).
-    pub p95: usize,
-    /// The largest length.
-    pub max: usize,
-    /// Number of prompts above the limit, which were removed.
-    pub too_long: usize,
-    /// Number of prompts that the model's template or tokenizer refused, which were removed.
-    pub refused: usize,
-    /// Why the first of them was refused.
-    pub first_refusal: Option<String>,
-}
-
-impl LengthStats {
-    /// The statistics of lengths in any order; `None` if there are none.
-    pub(crate) fn of(mut lengths: Vec<usize>) -> Option<Self> {
-        lengths.sort_unstable();
-        let count = lengths.len();
-        // Nearest rank: the `ceil(q n)`-th smallest, counted from 1.
-        let rank = |percent: usize| lengths.get((percent * count).div_ceil(100).max(1) - 1);
-        let (p50, p95) = (*rank(50)?, *rank(95)?);
-        Some(Self {
-            measured: count,
-            min: *lengths.first()?,
-            mean: lengths.iter().map(|length| *length as f64).sum::<f64>() / count as f64,
-            p50,
-            p95,
-            max: *lengths.last()?,
-            too_long: 0,
-            refused: 0,
-            first_refusal: None,
-        })
-    }
-}
-
-impl fmt::Display for LengthStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { min, mean, p50, p95, max, .. } = self;
-        write!(f, "tokens min {min}, mean {mean:.1}, p50 {p50}, p95 {p95}, max {max}")?;
-        if self.too_long > 0 {
-            write!(f, ", {} too long", self.too_long)?;
-        }
-        if self.refused > 0 {
-            write!(f, ", {} refused by the model's template", self.refused)?;
         }
         Ok(())
     }

@@ -264,31 +264,6 @@ fn prompts_of_a_separate_file_are_never_trained_on() {
 }
 
 #[test]
-fn lengths_are_measured_and_long_prompts_removed() {
-    let mut dataset = open("a.jsonl", &lines(0..100), |config| config.held_out = 20.0);
-    assert_eq!((dataset.train.len(), dataset.held_out.len()), (80, 20));
-    // The length of the prompt for `n` is `n` tokens.
-    let number = |messages: &[Message]| -> Result<usize, String> {
-        let content = &messages[0].content;
-        let number = content.split(' ').next().unwrap().parse().unwrap();
-        if number == 7 { Err("seven".into()) } else { Ok(number) }
-    };
-    dataset.measure(number, 89).unwrap();
-    let lengths = dataset.report.lengths.clone().unwrap();
-    assert_eq!((lengths.measured, lengths.min, lengths.max), (99, 0, 99));
-    assert_eq!((lengths.p50, lengths.p95, lengths.too_long, lengths.refused), (50, 95, 10, 1));
-    assert!((lengths.mean - (4950.0 - 7.0) / 99.0).abs() < 1e-9);
-    assert_eq!(lengths.first_refusal.as_deref(), Some("line 8: seven"));
-    assert_eq!(dataset.train.len() + dataset.held_out.len(), 89);
-    assert_eq!(dataset.report.train, dataset.train.len());
-    assert_snapshot!(lengths, @"tokens min 0, mean 49.9, p50 50, p95 95, max 99, 10 too long, 1 refused by the model's template");
-    let none = dataset.measure(|_| Ok::<_, String>(9), 3).unwrap_err().to_string();
-    assert!(none.ends_with("no prompt to train on has 3 tokens or fewer"), "{none}");
-    assert_eq!(LengthStats::of(vec![5]).unwrap().p95, 5);
-    assert_eq!(LengthStats::of(Vec::new()), None);
-}
-
-#[test]
 fn ids_are_stable_and_round_trip() {
     let id = PromptId::of(&[Message { role: Role::User, content: "x".into() }]);
     assert_eq!(id.to_string(), "391e5898628ea3369200353981545d04", "saved states contain ids");
