@@ -78,11 +78,10 @@ pub(crate) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
 
 impl Checker<'_> {
     fn check_records(&self, problems: &mut Problems) -> Result<(), StoreError> {
-        let p = problems;
-        self.each(p, schema::INTERACTIONS, name, |key, row: Interaction| {
+        self.each(problems, schema::INTERACTIONS, name, |key, row: Interaction| {
             Ok(vec![(row.id.0.as_bytes() == *key, "wrong key")])
         })?;
-        self.each(p, schema::SAMPLES, name, |key, row: Sample| {
+        self.each(problems, schema::SAMPLES, name, |key, row: Sample| {
             let prompt = row.interaction.0.as_bytes();
             let indexed = self.samples_of.get((prompt, *key))?.map(|v| v.value());
             let expected = (row.origin == SampleOrigin::Served, row.choice);
@@ -95,19 +94,19 @@ impl Checker<'_> {
             ])
         })?;
         let reward_key = |(sample, part): &(&Id, &str)| format!("{} {part}", name(sample));
-        self.each(p, schema::REWARDS, reward_key, |(sample, part), row: Reward| {
+        self.each(problems, schema::REWARDS, reward_key, |(sample, part), row: Reward| {
             let right = row.sample.0.as_bytes() == *sample && row.name == *part;
             let known = self.samples.get(*sample)?.is_some();
             Ok(vec![(right, "wrong key"), (known, "its sample is missing")])
         })?;
-        self.each(p, schema::FEEDBACK, name, |key, row: Reward| {
+        self.each(problems, schema::FEEDBACK, name, |key, row: Reward| {
             let current = self.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
             Ok(vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
                 (current.is_some(), "its reward is missing"),
             ])
         })?;
-        self.each(p, schema::GROUPS, name, |key, row: Group| {
+        self.each(problems, schema::GROUPS, name, |key, row: Group| {
             let prompt = row.interaction.0.as_bytes();
             let indexed = self.groups_of.get((prompt, *key))?.is_some();
             let waits = self.ready.get((row.created, *key))?.is_some();
@@ -124,12 +123,12 @@ impl Checker<'_> {
             }
             Ok(conditions)
         })?;
-        self.each(p, schema::POLICIES, u64::to_string, |key, row: PolicyRecord| {
+        self.each(problems, schema::POLICIES, u64::to_string, |key, row: PolicyRecord| {
             let parent = row.parent.map(|parent| self.policies.get(parent.0)).transpose()?;
             let known = parent.is_none_or(|parent| parent.is_some());
             Ok(vec![(row.version.0 == *key, "wrong key"), (known, "its parent is missing")])
         })?;
-        self.each(p, schema::STEPS, u64::to_string, |key, row: StepRecord| {
+        self.each(problems, schema::STEPS, u64::to_string, |key, row: StepRecord| {
             let mut conditions = vec![(row.step == *key, "wrong key")];
             for group in &row.groups {
                 let known = self.groups.get(group.0.as_bytes())?.is_some();
@@ -142,16 +141,15 @@ impl Checker<'_> {
     /// Checks that index entries refer to existing records. [`Self::check_records`] checks the
     /// opposite direction.
     fn check_indexes(&self, problems: &mut Problems) -> Result<(), StoreError> {
-        let p = problems;
         let (samples, groups) = (&self.samples, &self.groups);
-        self.each_entry(p, schema::SAMPLES_OF, samples, "no such sample", |key, _| *key.1)?;
-        self.each_entry(p, schema::GROUPS_OF, groups, "no such group", |key, ()| *key.1)?;
-        self.each_entry(p, schema::READY, groups, "no such group", |key, ()| *key.1)?;
+        self.each_entry(problems, schema::SAMPLES_OF, samples, "no such sample", |key, _| *key.1)?;
+        self.each_entry(problems, schema::GROUPS_OF, groups, "no such group", |key, ()| *key.1)?;
+        self.each_entry(problems, schema::READY, groups, "no such group", |key, ()| *key.1)?;
         let (missing, feedback) = ("no such feedback", &self.feedback);
-        self.each_entry(p, schema::IDEMPOTENCY, feedback, missing, |_, value| *value.1)?;
-        self.each_entry(p, schema::RATINGS, feedback, missing, |_, value| *value)?;
+        self.each_entry(problems, schema::IDEMPOTENCY, feedback, missing, |_, value| *value.1)?;
+        self.each_entry(problems, schema::RATINGS, feedback, missing, |_, value| *value)?;
         let (missing, interactions) = ("no such interaction", &self.interactions);
-        self.each_entry(p, schema::SESSIONS, interactions, missing, |key, ()| *key.2)?;
+        self.each_entry(problems, schema::SESSIONS, interactions, missing, |key, ()| *key.2)?;
         for entry in self.tx.open_table(schema::UNGROUPED)?.iter()? {
             let key = entry?.0;
             let (created, sample, part) = key.value();
@@ -160,7 +158,7 @@ impl Checker<'_> {
                 None => false,
             };
             if !right {
-                p.add(schema::UNGROUPED.name(), name(&sample), "no such feedback");
+                problems.add(schema::UNGROUPED.name(), name(&sample), "no such feedback");
             }
         }
         Ok(())

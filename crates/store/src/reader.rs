@@ -8,9 +8,7 @@ use redb::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use hone_core::types::{
-    Group, InteractionId, Rating, Reward, Sample, SampleId, StepRecord, UnixMillis,
-};
+use hone_core::types::{Group, InteractionId, Rating, Reward, SampleId, StepRecord, UnixMillis};
 
 use crate::error::StoreError;
 use crate::format::codec::{LedgerRecord, decode};
@@ -93,21 +91,8 @@ pub(crate) fn last_step(tx: &ReadTransaction) -> Result<Option<StepRecord>, Stor
     steps.last()?.map(|(_, bytes)| decode(bytes.value())).transpose()
 }
 
-/// Every completion of a prompt, in key order.
-pub(crate) fn samples_of(
-    tx: &ReadTransaction,
-    id: InteractionId,
-) -> Result<Vec<Sample>, StoreError> {
-    indexed(tx, schema::SAMPLES_OF, schema::SAMPLES, id)
-}
-
-/// Every group of a prompt, in key order.
-pub(crate) fn groups_of(tx: &ReadTransaction, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-    indexed(tx, schema::GROUPS_OF, schema::GROUPS, id)
-}
-
-/// The records that an index has under an interaction.
-fn indexed<V: Value + 'static, R: LedgerRecord>(
+/// The records that an index has under an interaction, in key order.
+pub(crate) fn indexed<V: Value + 'static, R: LedgerRecord>(
     tx: &ReadTransaction,
     index: TableDefinition<'static, IdPair, V>,
     table: TableDefinition<'static, &'static Id, Bytes>,
@@ -154,15 +139,6 @@ pub(crate) fn turns_of(
 }
 
 /// Each rater's newest rating of a completion and part.
-pub(crate) fn ratings_of(
-    tx: &ReadTransaction,
-    id: SampleId,
-    name: &str,
-) -> Result<Vec<Rating>, StoreError> {
-    ratings(&tx.open_table(schema::RATINGS)?, &tx.open_table(schema::FEEDBACK)?, id, name)
-}
-
-/// [`ratings_of`] for tables that are open for reading or writing.
 pub(crate) fn ratings(
     ratings: &impl ReadableTable<(&'static Id, &'static str, Option<&'static str>), &'static Id>,
     feedback: &impl ReadableTable<&'static Id, Bytes>,

@@ -199,7 +199,7 @@ impl Store {
 
     /// Every completion of a prompt, in key order.
     pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
-        self.read(|tx| reader::samples_of(tx, id))
+        self.read(|tx| reader::indexed(tx, schema::SAMPLES_OF, schema::SAMPLES, id))
     }
 
     /// At most `limit` prompts of an API key's conversation, oldest first.
@@ -219,7 +219,10 @@ impl Store {
 
     /// Each rater's newest rating of a completion and part.
     pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
-        self.read(|tx| reader::ratings_of(tx, id, name))
+        self.read(|tx| {
+            let feedback = tx.open_table(schema::FEEDBACK)?;
+            reader::ratings(&tx.open_table(schema::RATINGS)?, &feedback, id, name)
+        })
     }
 
     /// Quarantined API keys, by id.
@@ -234,7 +237,7 @@ impl Store {
 
     /// Every group of a prompt, in key order.
     pub fn groups_of(&self, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-        self.read(|tx| reader::groups_of(tx, id))
+        self.read(|tx| reader::indexed(tx, schema::GROUPS_OF, schema::GROUPS, id))
     }
 
     /// At most `limit` groups in state `Ready`, oldest first.
