@@ -14,7 +14,7 @@ pub struct Problem {
     /// The dotted key, such as `train.learning_rate` or `route[0].reward[1]`.
     pub key: String,
     /// The rest of the sentence, which begins after the key.
-    rest: String,
+    pub rest: String,
 }
 
 impl Problem {
