@@ -53,10 +53,21 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            complain(&format!("error: {error:#}"));
+            complain(&format!("error: {}", with_causes(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The message, followed by the causes that it does not contain already.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        match (text.is_empty(), text.contains(&cause)) {
+            (true, _) => cause,
+            (_, true) => text,
+            _ => format!("{text}: {cause}"),
+        }
+    })
 }
 
 #[expect(clippy::print_stderr, reason = "the one place that tells a person what went wrong")]
@@ -246,7 +257,7 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         let metrics =
             Arc::new(hone_core::metrics::Metrics::new().map_err(|error| error.to_string())?);
         let tools = app::reward_tools(&config, metrics).await;
-        let tools = tools.map_err(|error| format!("{error:#}"))?;
+        let tools = tools.map_err(|error| with_causes(&error))?;
         let routes = hone_reward::Routes::with(&config.routes, &tools.tools);
         routes.map(|_| ()).map_err(|error| error.to_string())
     });

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
-use hone_core::process::set_background;
+use hone_core::threads::set_background;
 use hone_core::types::{Message, Role};
 use hone_dataset::Curriculum;
 use hone_engine::{Codec, Engine, ModelDir, Publisher};
@@ -263,7 +263,7 @@ fn peak_rates(config: &Config) -> anyhow::Result<Vec<(u64, f64)>> {
     let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
     let rate = config.train.learning_rate;
-    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.of(rate))).collect())
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
 }
 
 /// The tools of the rewards that a configuration asks for.

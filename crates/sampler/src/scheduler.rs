@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use hone_core::process::pause_point;
+use hone_core::threads::pause_point;
 use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::EngineError;
 use hone_engine::run::{CancelFlag, GenerationRun, SequenceSlot};

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use worker::{GenerateJob, ReplicaWorker};
 
 use hone_core::metrics::Metrics;
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::admission::{Admission, Colour, Lease};
 use hone_engine::run::GenerationRun;

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use rayon::prelude::*;
 
-use hone_core::process::pause_point;
+use hone_core::threads::pause_point;
 
 thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };

@@ -61,10 +61,7 @@ impl Ensemble {
                 return Err(Problem::value(&format!("{key}kind"), kind, allowed));
             }
             member.shape.check(&key)?;
-            member
-                .kind
-                .check()
-                .map_err(|inner| Problem::new(format!("{key}{}", inner.key), inner.says))?;
+            member.kind.check().map_err(|problem| problem.prefixed(&key))?;
         }
         Ok(())
     }

@@ -104,7 +104,7 @@ impl Builder<'_> {
         for (i, member) in p.of.iter().enumerate() {
             let built = self
                 .grader(&member.kind, member.shape)
-                .map_err(|inner| Problem::new(format!("of[{i}].{}", inner.key), inner.says))?;
+                .map_err(|problem| problem.prefixed(&format!("of[{i}].")))?;
             members.extend(built);
         }
         Ok(Arc::new(EnsembleFn { members, how: p.how }))

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use rope::Rope;
 use tokens::{Steps, Stretch, Tokens};
 
-use hone_core::process::pause_point;
 use hone_core::simd::dispatch;
+use hone_core::threads::pause_point;
 use hone_model::Model;
 use hone_model::spec::rope::rope_frequencies;
 

@@ -12,7 +12,7 @@ use candle_core::{DType, Device};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use hone_core::metrics::Metrics;
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::run::{Cancel, CancelFlag};
 use hone_engine::sampling::TokenSampler;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::process::BackgroundPriority;
+use hone_core::threads::BackgroundPriority;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 
 use super::objective::{

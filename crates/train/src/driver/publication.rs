@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use rayon::ThreadPool;
 use tokio::runtime::Handle;
 
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 
 use super::error::TrainFailure;

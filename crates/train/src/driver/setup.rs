@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rayon::ThreadPool;
 
 use hone_core::metrics::Metrics;
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 use hone_engine::ModelDir;
 use hone_model::Model;
 use hone_reward::Routes;

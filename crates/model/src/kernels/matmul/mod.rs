@@ -1,6 +1,6 @@
 //! Matrix products into memory that is there already (CPU).
 
-use hone_core::process::pause_point;
+use hone_core::threads::pause_point;
 
 use super::float::Real;
 use super::parallel::threads;

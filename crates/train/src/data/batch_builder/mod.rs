@@ -9,7 +9,7 @@ use hone_core::types::{
 use hone_reward::Routes;
 use hone_reward::config::Aggregate;
 use hone_reward::raters::{aggregate, corrected};
-use hone_store::{Op, SET_ASIDE, Store, StoreError};
+use hone_store::{Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
@@ -167,7 +167,7 @@ pub(crate) fn build_batch(
         for group in ready {
             let loaded = load(store, routes, &quarantined, group)?;
             if loaded.members.is_empty() {
-                let reason = if loaded.without_quarantined { SET_ASIDE } else { "unscored" };
+                let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
                 drops.push(dropped(loaded.group.id, reason));
             } else {
                 samples += loaded.members.len();

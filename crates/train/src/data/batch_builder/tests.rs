@@ -10,7 +10,7 @@ use hone_core::types::{
 };
 use hone_reward::config::Aggregate;
 use hone_reward::raters::joining;
-use hone_store::{FeedbackEntry, Op, Quarantined, SET_ASIDE, Store, StoreConfig};
+use hone_store::{FeedbackEntry, Op, QuarantinedKey, QUARANTINED, Store, StoreConfig};
 
 use super::{TrainBatch, build_batch};
 
@@ -94,13 +94,13 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
         batch.members().map(|(_, member)| member.parts["stars"]).collect()
     };
     assert_eq!(values(&build().unwrap()), [2.5, 1.0]);
-    let row = Quarantined { key_id: "mallory".to_owned(), reason: "{}".to_owned(), since: 10 };
+    let row = QuarantinedKey { key_id: "mallory".to_owned(), reason: "{}".to_owned(), since: 10 };
     store.commit_blocking(vec![Op::Quarantine(row)]).unwrap();
     let batch = build().unwrap();
     assert_eq!((values(&batch), batch.group_ids()), (vec![4.0], vec![both]));
     assert_eq!(batch.groups[0].members[0].feedback["stars"].key_id.as_deref(), Some("alice"));
     let state = store.group(alone).unwrap().unwrap().state;
-    assert_eq!(state, GroupState::Dropped(SET_ASIDE.to_owned()));
+    assert_eq!(state, GroupState::Dropped(QUARANTINED.to_owned()));
     store.commit_blocking(vec![Op::Release("mallory".to_owned())]).unwrap();
     assert_eq!(values(&build().unwrap()), [2.5]);
     assert_eq!(store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 1, "it comes back");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 
 use super::command::{StepGate, TrainCommand};
 use super::error::{TrainError, TrainFailure};

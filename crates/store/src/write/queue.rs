@@ -1,4 +1,4 @@
-//! What waits for the writer: one FIFO with a bound that only sheddable work feels.
+//! The writer's queue: first in, first out, with a bound that sheds only shadow samples.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,21 @@ use tokio::sync::oneshot;
 use hone_core::metrics::Metrics;
 use hone_core::types::{GroupId, RewardId, SampleId, SampleOrigin};
 
-use super::{Committed, Op, StoreError};
+use crate::error::StoreError;
+use crate::op::{Committed, Op};
 
-/// Where a committed batch is answered.
-pub(super) type Reply = oneshot::Sender<Result<Committed, StoreError>>;
+/// Receives the result of a caller's batch.
+pub(crate) type Reply = oneshot::Sender<Result<Committed, StoreError>>;
 
-/// One caller's batch: applied as a whole, in one transaction.
-pub(super) struct WriteJob {
-    /// What to do.
-    pub(super) ops: Vec<Op>,
-    /// The id of each operation's feedback row; made once, so that a repeated commit finds it.
-    pub(super) feedback_ids: Vec<RewardId>,
-    /// Who waits; nobody for enqueued work.
-    pub(super) reply: Option<Reply>,
+/// One caller's batch, which is applied as a whole in one transaction.
+pub(crate) struct WriteJob {
+    /// The operations.
+    pub(crate) ops: Vec<Op>,
+    /// The id of each operation's feedback row. It is chosen once, so that a repeated commit finds
+    /// the row of the first attempt.
+    pub(crate) feedback_ids: Vec<RewardId>,
+    /// The waiting caller; `None` for [`WriteQueue::push_or_shed`].
+    pub(crate) reply: Option<Reply>,
 }
 
 impl WriteJob {
@@ -32,39 +34,41 @@ impl WriteJob {
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     jobs: VecDeque<WriteJob>,
     operations: usize,
+    /// Arrival of the oldest job, from which the group commit's wait counts.
     oldest: Option<Instant>,
-    /// Whether somebody waits who must not wait for company.
+    /// Whether a job must be committed without that wait.
     urgent: bool,
     closed: bool,
 }
 
-/// The queue. Push from anywhere, take from the writer.
-pub(super) struct WriteQueue {
+/// The queue. Any thread pushes; the writer takes.
+pub(crate) struct WriteQueue {
     limit: usize,
     metrics: Arc<Metrics>,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 impl WriteQueue {
-    /// A queue that sheds beyond `limit` operations.
-    pub(super) fn new(limit: usize, metrics: Arc<Metrics>) -> Self {
+    /// A queue that sheds shadow samples beyond `limit` operations.
+    pub(crate) fn new(limit: usize, metrics: Arc<Metrics>) -> Self {
         Self { limit, metrics, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Queues a batch that somebody waits for; never sheds, since waiting is its limit.
-    /// An `urgent` one is taken at once, with all that waits already.
-    pub(super) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
+    /// Queues a batch whose caller waits. It is never shed, because waiting callers limit
+    /// themselves. The writer takes an `urgent` batch, and all batches before it, at once.
+    pub(crate) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
         let mut state = self.state();
         state.urgent |= urgent;
         self.add(WriteJob::new(ops, Some(reply)), state)
     }
 
-    /// Queues a batch that nobody waits for; sheds what may be shed where the queue is full.
-    pub(super) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
+    /// Queues a batch without a waiting caller. If the queue is full, sheds the batch's shadow
+    /// samples.
+    pub(crate) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
         let state = self.state();
         if state.operations + ops.len() <= self.limit {
             return self.add(WriteJob::new(ops, None), state);
@@ -82,7 +86,7 @@ impl WriteQueue {
         Err(StoreError::Overloaded)
     }
 
-    fn add(&self, job: WriteJob, mut state: MutexGuard<'_, State>) -> Result<(), StoreError> {
+    fn add(&self, job: WriteJob, mut state: MutexGuard<'_, QueueState>) -> Result<(), StoreError> {
         if state.closed {
             return Err(StoreError::Closed);
         }
@@ -95,27 +99,30 @@ impl WriteQueue {
         Ok(())
     }
 
-    /// Everything that waits, in order, after gathering for `gather` from the first arrival on.
-    /// Empty when nothing came within `patience`; `None` once closed and empty.
-    pub(super) fn take(
+    /// Removes every job, in order, once the oldest has waited for `gather`. Returns an empty list
+    /// if no job arrived within `timeout`, and `None` if the queue is closed and empty.
+    pub(crate) fn take(
         &self,
         gather: Duration,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Option<Vec<WriteJob>> {
         let mut state = self.state();
-        let deadline = patience.map(|p| Instant::now() + p);
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             let now = Instant::now();
             let until = match state.oldest {
                 None if state.closed => return None,
                 None => deadline,
-                // Where it is closed, nothing more can come.
+                // No job can arrive after the queue is closed.
                 Some(_) if state.closed || state.urgent => Some(now),
                 Some(oldest) => Some(oldest + gather),
             };
             state = match until {
                 Some(until) if until <= now => break,
-                Some(until) => self.wait(state, until - now),
+                Some(until) => {
+                    let waited = self.changed.wait_timeout(state, until - now);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
@@ -126,70 +133,52 @@ impl WriteQueue {
         Some(std::mem::take(&mut state.jobs).into())
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    /// Refuses whatever comes from now on; what waits is still taken.
-    pub(super) fn close(&self) {
+    /// Refuses new jobs. Queued jobs are still taken.
+    pub(crate) fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
     }
 
-    /// Closes and drops what waits, which answers those who wait for it.
-    pub(super) fn abandon(&self) {
+    /// Closes the queue and drops its jobs, which answers their callers with `Closed`.
+    pub(crate) fn abandon(&self) {
         let mut state = self.state();
         state.closed = true;
         state.jobs.clear();
     }
 
-    /// Counts operations that will never be recorded.
-    pub(super) fn count_dropped(&self, ops: &[Op]) {
+    /// Counts operations that will never be written.
+    pub(crate) fn count_dropped(&self, ops: &[Op]) {
         let mut by_table = BTreeMap::<&str, u64>::new();
         for op in ops {
-            *by_table.entry(table_of(op)).or_default() += 1;
+            *by_table.entry(op.table()).or_default() += 1;
         }
         for (table, count) in by_table {
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(count);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn table_of(op: &Op) -> &'static str {
-    match op {
-        Op::Interaction(_) => "interactions",
-        Op::Sample(_) => "samples",
-        Op::Reward(_) => "rewards",
-        Op::Feedback(_) | Op::Conversation(_) => "feedback",
-        Op::Quarantine(_) | Op::Release(_) => "quarantine",
-        Op::Group(_) | Op::GroupState(..) => "groups",
-        Op::Policy(_) => "policy_versions",
-        Op::Step(_) => "steps",
-    }
-}
-
-/// Splits off shadow samples with their rewards and groups: `(to keep, to shed)`, in order.
+/// Splits a batch into operations to keep, and shadow samples to shed together with their rewards
+/// and groups. Both keep their order.
 fn split_shadows(ops: Vec<Op>) -> (Vec<Op>, Vec<Op>) {
-    let mut samples = BTreeSet::<SampleId>::new();
-    for op in &ops {
-        if let Op::Sample(sample) = op
-            && sample.origin == SampleOrigin::Shadow
-        {
-            samples.insert(sample.id);
-        }
-    }
-    let mut groups = BTreeSet::<GroupId>::new();
-    for op in &ops {
-        if let Op::Group(group) = op
-            && group.members.iter().any(|m| samples.contains(m))
-        {
-            groups.insert(group.id);
-        }
-    }
+    let samples: BTreeSet<SampleId> = ops
+        .iter()
+        .filter_map(|op| match op {
+            Op::Sample(sample) if sample.origin == SampleOrigin::Shadow => Some(sample.id),
+            _ => None,
+        })
+        .collect();
+    let groups: BTreeSet<GroupId> = ops
+        .iter()
+        .filter_map(|op| match op {
+            Op::Group(group) if group.members.iter().any(|m| samples.contains(m)) => Some(group.id),
+            _ => None,
+        })
+        .collect();
     ops.into_iter().partition(|op| match op {
         Op::Sample(sample) => !samples.contains(&sample.id),
         Op::Reward(reward) => !samples.contains(&reward.sample),

@@ -1,9 +1,9 @@
-//! How each row is laid out on disk, version 1.
+//! The stored form of each record, version 1.
 //!
-//! These mirror `hone_core::types` instead of storing it: postcard names no fields, so a field added,
-//! removed or reordered there would silently change the file. Here it fails to compile (both
-//! conversions are exhaustive) until somebody decides what it means for files already written.
-//! The order of fields and variants in this file is the format; `tests/fixtures` holds a file of it.
+//! These types mirror `hone_core::types`. postcard stores no field names, so a field that is added,
+//! removed or reordered there would silently change the format. The conversions here are
+//! exhaustive: such a change does not compile until someone decides how to read existing files. The
+//! order of fields and variants in this file is the format; `tests/fixtures` holds a file in it.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use hone_core::types::{
     SampleId, SampleOrigin, SamplingParams, StepRecord,
 };
 
-/// A stored form of `P`.
-pub(super) trait Stored<P>: Sized {
-    /// From memory to disk.
+/// The stored form of `P`.
+pub(crate) trait StoredForm<P>: Sized {
+    /// Converts a record for writing.
     fn store(plain: &P) -> Self;
-    /// From disk to memory.
+    /// Converts a stored record to its current form.
     fn load(self) -> P;
 }
 
 macro_rules! stored_as_is {
     ($($t:ty),+ $(,)?) => {$(
-        impl Stored<$t> for $t {
+        impl StoredForm<$t> for $t {
             fn store(plain: &$t) -> Self {
                 plain.clone()
             }
@@ -50,7 +50,7 @@ stored_as_is!(
 
 macro_rules! stored_id {
     ($($t:ident),+) => {$(
-        impl Stored<$t> for [u8; 16] {
+        impl StoredForm<$t> for [u8; 16] {
             fn store(plain: &$t) -> Self {
                 plain.0.into_bytes()
             }
@@ -63,7 +63,7 @@ macro_rules! stored_id {
 
 stored_id!(InteractionId, SampleId, GroupId, RewardId);
 
-impl Stored<PolicyVersion> for u64 {
+impl StoredForm<PolicyVersion> for u64 {
     fn store(plain: &PolicyVersion) -> Self {
         plain.0
     }
@@ -72,7 +72,7 @@ impl Stored<PolicyVersion> for u64 {
     }
 }
 
-impl<P, S: Stored<P>> Stored<Vec<P>> for Vec<S> {
+impl<P, S: StoredForm<P>> StoredForm<Vec<P>> for Vec<S> {
     fn store(plain: &Vec<P>) -> Self {
         plain.iter().map(S::store).collect()
     }
@@ -81,7 +81,7 @@ impl<P, S: Stored<P>> Stored<Vec<P>> for Vec<S> {
     }
 }
 
-impl<P, S: Stored<P>> Stored<Option<P>> for Option<S> {
+impl<P, S: StoredForm<P>> StoredForm<Option<P>> for Option<S> {
     fn store(plain: &Option<P>) -> Self {
         plain.as_ref().map(S::store)
     }
@@ -93,9 +93,9 @@ impl<P, S: Stored<P>> Stored<Option<P>> for Option<S> {
 macro_rules! mirror_enum {
     ($stored:ident = $plain:ident { $($variant:ident),+ $(,)? }) => {
         #[derive(Serialize, Deserialize)]
-        pub(super) enum $stored { $($variant),+ }
+        pub(crate) enum $stored { $($variant),+ }
 
-        impl Stored<$plain> for $stored {
+        impl StoredForm<$plain> for $stored {
             fn store(plain: &$plain) -> Self {
                 match plain { $($plain::$variant => Self::$variant),+ }
             }
@@ -109,12 +109,12 @@ macro_rules! mirror_enum {
 macro_rules! mirror_struct {
     ($stored:ident = $plain:ident { $($field:ident: $type:ty),+ $(,)? }) => {
         #[derive(Serialize, Deserialize)]
-        pub(super) struct $stored { $($field: $type),+ }
+        pub(crate) struct $stored { $($field: $type),+ }
 
-        impl Stored<$plain> for $stored {
+        impl StoredForm<$plain> for $stored {
             fn store(plain: &$plain) -> Self {
                 let $plain { $($field),+ } = plain;
-                Self { $($field: Stored::store($field)),+ }
+                Self { $($field: StoredForm::store($field)),+ }
             }
             fn load(self) -> $plain {
                 $plain { $($field: self.$field.load()),+ }
@@ -194,15 +194,16 @@ mirror_struct!(
     }
 );
 
-/// [`GroupState`] as stored; it carries data, so it is written out.
+/// The stored form of [`GroupState`], whose variants carry data that `mirror_enum` does not
+/// support.
 #[derive(Serialize, Deserialize)]
-pub(super) enum GroupStateV1 {
+pub(crate) enum GroupStateV1 {
     Ready,
     Trained(u64),
     Dropped(String),
 }
 
-impl Stored<GroupState> for GroupStateV1 {
+impl StoredForm<GroupState> for GroupStateV1 {
     fn store(plain: &GroupState) -> Self {
         match plain {
             GroupState::Ready => Self::Ready,

@@ -1,24 +1,26 @@
-//! What clients say: recorded as it was posted, joined over raters, and put up for training.
+//! Applies feedback: records each post, combines the raters' newest ratings, and marks the combined
+//! value as waiting for a group.
 
 use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId};
 
-use super::Writing;
-use crate::codec::encode;
-use crate::schema::Id;
-use crate::{FeedbackEntry, FeedbackOutcome, StoreError, reader};
+use super::tables::LedgerTables;
+use crate::error::StoreError;
+use crate::format::codec::encode;
+use crate::op::{FeedbackEntry, FeedbackOutcome};
+use crate::reader;
 
-impl Writing<'_> {
-    /// Records one piece of feedback, unless its idempotency key was seen before.
-    pub(super) fn feedback(
+impl LedgerTables<'_> {
+    /// Records one piece of feedback, unless its idempotency key is known.
+    pub(super) fn add_feedback(
         &mut self,
         entry: &FeedbackEntry,
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
-        if let Some((sample, first)) = self.seen_before(entry)? {
-            // The same row again is this very operation repeated, not another post.
+        if let Some((sample, first)) = self.find_idempotent(entry)? {
+            // If the row is the same, this operation is being repeated; it is not another post.
             return Ok(if first == id {
                 FeedbackOutcome::Recorded(sample)
             } else {
@@ -28,7 +30,9 @@ impl Writing<'_> {
         if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
             return Ok(FeedbackOutcome::UnknownCompletion);
         }
-        let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
+        let served = self.served_choices(entry.interaction)?;
+        let Some((_, sample)) = served.into_iter().find(|(choice, _)| *choice == entry.choice)
+        else {
             return Ok(FeedbackOutcome::UnknownChoice);
         };
         if self.feedback.get(id.0.as_bytes())?.is_none() {
@@ -37,57 +41,45 @@ impl Writing<'_> {
         Ok(FeedbackOutcome::Recorded(sample))
     }
 
-    /// Records one value for several turns. Where one turn had several choices, or none that ended,
-    /// nothing says what the conversation went on from: it is left out.
-    pub(super) fn conversation(
+    /// Records one rating for several turns. Turns with several choices, or without a finished one,
+    /// are skipped, because it is unknown which completion the conversation continued from.
+    pub(super) fn add_conversation(
         &mut self,
         turns: &[FeedbackEntry],
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
         let Some(first) = turns.first() else { return Ok(FeedbackOutcome::Credited(0)) };
-        if let Some((_, seen)) = self.seen_before(first)?
-            && seen != id
+        if let Some((_, known)) = self.find_idempotent(first)?
+            && known != id
         {
-            return Ok(FeedbackOutcome::AlreadyCredited(self.credited(seen)?));
+            return Ok(FeedbackOutcome::AlreadyCredited(self.count_credited(known)?));
         }
         let mut credited = 0;
         for turn in turns {
-            let Some(sample) = self.only_choice(turn.interaction)? else { continue };
-            let own = nth(id, credited);
-            // The key stands for the post as a whole, under its first row.
+            let [(_, sample)] = self.served_choices(turn.interaction)?[..] else { continue };
+            let turn_id = id_of_turn(id, credited);
+            // The first row holds the idempotency key for the whole post.
             let key = turn.idempotency_key.clone().filter(|_| credited == 0);
             let turn = FeedbackEntry { idempotency_key: key, ..turn.clone() };
-            if self.feedback.get(own.0.as_bytes())?.is_none() {
-                self.record_feedback(&turn, own, sample)?;
+            if self.feedback.get(turn_id.0.as_bytes())?.is_none() {
+                self.record_feedback(&turn, turn_id, sample)?;
             }
             credited += 1;
         }
         Ok(FeedbackOutcome::Credited(credited))
     }
 
-    /// How many rows a conversation's feedback has.
-    fn credited(&self, id: RewardId) -> Result<usize, StoreError> {
+    /// Number of rows that an earlier conversation's feedback created.
+    fn count_credited(&self, id: RewardId) -> Result<usize, StoreError> {
         let mut count = 0;
-        while self.feedback.get(nth(id, count).0.as_bytes())?.is_some() {
+        while self.feedback.get(id_of_turn(id, count).0.as_bytes())?.is_some() {
             count += 1;
         }
         Ok(count)
     }
 
-    fn only_choice(&self, interaction: InteractionId) -> Result<Option<SampleId>, StoreError> {
-        let id = interaction.0.as_bytes();
-        let mut only = None;
-        for entry in self.samples_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
-            let (key, value) = entry?;
-            let (served, _) = value.value();
-            if served && only.replace(SampleId(Uuid::from_bytes(*key.value().1))).is_some() {
-                return Ok(None);
-            }
-        }
-        Ok(only)
-    }
-
-    fn seen_before(
+    /// The sample and row of the first feedback with the entry's idempotency key.
+    fn find_idempotent(
         &self,
         entry: &FeedbackEntry,
     ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
@@ -99,19 +91,19 @@ impl Writing<'_> {
         }))
     }
 
-    fn served_choice(
+    /// Index and sample of each served choice.
+    fn served_choices(
         &self,
         interaction: InteractionId,
-        choice: u32,
-    ) -> Result<Option<SampleId>, StoreError> {
-        let id = interaction.0.as_bytes();
-        for entry in self.samples_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
+    ) -> Result<Vec<(u32, SampleId)>, StoreError> {
+        let mut found = Vec::new();
+        for entry in reader::entries_of(&self.samples_of, interaction.0.as_bytes())? {
             let (key, value) = entry?;
-            if value.value() == (true, choice) {
-                return Ok(Some(SampleId(Uuid::from_bytes(*key.value().1))));
+            if let (true, choice) = value.value() {
+                found.push((choice, SampleId(Uuid::from_bytes(*key.value().1))));
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     fn record_feedback(
@@ -132,17 +124,17 @@ impl Writing<'_> {
             key_id: entry.key_id.clone(),
         };
         self.feedback.insert(id.0.as_bytes(), encode(&posted)?.as_slice())?;
-        self.wrote("feedback");
+        self.count_written("feedback");
         if let Some(key) = entry.idempotency_key.as_deref() {
             self.idempotency
                 .insert((entry.key_id.as_deref(), key), (sample.0.as_bytes(), id.0.as_bytes()))?;
         }
         if posted.value.is_some() {
-            let rated = (sample.0.as_bytes(), entry.name.as_str(), entry.key_id.as_deref());
-            self.ratings.insert(rated, id.0.as_bytes())?;
+            let rater = (sample.0.as_bytes(), entry.name.as_str(), entry.key_id.as_deref());
+            self.ratings.insert(rater, id.0.as_bytes())?;
         }
         let ratings = reader::ratings(&self.ratings, &self.feedback, sample, &entry.name)?;
-        // What is trained on is what all raters come to; what each of them said stays on record.
+        // The trainer uses the combined value; the table `feedback` keeps what each rater posted.
         let reward = Reward { value: (entry.join)(&ratings), ..posted };
         let previous = self.put_reward(&reward)?;
         let changed = previous.is_none_or(|p| p.value != reward.value);
@@ -153,32 +145,30 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Whether feedback has to wait for a group of its own: no group names it, or only groups that
-    /// are past the trainer do and its value is another one now.
+    /// Whether feedback must wait for a new group: either no group contains it, or its value
+    /// changed after every group that contains it was trained on or dropped.
     fn needs_group(
         &self,
         interaction: InteractionId,
         reward: &Reward,
         changed: bool,
     ) -> Result<bool, StoreError> {
-        let mut past = false;
-        let id = interaction.0.as_bytes();
-        for entry in self.groups_of.range((id, &Id::default())..=(id, &[u8::MAX; 16]))? {
-            let key = entry?.0;
-            let Some(group) = self.load_group(key.value().1)? else { continue };
+        let mut in_past_group = false;
+        for entry in reader::entries_of(&self.groups_of, interaction.0.as_bytes())? {
+            let Some(group) = self.group(entry?.0.value().1)? else { continue };
             if group.members.contains(&reward.sample) && group.parts.contains(&reward.name) {
                 if group.state == GroupState::Ready {
                     return Ok(false);
                 }
-                past = true;
+                in_past_group = true;
             }
         }
-        Ok(changed || !past)
+        Ok(changed || !in_past_group)
     }
 }
 
-/// The id of a conversation's row: its own random bits are told apart by its place, so that the
-/// same operation repeated finds the rows that it made.
-fn nth(id: RewardId, place: usize) -> RewardId {
-    RewardId(Uuid::from_u128(id.0.as_u128() ^ place as u128))
+/// The id of a conversation's row `number`. It is a function of the operation's id, so that a
+/// repeated operation finds the rows that it created.
+fn id_of_turn(id: RewardId, number: usize) -> RewardId {
+    RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
 }

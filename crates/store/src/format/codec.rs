@@ -1,36 +1,36 @@
-//! Rows to bytes and back: one version byte, then postcard of the record of that version.
+//! Encodes records: one version byte, then postcard of the stored form of that version.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use hone_core::types::{Group, Interaction, PolicyRecord, Reward, Sample, StepRecord};
 
-use super::StoreError;
 use super::records::{
-    GroupV1, InteractionV1, PolicyRecordV1, RewardV1, SampleV1, StepRecordV1, Stored,
+    GroupV1, InteractionV1, PolicyRecordV1, RewardV1, SampleV1, StepRecordV1, StoredForm,
 };
+use crate::error::StoreError;
 
-/// The version byte of values written today. Bytes of older versions stay readable.
+/// The version byte that this binary writes. Every older version stays readable.
 const VALUE_VERSION: u8 = 1;
 
-/// What is kept in a table, and how.
-pub(super) trait Row: Sized {
-    /// Its table, for messages.
+/// A record that a table stores.
+pub(crate) trait LedgerRecord: Sized {
+    /// The table, for error messages.
     const TABLE: &'static str;
-    /// The stored form under [`VALUE_VERSION`] 1.
-    type V1: Stored<Self> + Serialize + DeserializeOwned;
+    /// The stored form of version 1.
+    type V1: StoredForm<Self> + Serialize + DeserializeOwned;
 }
 
-macro_rules! rows {
+macro_rules! ledger_records {
     ($($plain:ident: $v1:ident in $table:literal),+ $(,)?) => {$(
-        impl Row for $plain {
+        impl LedgerRecord for $plain {
             const TABLE: &'static str = $table;
             type V1 = $v1;
         }
     )+};
 }
 
-rows!(
+ledger_records!(
     Interaction: InteractionV1 in "interactions",
     Sample: SampleV1 in "samples",
     Reward: RewardV1 in "rewards",
@@ -39,14 +39,13 @@ rows!(
     StepRecord: StepRecordV1 in "steps",
 );
 
-/// The bytes of a row.
-pub(super) fn encode<R: Row>(row: &R) -> Result<Vec<u8>, StoreError> {
-    postcard::to_extend(&R::V1::store(row), vec![VALUE_VERSION])
-        .map_err(|e| StoreError::Database(format!("a value cannot be encoded: {e}")))
+/// Encodes a record in the current version.
+pub(crate) fn encode<R: LedgerRecord>(record: &R) -> Result<Vec<u8>, StoreError> {
+    Ok(postcard::to_extend(&R::V1::store(record), vec![VALUE_VERSION])?)
 }
 
-/// The row of some bytes.
-pub(super) fn decode<R: Row>(bytes: &[u8]) -> Result<R, StoreError> {
+/// Decodes a record of any known version. Extra bytes are an error.
+pub(crate) fn decode<R: LedgerRecord>(bytes: &[u8]) -> Result<R, StoreError> {
     let corrupt = |reason: String| StoreError::Corrupt { table: R::TABLE, reason };
     match bytes.split_first() {
         Some((&VALUE_VERSION, rest)) => match postcard::take_from_bytes::<R::V1>(rest) {
