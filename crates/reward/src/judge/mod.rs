@@ -134,8 +134,7 @@ impl Judge {
         None
     }
 
-    /// Asks, and asks for the bare answer if the first one cannot be parsed. Returns the last text
-    /// with the result of parsing it.
+    /// Asks, and asks for the bare answer if the first cannot be parsed. Returns the last answer.
     async fn ask_with_reminder(
         &self,
         prompt: &JudgePrompt,

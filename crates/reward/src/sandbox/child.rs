@@ -178,8 +178,7 @@ fn classify(exit: ExitStatus, stderr: &str, cpu: Duration, spec: &LaunchSpec) ->
     }
 }
 
-/// Reads the line that the child wrote before it became the interpreter, or the reason why it did
-/// not.
+/// Reads the child's isolation, or its reason for not becoming the interpreter.
 fn read_status(pipe: OwnedFd) -> Result<Isolation, LaunchFailure> {
     let mut text = String::new();
     File::from(pipe).read_to_string(&mut text).map_err(failed("the run's isolation"))?;

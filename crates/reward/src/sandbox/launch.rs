@@ -27,8 +27,7 @@ const REPLY_BYTES: u64 = 256 << 20;
 /// Reads the program from descriptor 3 and runs it as `__main__` without defining a name.
 const BOOTSTRAP: &str = "exec(compile(open(3, 'rb').read(), '<program>', 'exec'))";
 
-/// Prints the interpreter's paths. Runs once, outside the sandbox: unlike programs, the interpreter
-/// is trusted.
+/// Prints the interpreter's paths. Runs outside the sandbox, because the interpreter is trusted.
 const PRINT_PATHS: &str = "import json, os, sys\n\
     print(json.dumps({'executable': os.path.realpath(sys.executable), \
     'paths': [p for p in sys.path if os.path.isabs(p)] \

@@ -111,8 +111,7 @@ pub struct RunOutcome {
     pub stdout: String,
     /// Its standard error, likewise.
     pub stderr: String,
-    /// The bytes it wrote to descriptor 4, up to 1 MiB: a result channel that `print` does not
-    /// share.
+    /// The bytes it wrote to descriptor 4, up to 1 MiB: a channel that `print` does not share.
     pub report: String,
     /// Time from the child's start to its end.
     pub wall: Duration,

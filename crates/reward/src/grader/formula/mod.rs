@@ -285,11 +285,13 @@ impl FormulaParser<'_> {
             self.operations.push(function);
         }
         self.close("an operator, \",\" or \")\"")?;
-        match function {
-            FormulaOp::Unary(_) if given > 1 => Err(FormulaError::Values { name, at, given }),
-            FormulaOp::Unary(_) => Ok(self.operations.push(function)),
-            _ => Ok(()),
+        if let FormulaOp::Unary(_) = function {
+            if given > 1 {
+                return Err(FormulaError::Values { name, at, given });
+            }
+            self.operations.push(function);
         }
+        Ok(())
     }
 
     fn word(&mut self, belongs: impl Fn(char) -> bool) -> String {

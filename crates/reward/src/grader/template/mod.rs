@@ -47,8 +47,7 @@ pub enum RenderFault {
     /// The item has no value at this path, or null.
     #[error("{0} is missing")]
     Item(String),
-    /// The sample has no value at this path, or null, such as `output_json` of a text that is not
-    /// JSON.
+    /// The sample has no value at this path, or null, such as `output_json` of other text.
     #[error("{0} is missing")]
     Sample(String),
     /// The text would have more than [`LONGEST_OUTPUT`] bytes.
