@@ -57,8 +57,7 @@ pub fn relative_difference(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Te
     assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
     let (mut difference, mut scale) = (0.0_f64, 0.0_f64);
     for (name, x) in a {
-        let (x, y) = (values(x), values(&b[name]));
-        for (x, y) in x.iter().zip(&y) {
+        for (x, y) in values(x).into_iter().zip(values(&b[name])) {
             difference = difference.max((x - y).abs());
             scale = scale.max(x.abs());
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -94,12 +95,8 @@ impl<'de> Deserialize<'de> for Modules {
                 Ok(Modules::Names(Vec::new()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Modules, A::Error> {
-                let mut names = Vec::new();
-                while let Some(name) = seq.next_element()? {
-                    names.push(name);
-                }
-                Ok(Modules::Names(names))
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Modules, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Modules::Names)
             }
         }
         deserializer.deserialize_any(ModulesVisitor)

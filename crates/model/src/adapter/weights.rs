@@ -97,14 +97,11 @@ impl LoraWeights {
             let (out, inp) = spec.linear_shape(kind);
             let [a_name, b_name] = peft_names(layer, kind);
             let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
-                let tensor = tensors
-                    .remove(&name)
-                    .ok_or_else(|| ModelError::weights(format!("`{name}` is missing")))?;
+                let wrong = |reason: String| ModelError::weights(format!("`{name}` {reason}"));
+                let tensor = tensors.remove(&name).ok_or_else(|| wrong("is missing".to_owned()))?;
                 if tensor.dims() != shape {
-                    return Err(ModelError::weights(format!(
-                        "`{name}` has shape {:?} instead of {shape:?}",
-                        tensor.dims()
-                    )));
+                    let dims = tensor.dims();
+                    return Err(wrong(format!("has shape {dims:?} instead of {shape:?}")));
                 }
                 Ok(Var::from_tensor(&tensor.to_device(device)?.to_dtype(dtype)?.detach())?)
             };
@@ -151,10 +148,8 @@ impl LoraWeights {
     /// # Errors
     /// If a copy fails.
     pub fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        self.parameters()
-            .into_iter()
-            .map(|(name, var)| Ok((name, var.as_detached_tensor().copy()?)))
-            .collect()
+        let copy = |(name, var): (_, &Var)| Ok((name, var.as_detached_tensor().copy()?));
+        self.parameters().into_iter().map(copy).collect()
     }
 
     /// A deep copy.
@@ -247,14 +242,11 @@ pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
     let names: Vec<String> = places(spec).map(|(layer, kind)| kind.module(layer)).collect();
     let unmatched = matcher.unmatched(&names);
     if !unmatched.is_empty() {
-        let hint = if spec.fused {
-            ": its q, k and v are one layer, `qkv_proj`, and gate and up are `gate_up_proj`"
-        } else {
-            ""
-        };
+        let hint = ": its q, k and v are one layer, `qkv_proj`, and gate and up are `gate_up_proj`";
         return Err(ModelError::Unsupported(format!(
-            "`train.lora.target_modules` names {}, but the model has no such linear layer{hint}",
-            list(unmatched)
+            "`train.lora.target_modules` names {}, but the model has no such linear layer{}",
+            list(unmatched),
+            if spec.fused { hint } else { "" }
         )));
     }
     let plan: Plan = places(spec)
@@ -277,11 +269,9 @@ pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
 /// The settings for a model: if it has fused layers (Phi-3), the names of all parts of a fused layer in
 /// `target_modules` become the name of the fused layer.
 pub fn with_fused_modules(spec: &ModelSpec, config: &LoraConfig) -> LoraConfig {
-    let mut config = config.clone();
-    if spec.fused {
-        config.target_modules = config.target_modules.fused();
-    }
-    config
+    let modules = &config.target_modules;
+    let target_modules = if spec.fused { modules.fused() } else { modules.clone() };
+    LoraConfig { target_modules, ..config.clone() }
 }
 
 /// [`plan`] by module name.

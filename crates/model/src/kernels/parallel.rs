@@ -49,15 +49,14 @@ pub(crate) fn rows<T: Send>(
     width: usize,
     f: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
-    let width = width.max(1);
-    if threads() > 1 && out.len() > ROWS * width {
-        let blocks = out.par_chunks_mut(ROWS * width).enumerate();
-        blocks.for_each(|(i, block)| {
-            f(i * ROWS, block);
-            pause_point();
-        });
-    } else {
-        f(0, out);
+    let block = ROWS * width.max(1);
+    let run = |(i, rows): (usize, &mut [T])| {
+        f(i * ROWS, rows);
         pause_point();
+    };
+    if threads() > 1 && out.len() > block {
+        out.par_chunks_mut(block).enumerate().for_each(run);
+    } else {
+        run((0, out));
     }
 }

@@ -16,13 +16,13 @@ type Result<T> = candle_core::Result<T>;
 /// RMSNorm (Zhang & Sennrich 2019, eq. 4): `x s (weight + offset)` with
 /// `s = 1 / sqrt(mean(x^2) + eps)`, over rows as wide as the weight.
 #[derive(Clone, Copy)]
-pub(crate) struct RmsNorm<'a> {
+pub(crate) struct FusedRmsNorm<'a> {
     weight: &'a Tensor,
     offset: f64,
     eps: f64,
 }
 
-impl<'a> RmsNorm<'a> {
+impl<'a> FusedRmsNorm<'a> {
     /// The norm by `weight` in a model.
     pub fn new(spec: &ModelSpec, weight: &'a Tensor) -> Self {
         Self { weight, offset: spec.norm_offset, eps: spec.rms_norm_eps }
@@ -52,7 +52,7 @@ impl<'a> RmsNorm<'a> {
 }
 
 struct RmsNormTask<'a, T> {
-    norm: &'a RmsNorm<'a>,
+    norm: &'a FusedRmsNorm<'a>,
     weight: &'a [T],
     x: &'a [T],
     /// The output, or the gradient if `backward`.

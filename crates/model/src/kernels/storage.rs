@@ -90,14 +90,12 @@ pub fn is_16_bit(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// Whether the fused kernels can compute with this tensor.
-pub(crate) fn is_cpu_float(tensor: &Tensor) -> bool {
-    tensor.device().is_cpu() && matches!(tensor.dtype(), DType::F32 | DType::F64)
-}
-
 /// Whether the fused kernels can read this weight: frozen, contiguous, on the CPU, and of a type that
 /// [`with_upcast`] reads.
 pub(crate) fn is_frozen_cpu_weight(weight: &Tensor) -> bool {
-    let in_16_bits = is_16_bit(weight.dtype()) && weight.device().is_cpu();
-    (in_16_bits || is_cpu_float(weight)) && weight.is_contiguous() && !weight.track_op()
+    let dtype = weight.dtype();
+    weight.device().is_cpu()
+        && (is_16_bit(dtype) || matches!(dtype, DType::F32 | DType::F64))
+        && weight.is_contiguous()
+        && !weight.track_op()
 }

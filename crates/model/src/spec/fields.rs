@@ -1,5 +1,7 @@
 //! Reads single fields of `config.json`.
 
+use std::fmt::Display;
+
 use serde_json::Value;
 
 use crate::{ModelError, Result};
@@ -15,8 +17,16 @@ pub(crate) fn wrong(
     value: Option<&Value>,
     expected: &'static str,
 ) -> ModelError {
-    let value = value.map_or_else(|| "missing".to_owned(), Value::to_string);
-    ModelError::Spec { field, value, expected }
+    invalid(field, value.map_or_else(|| "missing".to_owned(), Value::to_string), expected)
+}
+
+/// The error for a field that leads to `value`, which is not `expected`.
+pub(crate) fn invalid(
+    field: &'static str,
+    value: impl Display,
+    expected: &'static str,
+) -> ModelError {
+    ModelError::Spec { field, value: value.to_string(), expected }
 }
 
 /// A whole number above 0.

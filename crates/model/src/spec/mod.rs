@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{ModelError, Result};
 use family::{AttentionBias, ModelFamily};
-use fields::{flag_or, get, number_or, optional_number, size, size_or, wrong};
+use fields::{flag_or, get, invalid, number_or, optional_number, size, size_or, wrong};
 
 pub use attention::AttentionOptions;
 pub(crate) use attention::HeadLayout;
@@ -125,10 +125,7 @@ impl ModelSpec {
             _ => Ok(None),
         };
         Ok(Self {
-            architecture: get(config, "model_type")
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned(),
+            architecture: family.model_type.to_owned(),
             vocab_size: size(config, "vocab_size")?,
             hidden_size,
             intermediate_size: size(config, "intermediate_size")?,
@@ -191,19 +188,14 @@ impl ModelSpec {
 
     /// The linear layers of a block and their `(out_features, in_features)`, in file order. All blocks
     /// have the same; a layer beyond the last has none.
-    pub fn linears(
-        &self,
-        layer: usize,
-    ) -> impl Iterator<Item = (LinearKind, (usize, usize))> + use<> {
-        let kinds: &[LinearKind] = if layer >= self.num_layers {
-            &[]
-        } else if self.fused {
-            &[LinearKind::OProj, LinearKind::QkvProj, LinearKind::DownProj, LinearKind::GateUpProj]
-        } else {
-            &LinearKind::ALL
+    pub fn linears(&self, layer: usize) -> impl Iterator<Item = (LinearKind, (usize, usize))> {
+        use LinearKind::{DownProj, GateUpProj, OProj, QkvProj};
+        let kinds: &[LinearKind] = match layer < self.num_layers {
+            false => &[],
+            true if self.fused => &[OProj, QkvProj, DownProj, GateUpProj],
+            true => &LinearKind::ALL,
         };
-        let shapes: Vec<_> = kinds.iter().map(|kind| (*kind, self.linear_shape(*kind))).collect();
-        shapes.into_iter()
+        kinds.iter().map(|kind| (*kind, self.linear_shape(*kind)))
     }
 
     /// `(out_features, in_features)` of a linear layer.
@@ -277,11 +269,7 @@ fn check_heads(config: &Value, num_heads: usize, head_dim: usize) -> Result<()> 
         return Err(wrong(KV_HEADS, config.get(KV_HEADS), expected));
     }
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(ModelError::Spec {
-            field: "head_dim",
-            value: head_dim.to_string(),
-            expected: "an even number above 0",
-        });
+        return Err(invalid("head_dim", head_dim, "an even number above 0"));
     }
     Ok(())
 }
@@ -301,15 +289,11 @@ fn reject_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
     if let Some(value) = get(config, field).filter(|value| **value != only) {
         return Err(wrong(field, Some(value), expected));
     }
-    const BIDIRECTIONAL: &str = "use_bidirectional_attention";
-    if flag_or(config, BIDIRECTIONAL, false)? {
-        return Err(wrong(
-            BIDIRECTIONAL,
-            config.get(BIDIRECTIONAL),
-            "false: only causal attention is supported",
-        ));
+    let field = "use_bidirectional_attention";
+    match flag_or(config, field, false)? {
+        true => Err(invalid(field, true, "false: only causal attention is supported")),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

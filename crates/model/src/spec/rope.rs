@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
-use super::fields::{get, number, number_or, numbers, optional_number, size, size_or};
+use super::fields::{get, invalid, number, number_or, numbers, optional_number, size, size_or};
 use crate::{ModelError, Result};
 
 /// Rotary position embedding of a model.
@@ -84,15 +84,11 @@ impl RopeSpec {
         let rotary_dim = (head_dim as f64 * partial) as usize;
         let partial_fits = rotary_dim == head_dim || (phi3 && rotary_dim < head_dim);
         if !partial_fits || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
-            return Err(ModelError::Spec {
-                field: "partial_rotary_factor",
-                value: partial.to_string(),
-                expected: if phi3 {
-                    "a share of the head's width that is an even number of values"
-                } else {
-                    "1 for this architecture"
-                },
-            });
+            let expected = match phi3 {
+                true => "a share of the head's width that is an even number of values",
+                false => "1 for this architecture",
+            };
+            return Err(invalid("partial_rotary_factor", partial, expected));
         }
         let kind = get(&rope, "rope_type").or_else(|| get(&rope, "type"));
         let scaling = match kind.and_then(Value::as_str) {
@@ -161,11 +157,7 @@ impl RopeSpec {
 fn llama3(config: &Value, rope: &Value) -> Result<RopeScaling> {
     let (low, high) = (number(rope, "low_freq_factor")?, number(rope, "high_freq_factor")?);
     if low >= high {
-        return Err(ModelError::Spec {
-            field: "high_freq_factor",
-            value: high.to_string(),
-            expected: "more than `low_freq_factor`",
-        });
+        return Err(invalid("high_freq_factor", high, "more than `low_freq_factor`"));
     }
     let original = original_length(config, rope)?;
     Ok(RopeScaling::Llama3 { factor: number(rope, "factor")?, low, high, original })
@@ -190,11 +182,8 @@ fn long(config: &Value, rope: &Value, rotary_dim: usize, phi3: bool) -> Result<R
     };
     let factors = numbers(rope, "short_factor")?;
     if factors.len() != rotary_dim / 2 {
-        return Err(ModelError::Spec {
-            field: "short_factor",
-            value: format!("a list of {}", factors.len()),
-            expected: "one factor for every two rotated values of a head",
-        });
+        let expected = "one factor for every two rotated values of a head";
+        return Err(invalid("short_factor", format!("a list of {}", factors.len()), expected));
     }
     let factor = match optional_number(rope, "factor")? {
         Some(factor) => factor,
@@ -228,12 +217,8 @@ pub(crate) fn rope_tables(
         .collect();
     let table = |part: fn(&(f64, f64)) -> f64| {
         let rows = positions.iter().flat_map(|p| angles[p * half..][..half].iter().map(part));
-        let shape = (positions.len(), half);
-        if dtype == DType::F32 {
-            Tensor::from_vec(rows.map(|x| x as f32).collect::<Vec<_>>(), shape, device)
-        } else {
-            Tensor::from_vec(rows.collect::<Vec<_>>(), shape, device)?.to_dtype(dtype)
-        }
+        let values: Vec<f64> = rows.collect();
+        Tensor::from_vec(values, (positions.len(), half), device)?.to_dtype(dtype)
     };
     Ok((table(|angle| angle.0)?, table(|angle| angle.1)?))
 }

@@ -11,16 +11,15 @@ use candle_core::{DType, Device, Tensor};
 
 use super::attention::graph_attention;
 use super::segments::Segments;
-use crate::adapter::weights::{Dropout, LoraWeights};
+use crate::adapter::weights::{Dropout, LoraPair, LoraWeights};
 use crate::kernels::ops;
-use crate::spec::{Activation, HeadLayout, LinearKind, ModelSpec, rope_tables};
+use crate::spec::{Activation, LinearKind, ModelSpec, rope_tables};
 use crate::{ModelError, Result};
 
 /// What all blocks of one forward pass share.
 pub(super) struct Context {
     pub spec: ModelSpec,
     pub segments: Arc<Segments>,
-    pub heads: HeadLayout,
     /// Cosines and sines of every token, each `[tokens, rotary_dim / 2]`.
     pub tables: (Tensor, Tensor),
 }
@@ -37,7 +36,6 @@ impl Context {
         Ok(Self {
             spec: spec.clone(),
             segments: Arc::clone(segments),
-            heads: spec.heads(),
             tables: rope_tables(&spec.rope, &positions, dtype, device)?,
         })
     }
@@ -64,6 +62,9 @@ struct LinearWeights {
     bias: Option<Tensor>,
 }
 
+/// Applies a linear layer of a block, with its adapter.
+type ApplyLinear<'a> = &'a mut dyn FnMut(LinearKind, &Tensor) -> candle_core::Result<Tensor>;
+
 /// The weights of one block.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -74,32 +75,6 @@ pub struct Block {
     /// Over each head of queries and of keys, `[head_dim]`.
     head_norms: Option<[Tensor; 2]>,
     linears: BTreeMap<LinearKind, LinearWeights>,
-}
-
-/// Applies the linear layers of one block, with their adapters.
-struct AdaptedLinears<'a> {
-    block: &'a Block,
-    layer: usize,
-    lora: Option<&'a LoraWeights>,
-    dropout: Option<&'a mut Dropout>,
-}
-
-impl AdaptedLinears<'_> {
-    /// `[n, in]` to `[n, out]`
-    fn apply(&mut self, kind: LinearKind, x: &Tensor) -> candle_core::Result<Tensor> {
-        let Some((weight, bias)) = self.block.linear(kind) else {
-            candle_core::bail!("the block has no {}", kind.as_str());
-        };
-        let y = ops::linear(x, weight, bias)?;
-        let Some(pair) = self.lora.and_then(|lora| lora.pair(self.layer, kind)) else {
-            return Ok(y);
-        };
-        let x = match &mut self.dropout {
-            Some(dropout) => dropout.apply(x)?,
-            None => x.clone(),
-        };
-        y + (x.matmul(&pair.a.t()?)?.matmul(&pair.b.t()?)? * pair.scale)?
-    }
 }
 
 impl Block {
@@ -170,84 +145,96 @@ impl Block {
         layer: usize,
         context: &Context,
         lora: Option<&LoraWeights>,
-        dropout: Option<&mut Dropout>,
+        mut dropout: Option<&mut Dropout>,
     ) -> candle_core::Result<Tensor> {
         let spec = &context.spec;
-        let mut linears = AdaptedLinears { block: self, layer, lora, dropout };
-        let mut out = attention(&norm(spec, x, &self.attention_norm)?, context, &mut linears)?;
+        let mut linear = |kind, x: &Tensor| {
+            self.apply(
+                kind,
+                x,
+                lora.and_then(|lora| lora.pair(layer, kind)),
+                dropout.as_deref_mut(),
+            )
+        };
+        let normed = norm(spec, x, &self.attention_norm)?;
+        let mut out = self.attention(&normed, layer, context, &mut linear)?;
         if let Some([weight, _]) = &self.output_norms {
             out = norm(spec, &out, weight)?;
         }
         let x = (x + out)?;
-        let mut out = mlp(&norm(spec, &x, &self.mlp_norm)?, spec, &mut linears)?;
+        let mut out = mlp(&norm(spec, &x, &self.mlp_norm)?, spec, &mut linear)?;
         if let Some([_, weight]) = &self.output_norms {
             out = norm(spec, &out, weight)?;
         }
         x + out
     }
-}
 
-/// Causal grouped-query attention; `x` `[tokens, hidden]`.
-fn attention(
-    x: &Tensor,
-    context: &Context,
-    linears: &mut AdaptedLinears<'_>,
-) -> candle_core::Result<Tensor> {
-    let Context { spec, segments, heads, tables } = context;
-    let layer = linears.layer;
-    let [mut q, mut k, v] = project(x, spec, linears)?;
-    if context.has_rope(layer) {
-        q = ops::rope(&q, spec.head_dim, tables)?;
-        k = ops::rope(&k, spec.head_dim, tables)?;
-    }
-    let options = spec.attention_options(layer);
-    let attn_out = graph_attention((&q, &k, &v), segments, *heads, options)?;
-    linears.apply(LinearKind::OProj, &attn_out)
-}
-
-/// Queries, keys and values `[tokens, heads * head_dim]`, before rotation.
-fn project(
-    x: &Tensor,
-    spec: &ModelSpec,
-    linears: &mut AdaptedLinears<'_>,
-) -> candle_core::Result<[Tensor; 3]> {
-    let [mut q, mut k, v] = if spec.fused {
-        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
-        let qkv = linears.apply(LinearKind::QkvProj, x)?;
-        let part = |start, len| qkv.narrow(1, start, len)?.contiguous();
-        [part(0, q)?, part(q, kv)?, part(q + kv, kv)?]
-    } else {
-        [
-            linears.apply(LinearKind::QProj, x)?,
-            linears.apply(LinearKind::KProj, x)?,
-            linears.apply(LinearKind::VProj, x)?,
-        ]
-    };
-    if let Some([q_norm, k_norm]) = &linears.block.head_norms {
-        let by_head = |x: &Tensor, weight: &Tensor| {
-            norm(spec, &x.reshape(((), spec.head_dim))?, weight)?.reshape(x.shape())
+    /// `[n, in]` to `[n, out]`
+    fn apply(
+        &self,
+        kind: LinearKind,
+        x: &Tensor,
+        pair: Option<&LoraPair>,
+        dropout: Option<&mut Dropout>,
+    ) -> candle_core::Result<Tensor> {
+        let Some((weight, bias)) = self.linear(kind) else {
+            candle_core::bail!("the block has no {}", kind.as_str());
         };
-        (q, k) = (by_head(&q, q_norm)?, by_head(&k, k_norm)?);
+        let y = ops::linear(x, weight, bias)?;
+        let Some(pair) = pair else { return Ok(y) };
+        let x = dropout.map_or(Ok(x.clone()), |dropout| dropout.apply(x))?;
+        y + (x.matmul(&pair.a.t()?)?.matmul(&pair.b.t()?)? * pair.scale)?
     }
-    Ok([q, k, v])
+
+    /// Causal grouped-query attention; `x` `[tokens, hidden]`.
+    fn attention(
+        &self,
+        x: &Tensor,
+        layer: usize,
+        context: &Context,
+        linear: ApplyLinear<'_>,
+    ) -> candle_core::Result<Tensor> {
+        let Context { spec, segments, tables } = context;
+        let [mut q, mut k, v] = if spec.fused {
+            let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+            let qkv = linear(LinearKind::QkvProj, x)?;
+            let part = |start, len| qkv.narrow(1, start, len)?.contiguous();
+            [part(0, q)?, part(q, kv)?, part(q + kv, kv)?]
+        } else {
+            [
+                linear(LinearKind::QProj, x)?,
+                linear(LinearKind::KProj, x)?,
+                linear(LinearKind::VProj, x)?,
+            ]
+        };
+        if let Some([q_norm, k_norm]) = &self.head_norms {
+            let by_head = |x: &Tensor, weight: &Tensor| {
+                norm(spec, &x.reshape(((), spec.head_dim))?, weight)?.reshape(x.shape())
+            };
+            (q, k) = (by_head(&q, q_norm)?, by_head(&k, k_norm)?);
+        }
+        if context.has_rope(layer) {
+            q = ops::rope(&q, spec.head_dim, tables)?;
+            k = ops::rope(&k, spec.head_dim, tables)?;
+        }
+        let options = spec.attention_options(layer);
+        let attn_out = graph_attention((&q, &k, &v), segments, spec.heads(), options)?;
+        linear(LinearKind::OProj, &attn_out)
+    }
 }
 
 /// `down(activation(gate(x)) * up(x))` (Shazeer 2020); `x` `[tokens, hidden]`.
-fn mlp(
-    x: &Tensor,
-    spec: &ModelSpec,
-    linears: &mut AdaptedLinears<'_>,
-) -> candle_core::Result<Tensor> {
+fn mlp(x: &Tensor, spec: &ModelSpec, linear: ApplyLinear<'_>) -> candle_core::Result<Tensor> {
     let (gate, up) = if spec.fused {
-        let both = linears.apply(LinearKind::GateUpProj, x)?;
+        let both = linear(LinearKind::GateUpProj, x)?;
         let part = |start| both.narrow(1, start, spec.intermediate_size)?.contiguous();
         (part(0)?, part(spec.intermediate_size)?)
     } else {
-        (linears.apply(LinearKind::GateProj, x)?, linears.apply(LinearKind::UpProj, x)?)
+        (linear(LinearKind::GateProj, x)?, linear(LinearKind::UpProj, x)?)
     };
-    let inner = match spec.activation {
-        Activation::Silu => (gate.silu()? * up)?,
-        Activation::GeluTanh => (ops::gelu_tanh(&gate)? * up)?,
+    let gate = match spec.activation {
+        Activation::Silu => gate.silu()?,
+        Activation::GeluTanh => ops::gelu_tanh(&gate)?,
     };
-    linears.apply(LinearKind::DownProj, &inner)
+    linear(LinearKind::DownProj, &(gate * up)?)
 }

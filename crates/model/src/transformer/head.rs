@@ -1,17 +1,18 @@
 //! Log-probabilities and entropies straight from hidden states, without `tokens x vocabulary` in
 //! memory (CPU).
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, DType, Tensor};
 
 use hone_core::simd::{SimdTask, dispatch};
 
-use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTargets, token_stats};
+use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTargets};
 use crate::kernels::float::Real;
 use crate::kernels::matmul::{Matrix, WriteMode, multiply};
-use crate::kernels::storage::{is_16_bit, is_cpu_float, is_frozen_cpu_weight, with_upcast};
-use crate::kernels::{ops, parallel};
+use crate::kernels::parallel;
+use crate::kernels::storage::{is_16_bit, with_upcast};
 use crate::spec::ModelSpec;
 
 type Result<T> = candle_core::Result<T>;
@@ -46,15 +47,15 @@ pub fn head_upcast_values(spec: &ModelSpec) -> usize {
     block_rows(DType::BF16, spec.vocab_size, spec.hidden_size) * spec.hidden_size
 }
 
-/// [`token_stats`] of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x `[n, hidden]` and a
-/// frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x.
+/// [`token_stats`](super::token_stats()) of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x
+/// `[n, hidden]` and a frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x.
 ///
 /// The logits are computed a chunk of rows at a time. If x is differentiated, the forward pass also
 /// computes the gradients of the log-probabilities `[n, hidden]`, which the backward pass only scales.
 /// Gradients of entropies need the logits again.
 ///
 /// # Errors
-/// As [`token_stats`].
+/// As `token_stats`.
 pub(super) fn head_stats(
     x: &Tensor,
     weight: &Tensor,
@@ -62,10 +63,6 @@ pub(super) fn head_stats(
     targets: &[u32],
     temperatures: &[f32],
 ) -> Result<Tensor> {
-    if !is_cpu_float(x) || !is_frozen_cpu_weight(weight) {
-        let logits = ops::softcap(ops::linear(x, weight, None)?, softcap)?;
-        return token_stats(&logits, targets, temperatures);
-    }
     let ((n, hidden), (vocab, columns)) = (x.dims2()?, weight.dims2()?);
     if hidden != columns {
         candle_core::bail!(
@@ -118,12 +115,24 @@ impl HeadStats {
         Ok(())
     }
 
-    /// Products `x W^T` `[n, vocab]` for x `[n, hidden]`, not yet capped.
-    fn products<T: Real>(&self, x: Matrix<'_, T>, out: &mut [T]) -> Result<()> {
-        let vocab = self.weight.dim(0)?;
-        self.weight_blocks(|first, weight| {
-            multiply((&mut out[first..], vocab), WriteMode::Replace, 1.0, x, weight.t());
-        })
+    /// Calls `f` with each chunk of the products `x W^T` `[count, vocab]`, not yet capped, and its rows.
+    fn chunks<T: Real>(
+        &self,
+        x: &[T],
+        mut f: impl FnMut(Range<usize>, &mut [T]) -> Result<()>,
+    ) -> Result<()> {
+        let (vocab, hidden) = self.weight.dims2()?;
+        let rows = chunk_rows(vocab);
+        let mut buffer = vec![T::of(0.0); (x.len() / hidden.max(1)).min(rows) * vocab];
+        for (i, x) in x.chunks(rows * hidden).enumerate() {
+            let count = x.len() / hidden;
+            let (x, products) = (Matrix::new(x, count, hidden), &mut buffer[..count * vocab]);
+            self.weight_blocks(|first, weight| {
+                multiply((&mut products[first..], vocab), WriteMode::Replace, 1.0, x, weight.t());
+            })?;
+            f(i * rows..i * rows + count, products)?;
+        }
+        Ok(())
     }
 
     /// The gradient `[n, hidden]` of x from the gradient of the products, `[n, vocab]`.
@@ -147,22 +156,16 @@ impl HeadStats {
     fn recompute<T: Real>(&self, x: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>> {
         let (targets, softcap) = (&self.targets, self.softcap);
         let (vocab, hidden) = self.weight.dims2()?;
-        let (rows, n) = (chunk_rows(vocab), stats.len() / 2);
-        let mut dx = vec![T::of(0.0); n * hidden];
-        let mut buffer = vec![T::of(0.0); n.min(rows) * vocab];
-        let chunks = x.chunks(rows * hidden).zip(dx.chunks_mut(rows * hidden));
-        for (i, (x, dx)) in chunks.enumerate() {
-            let count = x.len() / hidden;
-            let logits = &mut buffer[..count * vocab];
-            self.products(Matrix::new(x, count, hidden), logits)?;
+        let mut dx = vec![T::of(0.0); x.len()];
+        self.chunks(x, |rows, logits| {
             parallel::rows(logits, vocab, |first, logits| {
-                let first = i * rows + first;
+                let first = rows.start + first;
                 let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
                 self.cap(logits);
                 dispatch(StatsGradTask { targets, softcap, first, logits, stats, grad });
             });
-            self.products_backward(logits, dx)?;
-        }
+            self.products_backward(logits, &mut dx[rows.start * hidden..rows.end * hidden])
+        })?;
         Ok(dx)
     }
 }
@@ -173,20 +176,16 @@ impl StatsOp for HeadStats {
     fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>> {
         let (targets, softcap) = (&self.targets, self.softcap);
         let (vocab, hidden) = self.weight.dims2()?;
-        let n = x.len() / hidden.max(1);
-        let (rows, differentiated) = (chunk_rows(vocab), self.gradients.is_some());
-        let mut stats = vec![T::of(0.0); 2 * n];
-        let mut logits = vec![T::of(0.0); n.min(rows) * vocab];
-        let mut gradients = vec![T::of(0.0); if differentiated { n * hidden } else { 0 }];
-        for (i, (x, stats)) in x.chunks(rows * hidden).zip(stats.chunks_mut(2 * rows)).enumerate() {
-            let count = x.len() / hidden;
-            let logits = &mut logits[..count * vocab];
-            self.products(Matrix::new(x, count, hidden), logits)?;
+        let differentiated = self.gradients.is_some();
+        let mut stats = vec![T::of(0.0); 2 * (x.len() / hidden.max(1))];
+        let mut gradients = vec![T::of(0.0); if differentiated { x.len() } else { 0 }];
+        self.chunks(x, |rows, logits| {
             // A parallel task needs a row's logits and its statistics.
-            let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats.chunks_mut(2)).collect();
+            let stats = stats[2 * rows.start..].chunks_mut(2);
+            let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats).collect();
             parallel::rows(&mut pairs, 1, |first, pairs| {
                 for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
-                    let first = i * rows + first + j;
+                    let first = rows.start + first + j;
                     self.cap(logits);
                     dispatch(StatsTask { targets, first, logits, stats });
                     if differentiated {
@@ -195,11 +194,11 @@ impl StatsOp for HeadStats {
                     }
                 }
             });
-            if differentiated {
-                let gradients = &mut gradients[i * rows * hidden..][..count * hidden];
-                self.products_backward(logits, gradients)?;
+            if !differentiated {
+                return Ok(());
             }
-        }
+            self.products_backward(logits, &mut gradients[rows.start * hidden..rows.end * hidden])
+        })?;
         if let Some(slot) = &self.gradients {
             let storage = T::to_cpu_storage_owned(gradients);
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);

@@ -10,13 +10,13 @@
 use std::collections::BTreeMap;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 
 use super::block::{self, Block, Context};
 use super::fused_layer::{FusedLayer, LayerActivations, Save};
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::float::{Real, with_float};
-use crate::kernels::rowwise::RmsNorm;
+use crate::kernels::rowwise::FusedRmsNorm;
 use crate::kernels::storage::with_values;
 
 type Result<T> = candle_core::Result<T>;
@@ -75,10 +75,10 @@ impl<'a> Layers<'a> {
         let mut input = x;
         for index in 0..self.blocks.len() {
             let before = dropout.as_deref().cloned();
-            let keep = index + keep >= self.blocks.len();
-            let save = if keep { Save::Activations } else { Save::Nothing };
+            let kept = index + keep >= self.blocks.len();
+            let save = if kept { Save::Activations } else { Save::Nothing };
             let (activations, output) = self.layer(index, &input, dropout.as_deref_mut(), save)?;
-            let activations = activations.filter(|_| keep);
+            let activations = activations.filter(|_| kept);
             layers.push(SavedLayer { input, activations, dropout: before });
             input = if self.fused { output } else { variable(&output)? };
         }
@@ -118,14 +118,12 @@ impl<'a> Layers<'a> {
             return Ok((Some(Activations::Graph(y.clone())), y));
         }
         let layer = self.fused_layer(index);
-        let (activations, y) = if x.dtype() == DType::F64 {
+        if x.dtype() == DType::F64 {
             let (saved, y) = with_values([x], NAME, |[x]| layer.forward(x, dropout, save))?;
-            (saved.map(Activations::F64), self.tensor(y)?)
-        } else {
-            let (saved, y) = with_values([x], NAME, |[x]| layer.forward(x, dropout, save))?;
-            (saved.map(Activations::F32), self.tensor(y)?)
-        };
-        Ok((activations, y))
+            return Ok((saved.map(Activations::F64), self.tensor(y)?));
+        }
+        let (saved, y) = with_values([x], NAME, |[x]| layer.forward(x, dropout, save))?;
+        Ok((saved.map(Activations::F32), self.tensor(y)?))
     }
 
     /// The gradient of a layer's input from that of its output. The input of the first layer has none
@@ -173,8 +171,8 @@ impl<'a> Layers<'a> {
         FusedLayer { block: &blocks[index], index, context, lora }
     }
 
-    fn fused_norm(&self) -> RmsNorm<'a> {
-        RmsNorm::new(&self.context.spec, self.norm)
+    fn fused_norm(&self) -> FusedRmsNorm<'a> {
+        FusedRmsNorm::new(&self.context.spec, self.norm)
     }
 
     fn final_norm(&self, x: &Tensor) -> Result<Tensor> {
@@ -214,29 +212,5 @@ pub(super) fn variable(x: &Tensor) -> Result<Tensor> {
 
 /// Gradients of the variables that `y` depends on, where `grad` is the gradient of `y`.
 pub(super) fn backward_from(y: &Tensor, grad: &Tensor) -> Result<GradStore> {
-    if y.device().is_cpu() {
-        return y.apply_op1(GradientSeed(grad.detach()))?.backward();
-    }
     (y * grad.detach())?.sum_all()?.backward()
-}
-
-/// A scalar function with a constant gradient, which starts a backward pass in the middle of a network.
-struct GradientSeed(Tensor);
-
-impl CustomOp1 for GradientSeed {
-    fn name(&self) -> &'static str {
-        "gradient-seed"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let zero = match storage {
-            CpuStorage::F64(_) => CpuStorage::F64(vec![0.0]),
-            _ => CpuStorage::F32(vec![0.0]),
-        };
-        Ok((zero, Shape::from(())))
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.0.clone()))
-    }
 }

@@ -14,6 +14,7 @@ use super::block::{Block, Context};
 use super::head::head_stats;
 use super::layers::{Layers, SavedLayers, backward_from, variable};
 use super::segments::Segments;
+use super::token_stats::token_stats;
 use crate::adapter::BaseDtype;
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::ops;
@@ -65,11 +66,10 @@ impl Model {
     pub fn new(spec: ModelSpec, mut tensors: HashMap<String, Tensor>) -> Result<Self> {
         let missing = |name: &str| ModelError::weights(format!("`{name}` is missing"));
         for (name, shape) in spec.weight_shapes() {
-            let tensor = tensors.get(&name).ok_or_else(|| missing(&name))?;
-            if tensor.dims() != shape {
+            let found = tensors.get(&name).ok_or_else(|| missing(&name))?.dims();
+            if found != shape {
                 return Err(ModelError::weights(format!(
-                    "`{name}` has shape {:?}, but config.json requires {shape:?}",
-                    tensor.dims()
+                    "`{name}` has shape {found:?}, but config.json requires {shape:?}"
                 )));
             }
         }
@@ -257,12 +257,9 @@ impl Model {
 
     /// The first layer's input `[tokens, hidden]`.
     fn embed(&self, ids: &Tensor, context: &Context) -> candle_core::Result<Tensor> {
-        let tokens = context.segments.tokens();
-        if ids.dims() != [tokens] {
-            candle_core::bail!(
-                "ids of shape {:?} do not fit segments of {tokens} tokens",
-                ids.dims()
-            );
+        let (tokens, shape) = (context.segments.tokens(), ids.dims());
+        if shape != [tokens] {
+            candle_core::bail!("ids of shape {shape:?} do not fit segments of {tokens} tokens");
         }
         let x = self.embedding.index_select(ids, 0)?.to_dtype(self.dtype())?;
         let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
@@ -280,9 +277,8 @@ impl Model {
         Ok(ops::softcap(logits, self.spec.final_softcap)?)
     }
 
-    /// `[n, 2]`: natural-log probability of each target and the entropy, both at the row's temperature.
-    /// `rows` (u32) of `hidden` predict the targets. As [`token_stats`](super::token_stats()) of their
-    /// logits, which are computed a chunk at a time.
+    /// [`token_stats`] `[n, 2]` of the logits of `rows` (u32) of `hidden`, which predict the targets. The
+    /// fused path computes the logits a chunk at a time.
     ///
     /// # Errors
     /// If the shapes do not fit or a target is outside the vocabulary.
@@ -294,6 +290,9 @@ impl Model {
         temperatures: &[f32],
     ) -> Result<Tensor> {
         let x = hidden.index_select(rows, 0)?;
+        if !self.fused_layers {
+            return Ok(token_stats(&self.logits(&x)?, targets, temperatures)?);
+        }
         Ok(head_stats(&x, &self.head, self.spec.final_softcap, targets, temperatures)?)
     }
 }

@@ -33,12 +33,9 @@ pub(super) struct TokenTargets {
 
 impl TokenTargets {
     pub fn new(ids: &[u32], temperatures: &[f32], rows: usize, vocab: usize) -> Result<Self> {
-        if ids.len() != rows || temperatures.len() != rows {
-            candle_core::bail!(
-                "{rows} rows of logits, {} targets, {} temperatures",
-                ids.len(),
-                temperatures.len()
-            );
+        let (targets, others) = (ids.len(), temperatures.len());
+        if [targets, others] != [rows; 2] {
+            candle_core::bail!("{rows} rows of logits, {targets} targets, {others} temperatures");
         }
         if let Some(target) = ids.iter().find(|id| **id as usize >= vocab) {
             candle_core::bail!("target {target} is outside the vocabulary of {vocab}");

@@ -35,7 +35,8 @@ impl Snapshot {
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
+        let trace =
+            self.model.forward_saving(&layout.ids, &layout.segments, &self.lora, None, 0)?;
         let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
         let hidden = trace.hidden().detach();
         let stats = self.model.stats(&hidden, rows, targets, temperatures)?;

@@ -124,7 +124,7 @@ fn write(
                 }
                 delta => {
                     let weight = file.load(&entry.name, &Device::Cpu)?;
-                    bytes_of(&merged_weight(entry, weight, delta, base)?)
+                    View::data(&&merged_weight(entry, weight, delta, base)?).into_owned()
                 }
             };
             writer.write_all(&bytes).map_err(at(&out))?;
@@ -156,7 +156,7 @@ struct TensorEntry {
     name: String,
     /// The type in the file.
     dtype: safetensors::Dtype,
-    /// Whether the base has it in another type.
+    /// Whether the type in the base differs.
     converted: bool,
     shape: Vec<usize>,
     bytes: usize,
@@ -218,10 +218,6 @@ fn merged_weight(
         return wrong(format!("is not finite once merged in {dtype:?}; try f32"));
     }
     Ok(sum)
-}
-
-fn bytes_of(tensor: &Tensor) -> Vec<u8> {
-    View::data(&tensor).into_owned()
 }
 
 /// `config.json` of the merged model, which names the type of the weights.

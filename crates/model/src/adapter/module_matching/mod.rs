@@ -35,6 +35,14 @@ impl NameMatcher {
             Modules::Pattern(pattern) => Self::Pattern(regex(&format!(r"\A(?:{pattern})\z"))?),
         })
     }
+
+    fn matches(&self, module: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Names(list) => list.iter().any(|name| names(name, module)),
+            Self::Pattern(pattern) => pattern.is_match(module),
+        }
+    }
 }
 
 /// Whether a name of a list names a module.
@@ -89,21 +97,14 @@ impl ModuleMatcher {
 
     /// Rank and scale of the adapter on a linear layer; `None` if the layer has no adapter.
     pub(super) fn matched(&self, module: &str) -> Option<ModuleScale> {
-        let excluded = match &self.excluded {
-            NameMatcher::All => true,
-            NameMatcher::Names(list) => list.iter().any(|name| names(name, module)),
-            NameMatcher::Pattern(pattern) => pattern.is_match(module),
+        // As in PEFT, patterns and whole names match in every layer.
+        let any_layer = match &self.targets {
+            NameMatcher::All => false,
+            NameMatcher::Names(list) => list.iter().any(|name| name == module),
+            NameMatcher::Pattern(_) => true,
         };
-        let targeted = match &self.targets {
-            NameMatcher::All => self.in_layers(module),
-            // As in PEFT, a whole name matches in every layer.
-            NameMatcher::Names(list) => {
-                list.iter().any(|name| name == module)
-                    || list.iter().any(|name| names(name, module)) && self.in_layers(module)
-            }
-            NameMatcher::Pattern(pattern) => pattern.is_match(module),
-        };
-        (targeted && !excluded).then(|| self.scale(module))
+        let targeted = self.targets.matches(module) && (any_layer || self.in_layers(module));
+        (targeted && !self.excluded.matches(module)).then(|| self.scale(module))
     }
 
     /// Rank and scale of a module's adapter, whether or not the module is a target.

@@ -59,7 +59,32 @@ pub fn write(
 ) -> Result<()> {
     fs::create_dir_all(dir).map_err(at(dir))?;
     write_synced(&dir.join(WEIGHTS_FILE), &safetensors_bytes(&lora.tensors()?)?)?;
-    let file = ConfigOut::new(lora, config, base_model_name);
+    // PEFT declares alpha as an integer.
+    let alpha = config.alpha;
+    let whole = alpha.fract() == 0.0 && alpha.abs() < 1e9;
+    let file = ConfigOut {
+        alpha_pattern: &config.alpha_pattern,
+        base_model_name_or_path: base_model_name,
+        bias: "none",
+        exclude_modules: &config.exclude_modules,
+        fan_in_fan_out: false,
+        inference_mode: true,
+        init_lora_weights: match config.init_weights {
+            LoraInit::Kaiming => true.into(),
+            LoraInit::Gaussian => "gaussian".into(),
+        },
+        layers_to_transform: &config.layers_to_transform,
+        lora_alpha: if whole { (alpha as i64).into() } else { alpha.into() },
+        lora_dropout: config.dropout,
+        modules_to_save: None,
+        peft_type: "LORA",
+        r: config.r,
+        rank_pattern: &config.rank_pattern,
+        target_modules: targets(lora, config),
+        task_type: "CAUSAL_LM",
+        use_dora: false,
+        use_rslora: config.use_rslora,
+    };
     let text = serde_json::to_string_pretty(&file).map_err(candle_core::Error::wrap)?;
     write_synced(&dir.join(CONFIG_FILE), format!("{text}\n").as_bytes())?;
     Ok(sync_dir(dir)?)
@@ -89,37 +114,6 @@ struct ConfigOut<'a> {
     task_type: &'a str,
     use_dora: bool,
     use_rslora: bool,
-}
-
-impl<'a> ConfigOut<'a> {
-    fn new(lora: &LoraWeights, config: &'a LoraConfig, base_model_name: &'a str) -> Self {
-        // PEFT declares alpha as an integer.
-        let alpha = config.alpha;
-        let whole = alpha.fract() == 0.0 && alpha.abs() < 1e9;
-        Self {
-            alpha_pattern: &config.alpha_pattern,
-            base_model_name_or_path: base_model_name,
-            bias: "none",
-            exclude_modules: &config.exclude_modules,
-            fan_in_fan_out: false,
-            inference_mode: true,
-            init_lora_weights: match config.init_weights {
-                LoraInit::Kaiming => true.into(),
-                LoraInit::Gaussian => "gaussian".into(),
-            },
-            layers_to_transform: &config.layers_to_transform,
-            lora_alpha: if whole { (alpha as i64).into() } else { alpha.into() },
-            lora_dropout: config.dropout,
-            modules_to_save: None,
-            peft_type: "LORA",
-            r: config.r,
-            rank_pattern: &config.rank_pattern,
-            target_modules: targets(lora, config),
-            task_type: "CAUSAL_LM",
-            use_dora: false,
-            use_rslora: config.use_rslora,
-        }
-    }
 }
 
 /// The target modules for PEFT. "all-linear" becomes a list of names: PEFT does not allow

@@ -24,22 +24,19 @@ impl<'a, T> Matrix<'a, T> {
         Self::strided(values, rows, columns, columns)
     }
 
-    /// Rows that start `row_stride` values apart.
-    ///
-    /// # Panics
-    /// If the slice is too short.
-    pub fn strided(values: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
+    /// Rows that start `row_stride` values apart. Panics as [`Self::new`].
+    pub(crate) fn strided(values: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert!(fits(values.len(), rows, columns, row_stride), "the slice is too short");
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
 
     /// The number of rows.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
     /// The transposed matrix.
-    pub fn t(self) -> Self {
+    pub(crate) fn t(self) -> Self {
         Self {
             rows: self.columns,
             columns: self.rows,

@@ -9,7 +9,7 @@ use crate::{ModelError, Result};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModelFamily {
     /// `model_type`.
-    model_type: &'static str,
+    pub model_type: &'static str,
     /// `architectures[0]`.
     pub class: &'static str,
     /// Default of `rope_theta`.
@@ -178,19 +178,17 @@ impl ModelFamily {
     /// The sliding window of every layer, in tokens.
     pub(crate) fn windows(&self, config: &Value, rope: &[bool]) -> Result<Vec<Option<usize>>> {
         let types = layer_types(config, rope.len())?;
-        let used = match self.windows {
-            Windows::FromLayer | Windows::WithoutRope => {
-                flag_or(config, "use_sliding_window", false)?
-            }
-            Windows::Never => false,
-            Windows::Everywhere { .. } | Windows::Alternating => true,
+        let used = || flag_or(config, "use_sliding_window", false);
+        let window_or = |default| match config.get("sliding_window") {
+            Some(_) => optional_size(config, "sliding_window"),
+            None => Ok(default),
         };
-        let window = match (config.get("sliding_window"), self.windows) {
-            _ if !used => None,
-            (Some(_), _) => optional_size(config, "sliding_window")?,
-            (None, Windows::Everywhere { default }) => default,
-            (None, Windows::WithoutRope) => None,
-            (None, _) => Some(4096),
+        let window = match self.windows {
+            Windows::Everywhere { default } => window_or(default)?,
+            Windows::FromLayer if used()? => window_or(Some(4096))?,
+            Windows::WithoutRope if used()? => window_or(None)?,
+            Windows::Alternating => window_or(Some(4096))?,
+            Windows::Never | Windows::FromLayer | Windows::WithoutRope => None,
         };
         let mut sliding: Vec<bool> = match self.windows {
             Windows::Never => vec![false; rope.len()],
@@ -209,21 +207,16 @@ impl ModelFamily {
         if let Some(types) = types {
             let fixed = matches!(self.windows, Windows::Never | Windows::Everywhere { .. });
             if fixed && types != sliding {
-                return Err(wrong(
-                    "layer_types",
-                    config.get("layer_types"),
-                    "the same for every layer and consistent with `sliding_window` for this \
-                     architecture",
-                ));
+                let expected = "the same for every layer and consistent with `sliding_window` for \
+                                this architecture";
+                return Err(wrong("layer_types", config.get("layer_types"), expected));
             }
             sliding = types;
         }
         if window.is_none() && sliding.contains(&true) {
-            return Err(wrong(
-                "sliding_window",
-                config.get("sliding_window"),
-                "a whole number above 0 (and in use), because some layers have sliding attention",
-            ));
+            let expected =
+                "a whole number above 0 (and in use), because some layers have sliding attention";
+            return Err(wrong("sliding_window", config.get("sliding_window"), expected));
         }
         Ok(sliding.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
     }
@@ -240,14 +233,9 @@ fn layer_types(config: &Value, layers: usize) -> Result<Option<Vec<bool>>> {
     };
     let list: Option<Vec<bool>> =
         value.as_array().and_then(|list| list.iter().map(sliding).collect());
-    match list.filter(|list| list.len() == layers) {
-        Some(list) => Ok(Some(list)),
-        None => Err(wrong(
-            FIELD,
-            Some(value),
-            "a list of `full_attention` or `sliding_attention`, one per layer",
-        )),
-    }
+    let expected = "a list of `full_attention` or `sliding_attention`, one per layer";
+    let list = list.filter(|list| list.len() == layers);
+    list.ok_or_else(|| wrong(FIELD, Some(value), expected)).map(Some)
 }
 
 #[cfg(test)]

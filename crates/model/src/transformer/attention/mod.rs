@@ -13,7 +13,7 @@
 mod graph;
 mod tile;
 
-use tile::{Dot, Softmax, SoftmaxGrad, Tile, tiles};
+use tile::{Softmax, SoftmaxGrad, Tile, tiles};
 
 use hone_core::simd::dispatch;
 
@@ -178,10 +178,8 @@ impl<'s> Attention<'s> {
             scores_of(&mut scores, tile, q, k);
             scores_of(&mut grads, tile, grad, v);
             rows.clear();
-            rows.extend((tile.token..tile.token + tile.rows).map(|token| {
-                let mean = dispatch(Dot(grad.row(token), out.row(token)));
-                (lse[token * queries + head], mean)
-            }));
+            let tokens = tile.token..tile.token + tile.rows;
+            rows.extend(tokens.map(|t| (lse[t * queries + head], grad.row(t), out.row(t))));
             dispatch(SoftmaxGrad {
                 tile,
                 options: self.options,

@@ -105,8 +105,8 @@ pub(super) struct SoftmaxGrad<'a, T> {
     pub options: AttentionOptions,
     pub scores: &'a mut [T],
     pub grads: &'a mut [T],
-    /// For each row the logarithm of its softmax's sum, and `g o`.
-    pub rows: &'a [(T, T)],
+    /// For each row the logarithm of its softmax's sum, and the rows of g and o.
+    pub rows: &'a [(T, &'a [T], &'a [T])],
 }
 
 impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
@@ -116,7 +116,8 @@ impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
         let scale = T::of(self.options.scale);
         let keys = self.tile.keys();
         let rows = self.scores.chunks_exact_mut(keys).zip(self.grads.chunks_exact_mut(keys));
-        for (i, ((p, ds), (lse, mean))) in rows.zip(self.rows).enumerate() {
+        for (i, ((p, ds), (lse, g, o))) in rows.zip(self.rows).enumerate() {
+            let mean = dot(g, o);
             let visible = self.tile.visible(i, self.options.window);
             for row in [&mut *p, &mut *ds] {
                 row[..visible.start].fill(T::of(0.0));
@@ -126,28 +127,17 @@ impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
             match self.options.softcap {
                 None => both.for_each(|(p, d)| {
                     *p = (*p * scale - *lse).exp();
-                    *d = *p * (*d - *mean) * scale;
+                    *d = *p * (*d - mean) * scale;
                 }),
                 Some(cap) => {
                     let (cap, inverse) = (T::of(cap), scale / T::of(cap));
                     both.for_each(|(p, d)| {
                         let t = (*p * inverse).tanh();
                         *p = (cap * t - *lse).exp();
-                        *d = *p * (*d - *mean) * scale * (T::of(1.0) - t * t);
+                        *d = *p * (*d - mean) * scale * (T::of(1.0) - t * t);
                     });
                 }
             }
         }
-    }
-}
-
-/// `sum a_i b_i` of two rows.
-pub(super) struct Dot<'a, T>(pub &'a [T], pub &'a [T]);
-
-impl<T: Real> SimdTask for Dot<'_, T> {
-    type Output = T;
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) -> T {
-        dot(self.0, self.1)
     }
 }

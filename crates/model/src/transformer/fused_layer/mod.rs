@@ -16,7 +16,7 @@ use super::block::{Block, Context};
 use crate::adapter::weights::{Dropout, LoraWeights, peft_names};
 use crate::kernels::float::Real;
 use crate::kernels::linear::{LoraLinear, LowRank};
-use crate::kernels::rowwise::{RmsNorm, RotaryEmbedding, add, glu, glu_backward};
+use crate::kernels::rowwise::{FusedRmsNorm, RotaryEmbedding, add, glu, glu_backward};
 use crate::spec::LinearKind;
 
 type Result<T> = candle_core::Result<T>;
@@ -27,13 +27,14 @@ type Projections = &'static [(LinearKind, usize)];
 const OUTPUT: Projections = &[(LinearKind::OProj, 1)];
 const DOWN: Projections = &[(LinearKind::DownProj, 1)];
 
-/// What a forward pass returns in addition to the output.
+/// Results of a forward pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Save {
+    /// The output.
     Nothing,
-    /// The activations for the backward pass.
+    /// The output, and the activations for the backward pass.
     Activations,
-    /// The activations, without the output, which is empty then.
+    /// The activations. The output is empty, unless it is one of them.
     ActivationsOnly,
 }
 
@@ -95,8 +96,7 @@ impl FusedLayer<'_> {
     }
 
     /// Adds the adapter's gradients to `gradients` and replaces `grad`, the gradient of the output, by
-    /// that of the input `x`. Without `input_gradient` the latter is not computed, and `grad` is left
-    /// with unspecified values.
+    /// that of the input `x`; without `input_gradient` by unspecified values.
     pub fn backward<T: Real>(
         &self,
         x: &[T],
@@ -116,7 +116,7 @@ impl FusedLayer<'_> {
         mut dropout: Option<&mut Dropout>,
     ) -> Result<(AttentionActivations<T>, Vec<T>)> {
         let normed = self.norm(self.block.norms()[0]).forward(x)?;
-        let heads = self.context.heads;
+        let heads = self.context.spec.heads();
         let widths = [heads.queries, heads.keys, heads.keys].map(|count| count * heads.dim);
         let low_rank = self.low_rank(self.qkv(), &normed, dropout.as_deref_mut())?;
         let [q, k, v] = self.outputs(self.qkv(), &normed, &low_rank, widths)?;
@@ -224,11 +224,9 @@ impl FusedLayer<'_> {
         out: Vec<T>,
         half: usize,
     ) -> Result<(Option<Vec<T>>, Vec<T>)> {
-        let (saved, mut sum) = match self.block.output_norms() {
-            Some(norms) => {
-                let normed = self.norm(&norms[half]).forward(&out)?;
-                (Some(out), normed)
-            }
+        let normed = self.block.output_norms().map(|norms| self.norm(&norms[half]).forward(&out));
+        let (saved, mut sum) = match normed.transpose()? {
+            Some(normed) => (Some(out), normed),
             None => (None, out),
         };
         add(&mut sum, x, self.context.spec.hidden_size);
@@ -242,14 +240,11 @@ impl FusedLayer<'_> {
         out: Option<Vec<T>>,
         half: usize,
     ) -> Result<Cow<'g, [T]>> {
-        match (self.block.output_norms(), out) {
-            (Some(norms), Some(out)) => {
-                let mut grad = grad.to_vec();
-                self.norm(&norms[half]).backward(&out, &mut grad)?;
-                Ok(Cow::Owned(grad))
-            }
-            _ => Ok(Cow::Borrowed(grad)),
+        let mut grad = Cow::Borrowed(grad);
+        if let (Some(norms), Some(out)) = (self.block.output_norms(), out) {
+            self.norm(&norms[half]).backward(&out, grad.to_mut())?;
         }
+        Ok(grad)
     }
 
     /// Queries and keys after their norms and their rotation, in layers that have either.
@@ -276,9 +271,9 @@ impl FusedLayer<'_> {
     }
 
     fn rotate<T: Real>(&self, q: &mut [T], k: &mut [T], inverse: bool) -> Result<()> {
-        let Context { heads, tables, .. } = self.context;
         if self.context.has_rope(self.index) {
-            let rope = RotaryEmbedding { head_dim: heads.dim, tables };
+            let heads = self.context.spec.heads();
+            let rope = RotaryEmbedding { head_dim: heads.dim, tables: &self.context.tables };
             rope.apply(q, heads.queries * heads.dim, inverse)?;
             rope.apply(k, heads.keys * heads.dim, inverse)?;
         }
@@ -286,12 +281,12 @@ impl FusedLayer<'_> {
     }
 
     fn kernel(&self) -> Result<Attention<'_>> {
-        let options = self.context.spec.attention_options(self.index);
-        Attention::new(&self.context.segments, self.context.heads, options)
+        let Context { spec, segments, .. } = self.context;
+        Attention::new(segments, spec.heads(), spec.attention_options(self.index))
     }
 
-    fn norm<'a>(&self, weight: &'a Tensor) -> RmsNorm<'a> {
-        RmsNorm::new(&self.context.spec, weight)
+    fn norm<'a>(&self, weight: &'a Tensor) -> FusedRmsNorm<'a> {
+        FusedRmsNorm::new(&self.context.spec, weight)
     }
 
     fn qkv(&self) -> Projections {

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use hone_model::Model;
 use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::kernels::parallel::with_threads;
-use hone_model::transformer::Trace;
+use hone_model::transformer::SavedActivations;
 
 use super::objective::{LossGradients, Objective, StepPlan, TokenRows, Totals};
 use super::step_timing::{StepTiming, timed};
@@ -255,8 +255,8 @@ impl ForwardBackward<'_> {
         layout: &PackedBatch,
         dropout: Option<&mut Dropout>,
         keep: usize,
-    ) -> Result<Trace> {
-        Ok(self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, keep)?)
+    ) -> Result<SavedActivations> {
+        Ok(self.model.forward_saving(&layout.ids, &layout.segments, self.lora, dropout, keep)?)
     }
 
     /// `[tokens, 2]`: log-probability and entropy of every sampled token.
@@ -290,7 +290,7 @@ impl ForwardBackward<'_> {
     /// gradient is that of their sum weighted by the loss's slopes.
     fn gradients(
         &self,
-        trace: Trace,
+        trace: SavedActivations,
         stats: &Tensor,
         slopes: &LossGradients,
     ) -> Result<BTreeMap<String, Tensor>> {

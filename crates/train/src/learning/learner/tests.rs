@@ -6,7 +6,7 @@ use candle_core::DType;
 use serde_json::json;
 
 use hone_model::adapter::{Modules, peft};
-use hone_model::testing::{randomise, tiny_model, values};
+use hone_model::testing::{randomize, tiny_model, values};
 use hone_model::{Model, ModelSpec};
 
 use super::Learner;
@@ -460,7 +460,7 @@ fn an_adapter_for_python() {
     learner.snapshot().unwrap().write(dir, "qwen2-tiny").unwrap();
     let spec: &ModelSpec = learner.spec();
     let (_, lora) = peft::read(dir, spec, DType::F32, &candle_core::Device::Cpu).unwrap();
-    randomise(&lora, 3);
+    randomize(&lora, 3);
     peft::write(dir, &lora, &config.lora, "qwen2-tiny").unwrap();
     let mut learner = tiny_learner(&config);
     learner.reset_to(Some(dir)).unwrap();

@@ -180,7 +180,7 @@ impl AdamW {
                     gradient.dims(),
                     variable.dims()
                 );
-                return Err(ModelError::Weights(reason).into());
+                return Err(ModelError::weights(reason).into());
             }
             let (first, second) = match self.moments.get(name) {
                 Some(m) => {
@@ -239,7 +239,7 @@ fn take(
 }
 
 fn misfit(name: &str) -> LearnError {
-    ModelError::Weights(format!("the optimiser's moments of `{name}` do not fit")).into()
+    ModelError::weights(format!("the optimiser's moments of `{name}` do not fit")).into()
 }
 
 fn list(tensor: &Tensor) -> Result<Vec<f32>> {
