@@ -41,29 +41,34 @@ impl LinearKind {
         (Self::GateUpProj, &[Self::GateProj, Self::UpProj]),
     ];
 
-    /// The name in a block, with its parent.
-    fn path(self) -> &'static str {
+    /// The module it is in, and its name there.
+    fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::QProj => "self_attn.q_proj",
-            Self::KProj => "self_attn.k_proj",
-            Self::VProj => "self_attn.v_proj",
-            Self::OProj => "self_attn.o_proj",
-            Self::GateProj => "mlp.gate_proj",
-            Self::UpProj => "mlp.up_proj",
-            Self::DownProj => "mlp.down_proj",
-            Self::QkvProj => "self_attn.qkv_proj",
-            Self::GateUpProj => "mlp.gate_up_proj",
+            Self::QProj => ("self_attn", "q_proj"),
+            Self::KProj => ("self_attn", "k_proj"),
+            Self::VProj => ("self_attn", "v_proj"),
+            Self::OProj => ("self_attn", "o_proj"),
+            Self::GateProj => ("mlp", "gate_proj"),
+            Self::UpProj => ("mlp", "up_proj"),
+            Self::DownProj => ("mlp", "down_proj"),
+            Self::QkvProj => ("self_attn", "qkv_proj"),
+            Self::GateUpProj => ("mlp", "gate_up_proj"),
         }
+    }
+
+    /// `self_attn` or `mlp`.
+    pub fn parent(self) -> &'static str {
+        self.names().0
     }
 
     /// The name without its parent: `q_proj` and so on, as in PEFT's `target_modules`.
     pub fn as_str(self) -> &'static str {
-        let path = self.path();
-        path.split_once('.').map_or(path, |(_, name)| name)
+        self.names().1
     }
 
     /// The name in a model: `model.layers.3.self_attn.q_proj`.
     pub(crate) fn module(self, layer: usize) -> String {
-        format!("model.layers.{layer}.{}", self.path())
+        let (parent, name) = self.names();
+        format!("model.layers.{layer}.{parent}.{name}")
     }
 }

@@ -1,6 +1,7 @@
 //! Adapter directories: the modules, ranks and scales of PEFT, and what is rejected.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -191,6 +192,14 @@ fn pickles_are_rejected_by_name() {
     fs::rename(path, dir.path().join("adapter_model.bin")).unwrap();
     let error = read(dir.path()).unwrap_err().to_string();
     assert!(error.contains("adapter_model.bin is a pickle"), "{error}");
+}
+
+#[test]
+fn errors_keep_their_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = read(dir.path()).unwrap_err();
+    let source = error.source().unwrap();
+    assert!(source.is::<std::io::Error>() && error.to_string().ends_with(&source.to_string()));
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// The transposed matrix.
-    pub(crate) fn t(self) -> Self {
+    pub fn t(self) -> Self {
         Self {
             rows: self.columns,
             columns: self.rows,
