@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use hone_model::Model;
 use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::kernels::parallel::with_threads;
-use hone_model::transformer::Trace;
+use hone_model::transformer::SavedActivations;
 
 use super::loss::LossSequence;
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
@@ -268,9 +268,15 @@ impl ForwardBackward<'_> {
         &self,
         layout: &PackedBatch,
         dropout: Option<&mut Dropout>,
+<<<<<<< HEAD
         kept_layers: usize,
-    ) -> Result<Trace> {
-        Ok(self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, kept_layers)?)
+    ) -> Result<SavedActivations> {
+        Ok(self.model.forward_saving(&layout.ids, &layout.segments, self.lora, dropout, kept_layers)?)
+=======
+        keep: usize,
+    ) -> Result<SavedActivations> {
+        Ok(self.model.forward_saving(&layout.ids, &layout.segments, self.lora, dropout, keep)?)
+>>>>>>> h/model
     }
 
     /// Log-probability and entropy of every sampled token, `[rows, 2]`.
@@ -288,7 +294,33 @@ impl ForwardBackward<'_> {
             return Ok(Some(cached.concat()));
         }
         let hidden = self.model.hidden(&layout.ids, &layout.segments, self.reference, None)?;
+<<<<<<< HEAD
         Ok(Some(columns(&self.stats(layout, &hidden)?)?.0))
+=======
+        let logprobs = columns(&self.stats(layout, &hidden)?)?.0;
+        let mut rest = logprobs.as_slice();
+        let mut out = Vec::with_capacity(indices.len());
+        for index in indices {
+            let (own, others) = rest.split_at(self.samples[*index].ids.len());
+            out.push(own.to_vec());
+            rest = others;
+        }
+        Ok(Some(out))
+    }
+
+    /// The loss depends on the network through the log-probabilities and entropies alone, so its
+    /// gradient is that of their sum weighted by the loss's slopes.
+    fn gradients(
+        &self,
+        trace: SavedActivations,
+        stats: &Tensor,
+        slopes: &LossGradients,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let count = slopes.logprob.len();
+        let both = slopes.logprob.iter().zip(&slopes.entropy).flat_map(|(l, h)| [*l, *h]);
+        let grad = Tensor::from_vec(both.collect::<Vec<f64>>(), (count, 2), self.model.device())?;
+        Ok(self.model.backward(trace, stats, &grad.to_dtype(stats.dtype())?, self.lora)?)
+>>>>>>> h/model
     }
 }
 

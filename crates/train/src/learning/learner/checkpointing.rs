@@ -36,8 +36,13 @@ impl Learner {
             }
             Some(dir) => {
                 let (_, lora) = peft::read(dir, spec, dtype, device)?;
-                self.check_shape(&lora.factors())
-                    .map_err(|reason| ModelError::Adapter { path: dir.to_owned(), reason })?;
+<<<<<<< HEAD
+                self.check_shape(&lora.module_scales())
+                    .map_err(|reason| ModelError::adapter(dir, reason))?;
+=======
+                self.same_shape(&lora.module_scales())
+                    .map_err(|reason| ModelError::adapter(dir, reason))?;
+>>>>>>> h/model
                 lora
             }
         };
@@ -48,12 +53,18 @@ impl Learner {
         Ok(())
     }
 
+<<<<<<< HEAD
     /// Checks that an adapter's modules have the ranks and scales of the trained one.
     fn check_shape(
         &self,
         found: &BTreeMap<String, ModuleScale>,
     ) -> std::result::Result<(), String> {
-        let own = self.lora.factors();
+        let own = self.lora.module_scales();
+=======
+    /// Whether an adapter has the ranks, scales and modules of `train.lora`, however they are put.
+    fn same_shape(&self, found: &BTreeMap<String, ModuleScale>) -> std::result::Result<(), String> {
+        let own = self.lora.module_scales();
+>>>>>>> h/model
         if let Some(module) = own.keys().find(|module| !found.contains_key(*module)) {
             return Err(format!("it has nothing on {module}, which `train.lora` includes"));
         }
@@ -87,7 +98,7 @@ impl Learner {
             lora: self.config.lora.clone(),
             adaptive: Some(self.adaptive),
             tokens: self.tokens,
-            factors: self.lora.factors(),
+            factors: self.lora.module_scales(),
             averaged: average.map_or(0, Average::count),
             extra: extra.clone(),
         };
