@@ -14,7 +14,7 @@ use hone_core::types::{
     PromptSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
 };
 use hone_dataset::DatasetConfig;
-use hone_engine::fake::{FakeConfig, FakeEngine};
+use hone_engine::testing::{FakeConfig, FakeEngine};
 use hone_engine::{Codec, ModelDir};
 use hone_reward::Routes;
 use hone_reward::config::{Aggregate, RouteList};
