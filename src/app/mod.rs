@@ -137,7 +137,7 @@ impl Core {
         };
         let background = Background::start()?;
         let rollout = || {
-            Rollout::start_kept(
+            Rollout::start(
                 &config.rollout,
                 config.dataset_in_use().as_ref(),
                 (config.train.seed, Some(data.join("dataset.json"))),
