@@ -192,27 +192,24 @@ impl Admission {
     /// Leases a slot of the given color without waiting, to probe the version staged there.
     pub fn acquire_on(self: &Arc<Self>, color: Color) -> Option<Lease> {
         let mut state = self.lock();
-        let slot = state.slots(color).free_slot()?;
-        let lease = self.lease(&mut state, color, slot, Priority::Shadow);
+        let lease = self.lease(&mut state, color, Priority::Shadow);
         self.report(&state);
         lease
     }
 
-    /// Leases a free slot; `None` if its color holds no version.
+    /// Leases a free slot; `None` if the color has none or holds no version.
     fn lease(
         self: &Arc<Self>,
         state: &mut AdmissionState,
         color: Color,
-        slot: usize,
         priority: Priority,
     ) -> Option<Lease> {
-        state.leases += 1;
-        let order = state.leases;
         let slots = &mut state.colors[color as usize];
-        let version = slots.version?;
-        let mut lease = Lease::without_slot(version, priority);
+        let slot = slots.free_slot()?;
+        let mut lease = Lease::without_slot(slots.version?, priority);
         lease.slot = Some((Arc::clone(self), color, slot));
-        let cancel = Arc::clone(&lease.cancel);
+        state.leases += 1;
+        let (cancel, order) = (Arc::clone(&lease.cancel), state.leases);
         slots.running[slot] = Some(RunningSequence { priority, cancel, order });
         Some(lease)
     }
@@ -221,7 +218,7 @@ impl Admission {
     /// the live requests that still wait.
     fn dispatch(self: &Arc<Self>, state: &mut AdmissionState) {
         let color = state.active;
-        while let Some(slot) = state.slots(color).free_slot() {
+        while state.slots(color).free_slot().is_some() {
             let mut next =
                 |priority| Some((state.waiting[priority as usize].pop_front()?, priority));
             let request = next(Priority::Live).or_else(|| next(Priority::Shadow));
@@ -229,10 +226,11 @@ impl Admission {
             if sender.is_closed() {
                 continue;
             }
-            let Some(lease) = self.lease(state, color, slot, priority) else { break };
-            if let Err(mut lease) = sender.send(lease) {
-                // The receiver has just gone. Dropping the lease would lock `state` a second time.
-                lease.slot = None;
+            let Some(lease) = self.lease(state, color, priority) else { break };
+            // The receiver may just have gone. Dropping the lease would lock `state` a second time.
+            if let Err(mut lease) = sender.send(lease)
+                && let Some((_, color, slot)) = lease.slot.take()
+            {
                 state.free(color, slot);
             }
         }

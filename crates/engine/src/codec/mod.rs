@@ -4,7 +4,6 @@ mod stream;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt;
 
 use tokenizers::{DecoderWrapper, Tokenizer};
 
@@ -29,12 +28,6 @@ pub struct Codec {
     token_text: Vec<u8>,
     /// The text of token `id` is `token_text[bounds[id]..bounds[id + 1]]`.
     bounds: Vec<usize>,
-}
-
-impl fmt::Debug for Codec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Codec").field("stop_ids", &self.stop_ids).finish_non_exhaustive()
-    }
 }
 
 impl Codec {
