@@ -36,13 +36,8 @@ impl Learner {
             }
             Some(dir) => {
                 let (_, lora) = peft::read(dir, spec, dtype, device)?;
-<<<<<<< HEAD
                 self.check_shape(&lora.module_scales())
                     .map_err(|reason| ModelError::adapter(dir, reason))?;
-=======
-                self.same_shape(&lora.module_scales())
-                    .map_err(|reason| ModelError::adapter(dir, reason))?;
->>>>>>> h/model
                 lora
             }
         };
@@ -53,18 +48,12 @@ impl Learner {
         Ok(())
     }
 
-<<<<<<< HEAD
     /// Checks that an adapter's modules have the ranks and scales of the trained one.
     fn check_shape(
         &self,
         found: &BTreeMap<String, ModuleScale>,
     ) -> std::result::Result<(), String> {
         let own = self.lora.module_scales();
-=======
-    /// Whether an adapter has the ranks, scales and modules of `train.lora`, however they are put.
-    fn same_shape(&self, found: &BTreeMap<String, ModuleScale>) -> std::result::Result<(), String> {
-        let own = self.lora.module_scales();
->>>>>>> h/model
         if let Some(module) = own.keys().find(|module| !found.contains_key(*module)) {
             return Err(format!("it has nothing on {module}, which `train.lora` includes"));
         }

@@ -63,19 +63,11 @@ fn a_run_starts_from_an_adapter_and_takes_its_shape() {
     // Checkpoints and rollback have the adapter's shape too.
     let path = dir.path().join("step-000000000001");
     learner.save(&path, &json!(null)).unwrap();
-<<<<<<< HEAD:crates/train/src/learning/learner/tests/init_adapter.rs
     let mut resumed = from(dir.path(), LoraConfig::default()).unwrap();
     resumed.load(&path).unwrap();
     assert_eq!(all_values(resumed.served()), all_values(learner.served()));
     resumed.reset_to(None).unwrap();
     assert_eq!(resumed.served().module_scales(), lora.module_scales());
-=======
-    let mut again = from(dir.path(), LoraConfig::default()).unwrap();
-    again.load(&path).unwrap();
-    assert_eq!(all_values(again.served()), all_values(learner.served()));
-    again.reset_to(None).unwrap();
-    assert_eq!(again.served().module_scales(), lora.module_scales());
->>>>>>> h/model:crates/train/src/learning/learner/init_adapter_tests.rs
 }
 
 #[test]

@@ -11,12 +11,7 @@ use serde_json::json;
 
 use hone_model::ModelSpec;
 use hone_model::adapter::{Modules, peft};
-<<<<<<< HEAD:crates/train/src/learning/learner/tests/mod.rs
 use hone_model::testing::{randomize, tiny_model, values};
-=======
-use hone_model::testing::{randomize, tiny_model, values};
-use hone_model::{Model, ModelSpec};
->>>>>>> h/model:crates/train/src/learning/learner/tests.rs
 
 use super::Learner;
 use crate::config::{CorrectionMode, TrainConfig};
