@@ -17,6 +17,7 @@
 
 mod extract;
 mod grader;
+mod params;
 mod python;
 mod scripted;
 
@@ -28,10 +29,10 @@ use serde::Deserialize;
 
 use super::sandbox::{Sandbox, SandboxError};
 use super::{RewardFn, ScoreInput};
-use crate::config::{CodeLanguage, CodeParams};
 
 pub use extract::last_block;
 pub use grader::{PythonGrader, PythonGraderError};
+pub use params::{CodeLanguage, CodeParams};
 
 /// A pair of `metadata[cases]`.
 #[derive(Clone, Debug, Deserialize)]

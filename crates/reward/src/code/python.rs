@@ -7,8 +7,8 @@ use rand::Rng;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+use super::params::CodeParams;
 use super::{Case, Exam, ExamError, Score, same_output};
-use crate::config::CodeParams;
 use crate::sandbox::{Limits, RunRequest, Sandbox};
 
 const DRIVER: &str = include_str!("driver.py");

@@ -10,9 +10,9 @@ use serde_json::json;
 
 use hone_core::types::Message;
 
+use super::params::{JudgeParams, TokenLimitField};
 use super::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
 use crate::CallError;
-use crate::config::{JudgeParams, TokenLimitField};
 use crate::remote::{Endpoint, Events};
 
 /// `POST base_url/chat/completions`.

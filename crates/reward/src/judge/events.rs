@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hone_core::metrics::Metrics;
 
 use super::JudgeReply;
-use crate::config::JudgeParams;
+use super::params::JudgeParams;
 use crate::remote::Events;
 
 /// Counts for one part.

@@ -11,6 +11,7 @@ mod cache;
 mod client;
 mod compare;
 mod events;
+mod params;
 mod parse;
 mod rubric;
 
@@ -31,7 +32,8 @@ use hone_core::types::{Message, Role};
 
 use super::remote::CallError;
 use super::{RewardFn, ScoreInput};
-use crate::config::{JudgeMode, JudgeParams};
+
+pub use params::{JudgeMode, JudgeParams, OWN_MODEL, Rubric, TokenLimitField};
 
 /// How a judge's answer is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]

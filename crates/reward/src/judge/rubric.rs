@@ -7,10 +7,10 @@ use sha2::{Digest, Sha256};
 
 use hone_core::types::{Message, Role};
 
+use super::params::{JudgeMode, JudgeParams, Rubric};
 use super::parse::Form;
 use super::{JudgeError, Question};
 use crate::ScoreInput;
-use crate::config::{JudgeMode, JudgeParams, Rubric};
 
 /// The conversation and, for correctness, the reference; then what is judged.
 macro_rules! material {

@@ -3,6 +3,7 @@
 
 mod breaker;
 mod events;
+mod limits;
 mod retry;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -11,9 +12,9 @@ use breaker::{Breaker, Change, Pass};
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url, redirect};
 
-use crate::config::CallLimits;
-
 pub(super) use events::Events;
+pub use limits::CallLimits;
+pub(super) use limits::{call_limits, check_url};
 
 /// Why a service gave no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

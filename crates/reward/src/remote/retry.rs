@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use chrono::DateTime;
 
-use crate::config::CallLimits;
+use super::limits::CallLimits;
 
 /// The wait before retry `n` (from 0): `d = min(max_backoff, backoff x 2^n)`, then from `d / 2` to
 /// `d` by `unit` in 0..1, so that callers who failed together do not come back together ("equal
@@ -29,7 +29,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::WebhookParams;
+    use crate::webhook::WebhookParams;
 
     #[test]
     fn waits_double_up_to_the_longest() {

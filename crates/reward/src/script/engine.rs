@@ -9,7 +9,7 @@ use regex::{Regex, RegexBuilder};
 use rhai::packages::{Package, StandardPackage};
 use rhai::{Dynamic, Engine, EvalAltResult, FLOAT, INT, Position};
 
-use crate::library::number::parse_number;
+use crate::math::parse_number;
 
 /// Patterns that are kept compiled; a script that makes up more is in error.
 const PATTERNS: usize = 64;

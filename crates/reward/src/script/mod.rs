@@ -17,6 +17,7 @@
 //! can neither read nor write anything, and the same input gives the same value.
 
 pub(crate) mod engine;
+mod params;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,7 +27,8 @@ use rhai::{AST, Dynamic, Engine, Map, Scope};
 use hone_core::types::Role;
 
 use super::{RewardFn, ScoreInput};
-use crate::config::ScriptParams;
+
+pub use params::ScriptParams;
 
 /// What is wrong with a script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

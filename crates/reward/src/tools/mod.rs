@@ -11,9 +11,8 @@ use async_trait::async_trait;
 use hone_core::metrics::Metrics;
 
 use super::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
-use super::judge::{JudgeModel, JudgeSampling};
+use super::judge::{JudgeModel, JudgeSampling, OWN_MODEL};
 use super::sandbox::Sandbox;
-use crate::config::OWN_MODEL;
 
 pub use config::GradersConfig;
 pub use endpoint::GraderEndpoint;

@@ -6,6 +6,7 @@
 //! `{rewards: [{index, value}, ...]}`. Whatever goes wrong makes values missing, each with a
 //! counted reason, never zero. Range: the service's; typical weight: what its range asks for.
 
+mod params;
 pub mod signature;
 mod wire;
 
@@ -22,7 +23,8 @@ use hone_core::types::now_ms;
 
 use super::remote::{CallError, Endpoint, Events};
 use super::{RewardFn, ScoreInput};
-use crate::config::WebhookParams;
+
+pub use params::WebhookParams;
 
 /// The header that says which request an attempt belongs to: the same for all its retries.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";

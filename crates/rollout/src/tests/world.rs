@@ -17,8 +17,8 @@ use hone_dataset::DatasetConfig;
 use hone_engine::fake::{FakeConfig, FakeEngine};
 use hone_engine::{Codec, ModelDir};
 use hone_reward::Routes;
-use hone_reward::config::{Aggregate, RouteList};
-use hone_reward::raters::joining;
+use hone_reward::feedback::{Aggregate, aggregator};
+use hone_reward::routes::RouteList;
 use hone_store::{FeedbackEntry, Op, Store, StoreConfig};
 
 use super::super::{Rollout, RolloutError};
@@ -179,7 +179,7 @@ impl World {
             idempotency_key: None,
             key_id: None,
             created: now_ms(),
-            join: joining(Aggregate::Last),
+            join: aggregator(Aggregate::Last),
         };
         self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
     }
@@ -195,7 +195,7 @@ impl World {
             idempotency_key: None,
             key_id: None,
             created: now_ms(),
-            join: joining(Aggregate::Last),
+            join: aggregator(Aggregate::Last),
         };
         let op = Op::Conversation(turns.iter().map(entry).collect());
         self.store.commit(vec![op]).await.unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hone_core::metrics::Metrics;
 use hone_reward::Routes;
-use hone_reward::raters::cap_shares;
+use hone_reward::feedback::cap_shares;
 
 use super::batch_builder::{GroupMember, TrainBatch};
 
