@@ -2,7 +2,7 @@
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
-#![expect(clippy::print_stdout, reason = "skipped tests say so")]
+#![expect(clippy::print_stdout, reason = "skipped tests are reported")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ async fn a_script_of_tests_may_prepare_and_may_check() {
     assert_eq!(values, [Some(1.0), Some(0.0)]);
     let values = score(&[("tests", check)], &[right, wrong]).await.unwrap();
     assert_eq!(values, [Some(1.0), Some(0.0)]);
-    // Tests that are broken say nothing about the solution.
+    // Broken tests give no value.
     let values = score(&[("tests", "assert root(")], &[right]).await.unwrap();
     assert_eq!(values, [None]);
     assert_eq!(score(&[], &[right]).await.unwrap(), [None]);
@@ -114,7 +114,7 @@ async fn pairs_compare_outputs() {
 async fn attacks_score_nothing() {
     let tests = "assert answer() == 42";
     let texts = [
-        // The five, with the right answer behind the attack.
+        // The five attacks, each followed by the right answer.
         "import os\nwhile True: os.fork()\ndef answer(): return 42",
         "def answer():\n    while True: pass",
         "hog = []\nwhile True: hog.append(bytearray(1 << 22))",
@@ -136,7 +136,7 @@ async fn attacks_score_nothing() {
         "import sys\ndef look(frame, *_):\n    global answer\n    answer = lambda: 42\nsys.settrace(look)\n\
          (lambda: 0)()",
         "import __main__\nassert __main__.nonce\ndef answer(): return 42",
-        // Input that is gone.
+        // Attempts to read the input again.
         "import os\nos.lseek(0, 0, 0)\nassert b'nonce' in os.read(0, 9999)\ndef answer(): return 42",
         "import os\nos.lseek(3, 0, 0)\ndef answer(): return 42",
         "def answer(): raise SystemExit(0)",
@@ -146,7 +146,7 @@ async fn attacks_score_nothing() {
         assert_eq!(*value, Some(0.0), "{text}");
     }
     assert!(!std::path::Path::new("/tmp/hone-code-was-here").exists());
-    // And the same reward still works.
+    // The same reward still works.
     let fine = score(&[("tests", tests)], &["answer = lambda: 42"]).await.unwrap();
     assert_eq!(fine, [Some(1.0)]);
 }
@@ -162,15 +162,18 @@ async fn graders_in_python_answer_with_a_number() {
     };
     let exact = "def grade(sample, item):\n    print('noise')\n    \
                  return 1.0 if sample['output_text'] == item['reference'] else 0.0";
-    assert_eq!(grade(exact).await, Ok(1.0));
-    assert_eq!(grade("def grade(sample, item): return len(item['nested']['é'])").await, Ok(3.0));
-    assert_eq!(grade("def grade(sample, item): return True").await, Ok(1.0));
+    assert_eq!(grade(exact).await.unwrap(), 1.0);
+    assert_eq!(
+        grade("def grade(sample, item): return len(item['nested']['é'])").await.unwrap(),
+        3.0
+    );
+    assert_eq!(grade("def grade(sample, item): return True").await.unwrap(), 1.0);
     let error = grade("def grade(sample, item): return sample['nothing']").await.unwrap_err();
     assert_eq!(error.to_string(), "the grader's source failed: KeyError: 'nothing'");
     let error = grade("def other(): pass").await.unwrap_err();
     assert!(error.to_string().contains("no function grade(sample, item)"), "{error}");
     let error = grade("def grade(s, i): return float('nan')").await.unwrap_err();
-    assert_eq!(error, PythonGraderError::NotFinite("nan".into()));
+    assert!(matches!(&error, PythonGraderError::NotFinite(text) if text == "nan"), "{error}");
     let error = grade("def grade(s, i): exit(0)").await.unwrap_err();
     assert!(matches!(error, PythonGraderError::Raised(_)), "{error}");
     let error = grade("def grade(s, i):\n    while True: pass").await.unwrap_err();

@@ -3,7 +3,7 @@
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
-#![expect(clippy::print_stdout, reason = "skipped tests say so")]
+#![expect(clippy::print_stdout, reason = "skipped tests are reported")]
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use hone_reward::sandbox::{
     IsolationLayer, Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Setup, Status,
 };
 
-/// A machine that lacks something is named on a line that `.ci/run` counts.
+/// Prints a line that `.ci/run` counts.
 fn skip(why: &str) {
     println!("SKIPPED: sandbox: {why}");
 }
@@ -28,7 +28,7 @@ async fn sandbox_from(setup: Setup) -> Option<Sandbox> {
     };
     match sandbox.probe().await {
         Ok(_) => Some(sandbox),
-        // Refusing is what it should do where it cannot confine; the attacks need a run.
+        // Refusing is correct on a machine that cannot confine, but the attacks need a run.
         Err(error @ SandboxError::Unavailable(_)) => {
             skip(&error.to_string());
             None
@@ -42,8 +42,8 @@ fn setup(without: &[IsolationLayer]) -> Setup {
     Setup { launcher, concurrency: 4, without: without.to_vec(), ..Setup::default() }
 }
 
-/// The sandbox with all that this machine has, and with each layer that others can stand in for
-/// taken away.
+/// The sandbox with every layer that this machine supports, and without each layer that others can
+/// replace.
 async fn every_sandbox() -> Vec<(&'static str, Sandbox)> {
     let mut found = Vec::new();
     for (name, without) in [
@@ -52,13 +52,13 @@ async fn every_sandbox() -> Vec<(&'static str, Sandbox)> {
         ("no namespaces", &[IsolationLayer::Namespaces]),
     ] {
         let mut setup = setup(without);
-        // Without a mount namespace, an interpreter in a home that only root may enter is out of
-        // reach for the id that root becomes.
+        // Without a mount namespace, the id that root switches to cannot reach an interpreter in
+        // root's home.
         let system = PathBuf::from("/usr/bin/python3");
         if name == "no namespaces" && system.exists() {
             setup.python = system;
         }
-        // A machine without namespaces cannot do without landlock as well, and the reverse.
+        // A machine without namespaces needs Landlock, and the reverse.
         match Sandbox::new(setup.clone()).await {
             Ok(sandbox) => match sandbox.probe().await {
                 Ok(_) => found.push((name, sandbox)),
@@ -86,7 +86,7 @@ async fn run(sandbox: &Sandbox, code: &str, limits: Limits) -> RunOutcome {
     sandbox.run(request).await.unwrap()
 }
 
-/// Runs it everywhere and says how it ended everywhere.
+/// Runs a program in every sandbox and checks each outcome.
 async fn everywhere(code: &str, limits: Limits, check: impl Fn(&str, &RunOutcome)) {
     for (name, sandbox) in every_sandbox().await {
         let outcome = run(&sandbox, code, limits).await;
@@ -196,7 +196,7 @@ async fn a_memory_hog_is_refused_memory() {
 #[tokio::test]
 async fn files_outside_cannot_be_written() {
     let home = tempfile::tempdir().unwrap();
-    // Anybody may write here, as far as modes go.
+    // The mode allows every user to write.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(home.path(), mode).unwrap();
     let victim = home.path().join("victim");
@@ -232,7 +232,7 @@ async fn the_scratch_directory_is_small_and_does_not_stay() {
         return skip("no mount namespace, hence no scratch directory");
     }
     for _ in 0..2 {
-        // The same space again each time: nothing of the last run is left.
+        // Each run has the whole space: no file of the last run is left.
         let outcome = run(&sandbox, code, small()).await;
         assert_eq!(outcome.stdout, format!("True {}\n", 1 << 20), "{outcome:?}");
     }
@@ -261,12 +261,12 @@ async fn there_is_no_network() {
         assert_eq!(outcome.stdout, "[]\n", "{name}: {outcome:?}");
     })
     .await;
-    assert!(listener.accept().is_err(), "somebody connected");
+    assert!(listener.accept().is_err(), "a connection was made");
 }
 
 #[tokio::test]
 async fn secrets_and_other_processes_are_out_of_sight() {
-    // The test process stands for the daemon: it has arguments, an environment and open files.
+    // The test process plays the daemon: it has arguments, an environment and open files.
     let daemon = std::process::id();
     let home = tempfile::tempdir().unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -371,7 +371,7 @@ async fn daemons_do_not_outlive_their_run() {
 }
 
 #[tokio::test]
-async fn a_dropped_run_leaves_nothing_behind() {
+async fn a_dropped_run_leaves_no_process() {
     let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
     let mark = format!("dropped-{}", std::process::id());
     // `-c` shows in the arguments only the bootstrap, so the program renames itself by exec.
@@ -386,7 +386,7 @@ async fn a_dropped_run_leaves_nothing_behind() {
     assert!(seen, "it never started");
     let ids = living(&mark);
     task.abort();
-    // Not even as a zombie that nobody waits for.
+    // Not even as a zombie.
     let gone = || !ids.iter().any(|id| std::path::Path::new("/proc").join(id).exists());
     assert!(until(gone).await, "it is still there");
 }
@@ -422,11 +422,11 @@ async fn many_runs_at_once_do_not_mix() {
             _ => assert_eq!(outcome.stdout, format!("{}\n", n * n), "{n}: {outcome:?}"),
         }
     }
-    // Other tests of this process have children too, each for a moment.
+    // Other tests of this process have short-lived children too.
     assert!(until(|| zombies() == 0).await, "zombies are left");
 }
 
-/// Children of this process that have ended and are not waited for.
+/// The number of ended children of this process that have not been waited for.
 fn zombies() -> usize {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let of_us = |id: &str| {
@@ -438,7 +438,7 @@ fn zombies() -> usize {
 }
 
 #[tokio::test]
-async fn what_cannot_be_confined_is_not_run() {
+async fn programs_that_cannot_be_confined_are_not_run() {
     for (without, what) in [
         (&[IsolationLayer::Seccomp][..], "system calls cannot be filtered"),
         (&[IsolationLayer::Namespaces, IsolationLayer::Landlock], "files cannot be protected"),
@@ -454,7 +454,7 @@ async fn what_cannot_be_confined_is_not_run() {
 }
 
 #[tokio::test]
-async fn an_interpreter_that_is_none_is_named() {
+async fn errors_name_an_unusable_interpreter() {
     for python in ["/nowhere/python3", "/bin/true"] {
         let setup = Setup { python: python.into(), ..setup(&[]) };
         let error = Sandbox::new(setup).await.unwrap_err().to_string();

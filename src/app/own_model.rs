@@ -41,9 +41,9 @@ impl JudgeModel for OwnModel {
         messages: &[Message],
         params: &JudgeSampling,
     ) -> Result<JudgeReply, JudgeError> {
-        let failed = |error: &dyn std::fmt::Display| JudgeError::Model(error.to_string());
         let engine = self.0.get().ok_or(JudgeError::NoOwnModel)?;
-        let prompt_ids = engine.codec().prompt(messages).map_err(|error| failed(&error))?;
+        let prompt_ids =
+            engine.codec().prompt(messages).map_err(|error| JudgeError::Model(error.into()))?;
         let prompt_tokens = prompt_ids.len() as u64;
         let request = GenerateRequest {
             prompt_ids,
@@ -57,8 +57,10 @@ impl JudgeModel for OwnModel {
             top_logprobs: 0,
             priority: Priority::Live,
         };
-        let generation = engine.generate(request).await.map_err(|error| failed(&error))?;
-        let completion = generation.collect().await.map_err(|error| failed(&error))?;
+        let generation =
+            engine.generate(request).await.map_err(|error| JudgeError::Model(error.into()))?;
+        let completion =
+            generation.collect().await.map_err(|error| JudgeError::Model(error.into()))?;
         let completion_tokens = completion.tokens.len() as u64;
         Ok(JudgeReply { text: completion.text, prompt_tokens, completion_tokens })
     }

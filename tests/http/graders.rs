@@ -84,7 +84,7 @@ async fn what_is_wrong_with_a_grader_is_named() {
     model_sample is missing: it must be a completion's text | "model_sample"
     model_sample is 5: it must be a string | "model_sample"
     items is not a field: the fields are grader, item, model_sample, reference_answer | "items"
-    grader.calculate_output is "same +": the end at character 7: a number, a grader's name, a function or "(" must stand there | "grader.calculate_output"
+    grader.calculate_output is "same +": expected a number, a grader's name, a function or "(" at character 7, found the end | "grader.calculate_output"
     "#);
 }
 

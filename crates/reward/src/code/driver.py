@@ -1,10 +1,10 @@
-# Runs a solution against tests or inputs and reports on descriptor 4, one line for each:
+# Runs a solution against tests or inputs and reports on descriptor 4, one line per result:
 #
 #     MAC NAME TEXT      MAC = sha256("NONCE NAME TEXT"), in hexadecimal digits
 #
-# NAME is "count", "broken" or the number of a test. The nonce comes from the daemon; a line without
-# its MAC counts for nothing, and reading one line does not help to write another. The solution runs
-# in this process and could look for the nonce, so what gives away other code's frames is refused.
+# NAME is "count", "broken" or the number of a test. The nonce comes from the daemon, which ignores
+# lines with a wrong MAC; reading one line does not help to forge another. The solution runs in this
+# process and could search for the nonce, so functions that expose other code's frames are refused.
 
 
 def refuse(*_):
@@ -44,7 +44,7 @@ def drive():
         while rest:
             rest = rest[write(4, rest):]
 
-    # The tests: top-level assertions and expressions; what stands between them prepares for them.
+    # Top-level assertions and expressions are tests; other statements prepare them.
     parts, count = [], len(job["inputs"])
     if job["tests"] is not nothing:
         try:
@@ -89,7 +89,7 @@ def drive():
             return False
 
     def attempted(code, space):
-        # The alarm may come between the end of what it is for and its being switched off.
+        # The alarm may arrive after the code has ended, before the timer is switched off.
         try:
             return attempt(code, space)
         except anything:
@@ -102,7 +102,7 @@ def drive():
         return
     if parts:
         space = {"__name__": "solution", "__builtins__": builtins}
-        # A solution that ends in an error may have defined what is tested before.
+        # A solution that raises may have defined the tested names before.
         attempted(solution, space)
         number = 0
         for code, is_test in parts:
@@ -117,7 +117,7 @@ def drive():
         sys.stdout = printer = wrap(written, "utf-8", "backslashreplace", write_through=True)
         ended = attempted(solution, {"__name__": "__main__", "__builtins__": builtins})
         try:
-            # Before the printer goes: with it, what was written would be closed.
+            # Before the printer is deleted, which closes its buffer.
             output = written.getvalue()[:keep] if ended else nothing
         except anything:
             output = nothing

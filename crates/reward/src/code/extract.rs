@@ -1,9 +1,9 @@
 //! Finds the code in a completion.
 
-/// The last fenced block of a completion, or all of it where there is no fence.
+/// The last fenced block of a completion, or all of it if it has no fence.
 ///
 /// A fence is a line of at least three backticks or tildes, indented by at most three spaces, then
-/// the language; the block ends at a line of at least as many of the same, or with the text
+/// the language; the block ends at a line of at least as many of the same character, or with the text
 /// (CommonMark 0.31, 4.5).
 pub fn last_block(text: &str) -> &str {
     let mut last = None;
@@ -31,7 +31,7 @@ pub fn last_block(text: &str) -> &str {
     last.and_then(|(begin, end)| text.get(begin..end)).unwrap_or(text)
 }
 
-/// Mark, length and the rest of a line that could be a fence.
+/// Character, length and rest of a line that could be a fence.
 fn fence(line: &str) -> Option<(char, usize, &str)> {
     let unindented = line.trim_start_matches(' ');
     let mark = unindented.chars().next().filter(|c| matches!(c, '`' | '~'))?;
@@ -61,12 +61,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics_and_gives_a_part(text in "([`~ \n\ra-cé]{0,6}\n?){0,12}") {
+        fn never_panics_and_returns_a_part(text in "([`~ \n\ra-cé]{0,6}\n?){0,12}") {
             prop_assert!(text.contains(last_block(&text)));
         }
 
         #[test]
-        fn what_is_fenced_is_found(code in "[a-z =0-9\n]{0,80}", before in "[a-z \n]{0,20}") {
+        fn fenced_code_is_found(code in "[a-z =0-9\n]{0,80}", before in "[a-z \n]{0,20}") {
             let text = format!("{before}\n```python\n{code}\n```\nafter");
             prop_assert_eq!(last_block(&text), format!("{code}\n"));
         }

@@ -1,4 +1,4 @@
-# Calls grade(sample, item) of a grader's source and reports on descriptor 4, as JSON.
+# Calls grade(sample, item) of a grader's source and writes the value to descriptor 4 as JSON.
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-//! Graders that are written in Python: `grade(sample, item) -> float`, as OpenAI's `python` grader.
+//! Graders written in Python: `grade(sample, item) -> float`, as in OpenAI's `python` grader.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 
 use crate::sandbox::{Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Status};
 
-/// Why a Python grader gave no value.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+/// Why a Python grader returned no value.
+#[derive(Debug, thiserror::Error)]
 pub enum PythonGraderError {
-    /// It was not run.
+    /// The sandbox did not run it.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// It was stopped.
+    /// It was killed for the named reason.
     #[error("the grader's source was stopped: {0}")]
     Stopped(&'static str),
-    /// It raised an exception: the exception's last line.
+    /// It raised an exception; contains the last line of the traceback.
     #[error("the grader's source failed: {0}")]
     Raised(String),
     /// It returned infinity or NaN.
@@ -23,7 +23,7 @@ pub enum PythonGraderError {
     NotFinite(String),
 }
 
-/// Runs a grader's source, each call in a fresh process.
+/// Runs a grader's source, each call in a new process.
 #[derive(Clone, Debug)]
 pub struct PythonGrader {
     source: String,
@@ -32,15 +32,15 @@ pub struct PythonGrader {
 }
 
 impl PythonGrader {
-    /// The source must define `grade(sample, item)`; that is found out by the first call.
+    /// Prepares a grader. The source must define `grade(sample, item)`; the first call checks this.
     pub fn new(source: impl Into<String>, sandbox: Arc<Sandbox>, limits: Limits) -> Self {
         Self { source: source.into(), sandbox, limits }
     }
 
-    /// `float(grade(sample, item))`, both given as what `json.loads` makes of them.
+    /// Returns `float(grade(sample, item))`; Python sees both arguments as `json.loads` reads them.
     ///
     /// # Errors
-    /// If it cannot be confined, is stopped by a limit, raises, or returns no finite number.
+    /// If the source cannot be confined, hits a limit, raises, or returns no finite number.
     pub async fn grade(&self, sample: &Value, item: &Value) -> Result<f64, PythonGraderError> {
         let stdin = json!({"source": self.source, "sample": sample, "item": item}).to_string();
         let code = include_str!("grader.py").to_owned();
@@ -49,20 +49,20 @@ impl PythonGrader {
         match outcome.status {
             Status::Ok => finite(&outcome),
             Status::Error { .. } => Err(PythonGraderError::Raised(outcome.stderr_tail(1))),
-            Status::Timeout => stopped("it took longer than it may"),
-            Status::Memory => stopped("it took more memory than it may"),
-            Status::Output => stopped("it wrote more than it may"),
-            Status::Killed { .. } => stopped("it was ended by a signal"),
+            Status::Timeout => stopped("it exceeded its time limit"),
+            Status::Memory => stopped("it exceeded its memory limit"),
+            Status::Output => stopped("it exceeded its output limit"),
+            Status::Killed { .. } => stopped("a signal ended it"),
         }
     }
 }
 
-/// The value as Python's `repr` wrote it.
+/// Parses the value as Python's `repr` printed it.
 fn finite(outcome: &RunOutcome) -> Result<f64, PythonGraderError> {
     let text: String = serde_json::from_str(&outcome.report).unwrap_or_default();
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),
-        // `exit(0)` within the source ends it without a value.
+        // The source called `exit(0)`.
         _ if text.is_empty() => Err(PythonGraderError::Raised("it ended without a value".into())),
         _ => Err(PythonGraderError::NotFinite(text)),
     }

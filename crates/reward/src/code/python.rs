@@ -1,60 +1,60 @@
-//! Python's exam: the driver in the sandbox, its signed report read here.
+//! Runs Python test suites: executes `driver.py` in the sandbox and reads its signed report.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use rand::Rng;
 use serde_json::json;
-use sha2::{Digest, Sha256};
+
+use hone_core::digest::{hex, sha256};
 
 use super::params::CodeParams;
-use super::{Case, Exam, ExamError, Score, same_output};
+use super::suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output};
 use crate::sandbox::{Limits, RunRequest, Sandbox};
 
 const DRIVER: &str = include_str!("driver.py");
 
-/// Tests and pairs, each in a run of their own.
-pub(super) async fn examine(
-    exam: &Exam<'_>,
+/// Runs the tests and the pairs, each in a sandbox run of its own.
+pub(super) async fn run(
+    suite: TestSuite,
     params: &CodeParams,
     sandbox: &Sandbox,
-) -> Result<Score, ExamError> {
-    let mut score = Score::default();
-    if let Some(tests) = exam.tests {
-        let report = drive(exam.code, Some(tests), &[], params, sandbox).await?;
-        score.of += report.count;
-        score.passed += report.lines.values().filter(|text| *text == "1").count();
+) -> Result<TestCounts, SuiteError> {
+    let mut counts = TestCounts::default();
+    let TestSuite { code, tests, cases } = &suite;
+    if tests.is_some() {
+        let report = drive(code, tests.as_deref(), &[], params, sandbox).await?;
+        counts.total += report.count;
+        counts.passed += report.results.values().filter(|text| *text == "1").count();
     }
-    if !exam.cases.is_empty() {
-        let report = drive(exam.code, None, &exam.cases, params, sandbox).await?;
-        score.of += exam.cases.len();
-        let right = |(number, case): &(usize, &Case)| {
-            let given = report.lines.get(number).and_then(|text| unhex(text));
-            given.is_some_and(|given| same_output(&given, &case.output))
+    if !cases.is_empty() {
+        let report = drive(code, None, cases, params, sandbox).await?;
+        counts.total += cases.len();
+        let passes = |(number, case): &(usize, &IoCase)| {
+            let output = report.results.get(number).and_then(|text| unhex(text));
+            output.is_some_and(|output| same_output(&output, &case.output))
         };
-        score.passed += exam.cases.iter().enumerate().filter(right).count();
+        counts.passed += cases.iter().enumerate().filter(passes).count();
     }
-    Ok(score)
+    Ok(counts)
 }
 
-/// What the driver signed.
-struct Report {
-    /// How many tests there are.
+/// The signed lines of the driver's report.
+struct DriverReport {
+    /// The number of tests.
     count: usize,
-    /// Their results.
-    lines: BTreeMap<usize, String>,
+    /// Results by test number: `1` or `0`, or a pair's output in hexadecimal.
+    results: BTreeMap<usize, String>,
 }
 
 async fn drive(
     code: &str,
     tests: Option<&str>,
-    cases: &[Case],
+    cases: &[IoCase],
     params: &CodeParams,
     sandbox: &Sandbox,
-) -> Result<Report, ExamError> {
-    let nonce: [u8; 32] = rand::rng().random();
-    let nonce = hex(&nonce);
-    // A loop without end in one test leaves time for others, and a single one has nearly all.
+) -> Result<DriverReport, SuiteError> {
+    let nonce = hex(&rand::rng().random::<[u8; 32]>());
+    // An endless loop in one test leaves time for the others; a single test has nearly all of it.
     let parts = cases.len().max(tests.map_or(0, |t| t.lines().count())).clamp(1, 8);
     let seconds = 0.9 * params.timeout_ms as f64 / 1e3 / parts as f64;
     let inputs: Vec<&str> = cases.iter().map(|case| case.input.as_str()).collect();
@@ -70,36 +70,29 @@ async fn drive(
     };
     let request = RunRequest { code: DRIVER.to_owned(), stdin: job.to_string(), limits };
     let outcome = sandbox.run(request).await?;
-    let (mut count, mut lines) = (None, BTreeMap::new());
+    let (mut count, mut results) = (None, BTreeMap::new());
     for line in outcome.report.lines() {
         let Some((mac, signed)) = line.split_once(' ') else { continue };
-        if hex(&Sha256::digest(format!("{nonce} {signed}"))) != mac {
+        if sha256(format!("{nonce} {signed}")) != mac {
             continue;
         }
         match signed.split_once(' ') {
-            Some(("broken", reason)) => return Err(ExamError::Tests(reason.to_owned())),
+            Some(("broken", reason)) => return Err(SuiteError::Tests(reason.to_owned())),
             Some(("count", number)) => count = number.parse().ok(),
             Some((number, text)) => {
                 if let Ok(number) = number.parse() {
-                    lines.insert(number, text.to_owned());
+                    results.insert(number, text.to_owned());
                 }
             }
             None => {}
         }
     }
-    // It is reported before the solution has run: without it the solution is not to blame.
+    // The driver reports the count before it runs the solution, so the solution cannot be the
+    // reason why it is missing.
     let count = count.ok_or_else(|| {
-        ExamError::Driver(format!("{:?}: {}", outcome.status, outcome.stderr_tail(1)))
+        SuiteError::Driver(format!("{:?}: {}", outcome.status, outcome.stderr_tail(1)))
     })?;
-    Ok(Report { count, lines })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Ok(DriverReport { count, results })
 }
 
 fn unhex(text: &str) -> Option<String> {

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::suite::same_output;
 use super::*;
 
 fn rhai(text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
@@ -30,7 +31,7 @@ fn score(params: CodeParams, text: &str, metadata: &[(&str, &str)]) -> Option<f6
 }
 
 #[test]
-fn rhai_counts_the_tests_that_hold() {
+fn rhai_counts_the_tests_that_pass() {
     let code = "Sure:\n```rhai\nfn add(a, b) { a + b }\n```";
     let tests =
         "add(1, 2) == 3\n// a comment\nadd(2, 2) == 5\nadd(\"a\", \"b\") == \"ab\"\nsub(1, 2)";
@@ -38,7 +39,7 @@ fn rhai_counts_the_tests_that_hold() {
     assert_eq!(rhai("fn add(a, b) {", &[("tests", tests)]), Some(0.0));
     assert_eq!(rhai(code, &[]), None);
     assert_eq!(rhai(code, &[("tests", "  \n")]), None);
-    assert_eq!(rhai(code, &[("tests", "add(1,")]), None, "broken tests are nobody's fault");
+    assert_eq!(rhai(code, &[("tests", "add(1,")]), None, "broken tests give no value");
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn rhai_statements_of_a_solution_cannot_end_a_test() {
 }
 
 #[test]
-fn rhai_pairs_compare_what_is_printed_or_the_last_value() {
+fn rhai_pairs_compare_printed_text_or_the_last_value() {
     let cases = r#"[{"input": "3", "output": "9"}, {"input": "4", "output": "16\n"}]"#;
     let right = "let n = parse_int(input); print(n * n);";
     assert_eq!(rhai(right, &[("cases", cases)]), Some(1.0));
@@ -63,7 +64,7 @@ fn rhai_pairs_compare_what_is_printed_or_the_last_value() {
 }
 
 #[test]
-fn rhai_attacks_earn_nothing() {
+fn rhai_attacks_score_zero() {
     for attack in [
         "fn f() { loop {} }",
         "fn f() { f() }",
@@ -75,12 +76,12 @@ fn rhai_attacks_earn_nothing() {
     ] {
         assert_eq!(rhai(attack, &[("tests", "f()")]), Some(0.0), "{attack}");
     }
-    // Cannot hold the thread up either: sleeping takes no time.
+    // Cannot block the thread either: sleeping takes no time.
     assert_eq!(rhai("fn f() { sleep(1000000); true }", &[("tests", "f()")]), Some(1.0));
 }
 
 #[test]
-fn all_or_nothing() {
+fn without_partial_credit_the_value_is_all_or_nothing() {
     let params = CodeParams { language: CodeLanguage::Rhai, partial: false, ..Default::default() };
     assert_eq!(score(params.clone(), "fn f() { 1 }", &[("tests", "f() == 1\nfalse")]), Some(0.0));
     assert_eq!(score(params, "fn f() { 1 }", &[("tests", "f() == 1\ntrue")]), Some(1.0));
@@ -93,7 +94,7 @@ fn python_needs_the_sandbox() {
 }
 
 #[test]
-fn parameters_out_of_range_are_named() {
+fn errors_name_the_parameter_that_is_out_of_range() {
     let error = CodeParams { timeout_ms: 1, ..Default::default() }.check().unwrap_err();
     insta::assert_snapshot!(error.sentence(), @"timeout_ms is 1: it must be from 10 to 600000");
     let same = CodeParams { cases: "tests".into(), ..Default::default() }.check().unwrap_err();
@@ -102,7 +103,7 @@ fn parameters_out_of_range_are_named() {
 }
 
 #[test]
-fn outputs_differ_by_more_than_white_space_at_ends() {
+fn outputs_compare_equal_up_to_trailing_white_space() {
     assert!(same_output("a \nb\n\n", "a\nb"));
     assert!(same_output("", "\n"));
     assert!(!same_output(" a", "a"));

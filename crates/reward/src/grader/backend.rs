@@ -1,4 +1,4 @@
-//! What graders ask others for: a model's judgement, and running code.
+//! The interfaces to models and sandboxes that graders use.
 
 use std::sync::Arc;
 
@@ -8,64 +8,64 @@ use serde_json::Value;
 
 use hone_core::types::Message;
 
-/// What graders may use. A grader that needs what is `None` gives no value; see
-/// [`Grader::needs_model`](super::Grader::needs_model) and
-/// [`Grader::needs_code`](super::Grader::needs_code) to refuse it at the start.
+/// The backends of graders. A grader whose backend is `None` has no value; callers can refuse it at
+/// startup with [`Grader::needs_model`](super::Grader::needs_model) and
+/// [`Grader::needs_code`](super::Grader::needs_code).
 #[derive(Clone, Default)]
 pub struct Backends {
-    /// Judges for `score_model` and `label_model`.
+    /// Answers `score_model` and `label_model` graders.
     pub model: Option<Arc<dyn ModelClient>>,
-    /// A sandbox for `python`.
+    /// Runs `python` graders.
     pub code: Option<Arc<dyn CodeRunner>>,
 }
 
-/// Asks a model. Time limits, retries, concurrency and costs are the implementation's matter.
+/// Asks models. The implementation limits time, retries, concurrency and costs.
 #[async_trait]
 pub trait ModelClient: Send + Sync {
-    /// One completion.
+    /// Returns one completion.
     ///
     /// # Errors
-    /// If there is none, or the model refuses.
+    /// If the model does not answer, or refuses to.
     async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure>;
 }
 
-/// What a judge is asked.
+/// A question to a judge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelRequest {
-    /// The model that the grader names.
+    /// The model's name in the grader.
     pub model: String,
-    /// The messages, templates filled in.
+    /// The messages, with rendered templates.
     pub messages: Vec<Message>,
-    /// How to sample.
-    pub sampling: JudgeSampling,
-    /// OpenAI's `response_format`: the JSON schema of the answer, `{steps, result}`. A judge that
-    /// cannot be held to a schema may leave it out: a bare score or label is understood too.
+    /// The sampling parameters of the answer.
+    pub sampling: GraderSampling,
+    /// OpenAI's `response_format`: the JSON schema of the answer, `{steps, result}`. A backend without
+    /// schemas may ignore it, because the grader also accepts a bare score or label.
     pub response_format: Value,
 }
 
-/// OpenAI's `sampling_params` of a model grader; `None` where the grader does not say.
+/// OpenAI's `sampling_params` of a model grader; `None` for parameters that the grader does not set.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct JudgeSampling {
-    /// 0 to 2.
+pub struct GraderSampling {
+    /// Temperature, 0 to 2.
     pub temperature: Option<f64>,
-    /// 0 to 1.
+    /// Nucleus sampling threshold, 0 to 1.
     pub top_p: Option<f64>,
-    /// The seed.
+    /// Seed of the sampling.
     pub seed: Option<i64>,
-    /// Most tokens of the answer.
+    /// Token limit of the answer.
     pub max_tokens: Option<u32>,
-    /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
+    /// Reasoning effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
     pub reasoning_effort: Option<String>,
 }
 
-/// A judge's answer.
+/// A judge's answer to a [`ModelRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelReply {
-    /// What it said.
+    /// The text of the answer.
     pub text: String,
-    /// The model that said it, as its server names it.
+    /// The model's name, as its server reports it.
     pub model: String,
-    /// What it cost.
+    /// The tokens it used.
     pub usage: TokenUsage,
 }
 
@@ -74,11 +74,11 @@ pub struct ModelReply {
 pub struct TokenUsage {
     /// Tokens of the messages.
     pub prompt_tokens: u64,
-    /// Both together.
+    /// Tokens of messages and answer.
     pub total_tokens: u64,
     /// Tokens of the answer.
     pub completion_tokens: u64,
-    /// Those of the messages that were cached.
+    /// Cached tokens among those of the messages.
     pub cached_tokens: u64,
 }
 
@@ -92,37 +92,37 @@ impl TokenUsage {
     }
 }
 
-/// Why a judge gave no answer.
+/// Why a judge did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelFailure {
-    /// It could not be reached, or failed, or took too long.
+    /// It could not be reached, failed, or exceeded its time limit.
     #[error("{0}")]
     Server(String),
-    /// It declined to answer, in these words.
+    /// It refused, with this text.
     #[error("the model refused: {0}")]
     Refusal(String),
 }
 
-/// Runs a `python` grader's code, in a sandbox with limits of time and memory.
+/// Runs the code of `python` graders in a sandbox with time and memory limits.
 #[async_trait]
 pub trait CodeRunner: Send + Sync {
-    /// What `grade(sample, item)` of this source returns.
+    /// Returns `grade(sample, item)` of this source.
     ///
     /// `sample` has `output_text`, `output_json` where the text is JSON, `output_tools` and
     /// `choices`; `item` is an object.
     ///
     /// # Errors
-    /// If it returns no number.
+    /// If the sandbox fails, or the code returns no number.
     async fn grade(&self, source: &str, sample: &Value, item: &Value) -> Result<f64, CodeFailure>;
 }
 
-/// Why code gave no value.
+/// Why code has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodeFailure {
-    /// The sandbox failed, not the code: a short name of the kind, such as `unavailable`.
+    /// The sandbox failed, not the code; contains the reason.
     #[error("{0}")]
     Server(String),
-    /// The code raised, returned no number, or went past a limit.
+    /// The code raised, returned no number, or exceeded a limit.
     #[error("{0}")]
     Runtime(String),
 }

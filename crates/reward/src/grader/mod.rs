@@ -1,17 +1,17 @@
-//! OpenAI's graders: the JSON of fine-tuning and evals, accepted as it is.
+//! OpenAI's graders, in the unmodified JSON of fine-tuning and evals.
 //!
-//! `schema` reads the JSON; `template` fills `{{ item.* }}` and `{{ sample.* }}` in; `formula`
-//! computes what a `multi` grader makes of its parts; `run` grades; `outcome` is what comes out, in
-//! the shape of `POST /v1/fine_tuning/alpha/graders/run`; `backend` is what judges and sandboxes
-//! implement.
+//! `schema` reads the JSON, `template` renders `{{ item.* }}` and `{{ sample.* }}`, `formula`
+//! combines the parts of a `multi` grader, `run` grades, and `outcome` is the response of
+//! `POST /v1/fine_tuning/alpha/graders/run`. Judges and sandboxes implement the traits of `backend`.
+//! A run is one future on the caller's task; the parts of a `multi` grader run concurrently in it.
 //!
-//! Invariants: a grade is finite or missing, and a missing one has a flag among the errors; what
-//! could be found wrong without a sample is found by [`Grader::new`].
+//! Callers may rely on this: a grade is finite or missing, a missing grade sets an error flag, and
+//! [`Grader::new`] finds every error that does not depend on a sample.
 //!
-//! Where hone differs from OpenAI: what cannot be graded is missing, where OpenAI counts 0
-//! (a judge's answer without a score, failing code, a sample without what a template asks for);
-//! `cosine` compares words, see [`text::cosine`](super::text::cosine); images and audio are
-//! refused; `image_tag` and `pass_threshold` are accepted and do not change the grade.
+//! Differences from OpenAI: a sample that cannot be graded has a missing value instead of 0 (a
+//! judge's answer without a score, failing code, an item without a value of a template); `cosine`
+//! compares words, see [`text::cosine`](crate::text::cosine); images and audio are refused;
+//! `image_tag` and `pass_threshold` are accepted and do not change the grade.
 
 mod backend;
 mod formula;
@@ -24,14 +24,14 @@ mod template;
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use run::Subject;
+use run::GradeInput;
 use schema::{GraderKind, GraderSpec};
 use serde_json::{Map, Value, json};
 
-use super::{RewardFn, ScoreInput};
+use crate::{RewardFn, ScoreInput};
 
 pub use backend::{
-    Backends, CodeFailure, CodeRunner, JudgeSampling, ModelClient, ModelFailure, ModelReply,
+    Backends, CodeFailure, CodeRunner, GraderSampling, ModelClient, ModelFailure, ModelReply,
     ModelRequest, TokenUsage,
 };
 pub use formula::FormulaError;
@@ -39,39 +39,39 @@ pub use outcome::{GradeErrors, GradeMetadata, GradeOutcome};
 pub use read::GraderError;
 pub use template::TemplateError;
 
-/// A grader, ready to run. As a [`RewardFn`] its item is the sample's metadata, see [`item`].
+/// A grader that is ready to run. As a [`RewardFn`] it uses the sample's metadata as [`item`].
 ///
-/// The range is that of its type: 0 or 1 for `string_check` and `label_model`, 0..1 for
-/// `text_similarity`, `range` (0..1 unless given) for `score_model`, any finite number for `python`
-/// and `multi`. Typical weight 1 to 2.
+/// Range by type: 0 or 1 for `string_check` and `label_model`, 0 to 1 for `text_similarity`, `range`
+/// (default 0 to 1) for `score_model`, any finite number for `python` and `multi`. Typical weight 1
+/// to 2.
 pub struct Grader {
     spec: GraderSpec,
     backends: Backends,
 }
 
 impl Grader {
-    /// Reads a grader's JSON. `at` is the path that errors put before the fields' names, as
-    /// `grader` in `grader.operation`; it may be empty.
+    /// Reads a grader's JSON. Errors prefix field names with the path `at`, as in
+    /// `grader.operation`; it may be empty.
     ///
     /// # Errors
-    /// Names the path, its value and what is allowed.
+    /// The first error, with the field's path, its value and the allowed values.
     pub fn new(at: &str, json: &Value, backends: Backends) -> Result<Self, GraderError> {
         Ok(Self { spec: schema::read(at, json)?, backends })
     }
 
-    /// Its name; its type where the JSON gives none.
+    /// Its name; its type if the JSON has no name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Whether it asks [`Backends::model`].
+    /// Whether it uses [`Backends::model`].
     pub fn needs_model(&self) -> bool {
         self.any(|kind| {
             matches!(kind, GraderKind::ScoreModel { .. } | GraderKind::LabelModel { .. })
         })
     }
 
-    /// Whether it asks [`Backends::code`].
+    /// Whether it uses [`Backends::code`].
     pub fn needs_code(&self) -> bool {
         self.any(|kind| matches!(kind, GraderKind::Python { .. }))
     }
@@ -83,9 +83,9 @@ impl Grader {
         }
     }
 
-    /// Grades one sample, a value of [`sample`], for an item, an object.
+    /// Grades one sample; `sample` is a value of [`sample`](fn@sample), `item` an object.
     pub async fn run(&self, sample: &Value, item: &Value) -> GradeOutcome {
-        run::run(&self.spec, &self.backends, Subject { item, sample }).await
+        run::run(&self.spec, GradeInput { backends: &self.backends, item, sample }).await
     }
 }
 
@@ -103,8 +103,8 @@ impl RewardFn for Grader {
     }
 }
 
-/// The `sample` namespace of a completion: `output_text`; `output_json` where the text is valid
-/// JSON; `output_tools`, the tool calls as in a chat completion; `choices` with the one choice.
+/// The `sample` namespace of a completion: `output_text`; `output_json` if the text is valid JSON;
+/// `output_tools`, the tool calls as in a chat completion; `choices` with the one choice.
 pub fn sample(text: &str, tool_calls: Vec<Value>) -> Value {
     let mut message = json!({"role": "assistant", "content": text});
     if !tool_calls.is_empty() {
@@ -123,9 +123,9 @@ pub fn sample(text: &str, tool_calls: Vec<Value>) -> Value {
 
 /// The `item` namespace of a request's metadata or a dataset's row.
 ///
-/// Metadata are strings. One that is a JSON object or array becomes that, so that paths lead into
-/// it; one that is a number or a boolean becomes it only if it is written as JSON would write it,
-/// so that a template gives back exactly what stood there (`1.50` and `007` stay strings).
+/// Metadata are strings. A string that contains a JSON object or array becomes that value, so that
+/// paths can select within it. A number or boolean is converted only if it is in JSON's canonical
+/// form, so that a template renders the original text (`1.50` and `007` stay strings).
 pub fn item(metadata: &BTreeMap<String, String>) -> Value {
     let value = |text: &String| {
         let parsed: Value = serde_json::from_str(text).unwrap_or_default();

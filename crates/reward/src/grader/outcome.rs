@@ -1,4 +1,4 @@
-//! What a grader gave, in the shape of `POST /v1/fine_tuning/alpha/graders/run`.
+//! A grader's result, in the shape of `POST /v1/fine_tuning/alpha/graders/run`.
 
 use std::collections::BTreeMap;
 
@@ -8,140 +8,137 @@ use super::backend::{ModelReply, TokenUsage};
 use super::formula::FormulaFault;
 use super::template::RenderFault;
 
-/// OpenAI's `GraderRunResponse`, with one difference: `reward` and the sub-rewards are null where
-/// there is no value, as nothing that could not be scored is a zero here.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// OpenAI's `GraderRunResponse`, except that `reward` and the sub-rewards are null instead of 0 for a
+/// sample that could not be graded.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GradeOutcome {
-    /// The grade: finite, or missing with the reason among the errors.
+    /// The grade: finite, or `None` with the reason among the errors.
     pub reward: Option<f64>,
-    /// What it is and how it went.
+    /// The grader, and the errors and costs of the run.
     pub metadata: GradeMetadata,
     /// The grades of a `multi` grader's parts by name.
     pub sub_rewards: BTreeMap<String, Option<f64>>,
-    /// What judges used, by model.
+    /// Tokens used by judges, by model.
     pub model_grader_token_usage_per_model: BTreeMap<String, TokenUsage>,
 }
 
-/// About one run.
+/// The grader, and the errors and costs of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GradeMetadata {
     /// The grader's name.
     pub name: String,
     /// The grader's type.
     pub r#type: &'static str,
-    /// What went wrong.
+    /// The errors of the run.
     pub errors: GradeErrors,
-    /// Seconds.
+    /// Duration of the run in seconds.
     pub execution_time: f64,
     /// The same as `sub_rewards`.
     pub scores: BTreeMap<String, Option<f64>>,
-    /// All tokens of all judges; null where none was asked.
+    /// Tokens of all judges; null if the grader has no judge.
     pub token_usage: Option<u64>,
-    /// The judge's model as its server names it; null for a `multi` grader.
+    /// The judge's model as its server reports it; null for a `multi` grader.
     pub sampled_model_name: Option<String>,
 }
 
-/// OpenAI's flags. Of the details, `formula_parse_error_details` is hone's own; OpenAI's server
-/// sends the others, though its published types leave some out.
+/// OpenAI's error flags, each with its details. `formula_parse_error_details` is Hone's addition;
+/// OpenAI's server sends the others, though its published types omit some.
+#[expect(missing_docs, reason = "a flag's details describe its error")]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GradeErrors {
-    /// The formula gave no value: such as by a division by zero or a part without a grade.
+    /// The formula has no value, for example because of a division by zero or a part without a grade.
     pub formula_parse_error: bool,
-    /// Why.
     pub formula_parse_error_details: Option<String>,
-    /// The sample has not what a template asks of it.
+    /// The sample lacks a value that a template uses.
     pub sample_parse_error: bool,
-    /// What.
     pub sample_parse_error_details: Option<String>,
-    /// Never set here.
+    /// Never set.
     pub truncated_observation_error: bool,
-    /// Never set here.
+    /// Never set.
     pub unresponsive_reward_error: bool,
-    /// The item has not what a template asks of it.
+    /// The item lacks a value that a template uses.
     pub invalid_variable_error: bool,
-    /// What.
     pub invalid_variable_error_details: Option<String>,
-    /// Anything else: a text that would be too long.
+    /// A rendered text would be too long.
     pub other_error: bool,
     /// The sandbox failed.
     pub python_grader_server_error: bool,
-    /// How.
     pub python_grader_server_error_type: Option<String>,
     /// The code failed.
     pub python_grader_runtime_error: bool,
-    /// How.
     pub python_grader_runtime_error_details: Option<String>,
-    /// The judge could not be asked.
+    /// The judge did not answer.
     pub model_grader_server_error: bool,
     /// The judge refused.
     pub model_grader_refusal_error: bool,
-    /// In which words.
     pub model_grader_refusal_error_details: Option<String>,
-    /// The judge's answer holds no score or label.
+    /// The judge's answer, which the details contain, has no score or label.
     pub model_grader_parse_error: bool,
-    /// The answer, shortened.
     pub model_grader_parse_error_details: Option<String>,
-    /// Why not.
     pub model_grader_server_error_details: Option<String>,
 }
 
 /// Longest detail that is reported, in characters.
 const DETAIL_CHARS: usize = 2000;
 
-/// Why a grader gave no value for one sample.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    Render(RenderFault),
-    Formula(FormulaFault),
+/// Why a grader has no value for one sample.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum GradeFault {
+    #[error(transparent)]
+    Render(#[from] RenderFault),
+    #[error(transparent)]
+    Formula(#[from] FormulaFault),
+    #[error("{0}")]
     CodeServer(String),
+    #[error("{0}")]
     CodeRuntime(String),
+    #[error("{0}")]
     ModelServer(String),
+    #[error("{0}")]
     ModelRefusal(String),
+    #[error("{0}")]
     ModelParse(String),
 }
 
 impl GradeErrors {
     /// Sets the fault's flag and detail.
-    pub(super) fn record(&mut self, fault: Fault) {
-        let detail = |text: String| Some(text.chars().take(DETAIL_CHARS).collect());
-        match fault {
-            Fault::Render(RenderFault::Item(path)) => {
-                self.invalid_variable_error = true;
-                self.invalid_variable_error_details = detail(format!("{path} is missing"));
+    pub(super) fn record(&mut self, fault: &GradeFault) {
+        let (flag, detail) = match fault {
+            GradeFault::Render(RenderFault::TooLong) => {
+                self.other_error = true;
+                return;
             }
-            Fault::Render(RenderFault::Sample(path)) => {
-                self.sample_parse_error = true;
-                self.sample_parse_error_details = detail(format!("{path} is missing"));
+            GradeFault::Render(RenderFault::Item(_)) => {
+                (&mut self.invalid_variable_error, &mut self.invalid_variable_error_details)
             }
-            Fault::Render(RenderFault::TooLong) => self.other_error = true,
-            Fault::Formula(fault) => {
-                self.formula_parse_error = true;
-                self.formula_parse_error_details = detail(fault.to_string());
+            GradeFault::Render(RenderFault::Sample(_)) => {
+                (&mut self.sample_parse_error, &mut self.sample_parse_error_details)
             }
-            Fault::CodeServer(kind) => {
-                self.python_grader_server_error = true;
-                self.python_grader_server_error_type = detail(kind);
+            GradeFault::Formula(_) => {
+                (&mut self.formula_parse_error, &mut self.formula_parse_error_details)
             }
-            Fault::CodeRuntime(text) => {
-                self.python_grader_runtime_error = true;
-                self.python_grader_runtime_error_details = detail(text);
+            GradeFault::CodeServer(_) => {
+                (&mut self.python_grader_server_error, &mut self.python_grader_server_error_type)
             }
-            Fault::ModelServer(text) => {
-                self.model_grader_server_error = true;
-                self.model_grader_server_error_details = detail(text);
+            GradeFault::CodeRuntime(_) => (
+                &mut self.python_grader_runtime_error,
+                &mut self.python_grader_runtime_error_details,
+            ),
+            GradeFault::ModelServer(_) => {
+                (&mut self.model_grader_server_error, &mut self.model_grader_server_error_details)
             }
-            Fault::ModelRefusal(text) => {
-                self.model_grader_refusal_error = true;
-                self.model_grader_refusal_error_details = detail(text);
+            GradeFault::ModelRefusal(_) => {
+                (&mut self.model_grader_refusal_error, &mut self.model_grader_refusal_error_details)
             }
-            Fault::ModelParse(text) => {
-                self.model_grader_parse_error = true;
-                self.model_grader_parse_error_details = detail(text);
+            GradeFault::ModelParse(_) => {
+                (&mut self.model_grader_parse_error, &mut self.model_grader_parse_error_details)
             }
-        }
+        };
+        *flag = true;
+        *detail = Some(fault.to_string().chars().take(DETAIL_CHARS).collect());
     }
 
-    /// Takes over another run's flags, and its details where there are none yet.
+    /// Adds another run's flags, and its details for flags that have none.
     fn merge(&mut self, other: Self) {
         macro_rules! merge {
             ($($flag:ident $(: $detail:ident)?;)*) => {$(
@@ -174,36 +171,31 @@ impl GradeOutcome {
     pub(super) fn new(name: &str, kind: &'static str) -> Self {
         let metadata =
             GradeMetadata { name: name.to_owned(), r#type: kind, ..GradeMetadata::default() };
-        Self {
-            reward: None,
-            metadata,
-            sub_rewards: BTreeMap::new(),
-            model_grader_token_usage_per_model: BTreeMap::new(),
-        }
+        Self { metadata, ..Self::default() }
     }
 
-    /// Sets the grade. A grade that could not be computed is missing, unless the completion is to
-    /// blame, lacking what the grader looks for (as with `output_json` of what is no JSON): then it
-    /// is 0, as a wrong answer is, or never writing JSON would pay.
-    pub(super) fn settle(&mut self, grade: Result<f64, Fault>) {
+    /// Sets the grade, or records why there is none. A completion that lacks a value of a template
+    /// (such as `output_json` of a text that is not JSON) gets 0, like a wrong answer; otherwise
+    /// avoiding JSON would avoid bad grades. Any other fault makes the grade missing.
+    pub(super) fn set_grade(&mut self, grade: Result<f64, GradeFault>) {
         match grade {
             Ok(value) => self.reward = Some(value),
             Err(fault) => {
-                let blamed = matches!(fault, Fault::Render(RenderFault::Sample(_)));
-                self.reward = blamed.then_some(0.0);
-                self.metadata.errors.record(fault);
+                let of_sample = matches!(fault, GradeFault::Render(RenderFault::Sample(_)));
+                self.reward = of_sample.then_some(0.0);
+                self.metadata.errors.record(&fault);
             }
         }
     }
 
-    /// Counts what a judge used.
-    pub(super) fn count(&mut self, reply: &ModelReply) {
+    /// Adds a judge's model and token usage.
+    pub(super) fn add_reply(&mut self, reply: &ModelReply) {
         self.metadata.sampled_model_name = Some(reply.model.clone());
         self.add_usage(reply.model.clone(), reply.usage);
     }
 
-    /// Takes over a part's grade, errors and usage.
-    pub(super) fn absorb(&mut self, part: &str, run: Self) {
+    /// Adds a part's grade, errors and usage.
+    pub(super) fn add_part(&mut self, part: &str, run: Self) {
         self.sub_rewards.insert(part.to_owned(), run.reward);
         self.metadata.scores.insert(part.to_owned(), run.reward);
         self.metadata.errors.merge(run.metadata.errors);

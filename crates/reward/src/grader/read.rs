@@ -1,4 +1,4 @@
-//! Reading a grader's JSON, naming the path and the value of what is wrong.
+//! Reads the fields of a grader's JSON; errors contain the field's path and value.
 
 use std::fmt::Display;
 
@@ -7,28 +7,20 @@ use serde_json::{Map, Value};
 use super::formula::FormulaError;
 use super::template::{Template, TemplateError};
 
-/// What is wrong with a grader's JSON. Paths are those of its fields, as `graders.x.operation`.
+/// An error in a grader's JSON. Paths lead to a field, as in `graders.x.operation`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GraderError {
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value, or is absent or null.
     #[error("{path} is {value}: it must be {allowed}")]
     Value {
         /// The field.
         path: String,
-        /// What it is, shortened.
+        /// Its value, truncated, or `missing`.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         allowed: String,
     },
-    /// A field is absent or null.
-    #[error("{path} is missing: it must be {allowed}")]
-    Missing {
-        /// The field.
-        path: String,
-        /// What it may be.
-        allowed: String,
-    },
-    /// A field that such a grader does not have.
+    /// The grader's type has no such field.
     #[error("{path} is not a field of a {kind} grader: the fields are {fields}")]
     Unknown {
         /// The field.
@@ -38,22 +30,24 @@ pub enum GraderError {
         /// The fields it has.
         fields: String,
     },
-    /// A template.
+    /// A template has an error.
     #[error("{path}: {error}")]
     Template {
         /// The field.
         path: String,
-        /// What is wrong.
+        /// The template's error.
+        #[source]
         error: TemplateError,
     },
-    /// A formula.
+    /// A formula has an error.
     #[error("{path} is {formula:?}: {error}")]
     Formula {
         /// The field.
         path: String,
-        /// The formula, shortened.
+        /// The formula, truncated.
         formula: String,
-        /// What is wrong.
+        /// The formula's error.
+        #[source]
         error: FormulaError,
     },
 }
@@ -63,7 +57,6 @@ impl GraderError {
     pub fn path(&self) -> &str {
         match self {
             Self::Value { path, .. }
-            | Self::Missing { path, .. }
             | Self::Unknown { path, .. }
             | Self::Template { path, .. }
             | Self::Formula { path, .. } => path,
@@ -71,15 +64,15 @@ impl GraderError {
     }
 }
 
-/// An object within the JSON; null fields are absent ones.
+/// An object in the JSON. A null field counts as absent.
 #[derive(Clone, Copy)]
-pub(super) struct Object<'a> {
+pub(super) struct GraderObject<'a> {
     map: &'a Map<String, Value>,
     at: &'a str,
 }
 
-impl<'a> Object<'a> {
-    /// The object at a path; the whole grader's may be empty.
+impl<'a> GraderObject<'a> {
+    /// The object at a path; the path of the whole grader may be empty.
     pub(super) fn new(at: &'a str, value: &'a Value) -> Result<Self, GraderError> {
         let path = if at.is_empty() { "the grader" } else { at };
         let map = value.as_object().ok_or_else(|| wrong(path, value, "an object"))?;
@@ -95,21 +88,25 @@ impl<'a> Object<'a> {
     }
 
     pub(super) fn need(&self, name: &str, allowed: &str) -> Result<&'a Value, GraderError> {
-        let missing =
-            || GraderError::Missing { path: self.path(name), allowed: allowed.to_owned() };
-        self.get(name).ok_or_else(missing)
+        self.get(name).ok_or_else(|| GraderError::Value {
+            path: self.path(name),
+            value: "missing".to_owned(),
+            allowed: allowed.to_owned(),
+        })
     }
 
     pub(super) fn wrong(&self, name: &str, allowed: impl Display) -> GraderError {
         wrong(&self.path(name), self.map.get(name).unwrap_or(&Value::Null), allowed)
     }
 
-    /// Refuses fields other than these.
-    pub(super) fn only(&self, kind: &'static str, fields: &[&str]) -> Result<(), GraderError> {
-        let known = |name: &&String| fields.contains(&name.as_str());
-        match self.map.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k).find(|n| !known(n)) {
-            Some(name) => {
-                let fields = fields.join(", ");
+    /// Refuses other fields than these, which are separated by spaces.
+    pub(super) fn only(&self, kind: &'static str, fields: &str) -> Result<(), GraderError> {
+        let unknown = |(name, value): &(&String, &Value)| {
+            !value.is_null() && !fields.split(' ').any(|field| field == *name)
+        };
+        match self.map.iter().find(unknown) {
+            Some((name, _)) => {
+                let fields = fields.replace(' ', ", ");
                 Err(GraderError::Unknown { path: self.path(name), kind, fields })
             }
             None => Ok(()),
@@ -120,15 +117,25 @@ impl<'a> Object<'a> {
         self.need(name, "a string")?.as_str().ok_or_else(|| self.wrong(name, "a string"))
     }
 
-    /// One of these words, by its place.
-    pub(super) fn choice(&self, name: &str, words: &[&str]) -> Result<usize, GraderError> {
-        let allowed = format!("one of {}", words.join(", "));
+    /// The option that the field names.
+    pub(super) fn choice<T: Copy>(
+        &self,
+        name: &str,
+        options: &[(&'static str, T)],
+    ) -> Result<(&'static str, T), GraderError> {
+        let names: Vec<&str> = options.iter().map(|(known, _)| *known).collect();
+        let allowed = format!("one of {}", names.join(", "));
         let word = self.need(name, &allowed)?.as_str();
-        let place = word.and_then(|word| words.iter().position(|known| *known == word));
-        place.ok_or_else(|| self.wrong(name, allowed))
+        let option = options.iter().find(|(known, _)| Some(*known) == word);
+        option.copied().ok_or_else(|| self.wrong(name, allowed))
     }
 
-    pub(super) fn number(&self, name: &str, least: f64, most: f64) -> Found<f64> {
+    pub(super) fn number(
+        &self,
+        name: &str,
+        least: f64,
+        most: f64,
+    ) -> Result<Option<f64>, GraderError> {
         let fits = |value: &Value| value.as_f64().filter(|x| (least..=most).contains(x));
         let wrong = || self.wrong(name, format_args!("a number from {least} to {most}"));
         self.get(name).map(|value| fits(value).ok_or_else(wrong)).transpose()
@@ -139,7 +146,7 @@ impl<'a> Object<'a> {
         Template::parse(self.text(name)?).map_err(error)
     }
 
-    /// A list of strings, at least one, none twice.
+    /// A list of distinct strings, at least one.
     pub(super) fn words(&self, name: &str) -> Result<Vec<String>, GraderError> {
         const ALLOWED: &str = "a list of different strings, at least one";
         let list = self.need(name, ALLOWED)?.as_array();
@@ -154,9 +161,6 @@ impl<'a> Object<'a> {
     }
 }
 
-/// A field that may be absent.
-pub(super) type Found<T> = Result<Option<T>, GraderError>;
-
 pub(super) fn wrong(path: &str, value: &Value, allowed: impl Display) -> GraderError {
     let text = match value {
         Value::Array(_) => "a list".to_owned(),
@@ -166,7 +170,7 @@ pub(super) fn wrong(path: &str, value: &Value, allowed: impl Display) -> GraderE
     GraderError::Value { path: path.to_owned(), value: short(&text), allowed: allowed.to_string() }
 }
 
-/// At most 80 characters of it.
+/// At most the first 80 characters of `text`.
 pub(super) fn short(text: &str) -> String {
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,4 +1,4 @@
-//! OpenAI's grader JSON as types.
+//! OpenAI's grader JSON, read into types.
 
 use std::collections::BTreeMap;
 
@@ -6,38 +6,46 @@ use serde_json::Value;
 
 use hone_core::types::Role;
 
-use super::backend::JudgeSampling;
+use super::backend::GraderSampling;
 use super::formula::Formula;
-use super::read::{Found, GraderError, Object, short, wrong};
+use super::read::{GraderError, GraderObject, short, wrong};
 use super::template::Template;
 use crate::text::Metric;
 
-/// Longest code of a `python` grader, in bytes.
+/// Maximum length of a `python` grader's source in bytes.
 pub const LONGEST_CODE: usize = 256 * 1024;
-/// Most parts of a `multi` grader.
+/// Maximum number of parts of a `multi` grader.
 pub const MOST_PARTS: usize = 64;
-/// Most messages of a model grader.
+/// Maximum number of messages of a model grader.
 const MOST_MESSAGES: usize = 64;
-/// Longest name, in characters.
+/// Maximum length of a name in characters.
 const NAME_CHARS: usize = 256;
 
-const TYPES: [&str; 6] =
-    ["string_check", "text_similarity", "score_model", "label_model", "python", "multi"];
-const MODEL_FIELDS: &[&str] =
-    &["type", "name", "input", "model", "range", "sampling_params", "pass_threshold"];
-const LABEL_FIELDS: &[&str] =
-    &["type", "name", "input", "model", "labels", "passing_labels", "sampling_params"];
+type ReadKind = fn(GraderObject<'_>) -> Result<GraderKind, GraderError>;
 
-/// One grader, found right.
+/// Every grader type, with its fields and the function that reads them.
+const TYPES: [(&str, (&str, ReadKind)); 6] = [
+    ("string_check", ("type name input reference operation", string_check)),
+    ("text_similarity", (SIMILARITY_FIELDS, text_similarity)),
+    ("score_model", ("type name input model range sampling_params pass_threshold", score_model)),
+    ("label_model", ("type name input model labels passing_labels sampling_params", label_model)),
+    ("python", ("type name source image_tag", python)),
+    ("multi", ("type name graders calculate_output", multi)),
+];
+const SIMILARITY_FIELDS: &str = "type name input reference evaluation_metric pass_threshold";
+
+/// A valid grader.
 #[derive(Clone, Debug)]
 pub(super) struct GraderSpec {
     pub(super) name: String,
+    /// OpenAI's name of the type.
+    pub(super) type_name: &'static str,
     pub(super) kind: GraderKind,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum GraderKind {
-    StringCheck { input: Template, reference: Template, operation: Operation },
+    StringCheck { input: Template, reference: Template, operation: StringOperation },
     TextSimilarity { input: Template, reference: Template, metric: Metric },
     ScoreModel { prompt: GraderPrompt, range: (f64, f64) },
     LabelModel { prompt: GraderPrompt, labels: Vec<String>, passing: Vec<String> },
@@ -46,46 +54,33 @@ pub(super) enum GraderKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(super) enum StringOperation {
     Equal,
     NotEqual,
     Contains,
     ContainsIgnoringCase,
 }
 
-/// What a model grader asks.
+/// The question of a model grader.
 #[derive(Clone, Debug)]
 pub(super) struct GraderPrompt {
     pub(super) model: String,
     pub(super) messages: Vec<(Role, Template)>,
-    pub(super) sampling: JudgeSampling,
-}
-
-impl GraderKind {
-    /// OpenAI's name of it.
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::StringCheck { .. } => TYPES[0],
-            Self::TextSimilarity { .. } => TYPES[1],
-            Self::ScoreModel { .. } => TYPES[2],
-            Self::LabelModel { .. } => TYPES[3],
-            Self::Python { .. } => TYPES[4],
-            Self::Multi { .. } => TYPES[5],
-        }
-    }
+    pub(super) sampling: GraderSampling,
 }
 
 /// Reads the grader at a path.
 pub(super) fn read(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
-    let object = Object::new(at, value)?;
-    let kind = TYPES[object.choice("type", &TYPES)?];
-    let kind = if kind == "multi" { multi(object)? } else { single(kind, object)? };
-    // The guide's own examples leave the name out.
-    let name = name(object)?.unwrap_or_else(|| kind.name().to_owned());
-    Ok(GraderSpec { name, kind })
+    let object = GraderObject::new(at, value)?;
+    let (type_name, (fields, read_kind)) = object.choice("type", &TYPES)?;
+    object.only(type_name, fields)?;
+    let kind = read_kind(object)?;
+    // Examples in OpenAI's guide omit the name.
+    let name = name(object)?.unwrap_or_else(|| type_name.to_owned());
+    Ok(GraderSpec { name, type_name, kind })
 }
 
-fn name(object: Object<'_>) -> Found<String> {
+fn name(object: GraderObject<'_>) -> Result<Option<String>, GraderError> {
     let Some(_) = object.get("name") else { return Ok(None) };
     let name = object.text("name")?;
     if name.is_empty() || name.chars().count() > NAME_CHARS {
@@ -94,72 +89,63 @@ fn name(object: Object<'_>) -> Found<String> {
     Ok(Some(name.to_owned()))
 }
 
-fn single(kind: &'static str, object: Object<'_>) -> Result<GraderKind, GraderError> {
-    match kind {
-        "string_check" => {
-            object.only(kind, &["type", "name", "input", "reference", "operation"])?;
-            let operation =
-                match object.choice("operation", &["eq", "ne", "like", "ilike", "neq"])? {
-                    0 => Operation::Equal,
-                    2 => Operation::Contains,
-                    3 => Operation::ContainsIgnoringCase,
-                    // The guide's table says `neq` where its schema says `ne`.
-                    _ => Operation::NotEqual,
-                };
-            let (input, reference) = (object.template("input")?, object.template("reference")?);
-            Ok(GraderKind::StringCheck { input, reference, operation })
-        }
-        "text_similarity" => {
-            let fields =
-                ["type", "name", "input", "reference", "evaluation_metric", "pass_threshold"];
-            object.only(kind, &fields)?;
-            pass_threshold(object)?;
-            let (_, metric) = Metric::ALL
-                [object.choice("evaluation_metric", &Metric::ALL.map(|(name, _)| name))?];
-            let (input, reference) = (object.template("input")?, object.template("reference")?);
-            Ok(GraderKind::TextSimilarity { input, reference, metric })
-        }
-        "score_model" => {
-            object.only(kind, MODEL_FIELDS)?;
-            pass_threshold(object)?;
-            Ok(GraderKind::ScoreModel { prompt: prompt(object)?, range: range(object)? })
-        }
-        "label_model" => {
-            object.only(kind, LABEL_FIELDS)?;
-            let (labels, passing) = (object.words("labels")?, object.words("passing_labels")?);
-            if !passing.iter().all(|label| labels.contains(label)) {
-                let allowed = format!("a list of some of the labels {}", labels.join(", "));
-                return Err(object.wrong("passing_labels", allowed));
-            }
-            Ok(GraderKind::LabelModel { prompt: prompt(object)?, labels, passing })
-        }
-        _ => {
-            object.only(kind, &["type", "name", "source", "image_tag"])?;
-            // Which packages there are is the sandbox's matter; the tag is accepted, not obeyed.
-            object.get("image_tag").map(|_| object.text("image_tag")).transpose()?;
-            let source = object.text("source")?;
-            if source.len() > LONGEST_CODE || !source.contains("grade") {
-                let allowed = format!(
-                    "Python with a function grade(sample, item), at most {LONGEST_CODE} bytes"
-                );
-                return Err(object.wrong("source", allowed));
-            }
-            Ok(GraderKind::Python { source: source.to_owned() })
-        }
-    }
+fn string_check(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+    let operations = [
+        ("eq", StringOperation::Equal),
+        ("ne", StringOperation::NotEqual),
+        ("like", StringOperation::Contains),
+        ("ilike", StringOperation::ContainsIgnoringCase),
+        // OpenAI's guide has `neq` in its table and `ne` in its schema.
+        ("neq", StringOperation::NotEqual),
+    ];
+    let (_, operation) = object.choice("operation", &operations)?;
+    let (input, reference) = (object.template("input")?, object.template("reference")?);
+    Ok(GraderKind::StringCheck { input, reference, operation })
 }
 
-/// Evals call a sample passed from here on; the grade itself does not depend on it, so it is
-/// checked and not applied.
-fn pass_threshold(object: Object<'_>) -> Result<(), GraderError> {
+fn text_similarity(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+    pass_threshold(object)?;
+    let (_, metric) = object.choice("evaluation_metric", &Metric::ALL)?;
+    let (input, reference) = (object.template("input")?, object.template("reference")?);
+    Ok(GraderKind::TextSimilarity { input, reference, metric })
+}
+
+fn score_model(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+    pass_threshold(object)?;
+    Ok(GraderKind::ScoreModel { prompt: prompt(object)?, range: range(object)? })
+}
+
+fn label_model(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+    let (labels, passing) = (object.words("labels")?, object.words("passing_labels")?);
+    if !passing.iter().all(|label| labels.contains(label)) {
+        let allowed = format!("a list of some of the labels {}", labels.join(", "));
+        return Err(object.wrong("passing_labels", allowed));
+    }
+    Ok(GraderKind::LabelModel { prompt: prompt(object)?, labels, passing })
+}
+
+fn python(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+    // The sandbox has one fixed set of packages; the tag is accepted and ignored.
+    object.get("image_tag").map(|_| object.text("image_tag")).transpose()?;
+    let source = object.text("source")?;
+    if source.len() > LONGEST_CODE || !source.contains("grade") {
+        let allowed =
+            format!("Python with a function grade(sample, item), at most {LONGEST_CODE} bytes");
+        return Err(object.wrong("source", allowed));
+    }
+    Ok(GraderKind::Python { source: source.to_owned() })
+}
+
+/// Checks the grade from which evals count a sample as passed. The grade itself does not depend on it.
+fn pass_threshold(object: GraderObject<'_>) -> Result<(), GraderError> {
     match object.get("pass_threshold") {
         Some(value) if !value.is_number() => Err(object.wrong("pass_threshold", "a number")),
         _ => Ok(()),
     }
 }
 
-/// `[0, 1]` unless given.
-fn range(object: Object<'_>) -> Result<(f64, f64), GraderError> {
+/// The range of a score; `[0, 1]` by default.
+fn range(object: GraderObject<'_>) -> Result<(f64, f64), GraderError> {
     let Some(value) = object.get("range") else { return Ok((0.0, 1.0)) };
     let bounds: Option<Vec<f64>> =
         value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
@@ -169,7 +155,7 @@ fn range(object: Object<'_>) -> Result<(f64, f64), GraderError> {
     }
 }
 
-fn prompt(object: Object<'_>) -> Result<GraderPrompt, GraderError> {
+fn prompt(object: GraderObject<'_>) -> Result<GraderPrompt, GraderError> {
     let model = object.text("model")?;
     if model.is_empty() {
         return Err(object.wrong("model", "a model's name"));
@@ -185,15 +171,11 @@ fn prompt(object: Object<'_>) -> Result<GraderPrompt, GraderError> {
 }
 
 fn message(at: &str, value: &Value) -> Result<(Role, Template), GraderError> {
-    let object = Object::new(at, value)?;
-    object.only("model", &["role", "content", "type"])?;
-    object.get("type").map(|_| object.choice("type", &["message"])).transpose()?;
-    let role = match object.choice("role", &["system", "developer", "user", "assistant"])? {
-        0 => Role::System,
-        1 => Role::Developer,
-        2 => Role::User,
-        _ => Role::Assistant,
-    };
+    let object = GraderObject::new(at, value)?;
+    object.only("model", "role content type")?;
+    object.get("type").map(|_| object.choice("type", &[("message", ())])).transpose()?;
+    let roles = [Role::System, Role::Developer, Role::User, Role::Assistant];
+    let (_, role) = object.choice("role", &roles.map(|role| (role.as_str(), role)))?;
     let path = object.path("content");
     let text = content(&path, object.need("content", CONTENT)?, true)?;
     let error = |error| GraderError::Template { path, error };
@@ -203,7 +185,7 @@ fn message(at: &str, value: &Value) -> Result<(Role, Template), GraderError> {
 const CONTENT: &str = "a string, a text such as {\"type\": \"input_text\", \"text\": ...}, or a list \
                        of those; images and audio are not supported";
 
-/// Text in any of OpenAI's forms; several texts become paragraphs.
+/// Text in any of OpenAI's forms; a list of texts becomes paragraphs.
 fn content(path: &str, value: &Value, list_allowed: bool) -> Result<String, GraderError> {
     let refused = || wrong(path, value, CONTENT);
     match value {
@@ -224,15 +206,14 @@ fn content(path: &str, value: &Value, list_allowed: bool) -> Result<String, Grad
     }
 }
 
-/// The guide and the reference name the limit of tokens in three ways.
+/// OpenAI's guide and reference use three names for the token limit.
 const LIMITS: [&str; 3] = ["max_completions_tokens", "max_completion_tokens", "max_tokens"];
 
-fn sampling(object: Object<'_>) -> Result<JudgeSampling, GraderError> {
-    let Some(value) = object.get("sampling_params") else { return Ok(JudgeSampling::default()) };
+fn sampling(object: GraderObject<'_>) -> Result<GraderSampling, GraderError> {
+    let Some(value) = object.get("sampling_params") else { return Ok(GraderSampling::default()) };
     let path = object.path("sampling_params");
-    let params = Object::new(&path, value)?;
-    let [one, two, three] = LIMITS;
-    let fields = ["temperature", "top_p", "seed", "reasoning_effort", one, two, three];
+    let params = GraderObject::new(&path, value)?;
+    let fields = format!("temperature top_p seed reasoning_effort {}", LIMITS.join(" "));
     params.only("model", &fields)?;
     let mut max_tokens = None;
     for name in LIMITS {
@@ -244,20 +225,19 @@ fn sampling(object: Object<'_>) -> Result<JudgeSampling, GraderError> {
     }
     let whole =
         |value: &Value| value.as_i64().ok_or_else(|| params.wrong("seed", "a whole number"));
-    const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+    let efforts = ["none", "minimal", "low", "medium", "high", "xhigh"].map(|name| (name, ()));
     let effort =
-        params.get("reasoning_effort").map(|_| params.choice("reasoning_effort", &EFFORTS));
-    Ok(JudgeSampling {
+        params.get("reasoning_effort").map(|_| params.choice("reasoning_effort", &efforts));
+    Ok(GraderSampling {
         temperature: params.number("temperature", 0.0, 2.0)?,
         top_p: params.number("top_p", 0.0, 1.0)?,
         seed: params.get("seed").map(whole).transpose()?,
         max_tokens,
-        reasoning_effort: effort.transpose()?.map(|at| EFFORTS[at].to_owned()),
+        reasoning_effort: effort.transpose()?.map(|(name, ())| name.to_owned()),
     })
 }
 
-fn multi(object: Object<'_>) -> Result<GraderKind, GraderError> {
-    object.only("multi", &["type", "name", "graders", "calculate_output"])?;
+fn multi(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
     let parts = parts(object)?;
     let text = object.text("calculate_output")?;
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
@@ -269,8 +249,8 @@ fn multi(object: Object<'_>) -> Result<GraderKind, GraderError> {
     Ok(GraderKind::Multi { parts, formula })
 }
 
-/// The parts, named as the formula names them: by a map's keys, or their own names.
-fn parts(object: Object<'_>) -> Result<Vec<GraderSpec>, GraderError> {
+/// The parts with their names in the formula: a map's keys, or the parts' own names.
+fn parts(object: GraderObject<'_>) -> Result<Vec<GraderSpec>, GraderError> {
     let allowed = format!("a list or an object of 1 to {MOST_PARTS} graders");
     let path = object.path("graders");
     let parts: Vec<GraderSpec> = match object.need("graders", &allowed)? {
@@ -278,7 +258,7 @@ fn parts(object: Object<'_>) -> Result<Vec<GraderSpec>, GraderError> {
             let own = |(at, value)| named(&format!("{path}[{at}]"), value);
             list.iter().enumerate().map(own).collect::<Result<_, _>>()?
         }
-        // OpenAI's published type of the field is one grader.
+        // In OpenAI's published types the field is a single grader.
         Value::Object(map) if map.get("type").is_some_and(Value::is_string) => {
             vec![named(&path, &Value::Object(map.clone()))?]
         }
@@ -302,12 +282,12 @@ fn parts(object: Object<'_>) -> Result<Vec<GraderSpec>, GraderError> {
 }
 
 fn named(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
-    Object::new(at, value)?.need("name", "the name that calculate_output uses")?;
+    GraderObject::new(at, value)?.need("name", "the name that calculate_output uses")?;
     part(at, value)
 }
 
 fn part(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
-    let object = Object::new(at, value)?;
+    let object = GraderObject::new(at, value)?;
     if object.get("type").and_then(Value::as_str) == Some("multi") {
         let allowed = "another type than multi: a multi grader cannot hold another";
         return Err(object.wrong("type", allowed));

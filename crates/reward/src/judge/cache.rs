@@ -1,50 +1,43 @@
-//! Judgements that were made before, the least recently used forgotten first.
+//! A cache of judges' answers that evicts the least recently used.
 
 use std::collections::{BTreeMap, HashMap};
 
-use sha2::{Digest, Sha256};
-
+use hone_core::digest::Digest;
 use hone_core::types::Message;
 
-use super::JudgeSampling;
+use super::model::JudgeSampling;
 
-/// A question's SHA-256.
-pub(super) type Key = [u8; 32];
+/// The SHA-256 of a question.
+pub(super) type PromptKey = [u8; 32];
 
-/// The key of a question: of the model, every message and how its answer is sampled.
-pub(super) fn key(model: &str, messages: &[Message], sampling: &JudgeSampling) -> Key {
-    let mut hash = Sha256::new();
-    // Lengths first, so that no text can run into the next.
-    let mut add = |text: &str| {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text);
-    };
-    add(model);
-    for message in messages {
-        add(message.role.as_str());
-        add(&message.content);
-    }
-    hash.update(sampling.temperature.to_bits().to_le_bytes());
-    hash.update(sampling.max_tokens.to_le_bytes());
-    hash.update(sampling.seed.to_le_bytes());
-    hash.finalize().into()
+/// The key of a question: a digest of the model, every message and the sampling parameters.
+pub(super) fn key(model: &str, messages: &[Message], sampling: &JudgeSampling) -> PromptKey {
+    let messages = messages.iter().flat_map(|m| [m.role.as_str(), &m.content]);
+    messages
+        .fold(Digest::new().field(model), Digest::field)
+        .bytes(sampling.temperature.to_bits().to_le_bytes())
+        .bytes(sampling.max_tokens.to_le_bytes())
+        .bytes(sampling.seed.to_le_bytes())
+        .finish()
 }
 
 /// Answers by question.
-pub(super) struct Cache {
+pub(super) struct JudgementCache {
     capacity: usize,
+    /// Counts uses.
     clock: u64,
-    entries: HashMap<Key, (u64, String)>,
-    /// Which question was last looked up when; as many as `entries`.
-    by_age: BTreeMap<u64, Key>,
+    /// Time of the last use, and the answer.
+    entries: HashMap<PromptKey, (u64, String)>,
+    /// Questions by the time of their last use; one for each entry.
+    by_age: BTreeMap<u64, PromptKey>,
 }
 
-impl Cache {
+impl JudgementCache {
     pub(super) fn new(capacity: usize) -> Self {
         Self { capacity, clock: 0, entries: HashMap::new(), by_age: BTreeMap::new() }
     }
 
-    pub(super) fn get(&mut self, key: &Key) -> Option<&String> {
+    pub(super) fn get(&mut self, key: &PromptKey) -> Option<&String> {
         let (used, answer) = self.entries.get_mut(key)?;
         self.by_age.remove(used);
         self.clock += 1;
@@ -53,7 +46,7 @@ impl Cache {
         Some(answer)
     }
 
-    pub(super) fn insert(&mut self, key: Key, answer: String) {
+    pub(super) fn insert(&mut self, key: PromptKey, answer: String) {
         if self.capacity == 0 {
             return;
         }
@@ -78,8 +71,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forgets_what_was_used_longest_ago() {
-        let mut cache = Cache::new(2);
+    fn evicts_the_least_recently_used() {
+        let mut cache = JudgementCache::new(2);
         let key = |n: u8| [n; 32];
         cache.insert(key(1), "one".into());
         cache.insert(key(2), "two".into());
@@ -89,13 +82,13 @@ mod tests {
         assert_eq!(cache.get(&key(1)).map(String::as_str), Some("one"));
         cache.insert(key(1), "other".into());
         assert_eq!(cache.get(&key(1)).map(String::as_str), Some("other"));
-        let mut none = Cache::new(0);
+        let mut none = JudgementCache::new(0);
         none.insert(key(1), "one".into());
         assert_eq!(none.get(&key(1)), None);
     }
 
     #[test]
-    fn everything_that_is_asked_is_in_the_key() {
+    fn the_key_depends_on_every_input() {
         let sampling = JudgeSampling { temperature: 0.0, max_tokens: 8, seed: 0 };
         let message = |role, content: &str| Message { role, content: content.to_owned() };
         let base = key("m", &[message(Role::User, "ab")], &sampling);
@@ -113,8 +106,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_holds_more_than_it_may(uses in prop::collection::vec((any::<bool>(), 0_u8..9), 0..60)) {
-            let mut cache = Cache::new(4);
+        fn never_exceeds_its_capacity(uses in prop::collection::vec((any::<bool>(), 0_u8..9), 0..60)) {
+            let mut cache = JudgementCache::new(4);
             for (insert, n) in uses {
                 if insert {
                     cache.insert([n; 32], n.to_string());

@@ -1,28 +1,22 @@
-//! From comparisons and ranks to values: which pairs are compared, in which order candidates are
-//! shown, and what a verdict is worth.
+//! Selects the pairs to compare and the order in which candidates are shown, and converts comparisons
+//! and ranks to values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use sha2::{Digest, Sha256};
 
-/// The seed of one group's random choices: reproducible, but another for every group.
+use hone_core::digest::Digest;
+
+/// The seed of one group's random choices: reproducible, and different for every group.
 pub(super) fn seed(configured: u64, texts: &[&str]) -> u64 {
-    let mut hash = Sha256::new();
-    hash.update(configured.to_le_bytes());
-    for text in texts {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text);
-    }
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&hash.finalize()[..8]);
-    u64::from_le_bytes(bytes)
+    let digest = Digest::new().bytes(configured.to_le_bytes());
+    u64::from_le_bytes(texts.iter().fold(digest, Digest::field).prefix())
 }
 
-/// The pairs of `n` candidates to compare, at most `most`: all where that is enough; else a ring in
-/// random order, in which each meets two others, filled up with other pairs at random.
+/// At most `most` pairs of `n` candidates. If not all pairs fit: a ring in random order, in which
+/// every candidate is compared with two others, then random other pairs.
 pub(super) fn pairs(n: usize, most: usize, seed: u64) -> Vec<(usize, usize)> {
     let mut all: Vec<(usize, usize)> =
         (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j))).collect();
@@ -39,11 +33,11 @@ pub(super) fn pairs(n: usize, most: usize, seed: u64) -> Vec<(usize, usize)> {
     ring.chain(all).filter(|pair| taken.insert(*pair)).take(most).collect()
 }
 
-/// The share of comparisons that each of `n` candidates won, a tie counting half; from 0 to 1.
+/// The share of comparisons that each of `n` candidates won, from 0 to 1, a tie counting half.
+/// `None` for a candidate without a comparison.
 ///
-/// `points[(a, b)]` is what the one shown first, `a`, won against `b`. Of a pair that was asked
-/// about, both orders must be known: one alone would keep the judge's preference for a place.
-/// Missing for a candidate without a comparison.
+/// `points[(a, b)]` is the result of `a`, shown first, against `b`: 1 for a win. An `asked` pair
+/// counts only if both orders have a result, because a single one includes the judge's position bias.
 pub(super) fn win_rates(
     n: usize,
     equal: &[(usize, usize)],
@@ -66,7 +60,7 @@ pub(super) fn win_rates(
     won.iter().map(|(points, count)| (*count > 0).then(|| points / f64::from(*count))).collect()
 }
 
-/// One place of each distinct text, in random order: how candidates are shown to be ranked.
+/// The index of each distinct text, in the random order in which a judge sees them.
 pub(super) fn distinct(texts: &[&str], configured: u64) -> Vec<usize> {
     let mut seen = BTreeSet::new();
     let mut order: Vec<usize> = (0..texts.len()).filter(|i| seen.insert(texts[*i])).collect();
@@ -74,8 +68,8 @@ pub(super) fn distinct(texts: &[&str], configured: u64) -> Vec<usize> {
     order
 }
 
-/// `1 - r / (k - 1)` for rank `r` from 0 among `k` distinct texts, equal texts alike. `ranking`
-/// lists positions in `order`, best first, and is a permutation.
+/// `1 - r / (k - 1)` for rank `r` from 0 among `k` distinct texts; equal texts have equal values.
+/// `ranking` is a permutation of the positions in `order`, best first.
 pub(super) fn by_rank(texts: &[&str], order: &[usize], ranking: &[usize]) -> Vec<Option<f64>> {
     let last = ranking.len().saturating_sub(1).max(1) as f64;
     let values: BTreeMap<&str, f64> = ranking
@@ -93,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_pairs_where_they_fit_else_a_ring() {
+    fn all_pairs_if_they_fit_else_a_ring() {
         assert_eq!(pairs(3, 3, 0), [(0, 1), (0, 2), (1, 2)]);
         assert_eq!(pairs(1, 3, 0), []);
         let ring = pairs(8, 8, 5);
@@ -105,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_for_the_first_place_cancels() {
+    fn position_bias_cancels() {
         let pair = [(0, 1)];
         let rates = |forth, back| {
             win_rates(2, &[], &pair, &BTreeMap::from([((0, 1), forth), ((1, 0), back)]))
@@ -113,13 +107,13 @@ mod tests {
         assert_eq!(rates(1.0, 1.0), [Some(0.5); 2]);
         assert_eq!(rates(1.0, 0.0), [Some(1.0), Some(0.0)]);
         assert_eq!(rates(0.5, 0.0), [Some(0.75), Some(0.25)]);
-        // One order alone is not used.
+        // A single order is not used.
         assert_eq!(win_rates(2, &[], &pair, &BTreeMap::from([((0, 1), 1.0)])), [None; 2]);
         assert_eq!(win_rates(3, &[(0, 2)], &pair, &BTreeMap::new()), [Some(0.5), None, Some(0.5)]);
     }
 
     #[test]
-    fn ranks_fall_from_one_to_nothing() {
+    fn rank_values_fall_from_one_to_zero() {
         let texts = ["a", "b", "a", "c"];
         // Shown as c, a, b; ranked b, c, a.
         let values = by_rank(&texts, &[3, 0, 1], &[2, 0, 1]);

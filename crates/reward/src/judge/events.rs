@@ -1,23 +1,24 @@
-//! What judges cost and save: each event's log line and metric together.
+//! Logs and counts judges' calls, tokens, costs and cache lookups.
 
 use std::sync::Arc;
 
 use hone_core::metrics::Metrics;
 
-use super::JudgeReply;
+use super::model::JudgeReply;
 use super::params::JudgeParams;
-use crate::remote::Events;
+use crate::remote::CallEvents;
 
-/// Counts for one part.
-pub(super) struct JudgeCost {
-    calls: Arc<Events>,
+/// Logs and counts the events of one part.
+pub(super) struct JudgeEvents {
+    pub(super) calls: Arc<CallEvents>,
     metrics: Arc<Metrics>,
-    /// Prices of one token.
+    /// Price of a prompt token.
     prompt_price: f64,
+    /// Price of a completion token.
     completion_price: f64,
 }
 
-impl JudgeCost {
+impl JudgeEvents {
     pub(super) fn new(
         params: &JudgeParams,
         route: &str,
@@ -26,26 +27,23 @@ impl JudgeCost {
     ) -> Self {
         let calls = metrics.reward_judge.calls.clone();
         Self {
-            calls: Arc::new(Events::new("judge", route, part, calls)),
+            calls: Arc::new(CallEvents::new("judge", route, part, calls)),
             metrics: Arc::clone(metrics),
             prompt_price: params.prompt_price / 1e6,
             completion_price: params.completion_price / 1e6,
         }
     }
 
-    pub(super) fn calls(&self) -> Arc<Events> {
-        Arc::clone(&self.calls)
-    }
-
-    /// A judgement was looked up.
-    pub(super) fn cached(&self, hit: bool) {
-        let labels = [self.calls.route(), self.calls.part(), if hit { "hit" } else { "miss" }];
+    /// A judgement was looked up in the cache.
+    pub(super) fn cache_lookup(&self, hit: bool) {
+        let labels =
+            [self.calls.route.as_str(), &self.calls.part, if hit { "hit" } else { "miss" }];
         self.metrics.reward_judge.cache.with_label_values(&labels).inc();
     }
 
     /// A judge answered.
-    pub(super) fn used(&self, reply: &JudgeReply) {
-        let (route, part) = (self.calls.route(), self.calls.part());
+    pub(super) fn answered(&self, reply: &JudgeReply) {
+        let (route, part) = (self.calls.route.as_str(), self.calls.part.as_str());
         let JudgeReply { prompt_tokens, completion_tokens, .. } = *reply;
         let tokens = &self.metrics.reward_judge.tokens;
         tokens.with_label_values(&[route, part, "prompt"]).inc_by(prompt_tokens);
@@ -56,9 +54,9 @@ impl JudgeCost {
         tracing::debug!(route, part, prompt_tokens, completion_tokens, cost, "a judge answered");
     }
 
-    /// Judgements that could not be had.
+    /// `count` judgements are missing for one reason.
     pub(super) fn missing(&self, reason: &'static str, count: usize, detail: &str) {
-        // A judge may answer at length.
+        // The detail may be a judge's whole answer.
         let detail: String = detail.chars().take(200).collect();
         self.calls.missing(reason, count, &detail);
     }

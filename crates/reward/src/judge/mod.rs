@@ -1,142 +1,62 @@
-//! A part of the reward that a language model gives: alone on a scale, by comparing pairs, or by
-//! ranking a prompt's completions.
+//! `judge`: a reward that a language model assigns.
 //!
-//! `mode = "score"`: `(score - min) / (max - min)`. `"pairwise"`: the share of comparisons won, a
-//! tie half, each pair asked in both orders so that a preference for a place cancels (Zheng et al.
-//! 2023, *Judging LLM-as-a-Judge*, 4.1). `"rank"`: from 1 for the best to 0 for the worst. All from
-//! 0 to 1; typical weight 1. Refusals and answers that cannot be read are asked about once more,
-//! then missing; pairs and ranks of a completion alone are missing.
+//! `mode = "score"`: `(score - min) / (max - min)`. `"pairwise"`: the share of comparisons won, a tie
+//! counting half; each pair is asked in both orders, so that a position bias cancels (Zheng et al.
+//! 2023, *Judging LLM-as-a-Judge*, 4.1). `"rank"`: from 1 for the best to 0 for the worst. All values
+//! are from 0 to 1; typical weight 1.
+//!
+//! Questions run as futures on the caller's task, at most `max_concurrency` at a time. Equal questions
+//! are asked once, and answers are cached. After a refusal or an answer that cannot be parsed the
+//! judge is asked a second time; then the value is missing. It is also missing for pairs and ranks of
+//! a prompt with a single completion. Every missing value is counted with its reason.
 
 mod cache;
 mod client;
 mod compare;
 mod events;
+mod model;
 mod params;
 mod parse;
 mod rubric;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use cache::{Cache, Key};
-use client::{OpenAi, Own};
-use events::JudgeCost;
+use cache::{JudgementCache, PromptKey};
+use client::{EndpointJudge, OwnModelJudge};
+use events::JudgeEvents;
 use futures::future::join_all;
-use parse::{Form, Judgement};
-use rubric::Rubrics;
+use parse::{Judgement, ParseFailure};
+use rubric::{JudgePrompt, JudgePrompts, PromptError};
 use tokio::sync::Semaphore;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, Role};
 
-use super::remote::CallError;
-use super::{RewardFn, ScoreInput};
+use crate::{RewardFn, ScoreInput};
 
+pub use model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
 pub use params::{JudgeMode, JudgeParams, OWN_MODEL, Rubric, TokenLimitField};
-
-/// How a judge's answer is sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct JudgeSampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Longest answer.
-    pub max_tokens: u32,
-    /// For models that sample reproducibly.
-    pub seed: u64,
-}
-
-/// What a judge said, and what it took.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JudgeReply {
-    /// Its answer.
-    pub text: String,
-    /// Tokens it read.
-    pub prompt_tokens: u64,
-    /// Tokens it wrote.
-    pub completion_tokens: u64,
-}
-
-/// Why a judge cannot be used or did not answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum JudgeError {
-    /// The configuration was read without its environment.
-    #[error("api_key_env = `{0}` was not looked up: the configuration was not read by the loader")]
-    Unresolved(String),
-    /// An HTTP header cannot carry the key.
-    #[error("api_key_env: the key must be printable ASCII")]
-    BadKey,
-    /// `base_url = "self"` where no model is served.
-    #[error("base_url = `self`: no model of this server can judge here")]
-    NoOwnModel,
-    /// The custom template.
-    #[error("template {0}")]
-    Template(String),
-    /// The call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The endpoint answered, but not as a chat completion.
-    #[error("its answer is no chat completion: {0}")]
-    BadAnswer(String),
-    /// This server's model failed.
-    #[error("the model failed: {0}")]
-    Model(String),
-}
-
-impl JudgeError {
-    /// The label in metrics.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Call(error) => error.reason(),
-            Self::BadAnswer(_) => "bad_answer",
-            Self::Template(_) => "template",
-            Self::Unresolved(_) | Self::BadKey | Self::NoOwnModel | Self::Model(_) => "model",
-        }
-    }
-}
-
-/// A model that can be asked to judge.
-#[async_trait]
-pub trait JudgeModel: Send + Sync {
-    /// Answers a conversation.
-    ///
-    /// # Errors
-    /// If there is no answer; the judgement is then missing.
-    async fn complete(
-        &self,
-        messages: &[Message],
-        params: &JudgeSampling,
-    ) -> Result<JudgeReply, JudgeError>;
-}
-
-/// Something to ask, and how its answer is read.
-struct Question {
-    messages: Vec<Message>,
-    form: Form,
-}
 
 /// Asks a language model for rewards.
 pub struct Judge {
     model: Box<dyn JudgeModel>,
-    name: String,
+    params: JudgeParams,
     sampling: JudgeSampling,
-    mode: JudgeMode,
-    seed: u64,
-    max_pairs: usize,
-    max_candidates: usize,
-    rubrics: Rubrics,
-    cache: Mutex<Cache>,
+    prompts: JudgePrompts,
+    cache: Mutex<JudgementCache>,
     slots: Semaphore,
-    tally: JudgeCost,
+    events: JudgeEvents,
 }
 
 impl Judge {
-    /// Prepares the part `part` of `route`; asks nothing yet. `own` is this server's base model,
-    /// for `base_url = "self"`.
+    /// Prepares the part `part` of `route`. `own` is this server's base model, for
+    /// `base_url = "self"`.
     ///
     /// # Errors
-    /// If the template cannot be read, a key is named but not resolved, there is no model, or the
-    /// HTTP client cannot be made.
+    /// If the template is invalid, a key is named but not resolved, there is no model, or the HTTP
+    /// client cannot be built.
     pub fn new(
         params: &JudgeParams,
         route: &str,
@@ -144,170 +64,152 @@ impl Judge {
         metrics: &Arc<Metrics>,
         own: Option<Arc<dyn JudgeModel>>,
     ) -> Result<Self, JudgeError> {
-        let tally = JudgeCost::new(params, route, part, metrics);
+        let events = JudgeEvents::new(params, route, part, metrics);
         let model: Box<dyn JudgeModel> = if params.is_own_model() {
             let model = own.ok_or(JudgeError::NoOwnModel)?;
-            Box::new(Own::new(model, params.limits().timeout, tally.calls()))
+            let timeout = params.limits().timeout;
+            Box::new(OwnModelJudge { model, timeout, events: Arc::clone(&events.calls) })
         } else {
-            Box::new(OpenAi::new(params, tally.calls())?)
+            Box::new(EndpointJudge::new(params, Arc::clone(&events.calls))?)
         };
         Ok(Self {
             model,
-            name: format!("{} {}", params.base_url, params.model),
             sampling: JudgeSampling {
                 temperature: params.temperature,
                 max_tokens: params.max_tokens,
                 seed: params.seed,
             },
-            mode: params.mode,
-            seed: params.seed,
-            max_pairs: params.max_pairs,
-            max_candidates: params.max_candidates,
-            rubrics: Rubrics::new(params)?,
-            cache: Mutex::new(Cache::new(params.cache_entries)),
+            prompts: JudgePrompts::new(params)?,
+            cache: Mutex::new(JudgementCache::new(params.cache_entries)),
             slots: Semaphore::new(params.max_concurrency.max(1)),
-            tally,
+            events,
+            params: params.clone(),
         })
     }
 
-    /// Every question's verdict, equal questions asked once.
-    async fn ask_all(&self, questions: Vec<Question>) -> Vec<Option<Judgement>> {
-        let keys: Vec<Key> =
-            questions.iter().map(|q| cache::key(&self.name, &q.messages, &self.sampling)).collect();
-        let mut firsts: BTreeMap<Key, Question> = BTreeMap::new();
-        for (key, question) in keys.iter().zip(questions) {
-            if firsts.insert(*key, question).is_some() {
-                self.tally.cached(true);
+    /// The judgement of every prompt that has one, with the prompt's place. Equal prompts are asked
+    /// once. Prompts that could not be built count as missing.
+    async fn ask_all<P>(
+        &self,
+        prompts: impl IntoIterator<Item = (P, Result<JudgePrompt, PromptError>)>,
+    ) -> Vec<(P, Judgement)> {
+        let model = format!("{} {}", self.params.base_url, self.params.model);
+        let mut places: Vec<(P, PromptKey)> = Vec::new();
+        let mut distinct: BTreeMap<PromptKey, JudgePrompt> = BTreeMap::new();
+        for (place, prompt) in prompts {
+            match prompt {
+                Ok(prompt) => {
+                    let key = cache::key(&model, &prompt.messages, &self.sampling);
+                    places.push((place, key));
+                    if distinct.insert(key, prompt).is_some() {
+                        self.events.cache_lookup(true);
+                    }
+                }
+                Err(error) => self.events.missing(error.reason, 1, &error.detail),
             }
         }
-        let asked = firsts.iter().map(|(key, question)| async {
-            let verdict = self.ask(*key, question).await;
-            (*key, verdict)
-        });
-        let verdicts: BTreeMap<Key, Option<Judgement>> =
+        let asked = distinct.iter().map(async |(key, prompt)| (*key, self.ask(*key, prompt).await));
+        let judgements: BTreeMap<PromptKey, Option<Judgement>> =
             join_all(asked).await.into_iter().collect();
-        keys.iter().map(|key| verdicts.get(key).cloned().flatten()).collect()
+        let judgement = |key| judgements.get(&key).cloned().flatten();
+        places.into_iter().filter_map(|(place, key)| Some((place, judgement(key)?))).collect()
     }
 
-    async fn ask(&self, key: Key, question: &Question) -> Option<Judgement> {
-        let remembered = self.cache().get(&key).cloned();
-        self.tally.cached(remembered.is_some());
-        if let Some(text) = remembered {
-            return question.form.read(&text).ok();
+    async fn ask(&self, key: PromptKey, prompt: &JudgePrompt) -> Option<Judgement> {
+        let cached = self.cache().get(&key).cloned();
+        self.events.cache_lookup(cached.is_some());
+        if let Some(text) = cached {
+            return prompt.format.parse(&text).ok();
         }
-        // Closed never: the semaphore lives as long as this.
+        // Acquiring cannot fail: the semaphore is never closed.
         let _slot = self.slots.acquire().await;
-        let (reason, detail) = match self.insist(question).await {
-            Ok((text, Ok(verdict))) => {
+        let (reason, detail) = match self.ask_with_reminder(prompt).await {
+            Ok((text, Ok(judgement))) => {
                 self.cache().insert(key, text);
-                return Some(verdict);
+                return Some(judgement);
             }
-            Ok((text, Err(unread))) => (unread.reason(), text),
+            Ok((text, Err(failure))) => (failure.reason(), text),
             Err(error) => (error.reason(), error.to_string()),
         };
-        self.tally.missing(reason, 1, &detail);
+        self.events.missing(reason, 1, &detail);
         None
     }
 
-    /// Asks, and once more for the bare answer if the first cannot be read.
-    async fn insist(
+    /// Asks, and asks for the bare answer if the first cannot be parsed. Returns the last answer.
+    async fn ask_with_reminder(
         &self,
-        question: &Question,
-    ) -> Result<(String, Result<Judgement, parse::Unread>), JudgeError> {
-        let text = self.complete(&question.messages).await?;
-        let read = question.form.read(&text);
-        if read.is_ok() {
-            return Ok((text, read));
+        prompt: &JudgePrompt,
+    ) -> Result<(String, Result<Judgement, ParseFailure>), JudgeError> {
+        let mut text = self.complete(&prompt.messages).await?;
+        let mut parsed = prompt.format.parse(&text);
+        if parsed.is_err() {
+            let mut messages = prompt.messages.clone();
+            messages.push(Message { role: Role::Assistant, content: text });
+            messages.push(Message { role: Role::User, content: prompt.format.reminder() });
+            text = self.complete(&messages).await?;
+            parsed = prompt.format.parse(&text);
         }
-        let mut messages = question.messages.clone();
-        messages.push(Message { role: Role::Assistant, content: text });
-        messages.push(Message { role: Role::User, content: question.form.reminder() });
-        let text = self.complete(&messages).await?;
-        let read = question.form.read(&text);
-        Ok((text, read))
+        Ok((text, parsed))
     }
 
     async fn complete(&self, messages: &[Message]) -> Result<String, JudgeError> {
         let reply = self.model.complete(messages, &self.sampling).await?;
-        self.tally.used(&reply);
+        self.events.answered(&reply);
         Ok(reply.text)
     }
 
-    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+    fn cache(&self) -> MutexGuard<'_, JudgementCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the questions that could be put, each with its place; the others are missing.
-    fn put<P>(
-        &self,
-        all: Vec<(P, Result<Question, rubric::Unaskable>)>,
-    ) -> (Vec<P>, Vec<Question>) {
-        let mut put = (Vec::new(), Vec::new());
-        for (place, question) in all {
-            match question {
-                Ok(question) => {
-                    put.0.push(place);
-                    put.1.push(question);
-                }
-                Err(why) => self.tally.missing(why.reason, 1, &why.detail),
-            }
-        }
-        put
-    }
-
     async fn score_each(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
-        let questions = samples.iter().map(|s| self.rubrics.score(s)).enumerate().collect();
-        let (places, questions) = self.put(questions);
+        let prompts = samples.iter().map(|s| self.prompts.score(s)).enumerate();
         let mut values = vec![None; samples.len()];
-        for (place, verdict) in places.into_iter().zip(self.ask_all(questions).await) {
-            values[place] = verdict.and_then(|v| v.score());
+        for (place, judgement) in self.ask_all(prompts).await {
+            values[place] = judgement.score();
         }
         values
     }
 
     async fn compare(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
         let texts: Vec<&str> = samples.iter().map(|s| s.text.as_str()).collect();
-        let pairs = compare::pairs(texts.len(), self.max_pairs, compare::seed(self.seed, &texts));
-        // Equal completions tie; nobody needs to be asked.
+        let seed = compare::seed(self.params.seed, &texts);
+        let pairs = compare::pairs(texts.len(), self.params.max_pairs, seed);
+        // Equal completions tie without a question.
         let (equal, differing): (Vec<_>, Vec<_>) =
             pairs.into_iter().partition(|(i, j)| texts[*i] == texts[*j]);
-        let asked = differing.iter().flat_map(|&(i, j)| [(i, j), (j, i)]);
-        let asked = asked.map(|(a, b)| ((a, b), self.rubrics.pair(samples[a], samples[b])));
-        let (places, questions) = self.put(asked.collect());
-        let verdicts = self.ask_all(questions).await;
-        let points: BTreeMap<(usize, usize), f64> = places
-            .into_iter()
-            .zip(verdicts)
-            .filter_map(|(place, verdict)| Some((place, verdict?.score()?)))
-            .collect();
+        let orders = differing.iter().flat_map(|&(i, j)| [(i, j), (j, i)]);
+        let prompts = orders.map(|(a, b)| ((a, b), self.prompts.pair(samples[a], samples[b])));
+        let judgements = self.ask_all(prompts).await.into_iter();
+        let points: BTreeMap<(usize, usize), f64> =
+            judgements.filter_map(|(pair, judgement)| Some((pair, judgement.score()?))).collect();
         compare::win_rates(texts.len(), &equal, &differing, &points)
     }
 
     async fn rank(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
         let texts: Vec<&str> = samples.iter().map(|s| s.text.as_str()).collect();
-        let order = compare::distinct(&texts, self.seed);
+        let order = compare::distinct(&texts, self.params.seed);
         if order.len() == 1 {
-            // All the same: tied.
+            // All completions are equal and tie.
             return vec![Some(0.5); samples.len()];
         }
-        if order.len() > self.max_candidates {
+        if order.len() > self.params.max_candidates {
             let detail = format!("{} candidates", order.len());
-            self.tally.missing("too_many_candidates", samples.len(), &detail);
+            self.events.missing("too_many_candidates", samples.len(), &detail);
             return vec![None; samples.len()];
         }
-        let shown: Vec<&ScoreInput> = order.iter().map(|i| samples[*i]).collect();
-        let (_, questions) = self.put(vec![((), self.rubrics.rank(&shown))]);
-        match self.ask_all(questions).await.pop().flatten() {
-            Some(Judgement::Ranking(ranking)) => compare::by_rank(&texts, &order, &ranking),
+        let shown: Vec<&str> = order.iter().map(|i| texts[*i]).collect();
+        match self.ask_all([((), self.prompts.rank(samples[0], &shown))]).await.pop() {
+            Some(((), Judgement::Ranking(ranking))) => compare::by_rank(&texts, &order, &ranking),
             _ => vec![None; samples.len()],
         }
     }
 
-    async fn group(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
-        match self.mode {
+    async fn score_group(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
+        match self.params.mode {
             JudgeMode::Score => self.score_each(samples).await,
             _ if samples.len() < 2 => {
-                self.tally.missing("alone", samples.len(), "nothing to compare it with");
+                self.events.missing("alone", samples.len(), "nothing to compare it with");
                 vec![None; samples.len()]
             }
             JudgeMode::Pairwise => self.compare(samples).await,
@@ -322,7 +224,7 @@ impl RewardFn for Judge {
         let groups = groups(samples);
         let judged = join_all(groups.iter().map(async |members| {
             let inputs: Vec<&ScoreInput> = members.iter().map(|i| &samples[*i]).collect();
-            self.group(&inputs).await
+            self.score_group(&inputs).await
         }))
         .await;
         let mut values = vec![None; samples.len()];
@@ -335,7 +237,7 @@ impl RewardFn for Judge {
     }
 }
 
-/// The samples of each prompt: equal messages and metadata.
+/// The indices of the samples of each prompt, which share messages and metadata.
 fn groups(samples: &[ScoreInput]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (i, sample) in samples.iter().enumerate() {

@@ -1,115 +1,111 @@
-//! A circuit breaker: after failures in a row a service is left alone for a while, then probed by
-//! one request, whose success closes the circuit. The pattern is Nygard's, *Release It!*.
+//! A circuit breaker (Nygard, *Release It!*): after consecutive failures no request is sent for a
+//! while, then one request probes the service; its success closes the circuit.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-enum State {
-    /// Asked; so many attempts have failed in a row.
+enum CircuitState {
+    /// Requests are sent; the last `failures` attempts have failed.
     Closed { failures: u32 },
-    /// Not asked before `until`.
+    /// No request is sent before `until`.
     Open { until: Instant },
-    /// One request is under way to see whether the service is back; it began at `since`.
+    /// One request, started at `since`, tests whether the service has recovered.
     Probing { since: Instant },
 }
 
-/// What an attempt's end did to the circuit.
+/// The effect of an attempt's result on the circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// Nothing.
+pub(super) enum CircuitChange {
+    /// No change.
     None,
-    /// The service is left alone from now on (or again, after a failed probe).
+    /// The circuit opened, for the first time or after a failed probe.
     Opened,
-    /// The service is back.
+    /// The service has recovered.
     Closed,
 }
 
-/// Decides whether a service is asked.
+/// Decides whether a request may be sent.
 pub(super) struct Breaker {
     threshold: u32,
     cooldown: Duration,
-    state: Mutex<State>,
+    state: Mutex<CircuitState>,
 }
 
 impl Breaker {
-    /// Opens for `cooldown` after `threshold` failures in a row.
+    /// A breaker that opens for `cooldown` after `threshold` consecutive failures.
     pub(super) fn new(threshold: u32, cooldown: Duration) -> Self {
-        Self { threshold, cooldown, state: Mutex::new(State::Closed { failures: 0 }) }
+        Self { threshold, cooldown, state: Mutex::new(CircuitState::Closed { failures: 0 }) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CircuitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leave for one attempt; `None` while the service is left alone.
-    pub(super) fn admit(&self, now: Instant) -> Option<Pass<'_>> {
+    /// A permit for one attempt; `None` while the circuit is open or probing.
+    pub(super) fn admit(&self, now: Instant) -> Option<Permit<'_>> {
         let mut state = self.state();
         let probe = match *state {
-            State::Closed { .. } => false,
-            State::Open { until } if now >= until => {
-                *state = State::Probing { since: now };
+            CircuitState::Closed { .. } => false,
+            CircuitState::Open { until } if now >= until => {
+                *state = CircuitState::Probing { since: now };
                 true
             }
-            State::Open { .. } | State::Probing { .. } => return None,
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return None,
         };
-        Some(Pass { breaker: self, probe, settled: false })
+        Some(Permit { breaker: self, probe, settled: false })
     }
 }
 
-/// Leave for one attempt. A probe that is dropped unsettled, its future cancelled, lets the next
-/// request probe.
-pub(super) struct Pass<'a> {
+/// Permission for one attempt. If a probe's permit is dropped without a result (its future was
+/// cancelled), the next request probes.
+pub(super) struct Permit<'a> {
     breaker: &'a Breaker,
     probe: bool,
     settled: bool,
 }
 
-impl Pass<'_> {
+impl Permit<'_> {
     /// The service answered.
-    pub(super) fn succeeded(mut self) -> Change {
+    pub(super) fn succeeded(mut self) -> CircuitChange {
         self.settled = true;
         let mut state = self.breaker.state();
-        match *state {
-            State::Probing { .. } if self.probe => {
-                *state = State::Closed { failures: 0 };
-                Change::Closed
-            }
-            State::Closed { .. } => {
-                *state = State::Closed { failures: 0 };
-                Change::None
-            }
-            // An attempt from before the circuit opened says nothing of now.
-            State::Open { .. } | State::Probing { .. } => Change::None,
-        }
+        let change = match *state {
+            CircuitState::Closed { .. } => CircuitChange::None,
+            CircuitState::Probing { .. } if self.probe => CircuitChange::Closed,
+            // The attempt started before the circuit opened, so it does not show the current state.
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return CircuitChange::None,
+        };
+        *state = CircuitState::Closed { failures: 0 };
+        change
     }
 
     /// The service failed.
-    pub(super) fn failed(mut self, now: Instant) -> Change {
+    pub(super) fn failed(mut self, now: Instant) -> CircuitChange {
         self.settled = true;
+        let Breaker { threshold, cooldown, .. } = *self.breaker;
         let mut state = self.breaker.state();
         match *state {
-            State::Closed { failures } if failures + 1 < self.breaker.threshold => {
-                *state = State::Closed { failures: failures + 1 };
-                Change::None
+            CircuitState::Closed { failures } if failures + 1 < threshold => {
+                *state = CircuitState::Closed { failures: failures + 1 };
+                return CircuitChange::None;
             }
-            State::Probing { .. } if !self.probe => Change::None,
-            State::Open { .. } => Change::None,
-            State::Closed { .. } | State::Probing { .. } => {
-                *state = State::Open { until: now + self.breaker.cooldown };
-                Change::Opened
-            }
+            CircuitState::Closed { .. } => {}
+            CircuitState::Probing { .. } if self.probe => {}
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return CircuitChange::None,
         }
+        *state = CircuitState::Open { until: now + cooldown };
+        CircuitChange::Opened
     }
 }
 
-impl Drop for Pass<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if self.settled || !self.probe {
             return;
         }
         let mut state = self.breaker.state();
-        if let State::Probing { since } = *state {
-            *state = State::Open { until: since };
+        if let CircuitState::Probing { since } = *state {
+            *state = CircuitState::Open { until: since };
         }
     }
 }
@@ -118,58 +114,58 @@ impl Drop for Pass<'_> {
 mod tests {
     use super::*;
 
-    const REST: Duration = Duration::from_secs(10);
+    const COOLDOWN: Duration = Duration::from_secs(10);
 
     #[test]
-    fn opens_after_failures_in_a_row_and_closes_after_a_probe() {
-        let breaker = Breaker::new(3, REST);
+    fn opens_after_consecutive_failures_and_closes_after_a_probe() {
+        let breaker = Breaker::new(3, COOLDOWN);
         let start = Instant::now();
         let fail = |now| breaker.admit(now).unwrap().failed(now);
-        assert_eq!([fail(start), fail(start)], [Change::None; 2]);
-        // A success between starts the count again.
-        assert_eq!(breaker.admit(start).unwrap().succeeded(), Change::None);
+        assert_eq!([fail(start), fail(start)], [CircuitChange::None; 2]);
+        // A success resets the count.
+        assert_eq!(breaker.admit(start).unwrap().succeeded(), CircuitChange::None);
         assert_eq!(
             [fail(start), fail(start), fail(start)],
-            [Change::None, Change::None, Change::Opened]
+            [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
         );
-        assert!(breaker.admit(start + REST / 2).is_none());
-        // One probe at a time; a failed one opens the circuit for another rest.
-        let later = start + REST;
+        assert!(breaker.admit(start + COOLDOWN / 2).is_none());
+        // One probe at a time; a failed one opens the circuit for another cooldown.
+        let later = start + COOLDOWN;
         let probe = breaker.admit(later).unwrap();
         assert!(breaker.admit(later).is_none());
-        assert_eq!(probe.failed(later), Change::Opened);
-        assert!(breaker.admit(later + REST / 2).is_none());
-        let back = later + REST;
-        assert_eq!(breaker.admit(back).unwrap().succeeded(), Change::Closed);
+        assert_eq!(probe.failed(later), CircuitChange::Opened);
+        assert!(breaker.admit(later + COOLDOWN / 2).is_none());
+        let back = later + COOLDOWN;
+        assert_eq!(breaker.admit(back).unwrap().succeeded(), CircuitChange::Closed);
         assert_eq!(
             [fail(back), fail(back), fail(back)],
-            [Change::None, Change::None, Change::Opened]
+            [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
         );
     }
 
     #[test]
-    fn a_cancelled_probe_makes_room_for_the_next() {
-        let breaker = Breaker::new(1, REST);
+    fn after_a_cancelled_probe_the_next_request_probes() {
+        let breaker = Breaker::new(1, COOLDOWN);
         let start = Instant::now();
-        assert_eq!(breaker.admit(start).unwrap().failed(start), Change::Opened);
-        drop(breaker.admit(start + REST).unwrap());
-        assert_eq!(breaker.admit(start + REST).unwrap().succeeded(), Change::Closed);
+        assert_eq!(breaker.admit(start).unwrap().failed(start), CircuitChange::Opened);
+        drop(breaker.admit(start + COOLDOWN).unwrap());
+        assert_eq!(breaker.admit(start + COOLDOWN).unwrap().succeeded(), CircuitChange::Closed);
     }
 
     #[test]
-    fn latecomers_change_nothing() {
-        let breaker = Breaker::new(1, REST);
+    fn results_of_earlier_attempts_do_not_change_an_open_circuit() {
+        let breaker = Breaker::new(1, COOLDOWN);
         let start = Instant::now();
         let (first, second, third) = (
             breaker.admit(start).unwrap(),
             breaker.admit(start).unwrap(),
             breaker.admit(start).unwrap(),
         );
-        assert_eq!(first.failed(start), Change::Opened);
-        assert_eq!(second.succeeded(), Change::None);
+        assert_eq!(first.failed(start), CircuitChange::Opened);
+        assert_eq!(second.succeeded(), CircuitChange::None);
         assert!(breaker.admit(start).is_none());
-        let probe = breaker.admit(start + REST).unwrap();
-        assert_eq!(third.failed(start + REST), Change::None);
-        assert_eq!(probe.succeeded(), Change::Closed);
+        let probe = breaker.admit(start + COOLDOWN).unwrap();
+        assert_eq!(third.failed(start + COOLDOWN), CircuitChange::None);
+        assert_eq!(probe.succeeded(), CircuitChange::Closed);
     }
 }

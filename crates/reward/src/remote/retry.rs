@@ -1,4 +1,4 @@
-//! How long to wait before asking again.
+//! Delays between attempts.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,15 +6,15 @@ use chrono::DateTime;
 
 use super::limits::CallLimits;
 
-/// The wait before retry `n` (from 0): `d = min(max_backoff, backoff x 2^n)`, then from `d / 2` to
-/// `d` by `unit` in 0..1, so that callers who failed together do not come back together ("equal
-/// jitter" of the AWS Architecture Blog).
+/// The delay before retry `n` (from 0): with `d = min(max_backoff, backoff x 2^n)`, a value between
+/// `d / 2` and `d`, chosen by `unit` in 0..1. Callers that failed together so retry at different
+/// times ("equal jitter", AWS Architecture Blog).
 pub(super) fn backoff(limits: &CallLimits, n: u32, unit: f64) -> Duration {
     let doubled = limits.backoff.saturating_mul(2_u32.saturating_pow(n));
     doubled.min(limits.max_backoff).mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
 }
 
-/// Reads `Retry-After` (RFC 9110, 10.2.3): seconds, or a date, which may have passed.
+/// Parses `Retry-After` (RFC 9110, 10.2.3): seconds, or a date, which may be in the past.
 pub(super) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     if let Ok(seconds) = value.parse::<u64>() {
@@ -32,7 +32,7 @@ mod tests {
     use crate::webhook::WebhookParams;
 
     #[test]
-    fn waits_double_up_to_the_longest() {
+    fn delays_double_up_to_the_maximum() {
         let limits = WebhookParams::new("https://a.example/").limits();
         let at = |n, unit| backoff(&limits, n, unit).as_millis();
         assert_eq!([at(0, 1.0), at(1, 1.0), at(2, 1.0), at(10, 1.0)], [200, 400, 800, 10_000]);
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_seconds_and_dates() {
+    fn parses_seconds_and_dates() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777); // RFC 9110's example
         let read = |text| retry_after(text, now).map(|d| d.as_secs());
         assert_eq!(read("120"), Some(120));
@@ -52,7 +52,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_wait_stays_within_its_bounds(n in 0_u32..100, unit in 0.0_f64..1.0) {
+        fn a_delay_stays_within_its_bounds(n in 0_u32..100, unit in 0.0_f64..1.0) {
             let limits = WebhookParams::new("https://a.example/").limits();
             let wait = backoff(&limits, n, unit);
             prop_assert!(wait >= limits.backoff / 2 && wait <= limits.max_backoff);

@@ -1,38 +1,43 @@
-//! The launcher: a process of the same binary that confines one run, watches over it, reports.
+//! The launcher: a process of the same binary that confines one run, supervises it and reports.
 //!
-//! It has one thread, an empty environment and no secret. Its own child becomes the interpreter; it
-//! stays outside, reads what the child writes up to a bound, and ends it at the deadline, when
-//! it writes too much, and when the daemon closes its end of the launcher's standard input (also by
-//! dying). As first process of its pid namespace, the child takes everything it started with it.
+//! It has one thread, an empty environment and no secrets. Its child becomes the interpreter. The
+//! launcher itself stays outside the confinement, reads the child's output up to a limit, and kills
+//! the child at the deadline, when it writes too much, and when the daemon closes the launcher's
+//! standard input (also by dying). The child is the first process of its pid namespace, so the
+//! kernel kills every process that it started.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::ExitCode;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-use super::confine::{Files, LANDLOCK_ENOUGH, Stage};
-use super::spec::{Ended, LaunchReply, LaunchSpec};
-use super::{Isolation, IsolationLayer, confine, namespaces, sys};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{PidfdFlags, Signal, geteuid, kill_process, pidfd_open};
 
-/// Longest line that is taken for a specification.
+use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
+use super::spec::{LaunchFailure, LaunchSpec};
+use super::types::{Isolation, IsolationLayer, RunOutcome, Status};
+use super::{confine, namespaces, sys};
+
+/// Longest line accepted as a specification.
 const SPEC_BYTES: usize = 64 << 20;
-/// Most that is kept of descriptor 4.
+/// Most bytes kept of descriptor 4.
 const REPORT_BYTES: usize = 1 << 20;
 
-/// Runs as the launcher: reads one specification from standard input, confines and runs what it
-/// says, writes the report to standard output.
+/// Runs as the launcher: reads one specification from standard input, runs its program confined,
+/// and writes the reply to standard output.
 ///
-/// To be called before anything starts a thread: a process with threads cannot enter a user
-/// namespace.
+/// Must be called before any thread starts: a process with threads cannot enter a user namespace.
 pub fn child_main() -> ExitCode {
-    let answer = match read_spec().and_then(|spec| supervise(&spec)) {
-        Ok(answer) => answer,
-        Err(Failure::Unavailable(reason)) => LaunchReply::Unavailable(reason),
-        Err(Failure::Failed(reason)) => LaunchReply::Failed(reason),
-    };
-    let Ok(text) = serde_json::to_vec(&answer) else { return ExitCode::FAILURE };
+    let reply = read_spec().and_then(|spec| supervise(&spec));
+    let Ok(text) = serde_json::to_vec(&reply) else { return ExitCode::FAILURE };
     let mut out = io::stdout().lock();
     match out.write_all(&text).and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,17 +45,13 @@ pub fn child_main() -> ExitCode {
     }
 }
 
-enum Failure {
-    Unavailable(String),
-    Failed(String),
+fn failed<E: Display>(step: &str) -> impl Fn(E) -> LaunchFailure + '_ {
+    move |error| LaunchFailure::Failed(format!("{step}: {error}"))
 }
 
-fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
-    move |error| Failure::Failed(format!("{what}: {error}"))
-}
-
-/// The line, byte by byte from a buffer of this function: standard input stays open behind it.
-fn read_spec() -> Result<LaunchSpec, Failure> {
+/// Reads the specification's line without `BufRead`, whose buffer would hold on to later bytes:
+/// standard input stays open.
+fn read_spec() -> Result<LaunchSpec, LaunchFailure> {
     let mut line = Vec::new();
     let mut chunk = [0; 64 * 1024];
     let mut input = io::stdin().lock();
@@ -58,196 +59,204 @@ fn read_spec() -> Result<LaunchSpec, Failure> {
         let count = input.read(&mut chunk).map_err(failed("reading the specification"))?;
         line.extend_from_slice(&chunk[..count]);
         if count == 0 || line.len() > SPEC_BYTES {
-            return Err(Failure::Failed("the specification is not one line of JSON".to_owned()));
+            let reason = "the specification is not one line of JSON";
+            return Err(LaunchFailure::Failed(reason.to_owned()));
         }
     }
-    serde_json::from_slice(&line).map_err(|e| Failure::Failed(format!("the specification: {e}")))
+    serde_json::from_slice(&line).map_err(failed("the specification"))
 }
 
-/// Enters what namespaces there are and says what is missing.
-fn isolate(spec: &LaunchSpec) -> Result<Isolation, Failure> {
+/// Enters the available namespaces and records the missing layers.
+fn isolate(spec: &LaunchSpec) -> Result<Isolation, LaunchFailure> {
+    let has = |layer| !spec.without.contains(&layer);
     let mut isolation = Isolation {
-        landlock_abi: confine::landlock_abi(&spec.without),
-        seccomp: !spec.without.contains(&IsolationLayer::Seccomp),
+        landlock_abi: if has(IsolationLayer::Landlock) { sys::landlock_abi() } else { 0 },
+        seccomp: has(IsolationLayer::Seccomp),
         ..Isolation::default()
     };
-    let entered = if spec.without.contains(&IsolationLayer::Namespaces) {
+    let entered = if !has(IsolationLayer::Namespaces) {
         Err("switched off".to_owned())
     } else {
-        let owner = if sys::is_root() { spec.uid } else { namespaces::INNER_ID };
-        namespaces::enter().and_then(|entered| {
+        let owner = if geteuid().is_root() { spec.uid } else { namespaces::INNER_ID };
+        namespaces::enter().and_then(|user_namespace| {
             namespaces::new_root(&spec.readable, spec.limits.scratch_mb, owner)?;
-            Ok(entered)
+            Ok(user_namespace)
         })
     };
     match entered {
-        Ok(entered) => {
+        Ok(user_namespace) => {
             isolation.namespaces = true;
-            isolation.user_namespace = entered.user;
+            isolation.user_namespace = user_namespace;
         }
         Err(reason) => isolation.missing.push(format!("namespaces: {reason}")),
     }
-    if isolation.landlock_abi < LANDLOCK_ENOUGH {
-        let abi = isolation.landlock_abi;
-        isolation.missing.push(format!("landlock: version {abi}, {LANDLOCK_ENOUGH} is needed"));
+    let landlock = isolation.landlock_abi;
+    if landlock < LANDLOCK_ENOUGH {
+        let text = format!("landlock: version {landlock}, {LANDLOCK_ENOUGH} is needed");
+        isolation.missing.push(text);
     }
-    let reasons = isolation.missing.join("; ");
-    let lacks = |what: &str| Err(Failure::Unavailable(format!("{what} ({reasons})")));
-    if !isolation.seccomp {
-        return lacks("system calls cannot be filtered: seccomp is switched off");
-    }
-    if !isolation.namespaces && isolation.landlock_abi < LANDLOCK_ENOUGH {
-        return lacks("files cannot be protected: neither a mount namespace nor landlock");
-    }
-    if !isolation.namespaces && spec.limits.processes {
-        return lacks("processes are to be allowed and there is no pid namespace to hold them");
-    }
-    Ok(isolation)
+    let lacking = if !isolation.seccomp {
+        "system calls cannot be filtered: seccomp is switched off"
+    } else if !isolation.namespaces && landlock < LANDLOCK_ENOUGH {
+        "files cannot be protected: neither a mount namespace nor landlock"
+    } else if !isolation.namespaces && spec.limits.processes {
+        "processes cannot be allowed without a pid namespace that contains them"
+    } else {
+        return Ok(isolation);
+    };
+    Err(LaunchFailure::Unavailable(format!("{lacking} ({})", isolation.missing.join("; "))))
 }
 
-fn supervise(spec: &LaunchSpec) -> Result<LaunchReply, Failure> {
+fn supervise(spec: &LaunchSpec) -> Result<RunOutcome, LaunchFailure> {
     sys::close_on_exec_from(3).map_err(failed("close_range"))?;
-    let (stdout, stdout_end) = sys::pipe().map_err(failed("pipe"))?;
-    let (stderr, stderr_end) = sys::pipe().map_err(failed("pipe"))?;
-    let (report, report_end) = sys::pipe().map_err(failed("pipe"))?;
-    let (told, tell) = sys::pipe().map_err(failed("pipe"))?;
-    let (launcher, alive) = sys::pipe().map_err(failed("pipe"))?;
-    let files = Files {
-        stdin: sys::sealed_file(spec.stdin.as_bytes()).map_err(failed("memfd"))?,
-        stdout: stdout_end,
-        stderr: stderr_end,
-        code: sys::sealed_file(spec.code.as_bytes()).map_err(failed("memfd"))?,
-        report: report_end,
-    };
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(failed("pipe"));
+    let (stdout, stdout_end) = pipe()?;
+    let (stderr, stderr_end) = pipe()?;
+    let (report, report_end) = pipe()?;
+    let (status, status_end) = pipe()?;
+    let (launcher, launcher_end) = pipe()?;
+    let stdin = sys::sealed_file(spec.stdin.as_bytes()).map_err(failed("memfd"))?;
+    let code = sys::sealed_file(spec.code.as_bytes()).map_err(failed("memfd"))?;
+    let files = [stdin, stdout_end, stderr_end, code, report_end];
     let isolation = isolate(spec)?;
-    let began = Instant::now();
-    let pid = match sys::fork().map_err(failed("fork"))? {
-        sys::Fork::Parent(pid) => pid,
-        sys::Fork::Child => {
-            drop(alive);
-            let mut tell = File::from(tell);
-            let stage = Stage { spec, isolation, launcher };
-            let reason = confine::run(stage, &files, |isolation| {
-                let line = serde_json::to_string(isolation).unwrap_or_default();
-                // If nobody reads it any more, the launcher is gone, and this process soon too.
-                let _ = writeln!(&tell, "{line}");
-            });
-            let _ = tell.write_all(reason.as_bytes());
-            sys::exit(127)
-        }
-    };
-    drop((files, tell, launcher));
-    let keep = spec.limits.output_bytes;
-    let mut streams = [
-        Stream::new(stdout, keep)?,
-        Stream::new(stderr, keep)?,
-        Stream::new(report, REPORT_BYTES)?,
-    ];
-    let early = sys::pidfd(pid)
-        .map_err(|e| Failure::Unavailable(format!("runs cannot be watched: pidfd_open: {e}")))
-        .and_then(|pidfd| watch(&pidfd, &mut streams, began + spec.limits.wall()));
-    if !matches!(early, Ok(None)) {
-        sys::kill(pid);
-    }
-    // Returns after everything in the pid namespace is gone too.
-    let (status, cpu) = sys::wait(pid).map_err(failed("wait4"))?;
-    let wall = began.elapsed().as_secs_f64();
-    let early = early?;
-    let [stdout, stderr, report] = streams.map(|mut stream| {
-        // What was written last; every writer has ended.
-        stream.drain();
-        stream
-    });
-    let isolation = began_with(told)?;
-    let ended = match early {
-        Some(ended) => ended,
-        None if stdout.over || stderr.over || report.over => Ended::Output,
-        None if libc::WIFSIGNALED(status) => Ended::Signal(libc::WTERMSIG(status)),
-        None => Ended::Exit(libc::WEXITSTATUS(status)),
-    };
-    let (stdout, stderr, report) = (stdout.text(), stderr.text(), report.text());
-    Ok(LaunchReply::Ran { ended, cpu, wall, stdout, stderr, report, isolation })
-}
-
-/// What the child said before it became the interpreter.
-fn began_with(told: OwnedFd) -> Result<Isolation, Failure> {
-    let mut text = String::new();
-    File::from(told).read_to_string(&mut text).map_err(failed("the run's isolation"))?;
-    let (line, reason) = text.split_once('\n').unwrap_or(("", &text));
-    if !reason.is_empty() {
-        return Err(if reason.starts_with("seccomp") || reason.starts_with("giving up root") {
-            Failure::Unavailable(reason.to_owned())
-        } else {
-            Failure::Failed(reason.to_owned())
+    let start = Instant::now();
+    let Some(pid) = sys::fork().map_err(failed("fork"))? else {
+        drop(launcher_end);
+        let mut status_end = File::from(status_end);
+        let setup = ChildSetup { spec, isolation, launcher };
+        let reason = confine::run(setup, &files, |isolation| {
+            let line = serde_json::to_string(isolation).unwrap_or_default();
+            // Fails only if the launcher has died, and then this process is killed too.
+            let _ = writeln!(&status_end, "{line}");
         });
+        let _ = status_end.write_all(reason.as_bytes());
+        sys::exit(127)
+    };
+    drop((files, status_end, launcher));
+    let limit = spec.limits.output_bytes;
+    let mut streams = [
+        OutputPipe::new(stdout, limit)?,
+        OutputPipe::new(stderr, limit)?,
+        OutputPipe::new(report, REPORT_BYTES)?,
+    ];
+    let early = pidfd_open(pid, PidfdFlags::empty())
+        .map_err(|e| LaunchFailure::Unavailable(format!("runs cannot be watched: pidfd_open: {e}")))
+        .and_then(|pidfd| watch(&pidfd, &mut streams, start + spec.limits.wall()));
+    if !matches!(early, Ok(None)) {
+        // The child has not been waited for, so its id has not been reused.
+        let _ = kill_process(pid, Signal::KILL);
     }
-    serde_json::from_str(line)
-        .map_err(|_| Failure::Failed("the run ended before the interpreter was started".to_owned()))
+    // Returns after every process in the pid namespace has ended.
+    let (exit, cpu) = sys::wait(pid).map_err(failed("wait4"))?;
+    let wall = start.elapsed();
+    let early = early?;
+    // All writers have ended; read the rest of their output.
+    streams.iter_mut().for_each(OutputPipe::drain);
+    let isolation = read_status(status)?;
+    let over = streams.iter().any(|stream| stream.over);
+    let [stdout, stderr, report] = streams.map(|stream| stream.text());
+    let status = match early {
+        Some(status) => status,
+        None if over => Status::Output,
+        None => classify(exit, &stderr, cpu, spec),
+    };
+    Ok(RunOutcome { status, stdout, stderr, report, wall, cpu, isolation })
 }
 
-/// Reads until the child ends: `None`; or says why it must be ended.
+/// The status of a program that was not killed by the launcher.
+fn classify(exit: ExitStatus, stderr: &str, cpu: Duration, spec: &LaunchSpec) -> Status {
+    let cpu_limit = Duration::from_secs(spec.limits.cpu_seconds());
+    let cpu_is_spent = cpu + Duration::from_millis(100) >= cpu_limit;
+    let last = stderr.trim_end().lines().next_back().unwrap_or_default();
+    match (exit.signal(), exit.code().unwrap_or_default()) {
+        (Some(libc::SIGXCPU), _) => Status::Timeout,
+        (Some(libc::SIGKILL), _) if cpu_is_spent => Status::Timeout,
+        (Some(signal), _) => Status::Killed { signal },
+        (None, 0) => Status::Ok,
+        (None, _) if last.starts_with("MemoryError") => Status::Memory,
+        (None, exit) => Status::Error { exit },
+    }
+}
+
+/// Reads the child's isolation, or its reason for not becoming the interpreter.
+fn read_status(pipe: OwnedFd) -> Result<Isolation, LaunchFailure> {
+    let mut text = String::new();
+    File::from(pipe).read_to_string(&mut text).map_err(failed("the run's isolation"))?;
+    let (line, reason) = text.split_once('\n').unwrap_or(("", &text));
+    if reason.starts_with("seccomp") || reason.starts_with("giving up root") {
+        return Err(LaunchFailure::Unavailable(reason.to_owned()));
+    }
+    if !reason.is_empty() {
+        return Err(LaunchFailure::Failed(reason.to_owned()));
+    }
+    let ended_early = "the run ended before the interpreter was started";
+    serde_json::from_str(line).map_err(|_| LaunchFailure::Failed(ended_early.to_owned()))
+}
+
+/// Reads output until the child ends (`None`) or must be killed (with this status).
 fn watch(
     pidfd: &OwnedFd,
-    streams: &mut [Stream; 3],
+    streams: &mut [OutputPipe; 3],
     deadline: Instant,
-) -> Result<Option<Ended>, Failure> {
-    let event = |fd: i32, events| libc::pollfd { fd, events, revents: 0 };
+) -> Result<Option<Status>, LaunchFailure> {
+    let input = io::stdin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Ok(Some(Ended::Deadline));
+            return Ok(Some(Status::Timeout));
         }
-        let input = io::stdin().as_raw_fd();
-        let mut fds = vec![event(pidfd.as_raw_fd(), libc::POLLIN), event(input, 0)];
-        // Closed streams are left out: poll ignores negative descriptors.
-        fds.extend(streams.iter().map(|s| event(s.descriptor(), libc::POLLIN)));
-        let left = left + Duration::from_millis(1);
-        sys::poll(&mut fds, left.as_millis().min(60_000) as libc::c_int).map_err(failed("poll"))?;
-        if fds[1].revents != 0 {
-            return Err(Failure::Failed("the daemon went away".to_owned()));
+        let timeout = Timespec::try_from(left.min(Duration::from_secs(60)));
+        let timeout = timeout.map_err(failed("the deadline"))?;
+        let mut fds =
+            vec![PollFd::new(pidfd, PollFlags::IN), PollFd::new(&input, PollFlags::empty())];
+        let open = streams.iter().filter_map(|stream| stream.pipe.as_ref());
+        fds.extend(open.map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(failed("poll")(error)),
         }
-        for (stream, fd) in streams.iter_mut().zip(&fds[2..]) {
-            if fd.revents != 0 {
-                stream.drain();
-            }
+        let [ended, daemon_gone] = [0, 1].map(|i| !fds[i].revents().is_empty());
+        if daemon_gone {
+            return Err(LaunchFailure::Failed("the daemon went away".to_owned()));
+        }
+        for stream in streams.iter_mut() {
+            stream.drain();
             if stream.over {
-                return Ok(Some(Ended::Output));
+                return Ok(Some(Status::Output));
             }
         }
-        if fds[0].revents != 0 {
+        if ended {
             return Ok(None);
         }
     }
 }
 
-/// One of the child's pipes and what came through it.
-struct Stream {
+/// The reading end of one of the child's pipes, with the bytes read from it.
+struct OutputPipe {
+    /// `None` after the end of the stream.
     pipe: Option<File>,
     kept: Vec<u8>,
-    bound: usize,
+    limit: usize,
+    /// Whether the child wrote more than `limit` bytes.
     over: bool,
 }
 
-impl Stream {
-    fn new(pipe: OwnedFd, bound: usize) -> Result<Self, Failure> {
-        sys::set_nonblocking(&pipe).map_err(failed("pipe"))?;
-        Ok(Self { pipe: Some(pipe.into()), kept: Vec::new(), bound, over: false })
+impl OutputPipe {
+    fn new(pipe: OwnedFd, limit: usize) -> Result<Self, LaunchFailure> {
+        fcntl_setfl(&pipe, OFlags::NONBLOCK).map_err(failed("pipe"))?;
+        Ok(Self { pipe: Some(pipe.into()), kept: Vec::new(), limit, over: false })
     }
 
-    fn descriptor(&self) -> i32 {
-        self.pipe.as_ref().map_or(-1, AsRawFd::as_raw_fd)
-    }
-
-    /// Takes what is there, up to the bound.
+    /// Reads all available bytes, up to the limit.
     fn drain(&mut self) {
         let mut chunk = [0; 16 * 1024];
         while let Some(pipe) = &mut self.pipe {
             match pipe.read(&mut chunk) {
                 Ok(0) => self.pipe = None,
                 Ok(count) => {
-                    let room = (self.bound - self.kept.len()).min(count);
-                    self.kept.extend_from_slice(&chunk[..room]);
-                    if room < count {
+                    let fits = (self.limit - self.kept.len()).min(count);
+                    self.kept.extend_from_slice(&chunk[..fits]);
+                    if fits < count {
                         self.over = true;
                         return;
                     }

@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use hone_core::config::Checked;
 use hone_core::config::range::between;
 
-/// Where code of completions and graders runs.
+/// The sandbox for code from completions and graders.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SandboxConfig {
-    /// The Python interpreter: a path, or a name to be found on `PATH`.
+    /// The Python interpreter: a path, or a name to look up on `PATH`.
     pub python: PathBuf,
-    /// Programs that may run at once.
+    /// Programs that may run at the same time.
     pub concurrency: usize,
-    /// The user id that programs get where the daemon is root; nothing else should run under it.
+    /// The user id of programs if the daemon is root; no other process should use it.
     pub uid: u32,
 }
 

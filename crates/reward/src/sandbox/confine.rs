@@ -1,149 +1,165 @@
-//! The last steps before the interpreter: everything that a process can only do to itself.
+//! The child's steps between fork and exec: the restrictions that a process can only put on itself.
 
+use std::fmt::Display;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::Command;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Resource, Signal, geteuid, set_parent_process_death_signal, setsid};
+use rustix::thread::{
+    Gid, Uid, UnshareFlags, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
 
-use super::namespaces::SCRATCH;
+use super::namespaces::{DEVICES, SCRATCH};
 use super::spec::LaunchSpec;
-use super::syscalls::Open;
-use super::{Isolation, IsolationLayer, sys, syscalls};
+use super::syscalls::Permitted;
+use super::types::{Isolation, IsolationLayer};
+use super::{sys, syscalls};
 
-/// The least Landlock that can stand in for a mount namespace: from version 3 on it also holds
-/// truncation (Linux 6.2).
+/// The first Landlock ABI that can replace a mount namespace: version 3 (Linux 6.2) also restricts
+/// truncation.
 pub(super) const LANDLOCK_ENOUGH: u32 = 3;
 
-/// What the interpreter finds in its environment.
-const ENVIRONMENT: [&str; 4] = ["LANG=C.UTF-8", "HOME=/scratch", "TMPDIR=/scratch", "PATH="];
+/// The interpreter's environment.
+const ENVIRONMENT: [(&str, &str); 4] =
+    [("LANG", "C.UTF-8"), ("HOME", SCRATCH), ("TMPDIR", SCRATCH), ("PATH", "")];
 
-/// The program's descriptors.
-pub(super) struct Files {
-    /// Standard input.
-    pub stdin: OwnedFd,
-    /// Standard output.
-    pub stdout: OwnedFd,
-    /// Standard error.
-    pub stderr: OwnedFd,
-    /// Descriptor 3.
-    pub code: OwnedFd,
-    /// Descriptor 4.
-    pub report: OwnedFd,
-}
-
-/// What the launcher has found out before it split.
-pub(super) struct Stage<'a> {
+/// The child's inputs from the launcher.
+pub(super) struct ChildSetup<'a> {
     /// The run.
     pub spec: &'a LaunchSpec,
-    /// Namespaces, so far.
+    /// The layers that the launcher has set up.
     pub isolation: Isolation,
-    /// Closes when the launcher ends.
+    /// A pipe that closes when the launcher ends.
     pub launcher: OwnedFd,
 }
 
-/// Confines this process and becomes the interpreter; returns only if a step failed.
+/// Confines this process and executes the interpreter with `files` as its descriptors 0 to 4;
+/// returns only if a step failed, with the reason.
 ///
-/// `tell` gets what the run is confined by, just before that.
-pub(super) fn run(stage: Stage<'_>, files: &Files, tell: impl FnOnce(&Isolation)) -> String {
-    match prepare(stage, files, tell) {
-        Ok((program, space)) => format!("starting the interpreter: {}", program.exec(space)),
+/// `report` gets the complete isolation just before system calls are filtered.
+pub(super) fn run(
+    setup: ChildSetup<'_>,
+    files: &[OwnedFd; 5],
+    report: impl FnOnce(&Isolation),
+) -> String {
+    let bytes = setup.spec.limits.memory_mb << 20;
+    match prepare(setup, files, report) {
+        Ok(program) => format!("starting the interpreter: {}", sys::exec(program, bytes)),
         Err(reason) => reason,
     }
 }
 
 fn prepare(
-    stage: Stage<'_>,
-    files: &Files,
-    tell: impl FnOnce(&Isolation),
-) -> Result<(sys::Program, u64), String> {
-    let Stage { spec, mut isolation, launcher } = stage;
-    let program = sys::Program::new(&spec.argv, &ENVIRONMENT).map_err(said("the command"))?;
-    place(files).map_err(said("descriptors"))?;
-    sys::new_session().map_err(said("setsid"))?;
-    if sys::is_root() {
-        sys::become_user(spec.uid).map_err(said("giving up root"))?;
+    setup: ChildSetup<'_>,
+    files: &[OwnedFd; 5],
+    report: impl FnOnce(&Isolation),
+) -> Result<Command, String> {
+    let ChildSetup { spec, mut isolation, launcher } = setup;
+    let (interpreter, arguments) = spec.argv.split_first().ok_or("the command: it is empty")?;
+    let mut program = Command::new(interpreter);
+    program.args(arguments).env_clear().envs(ENVIRONMENT);
+    place(files).map_err(at("descriptors"))?;
+    setsid().map_err(at("setsid"))?;
+    if geteuid().is_root() {
+        become_user(spec.uid).map_err(at("giving up root"))?;
         isolation.user_id = Some(spec.uid);
     }
-    // Threads are counted by user and user namespace; in one of its own this run counts alone.
+    // The kernel counts threads by user and user namespace: in its own, this run counts alone.
     let alone = isolation.user_namespace
-        || (isolation.namespaces && sys::unshare(libc::CLONE_NEWUSER).is_ok());
+        || (isolation.namespaces && sys::unshare(UnshareFlags::NEWUSER).is_ok());
     isolation.user_namespace = alone;
-    // After the change of user, which would undo it.
-    sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong)
-        .map_err(said("the parent's death signal"))?;
-    if gone(&launcher) {
+    // After the change of user, which would reset it.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(at("the parent's death signal"))?;
+    if has_ended(&launcher) {
         sys::exit(1);
     }
-    limits(spec, alone).map_err(said("limits"))?;
-    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(said("no_new_privs"))?;
+    set_limits(spec, alone).map_err(at("limits"))?;
+    set_no_new_privs(true).map_err(at("no_new_privs"))?;
     let writable = isolation.namespaces && spec.limits.scratch_mb > 0;
     if isolation.landlock_abi > 0 {
-        let status = landlock(&spec.readable, writable).map_err(|e| format!("landlock: {e}"))?;
+        let status = landlock(&spec.readable, writable).map_err(at("landlock"))?;
         if status == RulesetStatus::NotEnforced {
-            return Err("landlock: the kernel has it and did not enforce it".to_owned());
+            return Err("landlock: the kernel supports it but did not enforce it".to_owned());
         }
     }
     let directory = if isolation.namespaces { SCRATCH } else { "/" };
-    std::env::set_current_dir(directory).map_err(said("the working directory"))?;
-    tell(&isolation);
+    std::env::set_current_dir(directory).map_err(at("the working directory"))?;
+    report(&isolation);
     if !spec.without.contains(&IsolationLayer::Seccomp) {
-        let open = Open {
+        let permitted = Permitted {
             threads: alone,
             processes: spec.limits.processes,
             signals: isolation.namespaces,
             writing: writable,
         };
-        syscalls::restrict(open).map_err(|e| format!("seccomp: {e}"))?;
+        syscalls::restrict(permitted).map_err(at("seccomp"))?;
     }
-    Ok((program, spec.limits.address_space()))
+    Ok(program)
 }
 
-fn said(what: &'static str) -> impl Fn(std::io::Error) -> String {
-    move |error| format!("{what}: {error}")
+fn at<E: Display>(step: &'static str) -> impl Fn(E) -> String {
+    move |error| format!("{step}: {error}")
 }
 
-/// Puts the files on descriptors 0 to 4. Moved up first, so that none is overwritten before it is
-/// copied.
-fn place(files: &Files) -> std::io::Result<()> {
-    let wanted = [&files.stdin, &files.stdout, &files.stderr, &files.code, &files.report];
-    let above = wanted.map(|fd| sys::duplicate(fd, 16));
+/// Puts the files on descriptors 0 to 4. Copies them to 16 and above first, so that none is
+/// overwritten before it is copied.
+fn place(files: &[OwnedFd; 5]) -> io::Result<()> {
+    let above = files.each_ref().map(|fd| fcntl_dupfd_cloexec(fd, 16));
     for (target, fd) in (0..).zip(above) {
         sys::duplicate_onto(&fd?, target)?;
     }
     Ok(())
 }
 
-/// Whether the launcher has ended: its end of the pipe is closed.
-fn gone(launcher: &OwnedFd) -> bool {
-    use std::os::fd::AsRawFd;
-
-    let mut fds = [libc::pollfd { fd: launcher.as_raw_fd(), events: 0, revents: 0 }];
-    sys::poll(&mut fds, 0).is_err() || fds[0].revents != 0
-}
-
-/// Every limit but the address space, which [`sys::Program::exec`] sets.
-fn limits(spec: &LaunchSpec, alone: bool) -> std::io::Result<()> {
-    let limits = &spec.limits;
-    sys::limit(libc::RLIMIT_CPU, limits.cpu_seconds())?;
-    sys::limit(libc::RLIMIT_FSIZE, limits.file_bytes())?;
-    sys::limit(libc::RLIMIT_NOFILE, 64)?;
-    sys::limit(libc::RLIMIT_CORE, 0)?;
-    sys::limit(libc::RLIMIT_MEMLOCK, 0)?;
-    sys::limit(libc::RLIMIT_MSGQUEUE, 0)?;
-    if alone {
-        sys::limit(libc::RLIMIT_NPROC, limits.tasks)?;
+/// Gives up root permanently: groups, group, user, and with the user every capability. These calls
+/// change one thread only, and this process has one.
+fn become_user(id: u32) -> io::Result<()> {
+    let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    set_thread_res_uid(user, user, user)?;
+    // Must fail now; otherwise the process has kept privileges.
+    if id != 0 && set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
+        return Err(io::Error::other("root could be regained after it was given up"));
     }
     Ok(())
 }
 
-/// Leaves nothing to be opened but `readable`, and the scratch directory if `writable`; no TCP, no
-/// signals or abstract sockets out of here, as far as the kernel's version goes.
+/// Whether the launcher has ended and so closed its end of the pipe.
+fn has_ended(launcher: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(launcher, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
+}
+
+/// Sets every limit but the address space, which [`sys::exec`] sets.
+fn set_limits(spec: &LaunchSpec, alone: bool) -> io::Result<()> {
+    let limits = &spec.limits;
+    sys::limit(Resource::Cpu, limits.cpu_seconds())?;
+    sys::limit(Resource::Fsize, limits.scratch_mb << 20)?;
+    sys::limit(Resource::Nofile, 64)?;
+    sys::limit(Resource::Core, 0)?;
+    sys::limit(Resource::Memlock, 0)?;
+    sys::limit(Resource::Msgqueue, 0)?;
+    if alone {
+        sys::limit(Resource::Nproc, limits.tasks)?;
+    }
+    Ok(())
+}
+
+/// Restricts file access to reading `readable`, [`DEVICES`], and if `writable` the scratch
+/// directory. Also forbids TCP, and signals and abstract sockets to processes outside, as far as
+/// the kernel's ABI version supports it.
 fn landlock(readable: &[PathBuf], writable: bool) -> Result<RulesetStatus, landlock::RulesetError> {
     let abi = ABI::V6;
-    let devices = ["/dev/null", "/dev/zero", "/dev/urandom"].map(Path::new);
     let scratch = writable.then_some(SCRATCH);
     let all = AccessFs::from_all(abi);
     let status = Ruleset::default()
@@ -153,13 +169,8 @@ fn landlock(readable: &[PathBuf], writable: bool) -> Result<RulesetStatus, landl
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(readable, AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules(devices, AccessFs::ReadFile | AccessFs::WriteFile))?
+        .add_rules(path_beneath_rules(DEVICES, AccessFs::ReadFile | AccessFs::WriteFile))?
         .add_rules(path_beneath_rules(scratch, all & !AccessFs::Execute))?
         .restrict_self()?;
     Ok(status.ruleset)
-}
-
-/// The version of Landlock's interface here; 0 where there is none or it is not wanted.
-pub(super) fn landlock_abi(without: &[IsolationLayer]) -> u32 {
-    if without.contains(&IsolationLayer::Landlock) { 0 } else { sys::landlock_abi() }
 }

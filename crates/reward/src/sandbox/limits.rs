@@ -1,12 +1,12 @@
-//! What one run may use.
+//! The resource limits of one run.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::SandboxError;
+use super::error::SandboxError;
 
-/// What one run may use.
+/// The resources that one run may use.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Time from the interpreter's start to its end, in milliseconds; 10 to 600,000. Processor time
@@ -14,14 +14,14 @@ pub struct Limits {
     pub wall_ms: u64,
     /// Address space of each process, in MiB; 32 to 65,536. Python itself takes about 20.
     pub memory_mb: u64,
-    /// Bytes kept of standard output and, apart, of standard error; 0 to 16 MiB. More ends the run.
+    /// Bytes kept of standard output, and of standard error; 0 to 16 MiB. More ends the run.
     pub output_bytes: usize,
-    /// Size of the private scratch directory, in MiB, 0 to 1,024; 0 leaves nothing writable. Where
-    /// there is no mount namespace to hold it, nothing is writable either.
+    /// Size of the private scratch directory, in MiB; 0 to 1,024. With 0, or without a mount
+    /// namespace to contain it, nothing is writable.
     pub scratch_mb: u64,
-    /// Threads, or threads and processes, at once; 1 to 256.
+    /// Threads and processes that may exist at the same time; 1 to 256.
     pub tasks: u64,
-    /// Whether processes may be started. Needs a pid namespace and is refused without one.
+    /// Whether processes may be started. The run is refused without a pid namespace.
     pub processes: bool,
 }
 
@@ -39,10 +39,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Refuses what is out of range.
+    /// Checks every range.
     ///
     /// # Errors
-    /// Names the limit, its value and what is allowed.
+    /// The first limit that is out of range.
     pub fn check(&self) -> Result<(), SandboxError> {
         let checks = [
             ("wall_ms", self.wall_ms, 10, 600_000),
@@ -59,24 +59,14 @@ impl Limits {
         Ok(())
     }
 
-    /// The wall time.
+    /// The wall time as a duration.
     pub fn wall(&self) -> Duration {
         Duration::from_millis(self.wall_ms)
     }
 
-    /// Processor seconds: the wall time rounded up and one more, so that
-    /// the wall clock is what normally ends a run.
+    /// Processor seconds: the wall time rounded up, plus one, so that normally the wall clock ends a
+    /// run.
     pub(super) fn cpu_seconds(&self) -> u64 {
         self.wall_ms.div_ceil(1_000) + 1
-    }
-
-    /// The address space in bytes.
-    pub(super) fn address_space(&self) -> u64 {
-        self.memory_mb << 20
-    }
-
-    /// The longest file in bytes.
-    pub(super) fn file_bytes(&self) -> u64 {
-        self.scratch_mb << 20
     }
 }

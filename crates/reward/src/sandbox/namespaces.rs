@@ -1,116 +1,122 @@
-//! A world of its own: namespaces, and a root directory with nothing in it but the interpreter.
+//! Namespaces, and a root directory that contains only the interpreter's files.
 
 use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{env, fs, io};
+
+use rustix::mount::{
+    MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive,
+    mount_change, mount_remount, unmount,
+};
+use rustix::process::{getegid, geteuid, pivot_root};
+use rustix::thread::UnshareFlags;
 
 use super::sys;
 
-/// Where the program may write, if anywhere.
+/// The program's only writable directory, if it has one.
 pub(super) const SCRATCH: &str = "/scratch";
 
-/// The id that the program sees itself as in a user namespace: nobody.
+/// The program's user and group id in a user namespace: the conventional unprivileged id.
 pub(super) const INNER_ID: u32 = 65_534;
 
-const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS;
+/// The devices that a program may use.
+pub(super) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
 
-/// `MOUNT_ATTR_RDONLY`, `_NOSUID`, `_NODEV`, `_NOEXEC` of `linux/mount.h`.
-const READ_ONLY: u64 = 1;
-const NO_SUID: u64 = 2;
-const NO_DEVICES: u64 = 4;
-const NO_EXEC: u64 = 8;
+const NAMESPACES: UnshareFlags = UnshareFlags::NEWNS
+    .union(UnshareFlags::NEWPID)
+    .union(UnshareFlags::NEWNET)
+    .union(UnshareFlags::NEWIPC)
+    .union(UnshareFlags::NEWUTS);
 
-/// Directories to mount the new root on: in the new mount namespace only, so what they hold here is
-/// hidden from nobody else.
+/// Directories on which the new root can be mounted. The mount hides their content in the new mount
+/// namespace only.
 const MOUNT_POINTS: [&str; 3] = ["/sys", "/mnt", "/srv"];
 
-/// Which namespaces were entered.
-pub(super) struct Entered {
-    /// Whether that took a user namespace (the launcher is not root).
-    pub user: bool,
-}
-
-/// Enters new mount, pid (for children), network, IPC and UTS namespaces: as root directly, else
-/// through a user namespace in which this process is [`INNER_ID`].
+/// Enters new mount, pid (for children), network, IPC and UTS namespaces: directly as root, else
+/// through a user namespace in which this process is [`INNER_ID`]. Returns whether a user namespace
+/// was entered.
 ///
 /// # Errors
-/// Says which step the kernel refused. Nothing has changed then.
-pub(super) fn enter() -> Result<Entered, String> {
-    if sys::is_root() {
-        sys::unshare(NAMESPACES).map_err(|e| format!("unshare as root: {e}"))?;
-        return Ok(Entered { user: false });
+/// Names the step that the kernel refused.
+pub(super) fn enter() -> Result<bool, String> {
+    let (user, group) = (geteuid(), getegid());
+    if user.is_root() {
+        sys::unshare(NAMESPACES).map_err(at("unshare as root"))?;
+        return Ok(false);
     }
-    let (user, group) = sys::ids();
-    sys::unshare(NAMESPACES | libc::CLONE_NEWUSER)
-        .map_err(|e| format!("unshare with a user namespace: {e}"))?;
+    sys::unshare(NAMESPACES | UnshareFlags::NEWUSER)
+        .map_err(at("unshare with a user namespace"))?;
     let maps = [
         ("setgroups", "deny".to_owned()),
-        ("uid_map", format!("{INNER_ID} {user} 1")),
-        ("gid_map", format!("{INNER_ID} {group} 1")),
+        ("uid_map", format!("{INNER_ID} {} 1", user.as_raw())),
+        ("gid_map", format!("{INNER_ID} {} 1", group.as_raw())),
     ];
     for (file, text) in maps {
-        fs::write(format!("/proc/self/{file}"), text).map_err(|e| format!("{file}: {e}"))?;
+        fs::write(format!("/proc/self/{file}"), text).map_err(at(file))?;
     }
-    Ok(Entered { user: true })
+    Ok(true)
 }
 
-/// Builds a root of the `readable` paths, read-only, and a scratch directory of `scratch_mb` MiB
-/// owned by `owner`, and moves into it. Nothing else exists there: no `/proc`, no home, no devices
-/// but `null`, `zero` and `urandom`.
+/// An error of one step.
+fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
+    move |error| format!("{step}: {error}")
+}
+
+/// Builds a root with the `readable` paths, read-only, [`DEVICES`], and a scratch directory of
+/// `scratch_mb` MiB owned by `owner`, and moves into it.
 ///
 /// # Errors
-/// Says which mount the kernel refused.
+/// Names the mount that the kernel refused.
 pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Result<(), String> {
-    let said = |what: &str| {
-        let what = what.to_owned();
-        move |error: io::Error| format!("{what}: {error}")
-    };
-    let private = libc::MS_REC | libc::MS_PRIVATE;
-    sys::mount(c"none", c"/", None, private, None).map_err(said("making mounts private"))?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .map_err(at("making mounts private"))?;
     let base = MOUNT_POINTS.map(Path::new).into_iter().find(|path| path.is_dir());
-    let base = base.ok_or_else(|| format!("none of {} exists", MOUNT_POINTS.join(", ")))?;
-    let c_base = sys::c_path(base).map_err(said("the new root"))?;
-    let plain = libc::MS_NOSUID | libc::MS_NODEV;
-    sys::mount(c"tmpfs", &c_base, Some(c"tmpfs"), plain, Some(c"size=1m,mode=755"))
-        .map_err(said("the new root"))?;
+    let base = base.ok_or_else(|| format!("no directory among {}", MOUNT_POINTS.join(", ")))?;
+    let plain = MountFlags::NOSUID | MountFlags::NODEV;
+    mount(c"tmpfs", base, c"tmpfs", plain, c"size=1m,mode=755").map_err(at("the new root"))?;
 
+    let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NOSUID;
     let mut links = BTreeSet::new();
     for path in readable {
-        bind(base, path, READ_ONLY | NO_SUID | NO_DEVICES)
-            .map_err(said(&path.display().to_string()))?;
-        links.extend(top_level_link(path));
+        bind(base, path, read_only | MountAttrFlags::MOUNT_ATTR_NODEV)
+            .map_err(at(&path.display().to_string()))?;
+        links.extend(top_level_links(path));
     }
-    for device in ["/dev/null", "/dev/zero", "/dev/urandom"].map(Path::new) {
-        if device.exists() {
-            bind(base, device, READ_ONLY | NO_SUID | NO_EXEC)
-                .map_err(said(&device.display().to_string()))?;
+    for device in DEVICES {
+        if Path::new(device).exists() {
+            bind(base, Path::new(device), read_only | MountAttrFlags::MOUNT_ATTR_NOEXEC)
+                .map_err(at(device))?;
         }
     }
     for (link, target) in links {
-        std::os::unix::fs::symlink(target, inside(base, &link)).map_err(said("a link"))?;
+        std::os::unix::fs::symlink(target, inside(base, &link)).map_err(at("a link"))?;
     }
 
     let scratch = inside(base, Path::new(SCRATCH));
-    fs::create_dir(&scratch).map_err(said("the scratch directory"))?;
+    fs::create_dir(&scratch).map_err(at("the scratch directory"))?;
     if scratch_mb > 0 {
         let options = format!("size={scratch_mb}m,nr_inodes=1024,mode=700,uid={owner},gid={owner}");
-        let options = std::ffi::CString::new(options).map_err(|e| e.to_string())?;
-        let target = sys::c_path(&scratch).map_err(said("the scratch directory"))?;
-        sys::mount(c"tmpfs", &target, Some(c"tmpfs"), plain | libc::MS_NOEXEC, Some(&options))
-            .map_err(said("the scratch directory"))?;
+        let options = CString::new(options).map_err(|e| e.to_string())?;
+        mount(c"tmpfs", &scratch, c"tmpfs", plain | MountFlags::NOEXEC, options.as_c_str())
+            .map_err(at("the scratch directory"))?;
     }
-    std::env::set_current_dir(base).map_err(said("the new root"))?;
-    sys::pivot_here().map_err(said("pivot_root"))?;
-    let again = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | plain;
-    sys::mount(c"none", c"/", None, again, None).map_err(said("making the root read-only"))
+    env::set_current_dir(base).map_err(at("the new root"))?;
+    // Pivoting onto itself stacks the old root on the new one, from where it is detached
+    // (pivot_root(2), "pivot_root(".", ".")").
+    pivot_root(".", ".")
+        .and_then(|()| unmount(".", UnmountFlags::DETACH))
+        .map_err(io::Error::from)
+        .and_then(|()| env::set_current_dir("/"))
+        .map_err(at("pivot_root"))?;
+    mount_remount("/", MountFlags::BIND | MountFlags::RDONLY | plain, c"")
+        .map_err(at("making the root read-only"))
 }
 
-/// Makes `path` appear below `base` with these attributes added.
-fn bind(base: &Path, path: &Path, attributes: u64) -> io::Result<()> {
+/// Makes `path` visible below `base` and adds `attributes` to the mount.
+fn bind(base: &Path, path: &Path, attributes: MountAttrFlags) -> io::Result<()> {
     let target = inside(base, path);
     if path.is_dir() {
         fs::create_dir_all(&target)?;
@@ -118,18 +124,17 @@ fn bind(base: &Path, path: &Path, attributes: u64) -> io::Result<()> {
         target.parent().map_or(Ok(()), fs::create_dir_all)?;
         fs::File::create(&target)?;
     }
-    let (source, target) = (sys::c_path(path)?, sys::c_path(&target)?);
-    sys::mount(&source, &target, None, libc::MS_BIND | libc::MS_REC, None)?;
-    sys::add_mount_attributes(&target, attributes)
+    mount_bind_recursive(path, &target)?;
+    sys::add_mount_attributes(&CString::new(target.as_os_str().as_bytes())?, attributes)
 }
 
 fn inside(base: &Path, path: &Path) -> PathBuf {
     base.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Where `/usr/lib64/…` is readable and `/lib64` is a link to `usr/lib64`, that link: the ELF
-/// loader's own path goes through it.
-fn top_level_link(path: &Path) -> Vec<(PathBuf, PathBuf)> {
+/// The links `/lib` and `/lib64` with their targets, if they lead into `path`. The path of the ELF
+/// loader goes through them.
+fn top_level_links(path: &Path) -> Vec<(PathBuf, PathBuf)> {
     ["/lib", "/lib64"]
         .map(Path::new)
         .into_iter()

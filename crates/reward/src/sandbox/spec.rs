@@ -1,66 +1,37 @@
-//! What the daemon and its launcher say to each other: one JSON line in, one JSON document out.
+//! The messages between daemon and launcher: one JSON line in, one JSON document out.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Isolation, IsolationLayer, Limits};
+use super::limits::Limits;
+use super::types::IsolationLayer;
 
 /// One run, on the launcher's standard input. The daemon keeps that pipe open until it has the
-/// report; the launcher takes its closing as an order to end the run.
+/// reply; when the pipe closes, the launcher ends the run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LaunchSpec {
     /// The interpreter and its arguments.
     pub argv: Vec<String>,
-    /// What the interpreter may read: files and directories, canonical.
+    /// The files and directories that the interpreter may read, canonical.
     pub readable: Vec<PathBuf>,
-    /// What it may use.
+    /// The resources that the run may use.
     pub limits: Limits,
-    /// The id to take where the launcher is root.
+    /// The id to switch to if the launcher is root.
     pub uid: u32,
-    /// Layers to do without, as if the kernel had none.
+    /// Layers to treat as unsupported by the kernel.
     pub without: Vec<IsolationLayer>,
-    /// On descriptor 3.
+    /// The content of descriptor 3.
     pub code: String,
-    /// On descriptor 0.
+    /// The content of descriptor 0.
     pub stdin: String,
 }
 
-/// How the run ended.
+/// Why the launcher did not run the interpreter. Its reply is a `Result<RunOutcome, LaunchFailure>`.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Ended {
-    /// By itself with this code.
-    Exit(i32),
-    /// By this signal.
-    Signal(i32),
-    /// At its deadline.
-    Deadline,
-    /// Having written too much.
-    Output,
-}
-
-/// What came of it, on the launcher's standard output.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum LaunchReply {
-    /// It ran.
-    Ran {
-        /// How it ended.
-        ended: Ended,
-        /// Processor seconds used.
-        cpu: f64,
-        /// Wall time in seconds.
-        wall: f64,
-        /// Its standard output.
-        stdout: String,
-        /// Its standard error.
-        stderr: String,
-        /// What it wrote to descriptor 4.
-        report: String,
-        /// What it ran under.
-        isolation: Isolation,
-    },
-    /// An isolation that has no equivalent here is missing.
+pub(super) enum LaunchFailure {
+    /// A layer and its substitute are missing.
     Unavailable(String),
-    /// Something else failed before the interpreter ran.
+    /// Another step failed.
     Failed(String),
 }

@@ -1,4 +1,4 @@
-//! A Rhai engine that can do nothing but compute, and not for long.
+//! A Rhai engine that can only compute, within limits.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,24 +11,24 @@ use rhai::{Dynamic, Engine, EvalAltResult, FLOAT, INT, Position};
 
 use crate::math::parse_number;
 
-/// Patterns that are kept compiled; a script that makes up more is in error.
+/// Compiled patterns kept per script; a script that uses more fails.
 const PATTERNS: usize = 64;
-/// Size of a compiled pattern in bytes.
+/// Size limit of a compiled pattern in bytes.
 const PATTERN_BYTES: usize = 1 << 18;
-/// Bytes of text that the helpers may look at in one evaluation: their work is not counted as
+/// Bytes of text that the helpers may scan in one evaluation. Rhai does not count their work as
 /// operations.
-const SCANNED: u64 = 64 << 20;
-/// Operations between two looks at the clock.
-const LOOK: u64 = 512;
+const SCAN_BUDGET: u64 = 64 << 20;
+/// Operations between two checks of the deadline.
+const CLOCK_INTERVAL: u64 = 512;
 
 thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
-    static LEFT: Cell<u64> = const { Cell::new(SCANNED) };
+    static SCAN_LEFT: Cell<u64> = const { Cell::new(SCAN_BUDGET) };
 }
 
-type Answer<T> = Result<T, Box<EvalAltResult>>;
+type Evaluated<T> = Result<T, Box<EvalAltResult>>;
 
-/// An engine without modules, `eval`, printing or sleeping, with bounds on operations, recursion
+/// An engine without modules, `eval`, printing or sleeping, and with limits on operations, recursion
 /// and the size of every value.
 pub(crate) fn restricted(operations: u64) -> Engine {
     let mut engine = Engine::new_raw();
@@ -45,34 +45,35 @@ pub(crate) fn restricted(operations: u64) -> Engine {
         .set_max_functions(200);
     engine.on_print(|_| {}).on_debug(|_, _, _| {});
     engine.on_progress(|operations| {
-        let late = operations % LOOK == 0 && DEADLINE.get().is_some_and(|d| Instant::now() >= d);
+        let late =
+            operations % CLOCK_INTERVAL == 0 && DEADLINE.get().is_some_and(|d| Instant::now() >= d);
         late.then(|| Dynamic::from("out of time"))
     });
-    // The standard package can put the thread to sleep.
+    // Override the standard package's `sleep`, which would block the thread.
     engine.register_fn("sleep", |_: INT| {});
     engine.register_fn("sleep", |_: FLOAT| {});
     engine
 }
 
-/// Adds the helpers that reward scripts have.
+/// Registers the helper functions of reward scripts.
 pub(super) fn add_helpers(engine: &mut Engine) {
     engine.register_fn("contains", |text: &str, part: &str| scan(text).map(|t| t.contains(part)));
-    engine.register_fn("count", |text: &str, part: &str| -> Answer<INT> {
+    engine.register_fn("count", |text: &str, part: &str| -> Evaluated<INT> {
         if part.is_empty() {
             return Ok(0);
         }
         Ok(INT::try_from(scan(text)?.matches(part).count()).unwrap_or(INT::MAX))
     });
-    engine.register_fn("extract_tag", |text: &str, tag: &str| -> Answer<Dynamic> {
+    engine.register_fn("extract_tag", |text: &str, tag: &str| -> Evaluated<Dynamic> {
         Ok(between(scan(text)?, tag).map_or(Dynamic::UNIT, |inner| inner.to_owned().into()))
     });
-    engine.register_fn("to_number", |text: &str| -> Answer<Dynamic> {
+    engine.register_fn("to_number", |text: &str| -> Evaluated<Dynamic> {
         Ok(parse_number(scan(text)?).map_or(Dynamic::UNIT, Dynamic::from_float))
     });
-    // A missing answer has no number.
+    // A missing tag has no number.
     engine.register_fn("to_number", |(): ()| Dynamic::UNIT);
     let compiled: Mutex<HashMap<String, Regex>> = Mutex::default();
-    engine.register_fn("matches", move |text: &str, pattern: &str| -> Answer<bool> {
+    engine.register_fn("matches", move |text: &str, pattern: &str| -> Evaluated<bool> {
         let mut compiled = compiled.lock().map_err(|_| "matches: a pattern panicked")?;
         if let Some(regex) = compiled.get(pattern) {
             return Ok(regex.is_match(scan(text)?));
@@ -92,33 +93,33 @@ pub(super) fn add_helpers(engine: &mut Engine) {
     });
 }
 
-/// Pays for looking at a text.
-fn scan(text: &str) -> Answer<&str> {
-    let left = LEFT.get().checked_sub(text.len() as u64);
-    LEFT.set(left.unwrap_or(0));
+/// Charges the length of `text` to the scan budget.
+fn scan(text: &str) -> Evaluated<&str> {
+    let left = SCAN_LEFT.get().checked_sub(text.len() as u64);
+    SCAN_LEFT.set(left.unwrap_or(0));
     match left {
         Some(_) => Ok(text),
         None => Err(EvalAltResult::ErrorTooManyOperations(Position::NONE).into()),
     }
 }
 
-/// What stands between the last `<tag>` that is closed and its `</tag>`, trimmed.
+/// The trimmed text between the last closed `<tag>` and its `</tag>`.
 fn between<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (before, _) = text.rsplit_once(&format!("</{tag}>"))?;
     let (_, inner) = before.rsplit_once(&format!("<{tag}>"))?;
     Some(inner.trim())
 }
 
-/// Evaluates with fresh budgets; `f` ends soon after `deadline`.
+/// Evaluates with a full scan budget; the engine stops `f` soon after `deadline`.
 pub(crate) fn until<T>(deadline: Instant, f: impl FnOnce() -> T) -> T {
     DEADLINE.set(Some(deadline));
-    let answer = fresh(f);
+    let value = with_scan_budget(f);
     DEADLINE.set(None);
-    answer
+    value
 }
 
-/// Evaluates with a fresh budget of text to look at.
-pub(super) fn fresh<T>(f: impl FnOnce() -> T) -> T {
-    LEFT.set(SCANNED);
+/// Evaluates with a full scan budget.
+pub(super) fn with_scan_budget<T>(f: impl FnOnce() -> T) -> T {
+    SCAN_LEFT.set(SCAN_BUDGET);
     f()
 }

@@ -1,20 +1,20 @@
-//! `script`: a reward written in [Rhai](https://rhai.rs), for what no built-in part computes.
+//! `script`: a reward written in [Rhai](https://rhai.rs), for values that no built-in part computes.
 //!
-//! The script sees `text` (the completion), `tokens` (its length), `prompt` (the last user message),
-//! `messages` (maps of `role` and `content`) and `metadata` (a map), all constant, and has Rhai's
+//! A script sees the constants `text` (the completion), `tokens` (its length), `prompt` (the last
+//! user message), `messages` (maps of `role` and `content`) and `metadata` (a map). It has Rhai's
 //! standard functions and these:
 //!
 //! | function | value |
 //! | --- | --- |
-//! | `contains(text, part)` | whether it is in there |
-//! | `count(text, part)` | how often, without overlaps; 0 for an empty part |
-//! | `extract_tag(text, "answer")` | trimmed inside of the last `<answer>…</answer>`, or `()` |
-//! | `to_number(text)` | the number, read as `numeric_match` does, or `()` |
+//! | `contains(text, part)` | whether `text` contains `part` |
+//! | `count(text, part)` | number of non-overlapping occurrences; 0 for an empty part |
+//! | `extract_tag(text, "answer")` | trimmed content of the last `<answer>…</answer>`, or `()` |
+//! | `to_number(text)` | the number, parsed as in `numeric_match`, or `()` |
 //! | `matches(text, pattern)` | whether the regular expression matches anywhere |
 //!
-//! Its last value is the reward: a number, a boolean (1 or 0), or `()` for a missing one. A script
-//! that fails or exceeds its limits gives a missing value too, with one warning for all its life. It
-//! can neither read nor write anything, and the same input gives the same value.
+//! The script's last value is the reward: a number, a boolean (1 or 0), or `()` for a missing one. A
+//! script that fails or exceeds its limits yields a missing value too; the first failure is logged. It
+//! runs on the caller's thread, has no input or output, and is deterministic.
 
 pub(crate) mod engine;
 mod params;
@@ -22,31 +22,31 @@ mod params;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use rhai::{AST, Dynamic, Engine, Map, Scope};
+use rhai::{AST, Dynamic, Engine, EvalAltResult, Map, ParseError, Scope};
 
 use hone_core::types::Role;
 
-use super::{RewardFn, ScoreInput};
+use crate::{RewardFn, ScoreInput};
 
 pub use params::ScriptParams;
 
-/// What is wrong with a script.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a script has no value.
+#[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    /// It is not Rhai.
-    #[error("source does not compile, line {line}, column {column}: {reason}")]
+    /// It does not compile.
+    #[error("source does not compile, line {line}, column {column}: {}", .source.err_type())]
     Compile {
-        /// From 1.
+        /// Line of the error, from 1.
         line: usize,
-        /// From 1.
+        /// Column of the error, from 1.
         column: usize,
-        /// What is wrong there.
-        reason: String,
+        /// The syntax error.
+        source: ParseError,
     },
-    /// It was stopped, or failed.
+    /// It failed or exceeded a limit.
     #[error("the script failed: {0}")]
-    Run(String),
-    /// Its value is no reward.
+    Run(#[source] Box<EvalAltResult>),
+    /// Its value is not a reward.
     #[error("the script's value is {0}; it must be a finite number, a boolean or ()")]
     Value(String),
 }
@@ -62,27 +62,26 @@ impl ScriptReward {
     /// Compiles the script.
     ///
     /// # Errors
-    /// Names the line and column of what does not compile.
+    /// If the script does not compile, with line and column.
     pub fn new(params: &ScriptParams) -> Result<Self, ScriptError> {
         let mut engine = engine::restricted(params.max_operations);
         engine::add_helpers(&mut engine);
         let script = engine.compile(&params.source).map_err(|error| ScriptError::Compile {
             line: error.position().line().unwrap_or(1),
             column: error.position().position().unwrap_or(1),
-            reason: error.err_type().to_string(),
+            source: error,
         })?;
         Ok(Self { engine, script, warned: AtomicBool::new(false) })
     }
 
-    /// The value for one completion; `None` where the script answers `()`.
+    /// The value for one completion; `None` if the script returns `()`.
     ///
     /// # Errors
-    /// If the script fails, exceeds a limit, or answers something else.
+    /// If the script fails, exceeds a limit, or returns a value that is not a reward.
     pub fn evaluate(&self, input: &ScoreInput) -> Result<Option<f64>, ScriptError> {
         let mut scope = scope(input);
         let run = || self.engine.eval_ast_with_scope::<Dynamic>(&mut scope, &self.script);
-        let value = engine::fresh(run).map_err(|error| ScriptError::Run(error.to_string()))?;
-        let wrong = || ScriptError::Value(shortened(&value));
+        let value = engine::with_scan_budget(run).map_err(ScriptError::Run)?;
         if value.is_unit() {
             return Ok(None);
         }
@@ -90,9 +89,9 @@ impl ScriptReward {
             (Ok(number), ..) => number,
             (_, Ok(number), _) => number as f64,
             (.., Ok(holds)) => f64::from(u8::from(holds)),
-            _ => return Err(wrong()),
+            _ => f64::NAN,
         };
-        if number.is_finite() { Ok(Some(number)) } else { Err(wrong()) }
+        if number.is_finite() { Ok(Some(number)) } else { Err(ScriptError::Value(excerpt(&value))) }
     }
 }
 
@@ -102,7 +101,7 @@ impl RewardFn for ScriptReward {
         let value = |input| {
             self.evaluate(input).unwrap_or_else(|error| {
                 if !self.warned.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, "a scripted reward is missing; further ones stay silent");
+                    tracing::warn!(%error, "a script reward failed; later failures are not logged");
                 }
                 None
             })
@@ -117,9 +116,7 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
         .messages
         .iter()
         .map(|message| {
-            let role = serde_json::to_value(message.role).ok();
-            let role = role.as_ref().and_then(|r| r.as_str()).unwrap_or_default().to_owned();
-            let pairs = [("role", role), ("content", message.content.clone())];
+            let pairs = [("role", message.role.as_str()), ("content", &message.content)];
             Dynamic::from(pairs.into_iter().map(|(k, v)| (k.into(), v.into())).collect::<Map>())
         })
         .collect();
@@ -135,8 +132,8 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
     scope
 }
 
-/// A value's kind and beginning, for an error.
-fn shortened(value: &Dynamic) -> String {
+/// A value's type and first characters, for an error.
+fn excerpt(value: &Dynamic) -> String {
     let text: String = value.to_string().chars().take(40).collect();
     format!("the {} `{text}`", value.type_name())
 }

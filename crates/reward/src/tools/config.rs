@@ -1,4 +1,4 @@
-//! The keys of `[graders]`: who answers for the models that OpenAI's graders name.
+//! The keys of `[graders]`: the endpoint of the models that OpenAI's graders name.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,35 +8,35 @@ use hone_core::config::secret::{Secret, from_environment};
 
 use crate::remote::{CallLimits, call_limits, check_url};
 
-/// What `score_model` and `label_model` graders ask. The model named `self` is this server's own
-/// base model; every other name is asked of the endpoint.
+/// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
+/// model; the endpoint serves every other name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GradersConfig {
-    /// An OpenAI-compatible endpoint such as `https://api.example/v1`; empty has none.
+    /// An OpenAI-compatible endpoint such as `https://api.example/v1`; empty for none.
     pub base_url: String,
-    /// Environment variable with the API key; empty sends none.
+    /// Environment variable that contains the API key; empty sends no key.
     pub api_key_env: String,
-    /// What the loader found in `api_key_env`.
+    /// The key that the loader read from `api_key_env`.
     #[serde(skip)]
     pub api_key: Option<Secret>,
-    /// Questions at once.
+    /// Requests at the same time.
     pub max_concurrency: usize,
     /// Milliseconds for one attempt, from connecting to the last byte.
     pub timeout_ms: u64,
-    /// Attempts after the first, on a failed connection, 408, 429 and 5xx only.
+    /// Retries, only after a failed connection, 408, 429 or 5xx.
     pub retries: u32,
-    /// Milliseconds before the first retry; each further one waits twice as long, jittered.
+    /// Milliseconds before the first retry; doubles for each further one, with jitter.
     pub backoff_ms: u64,
-    /// Longest wait between attempts, in milliseconds; also for `Retry-After`.
+    /// Longest delay between attempts in milliseconds; also limits `Retry-After`.
     pub max_backoff_ms: u64,
-    /// Failed attempts in a row that open the circuit.
+    /// Consecutive failed attempts that open the circuit.
     pub breaker_failures: u32,
-    /// Milliseconds that an open circuit rests before one request probes the service.
+    /// Milliseconds that the circuit stays open before one request probes the service.
     pub breaker_cooldown_ms: u64,
-    /// Longest answer in bytes.
+    /// Size limit of an answer in bytes.
     pub max_response_bytes: usize,
-    /// Whether plain http may leave this machine.
+    /// Whether plain http to other machines is allowed.
     pub allow_http: bool,
 }
 
@@ -60,12 +60,12 @@ impl Default for GradersConfig {
 }
 
 impl GradersConfig {
-    /// How the endpoint is called.
+    /// The endpoint's call limits.
     pub fn limits(&self) -> CallLimits {
         call_limits!(self)
     }
 
-    /// Looks up the API key that `api_key_env` names.
+    /// Looks up the environment variable that `api_key_env` names.
     ///
     /// # Errors
     /// The rest of a sentence that begins with the key.

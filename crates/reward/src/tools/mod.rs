@@ -1,4 +1,8 @@
-//! What some kinds of reward need besides their parameters.
+//! Resources that some kinds of reward share: models, the sandbox and metrics.
+//!
+//! [`Tools`] is built once at startup and passed to [`Routes::with`](crate::Routes::with). A kind
+//! whose resource is missing is refused by name. [`Tools::backends`] adapts them to OpenAI's
+//! graders. Calls run in the caller's task.
 
 mod config;
 mod endpoint;
@@ -10,44 +14,43 @@ use async_trait::async_trait;
 
 use hone_core::metrics::Metrics;
 
-use super::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
-use super::judge::{JudgeModel, JudgeSampling, OWN_MODEL};
-use super::sandbox::Sandbox;
+use crate::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
+use crate::judge::{JudgeModel, JudgeSampling, OWN_MODEL};
+use crate::sandbox::Sandbox;
 
 pub use config::GradersConfig;
 pub use endpoint::GraderEndpoint;
 pub use python::LazySandbox;
 
-/// Tokens of an answer where a model grader names no limit.
+/// Token limit of an answer if the model grader sets none.
 const ANSWER_TOKENS: u32 = 512;
 
-/// Given to [`super::Routes::with`]. A kind whose tool is missing is refused by name.
+/// The resources that rewards may use.
 #[derive(Clone, Default)]
 pub struct Tools {
-    /// Where calls are counted.
+    /// The metrics that count calls.
     pub metrics: Option<Arc<Metrics>>,
     /// This server's base model, for judges with `base_url = "self"`.
     pub own_model: Option<Arc<dyn JudgeModel>>,
-    /// For the other models that graders name.
+    /// The endpoint of every other model that graders name.
     pub endpoint: Option<Arc<GraderEndpoint>>,
-    /// For Python of routes.
+    /// The sandbox for the Python of routes.
     pub sandbox: Option<Arc<Sandbox>>,
-    /// For Python of graders, which may come over HTTP without any route that needs it.
+    /// The sandbox for `python` graders, which may arrive over HTTP although no route needs it.
     pub python: Option<Arc<LazySandbox>>,
 }
 
 impl Tools {
-    /// What OpenAI graders may use of them.
+    /// The backends of OpenAI graders.
     pub fn backends(&self) -> Backends {
-        let models = Models { own: self.own_model.clone(), endpoint: self.endpoint.clone() };
         let code = self.python.clone().map(|python| python as _);
-        Backends { model: Some(Arc::new(models)), code }
+        Backends { model: Some(Arc::new(self.clone())), code }
     }
 
-    /// Whether somebody answers for a model that a grader names.
+    /// Checks that a model that a grader names can be reached.
     ///
     /// # Errors
-    /// The rest of a sentence that begins with what asks.
+    /// The rest of a sentence whose subject is the grader.
     pub(super) fn check_model(&self, model: &str) -> Result<(), String> {
         match model {
             OWN_MODEL if self.own_model.is_some() => Ok(()),
@@ -60,21 +63,16 @@ impl Tools {
 
 fn not_answered(model: &str) -> String {
     format!(
-        "it asks the model {model:?}, and graders.base_url names no endpoint that has it (this \
+        "it asks the model {model:?}, and graders.base_url names no endpoint that serves it (this \
          server's own base model is {OWN_MODEL:?})"
     )
 }
 
-/// The models that graders may ask.
-struct Models {
-    own: Option<Arc<dyn JudgeModel>>,
-    endpoint: Option<Arc<GraderEndpoint>>,
-}
-
+/// Chooses between this server's own model and the endpoint by the model's name.
 #[async_trait]
-impl ModelClient for Models {
+impl ModelClient for Tools {
     async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
-        match (request.model.as_str(), &self.own, &self.endpoint) {
+        match (request.model.as_str(), &self.own_model, &self.endpoint) {
             (OWN_MODEL, Some(own), _) => ask_own(own.as_ref(), request).await,
             (OWN_MODEL, None, _) => Err(ModelFailure::Server("no model is served".to_owned())),
             (_, _, Some(endpoint)) => endpoint.complete(request).await,
@@ -83,7 +81,7 @@ impl ModelClient for Models {
     }
 }
 
-/// This server's own model is held to no schema: a bare score or label is understood too.
+/// Asks this server's own model, which ignores the schema; the grader accepts bare scores and labels.
 async fn ask_own(own: &dyn JudgeModel, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
     let sampling = JudgeSampling {
         #[expect(clippy::cast_possible_truncation, reason = "a temperature of at most 2")]

@@ -1,4 +1,4 @@
-//! Python graders, each call in a sandbox process.
+//! Runs `python` graders, each call in a sandbox process.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use crate::code::{PythonGrader, PythonGraderError};
 use crate::grader::{CodeFailure, CodeRunner};
 use crate::sandbox::{Limits, Sandbox, SandboxError, Setup};
 
-/// A sandbox that is tried before it is trusted: once, when it is first needed.
+/// A sandbox that is created and probed on first use.
 pub struct LazySandbox {
     setup: Setup,
-    tried: OnceCell<Arc<Sandbox>>,
+    sandbox: OnceCell<Arc<Sandbox>>,
 }
 
 impl LazySandbox {
-    /// Nothing is started yet.
+    /// Stores the settings; starts nothing.
     pub fn new(setup: Setup) -> Self {
-        Self { setup, tried: OnceCell::new() }
+        Self { setup, sandbox: OnceCell::new() }
     }
 
-    /// The sandbox.
+    /// The sandbox, created and probed by the first successful call.
     ///
     /// # Errors
-    /// If code cannot be confined here; the next call tries again.
+    /// If code cannot be confined on this machine; the next call tries again.
     pub async fn get(&self) -> Result<Arc<Sandbox>, SandboxError> {
         let start = async || {
             let sandbox = Sandbox::new(self.setup.clone()).await?;
             let isolation = sandbox.probe().await?;
-            tracing::info!(?isolation, "sandbox tried");
+            tracing::info!(?isolation, "sandbox works");
             Ok(Arc::new(sandbox))
         };
-        self.tried.get_or_try_init(start).await.cloned()
+        self.sandbox.get_or_try_init(start).await.cloned()
     }
 }
 

@@ -1,10 +1,11 @@
-//! A part of the reward that another service computes: batches of samples are posted to it as
-//! JSON, signed, and its numbers taken back.
+//! `webhook`: a reward that another service computes. Batches of samples are posted to it as signed
+//! JSON.
 //!
 //! The request is `{id, route, name, samples: [{index, messages, completion, completion_tokens,
-//! metadata}]}`; the answer `{rewards: [0.5, null, ...]}`, one for each sample in order, or
-//! `{rewards: [{index, value}, ...]}`. Whatever goes wrong makes values missing, each with a
-//! counted reason, never zero. Range: the service's; typical weight: what its range asks for.
+//! metadata}]}`. The answer is `{rewards: [0.5, null, ...]}`, one value for each sample in order, or
+//! `{rewards: [{index, value}, ...]}`. Requests run as futures on the caller's task, at most
+//! `max_concurrency` at a time. Every failure makes values missing, never 0, and is counted by
+//! reason. Range and typical weight depend on the service.
 
 mod params;
 pub mod signature;
@@ -13,29 +14,30 @@ mod wire;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::header::{HeaderMap, HeaderName};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
+use wire::ParsedRewards;
 
 use hone_core::config::Secret;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 
-use super::remote::{CallError, Endpoint, Events};
-use super::{RewardFn, ScoreInput};
+use crate::remote::{CallError, CallEvents, Endpoint};
+use crate::{RewardFn, ScoreInput};
 
 pub use params::WebhookParams;
 
-/// The header that says which request an attempt belongs to: the same for all its retries.
+/// The header that identifies a request: all its attempts have the same value.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
 
 /// Why a webhook cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
-    /// The configuration was read without its environment.
+    /// The configuration was read without the environment.
     #[error("secret_env = `{0}` was not looked up: the configuration was not read by the loader")]
     Unresolved(String),
-    /// The HTTP client cannot be made.
+    /// The HTTP client cannot be built.
     #[error("url: {0}")]
     Call(#[from] CallError),
 }
@@ -46,14 +48,14 @@ pub struct Webhook {
     secret: Option<Secret>,
     max_batch: usize,
     slots: Semaphore,
-    events: Events,
+    events: CallEvents,
 }
 
 impl Webhook {
-    /// Prepares the part `part` of `route`; asks nothing yet.
+    /// Prepares the part `part` of `route`.
     ///
     /// # Errors
-    /// If a secret is named but not resolved, or the HTTP client cannot be made.
+    /// If a secret is named but not resolved, or the HTTP client cannot be built.
     pub fn new(
         params: &WebhookParams,
         route: &str,
@@ -68,50 +70,39 @@ impl Webhook {
             secret: params.secret.clone(),
             max_batch: params.max_batch.max(1),
             slots: Semaphore::new(params.max_concurrency.max(1)),
-            events: Events::new("webhook", route, part, metrics.reward_webhook.clone()),
+            events: CallEvents::new("webhook", route, part, metrics.reward_webhook.clone()),
         })
     }
 
-    /// The values of one batch, as many as it has samples.
+    /// The value of each sample of a batch.
     async fn batch(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
-        match self.ask(samples).await {
-            Ok(answer) => {
-                let read = wire::read(&answer, samples.len());
-                for (reason, count) in &read.missing {
-                    self.events.missing(reason, *count, &read.detail);
-                }
-                read.values
-            }
-            Err(error) => {
-                self.events.missing(error.reason(), samples.len(), &error.to_string());
-                vec![None; samples.len()]
-            }
+        let parsed = match self.ask(samples).await {
+            Ok(answer) => ParsedRewards::parse(&answer, samples.len()),
+            Err(e) => ParsedRewards::all_missing(e.reason(), samples.len(), e.to_string()),
+        };
+        for (reason, count) in &parsed.missing {
+            self.events.missing(reason, *count, &parsed.detail);
         }
+        parsed.values
     }
 
     async fn ask(&self, samples: &[ScoreInput]) -> Result<Vec<u8>, CallError> {
-        // Closed never: the semaphore lives as long as this.
+        // Acquiring cannot fail: the semaphore is never closed.
         let _slot = self.slots.acquire().await;
         let id = Uuid::now_v7().to_string();
-        let body = wire::request(&id, self.events.route(), self.events.part(), samples)
-            .map_err(|e| CallError::Broken(e.to_string()))?;
-        // Signed anew for each attempt, so that a late retry is not taken for a replay.
+        let body = wire::request(&id, &self.events.route, &self.events.part, samples);
+        // Each attempt has its own signature, so that a late retry does not look like a replay.
         let headers = || self.headers(&id, &body);
         self.endpoint.post(&body, headers, &self.events).await
     }
 
     fn headers(&self, id: &str, body: &[u8]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        if let Ok(id) = HeaderValue::from_str(id) {
-            headers.insert(IDEMPOTENCY_HEADER, id);
-        }
-        if let Some(secret) = &self.secret
-            && let Ok(value) =
-                HeaderValue::from_str(&signature::sign(secret, now_ms() / 1000, body))
-        {
-            headers.insert(signature::HEADER, value);
-        }
-        headers
+        let sign = |secret| signature::sign(secret, now_ms() / 1000, body);
+        let signature = self.secret.as_ref().map(sign);
+        [(IDEMPOTENCY_HEADER, Some(id.to_owned())), (signature::HEADER, signature)]
+            .into_iter()
+            .filter_map(|(name, value)| Some((HeaderName::from_static(name), value?.parse().ok()?)))
+            .collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Against servers on this machine.
+//! Tests with servers on this machine.
 
 use std::future::IntoFuture;
 use std::io::{BufRead, BufReader};
@@ -34,14 +34,14 @@ pub(super) fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
     outer.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// One request as a server saw it.
+/// A request that a server received.
 #[derive(Clone)]
-struct Seen {
+struct SeenRequest {
     headers: Headers,
     body: Bytes,
 }
 
-impl Seen {
+impl SeenRequest {
     fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -51,10 +51,10 @@ impl Seen {
     }
 }
 
-/// A server that answers the n-th request (from 0) by a function, and remembers the requests.
+/// A server that answers the n-th request (from 0) by a function and records the requests.
 struct Server {
     address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<SeenRequest>>>,
     task: JoinHandle<()>,
 }
 
@@ -72,10 +72,10 @@ impl Server {
     {
         let listener = tokio::net::TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<SeenRequest>>> = Arc::default();
         let log = Arc::clone(&seen);
         let handler = move |headers: Headers, body: Bytes| async move {
-            let seen = Seen { headers, body };
+            let seen = SeenRequest { headers, body };
             let json = seen.json();
             let n = {
                 let mut log = log.lock().unwrap();
@@ -95,7 +95,7 @@ impl Server {
         format!("http://{}/score", self.address)
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<SeenRequest> {
         self.seen.lock().unwrap().clone()
     }
 }
@@ -110,7 +110,7 @@ fn answer(value: Value) -> Response {
     axum::Json(value).into_response()
 }
 
-/// The length of each completion.
+/// Answers with the length of each completion.
 fn lengths(body: &Value) -> Response {
     let samples = body["samples"].as_array().unwrap();
     let lengths = samples.iter().map(|s| s["completion"].as_str().unwrap().len());
@@ -127,26 +127,26 @@ fn input(text: &str, answer: Option<&str>) -> ScoreInput {
     }
 }
 
-/// Quick waits; one failure does not yet open the circuit.
+/// Short delays; a single failure does not open the circuit.
 fn quick(url: &str) -> WebhookParams {
     WebhookParams { backoff_ms: 1, max_backoff_ms: 20, ..WebhookParams::new(url) }
 }
 
-struct Subject {
-    webhook: Webhook,
+struct TestWebhook {
+    inner: Webhook,
     metrics: Arc<Metrics>,
 }
 
-impl Subject {
+impl TestWebhook {
     fn new(params: &WebhookParams) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
-        let webhook = Webhook::new(params, "math", "remote", &metrics).unwrap();
-        Self { webhook, metrics }
+        let inner = Webhook::new(params, "math", "remote", &metrics).unwrap();
+        Self { inner, metrics }
     }
 
     async fn score(&self, texts: &[&str]) -> Vec<Option<f64>> {
         let inputs: Vec<ScoreInput> = texts.iter().map(|t| input(t, None)).collect();
-        self.webhook.score(&inputs).await
+        self.inner.score(&inputs).await
     }
 
     fn requests(&self, outcome: &str) -> u64 {
@@ -167,12 +167,13 @@ impl Subject {
 #[tokio::test]
 async fn posts_batches_and_keeps_their_order() {
     let server = Server::start(|_, body| lengths(body)).await;
-    let subject = Subject::new(&WebhookParams { max_batch: 2, ..quick(&server.url()) });
-    let values = subject.score(&["a", "bb", "ccc", "dddd", "eeeee"]).await;
+    let webhook = TestWebhook::new(&WebhookParams { max_batch: 2, ..quick(&server.url()) });
+    let values = webhook.score(&["a", "bb", "ccc", "dddd", "eeeee"]).await;
     assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0].map(Some));
     let seen = server.seen();
-    assert_eq!((seen.len(), subject.requests("ok")), (3, 3));
-    let body = seen.iter().map(Seen::json).find(|b| b["samples"][0]["completion"] == "a").unwrap();
+    assert_eq!((seen.len(), webhook.requests("ok")), (3, 3));
+    let body =
+        seen.iter().map(SeenRequest::json).find(|b| b["samples"][0]["completion"] == "a").unwrap();
     assert_eq!((&body["route"], &body["name"]), (&json!("math"), &json!("remote")));
     let expected = json!({
         "index": 1, "messages": [{"role": "user", "content": "6+1="}], "completion": "bb",
@@ -181,11 +182,11 @@ async fn posts_batches_and_keeps_their_order() {
     assert_eq!(body["samples"][1], expected);
     assert!(seen.iter().all(|s| s.header(IDEMPOTENCY_HEADER) == s.json()["id"].as_str().unwrap()));
     assert!(seen.iter().all(|s| !s.headers.contains_key(signature::HEADER)));
-    assert!(subject.score(&[]).await.is_empty());
+    assert!(webhook.score(&[]).await.is_empty());
 }
 
 #[tokio::test]
-async fn asks_again_with_the_same_key_where_that_may_help() {
+async fn retries_have_the_same_idempotency_key() {
     let statuses = [503, 429, 408];
     let server = Server::start(move |n, body| match statuses.get(n) {
         Some(status) => {
@@ -194,43 +195,43 @@ async fn asks_again_with_the_same_key_where_that_may_help() {
         None => lengths(body),
     })
     .await;
-    let subject = Subject::new(&WebhookParams { retries: 3, ..quick(&server.url()) });
-    assert_eq!(subject.score(&["abc"]).await, [Some(3.0)]);
+    let webhook = TestWebhook::new(&WebhookParams { retries: 3, ..quick(&server.url()) });
+    assert_eq!(webhook.score(&["abc"]).await, [Some(3.0)]);
     let seen = server.seen();
     assert_eq!(seen.len(), 4);
     assert!(seen.iter().all(|s| s.body == seen[0].body));
     let counted = ["server_error", "rate_limited", "client_error", "ok"];
-    assert_eq!(counted.map(|o| subject.requests(o)), [1; 4]);
-    assert_eq!(subject.missing("server_error"), 0);
+    assert_eq!(counted.map(|o| webhook.requests(o)), [1; 4]);
+    assert_eq!(webhook.missing("server_error"), 0);
 }
 
 #[tokio::test]
-async fn does_not_ask_again_where_that_cannot_help() {
+async fn client_errors_and_redirects_are_not_retried() {
     for (status, reason) in [(400, "client_error"), (404, "client_error"), (302, "redirect")] {
         let server = Server::start(move |_, _| {
             (StatusCode::from_u16(status).unwrap(), [("location", "/score")]).into_response()
         })
         .await;
-        let subject = Subject::new(&quick(&server.url()));
-        assert_eq!(subject.score(&["a", "b"]).await, [None, None]);
-        assert_eq!((server.seen().len(), subject.missing(reason)), (1, 2), "{status}");
-        assert!(!subject.is_open());
+        let webhook = TestWebhook::new(&quick(&server.url()));
+        assert_eq!(webhook.score(&["a", "b"]).await, [None, None]);
+        assert_eq!((server.seen().len(), webhook.missing(reason)), (1, 2), "{status}");
+        assert!(!webhook.is_open());
     }
 }
 
 #[tokio::test]
-async fn a_wait_that_is_too_long_is_not_waited_for() {
+async fn a_retry_after_beyond_the_maximum_is_not_waited_for() {
     let server = Server::start(|_, _| {
         (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "3600")]).into_response()
     })
     .await;
-    let subject = Subject::new(&quick(&server.url()));
-    assert_eq!(subject.score(&["a"]).await, [None]);
-    assert_eq!((server.seen().len(), subject.missing("rate_limited")), (1, 1));
+    let webhook = TestWebhook::new(&quick(&server.url()));
+    assert_eq!(webhook.score(&["a"]).await, [None]);
+    assert_eq!((server.seen().len(), webhook.missing("rate_limited")), (1, 1));
 }
 
 #[tokio::test]
-async fn a_slow_service_is_missing_and_not_asked_twice() {
+async fn a_slow_service_gives_missing_values_without_a_retry() {
     let app = Router::new().route(
         "/score",
         post(|| async {
@@ -240,14 +241,14 @@ async fn a_slow_service_is_missing_and_not_asked_twice() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let task = tokio::spawn(axum::serve(listener, app).into_future());
-    let subject = Subject::new(&WebhookParams { timeout_ms: 50, ..quick(&url) });
-    assert_eq!(subject.score(&["a"]).await, [None]);
-    assert_eq!((subject.requests("timeout"), subject.missing("timeout")), (1, 1));
+    let webhook = TestWebhook::new(&WebhookParams { timeout_ms: 50, ..quick(&url) });
+    assert_eq!(webhook.score(&["a"]).await, [None]);
+    assert_eq!((webhook.requests("timeout"), webhook.missing("timeout")), (1, 1));
     task.abort();
 }
 
 #[tokio::test]
-async fn failures_open_the_circuit_and_it_closes_by_itself() {
+async fn failures_open_the_circuit_and_a_probe_closes_it() {
     let healthy = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let switch = Arc::clone(&healthy);
     let server =
@@ -262,47 +263,47 @@ async fn failures_open_the_circuit_and_it_closes_by_itself() {
         breaker_cooldown_ms: 300,
         ..quick(&server.url())
     };
-    let subject = Subject::new(&params);
-    assert!(!subject.is_open());
+    let webhook = TestWebhook::new(&params);
+    assert!(!webhook.is_open());
     for _ in 0..2 {
-        assert_eq!(subject.score(&["a"]).await, [None]);
+        assert_eq!(webhook.score(&["a"]).await, [None]);
     }
-    assert!(subject.is_open());
+    assert!(webhook.is_open());
     healthy.store(true, std::sync::atomic::Ordering::SeqCst);
-    assert_eq!(subject.score(&["a"]).await, [None], "not asked while open");
-    assert_eq!((server.seen().len(), subject.missing("circuit_open")), (2, 1));
+    assert_eq!(webhook.score(&["a"]).await, [None], "not asked while open");
+    assert_eq!((server.seen().len(), webhook.missing("circuit_open")), (2, 1));
     tokio::time::sleep(Duration::from_millis(350)).await;
-    assert_eq!(subject.score(&["a"]).await, [Some(1.0)]);
-    assert!(!subject.is_open());
+    assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
+    assert!(!webhook.is_open());
 }
 
 #[tokio::test]
-async fn a_service_killed_in_mid_run_is_missing_and_comes_back() {
+async fn a_killed_service_gives_missing_values_until_it_is_back() {
     let server = Server::start(|_, body| lengths(body)).await;
     let (address, url) = (server.address, server.url());
     let params = WebhookParams { breaker_failures: 2, breaker_cooldown_ms: 50, ..quick(&url) };
-    let subject = Subject::new(&params);
-    assert_eq!(subject.score(&["a"]).await, [Some(1.0)]);
+    let webhook = TestWebhook::new(&params);
+    assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
     drop(server);
-    // Until the listener is gone and the kept connections with it.
-    while subject.score(&["a"]).await == [Some(1.0)] {
+    // Until the listener and its open connections are closed.
+    while webhook.score(&["a"]).await == [Some(1.0)] {
         tokio::task::yield_now().await;
     }
-    while !subject.is_open() {
-        assert_eq!(subject.score(&["a"]).await, [None]);
+    while !webhook.is_open() {
+        assert_eq!(webhook.score(&["a"]).await, [None]);
     }
     let _back = Server::on(address, |_, body| lengths(body)).await;
     let mut tries = 0;
-    while subject.score(&["abc"]).await != [Some(3.0)] {
+    while webhook.score(&["abc"]).await != [Some(3.0)] {
         tries += 1;
         assert!(tries < 200, "it did not recover");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(!subject.is_open());
+    assert!(!webhook.is_open());
 }
 
 #[tokio::test]
-async fn bad_answers_are_missing_with_their_reason() {
+async fn bad_answers_are_counted_by_reason() {
     let cases: [(Response, &str, u64); 5] = [
         ("not json".into_response(), "bad_answer", 2),
         (answer(json!({"rewards": [1]})), "too_few", 2),
@@ -317,14 +318,14 @@ async fn bad_answers_are_missing_with_their_reason() {
             Server::start(move |_, _| Response::from_parts(parts.clone(), bytes.clone().into()))
                 .await;
         let params = WebhookParams { max_response_bytes: 1000, ..quick(&server.url()) };
-        let subject = Subject::new(&params);
-        assert_eq!(subject.score(&["a", "b"]).await, [None, None], "{reason}");
-        assert_eq!((subject.missing(reason), server.seen().len()), (count, 1), "{reason}");
+        let webhook = TestWebhook::new(&params);
+        assert_eq!(webhook.score(&["a", "b"]).await, [None, None], "{reason}");
+        assert_eq!((webhook.missing(reason), server.seen().len()), (count, 1), "{reason}");
     }
 }
 
 #[tokio::test]
-async fn no_more_requests_at_once_than_configured() {
+async fn concurrent_requests_are_limited() {
     let counts: Arc<Mutex<(usize, usize)>> = Arc::default();
     let watch = Arc::clone(&counts);
     let app = Router::new().route(
@@ -343,22 +344,23 @@ async fn no_more_requests_at_once_than_configured() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let task = tokio::spawn(axum::serve(listener, app).into_future());
-    let subject = Subject::new(&WebhookParams { max_batch: 1, max_concurrency: 2, ..quick(&url) });
-    assert_eq!(subject.score(&["a"; 12]).await, [Some(1.0); 12]);
+    let webhook =
+        TestWebhook::new(&WebhookParams { max_batch: 1, max_concurrency: 2, ..quick(&url) });
+    assert_eq!(webhook.score(&["a"; 12]).await, [Some(1.0); 12]);
     assert_eq!(counts.lock().unwrap().1, 2);
     task.abort();
 }
 
 #[tokio::test]
-async fn signs_what_it_sends() {
+async fn requests_are_signed() {
     let server = Server::start(|_, body| lengths(body)).await;
     let mut params = WebhookParams { secret_env: "SECRET".to_owned(), ..quick(&server.url()) };
     let metrics = Arc::new(Metrics::new().unwrap());
     let unresolved = Webhook::new(&params, "math", "remote", &metrics).err().unwrap();
-    assert_eq!(unresolved, WebhookError::Unresolved("SECRET".to_owned()));
+    assert!(matches!(unresolved, WebhookError::Unresolved(name) if name == "SECRET"));
     params.resolve(|_| Some("hunter2".to_owned())).unwrap();
-    let subject = Subject::new(&params);
-    assert_eq!(subject.score(&["a"]).await, [Some(1.0)]);
+    let webhook = TestWebhook::new(&params);
+    assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
     let seen = &server.seen()[0];
     let header = seen.header(signature::HEADER);
     let (time, hex) = header.strip_prefix("t=").unwrap().split_once(",v1=").unwrap();
@@ -367,7 +369,7 @@ async fn signs_what_it_sends() {
     assert!(now_ms() / 1000 - time.parse::<u64>().unwrap() < 100);
 }
 
-/// The example server as a child; killed when dropped.
+/// The example server as a child process; killed on drop.
 struct Example {
     child: Child,
     url: String,
@@ -375,11 +377,7 @@ struct Example {
 
 impl Example {
     fn start(secret: &str) -> Option<Self> {
-        let script = std::path::Path::new(file!())
-            .ancestors()
-            .nth(4)
-            .unwrap()
-            .join("examples/webhook_server.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/webhook_server.py");
         let mut child = Command::new("python3")
             .arg(script)
             .arg("0")
@@ -405,7 +403,7 @@ impl Drop for Example {
 }
 
 #[tokio::test]
-async fn the_example_checks_the_signature_and_scores() {
+async fn the_example_server_checks_the_signature_and_scores() {
     let Some(example) = Example::start("hunter2") else {
         eprintln!("SKIPPED: python3 not installed");
         return;
@@ -415,9 +413,9 @@ async fn the_example_checks_the_signature_and_scores() {
     let score = async |secret: &str| {
         let mut params = quick(&example.url);
         params.secret = Some(Secret::new(secret));
-        let subject = Subject::new(&params);
-        let values = subject.webhook.score(&inputs).await;
-        (values, subject.missing("client_error"))
+        let webhook = TestWebhook::new(&params);
+        let values = webhook.inner.score(&inputs).await;
+        (values, webhook.missing("client_error"))
     };
     assert_eq!(score("hunter2").await, (vec![Some(1.0), Some(0.0), None], 0));
     assert_eq!(score("wrong").await, (vec![None, None, None], 3));

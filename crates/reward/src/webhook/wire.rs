@@ -1,118 +1,92 @@
-//! The JSON that goes out and comes back.
+//! The JSON of requests and answers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
-use hone_core::types::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::ScoreInput;
 
-#[derive(Serialize)]
-struct Request<'a> {
-    id: &'a str,
-    route: &'a str,
-    name: &'a str,
-    samples: Vec<Sample<'a>>,
-}
-
-#[derive(Serialize)]
-struct Sample<'a> {
-    index: usize,
-    messages: &'a [Message],
-    completion: &'a str,
-    completion_tokens: usize,
-    metadata: &'a BTreeMap<String, String>,
-}
-
-/// The body that asks for the rewards of `samples`.
-///
-/// # Errors
-/// If it cannot be written as JSON.
-pub(super) fn request(
-    id: &str,
-    route: &str,
-    name: &str,
-    samples: &[ScoreInput],
-) -> Result<Vec<u8>, serde_json::Error> {
-    let samples = samples
-        .iter()
-        .enumerate()
-        .map(|(index, input)| Sample {
-            index,
-            messages: &input.messages,
-            completion: &input.text,
-            completion_tokens: input.ids.len(),
-            metadata: &input.metadata,
+/// The body of a request for the rewards of `samples`.
+pub(super) fn request(id: &str, route: &str, name: &str, samples: &[ScoreInput]) -> Vec<u8> {
+    let sample = |(index, input): (usize, &ScoreInput)| {
+        json!({
+            "index": index,
+            "messages": *input.messages,
+            "completion": input.text,
+            "completion_tokens": input.ids.len(),
+            "metadata": *input.metadata,
         })
-        .collect();
-    serde_json::to_vec(&Request { id, route, name, samples })
+    };
+    let samples: Vec<Value> = samples.iter().enumerate().map(sample).collect();
+    let body = json!({"id": id, "route": route, "name": name, "samples": samples});
+    body.to_string().into_bytes()
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct WebhookAnswer {
     rewards: Vec<Value>,
 }
 
-/// What an answer says.
+/// The values of an answer.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Read {
-    /// One for each sample.
+pub(super) struct ParsedRewards {
+    /// One value for each sample.
     pub(super) values: Vec<Option<f64>>,
-    /// How many are missing, by reason.
+    /// The number of missing values by reason.
     pub(super) missing: BTreeMap<&'static str, usize>,
-    /// What is wrong, for the log.
+    /// The error, for the log.
     pub(super) detail: String,
 }
 
-impl Read {
-    fn nothing(reason: &'static str, samples: usize, detail: String) -> Self {
+impl ParsedRewards {
+    /// Values that are all missing for one reason.
+    pub(super) fn all_missing(reason: &'static str, samples: usize, detail: String) -> Self {
         Self { values: vec![None; samples], missing: BTreeMap::from([(reason, samples)]), detail }
     }
-}
 
-/// Reads an answer for `samples` samples.
-///
-/// A list of numbers must be as long as the batch: of any other it is unknown whose they are, and
-/// all are missing. Entries `{index, value}` stand for themselves.
-pub(super) fn read(answer: &[u8], samples: usize) -> Read {
-    let text = String::from_utf8_lossy(answer);
-    let rewards = match serde_json::from_str::<Answer>(&quote_non_finite(&text)) {
-        Ok(answer) => answer.rewards,
-        Err(error) => return Read::nothing("bad_answer", samples, error.to_string()),
-    };
-    let entries = rewards.first().is_some_and(Value::is_object);
-    if !entries && rewards.len() != samples {
-        let reason = if rewards.len() < samples { "too_few" } else { "too_many" };
-        let detail = format!("{} rewards for {samples} samples", rewards.len());
-        return Read::nothing(reason, samples, detail);
-    }
-    let given =
-        if entries { by_index(&rewards, samples) } else { rewards.iter().map(Some).collect() };
-    let mut read = Read::default();
-    for value in given {
-        let value = value.map_or(Err("too_few"), number);
-        if let Err(reason) = value {
-            *read.missing.entry(reason).or_default() += 1;
+    /// Parses the answer for `samples` samples.
+    ///
+    /// A list of numbers must be as long as the batch. Otherwise it is unknown which sample each number
+    /// belongs to, so all are missing. Entries `{index, value}` may be in any order and number.
+    pub(super) fn parse(answer: &[u8], samples: usize) -> Self {
+        let text = String::from_utf8_lossy(answer);
+        let rewards = match serde_json::from_str::<WebhookAnswer>(&quote_non_finite(&text)) {
+            Ok(answer) => answer.rewards,
+            Err(error) => return Self::all_missing("bad_answer", samples, error.to_string()),
+        };
+        let entries = rewards.first().is_some_and(Value::is_object);
+        if !entries && rewards.len() != samples {
+            let reason = if rewards.len() < samples { "too_few" } else { "too_many" };
+            let detail = format!("{} rewards for {samples} samples", rewards.len());
+            return Self::all_missing(reason, samples, detail);
         }
-        read.values.push(value.ok());
+        let ordered =
+            if entries { by_index(&rewards, samples) } else { rewards.iter().map(Some).collect() };
+        let mut parsed = Self::default();
+        for value in ordered {
+            let value = value.map_or(Err("too_few"), number);
+            if let Err(reason) = value {
+                *parsed.missing.entry(reason).or_default() += 1;
+            }
+            parsed.values.push(value.ok());
+        }
+        parsed
     }
-    read
 }
 
-/// Puts `{index, value}` entries in order. An index that is none of the batch's is passed over; one
-/// that stands twice has no value, as it is unknown which is meant.
+/// Puts `{index, value}` entries in order. Ignores indices outside the batch. A repeated index has an
+/// invalid value, because it is unknown which entry counts.
 fn by_index(rewards: &[Value], samples: usize) -> Vec<Option<&Value>> {
-    const TWICE: &Value = &Value::Bool(false);
+    const REPEATED: &Value = &Value::Bool(false);
     let mut values = vec![None; samples];
     for entry in rewards {
         let index =
             entry.get("index").and_then(Value::as_u64).and_then(|i| usize::try_from(i).ok());
         if let Some(place) = index.and_then(|i| values.get_mut(i)) {
             let value = entry.get("value").unwrap_or(&Value::Null);
-            *place = Some(if place.is_some() { TWICE } else { value });
+            *place = Some(if place.is_some() { REPEATED } else { value });
         }
     }
     values
@@ -129,8 +103,8 @@ fn number(value: &Value) -> Result<f64, &'static str> {
 
 const NON_FINITE: &str = "non-finite";
 
-/// Puts in quotes what is no JSON but what Python's `json` writes (`NaN`, `Infinity`) and numbers
-/// beyond 64-bit floats, so that one such value does not cost the others.
+/// Replaces `NaN` and `Infinity`, which Python's `json` writes although they are not JSON, and numbers
+/// beyond 64-bit floats by a string, so that one such value does not invalidate the others.
 fn quote_non_finite(text: &str) -> Cow<'_, str> {
     let mut out = String::new();
     let mut copied = 0;
@@ -170,12 +144,12 @@ mod tests {
     use super::*;
 
     fn of(answer: &str, samples: usize) -> (Vec<Option<f64>>, Vec<(&'static str, usize)>) {
-        let read = read(answer.as_bytes(), samples);
-        (read.values, read.missing.into_iter().collect())
+        let parsed = ParsedRewards::parse(answer.as_bytes(), samples);
+        (parsed.values, parsed.missing.into_iter().collect())
     }
 
     #[test]
-    fn numbers_stand_in_order() {
+    fn numbers_are_in_sample_order() {
         assert_eq!(
             of(r#"{"rewards":[1, -0.5, null]}"#, 3),
             (vec![Some(1.0), Some(-0.5), None], vec![("null", 1)])
@@ -190,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_costs_only_itself() {
+    fn a_non_finite_value_leaves_the_others_valid() {
         let given = r#"{"note":"NaN \" NaN, \\","rewards":[NaN,-Infinity, 1e999 ,0.5]}"#;
         assert_eq!(of(given, 4), (vec![None, None, None, Some(0.5)], vec![("non_finite", 3)]));
     }
@@ -221,7 +195,7 @@ mod tests {
         }
 
         #[test]
-        fn finite_numbers_survive(eighths in prop::collection::vec(-80_000_i32..80_000, 0..9)) {
+        fn finite_numbers_are_unchanged(eighths in prop::collection::vec(-80_000_i32..80_000, 0..9)) {
             let values: Vec<f64> = eighths.iter().map(|n| f64::from(*n) / 8.0).collect();
             let answer = serde_json::json!({ "rewards": values }).to_string();
             let expected: Vec<Option<f64>> = values.iter().copied().map(Some).collect();

@@ -1,74 +1,69 @@
 //! The formulas of `multi` graders: `calculate_output`.
 //!
-//! `+ - * /`, `^` or `**` (binding to the right, and tighter than a sign before it), brackets, and
-//! `min max abs floor ceil exp sqrt log` (natural) over numbers and the graders' names.
+//! A formula has `+ - * /`, `^` or `**` (right-associative, with a higher precedence than a sign
+//! before it), brackets, and `min max abs floor ceil exp sqrt log` (natural) over numbers and the
+//! names of graders.
 //!
-//! A formula is parsed once into a list of operations for a stack, so neither running nor dropping
-//! one recurses; parsing recurses at most [`DEEPEST`] deep.
+//! A formula is parsed once into operations for a stack machine, so neither evaluation nor drop
+//! recurses; the parser recurses at most [`DEEPEST`] levels.
 
-/// Longest formula, in characters.
+use std::ops::{Add, Mul, Neg, Sub};
+
+/// Maximum length of a formula in characters.
 pub const LONGEST: usize = 4096;
-/// Deepest nesting of brackets, signs and powers.
+/// Maximum nesting of brackets, signs and powers.
 pub const DEEPEST: usize = 64;
 
-const FUNCTIONS: [(&str, Function); 8] = [
-    ("min", Function::Min),
-    ("max", Function::Max),
-    ("abs", Function::Abs),
-    ("floor", Function::Floor),
-    ("ceil", Function::Ceil),
-    ("exp", Function::Exp),
-    ("sqrt", Function::Sqrt),
-    ("log", Function::Log),
+const FUNCTIONS: [(&str, FormulaOp); 8] = [
+    ("min", FormulaOp::Binary(f64::min)),
+    ("max", FormulaOp::Binary(f64::max)),
+    ("abs", FormulaOp::Unary(f64::abs)),
+    ("floor", FormulaOp::Unary(f64::floor)),
+    ("ceil", FormulaOp::Unary(f64::ceil)),
+    ("exp", FormulaOp::Unary(f64::exp)),
+    ("sqrt", FormulaOp::Unary(f64::sqrt)),
+    ("log", FormulaOp::Unary(f64::ln)),
 ];
 
 /// What is wrong with a formula; characters are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormulaError {
-    /// More than `LONGEST` characters.
+    /// It has more than [`LONGEST`] characters.
     #[error("the formula has {0} characters: it may have {LONGEST}")]
     TooLong(usize),
-    /// Nested deeper than `DEEPEST`.
+    /// It is nested deeper than [`DEEPEST`].
     #[error("the formula is nested more than {DEEPEST} deep at character {0}")]
     TooDeep(usize),
-    /// Something stands where it cannot.
-    #[error("{found} at character {at}: {wanted} must stand there")]
+    /// A syntax error.
+    #[error("expected {wanted} at character {at}, found {found}")]
     Unexpected {
-        /// What stands there.
+        /// The character or number found.
         found: String,
-        /// Where.
+        /// Its position.
         at: usize,
-        /// What could.
+        /// The expected syntax.
         wanted: &'static str,
     },
-    /// A name that is no grader's.
-    #[error("unknown name {name:?} at character {at}: the graders are {known}")]
-    UnknownName {
+    /// No grader has this name, or no function if a bracket follows the name.
+    #[error("unknown {kind} {name:?} at character {at}: the {known}")]
+    Unknown {
+        /// `name` or `function`.
+        kind: &'static str,
         /// The name.
         name: String,
-        /// Where.
+        /// Its position.
         at: usize,
-        /// The graders.
+        /// The known names, as the rest of a sentence.
         known: String,
     },
-    /// A name before a bracket that is no function's.
-    #[error("unknown function {name:?} at character {at}: the functions are {known}")]
-    UnknownFunction {
-        /// The name.
-        name: String,
-        /// Where.
-        at: usize,
-        /// The functions.
-        known: String,
-    },
-    /// A function of one value that is given several.
+    /// A function of one value has several arguments.
     #[error("{name} at character {at} has {given} values: it takes 1")]
     Values {
         /// The function.
         name: &'static str,
-        /// Where.
+        /// Its position.
         at: usize,
-        /// How many it is given.
+        /// The number of arguments.
         given: usize,
     },
 }
@@ -76,58 +71,48 @@ pub enum FormulaError {
 /// Why a formula has no value for one sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormulaFault {
-    /// A grader it names has none.
+    /// This grader, which the formula uses, has no value.
     #[error("the grader {0:?} gave no value")]
     Missing(String),
-    /// `x / 0`.
+    /// A division by zero.
     #[error("division by zero")]
     DivisionByZero,
-    /// Such as the root of a negative number, `log(0)` or `exp(1000)`.
+    /// An infinite or undefined result, such as `sqrt(-1)`, `log(0)` or `exp(1000)`.
     #[error("the result is not a finite number")]
     NotFinite,
 }
 
-/// A formula that was found right.
+/// A valid formula.
 #[derive(Clone, Debug)]
 pub struct Formula {
-    /// In the order of running.
-    operations: Vec<Operation>,
+    /// In postfix order.
+    operations: Vec<FormulaOp>,
     names: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Operation {
+enum FormulaOp {
     Number(f64),
-    /// A grader, by its place in `names`.
+    /// The value of a grader, by its index in `names`.
     Grader(usize),
-    Negate,
-    Binary(char),
-    Call(Function, usize),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Function {
-    Min,
-    Max,
-    Abs,
-    Floor,
-    Ceil,
-    Exp,
-    Sqrt,
-    Log,
+    Unary(fn(f64) -> f64),
+    Binary(fn(f64, f64) -> f64),
+    /// Fails if the divisor is 0.
+    Divide,
 }
 
 impl Formula {
-    /// Reads a formula over graders of these names.
+    /// Parses a formula over graders with these names.
     ///
     /// # Errors
-    /// Says what is wrong and where.
+    /// The first error in the text, with its position.
     pub fn parse(text: &str, names: &[&str]) -> Result<Self, FormulaError> {
         let text: Vec<char> = text.chars().collect();
         if text.len() > LONGEST {
             return Err(FormulaError::TooLong(text.len()));
         }
-        let mut parser = Parser { text: &text, at: 0, depth: 0, names, operations: Vec::new() };
+        let mut parser =
+            FormulaParser { text: &text, at: 0, depth: 0, names, operations: Vec::new() };
         parser.sum()?;
         parser.space();
         if parser.at < text.len() {
@@ -137,29 +122,30 @@ impl Formula {
         Ok(Self { operations: parser.operations, names })
     }
 
-    /// The value for the graders' values, in the order of their names.
+    /// Computes the value from the graders' values, which are in the order of their names. The
+    /// result is finite.
     ///
     /// # Errors
-    /// If it has none; what comes out otherwise is finite.
+    /// If the formula has no value.
     pub fn evaluate(&self, values: &[Option<f64>]) -> Result<f64, FormulaFault> {
         let mut stack: Vec<f64> = Vec::new();
+        // The parser emits no operation that lacks an operand; if it did, there would be no value.
+        let pop = |stack: &mut Vec<f64>| stack.pop().ok_or(FormulaFault::NotFinite);
         for operation in &self.operations {
             let value = match *operation {
-                Operation::Number(number) => number,
-                Operation::Grader(at) => values.get(at).copied().flatten().ok_or_else(|| {
+                FormulaOp::Number(number) => number,
+                FormulaOp::Grader(at) => values.get(at).copied().flatten().ok_or_else(|| {
                     FormulaFault::Missing(self.names.get(at).cloned().unwrap_or_default())
                 })?,
-                Operation::Negate => -pop(&mut stack)?,
-                Operation::Binary(operator) => {
+                FormulaOp::Unary(function) => function(pop(&mut stack)?),
+                FormulaOp::Binary(function) => {
                     let (right, left) = (pop(&mut stack)?, pop(&mut stack)?);
-                    binary(operator, left, right)?
+                    function(left, right)
                 }
-                Operation::Call(function, count) => {
-                    let first = stack.len().saturating_sub(count);
-                    let value = function.of(&stack[first..]);
-                    stack.truncate(first);
-                    value
-                }
+                FormulaOp::Divide => match (pop(&mut stack)?, pop(&mut stack)?) {
+                    (0.0, _) => return Err(FormulaFault::DivisionByZero),
+                    (right, left) => left / right,
+                },
             };
             if !value.is_finite() {
                 return Err(FormulaFault::NotFinite);
@@ -170,79 +156,53 @@ impl Formula {
     }
 }
 
-/// The parser leaves nothing to pop from an empty stack; if it did, there would be no value.
-fn pop(stack: &mut Vec<f64>) -> Result<f64, FormulaFault> {
-    stack.pop().ok_or(FormulaFault::NotFinite)
-}
-
-fn binary(operator: char, left: f64, right: f64) -> Result<f64, FormulaFault> {
-    Ok(match operator {
-        '+' => left + right,
-        '-' => left - right,
-        '*' => left * right,
-        '/' if right == 0.0 => return Err(FormulaFault::DivisionByZero),
-        '/' => left / right,
-        _ => left.powf(right),
-    })
-}
-
-impl Function {
-    fn of(self, values: &[f64]) -> f64 {
-        let first = values.first().copied().unwrap_or(f64::NAN);
-        match self {
-            Self::Min => values.iter().copied().fold(first, f64::min),
-            Self::Max => values.iter().copied().fold(first, f64::max),
-            Self::Abs => first.abs(),
-            Self::Floor => first.floor(),
-            Self::Ceil => first.ceil(),
-            Self::Exp => first.exp(),
-            Self::Sqrt => first.sqrt(),
-            Self::Log => first.ln(),
-        }
-    }
-}
-
-struct Parser<'a> {
+struct FormulaParser<'a> {
     text: &'a [char],
     at: usize,
     depth: usize,
     names: &'a [&'a str],
-    operations: Vec<Operation>,
+    operations: Vec<FormulaOp>,
 }
 
-impl Parser<'_> {
+impl FormulaParser<'_> {
     fn sum(&mut self) -> Result<(), FormulaError> {
-        self.product()?;
-        while let Some(operator) = self.take(&['+', '-']) {
-            self.product()?;
-            self.operations.push(Operation::Binary(operator));
-        }
-        Ok(())
+        self.chain(
+            &[('+', FormulaOp::Binary(f64::add)), ('-', FormulaOp::Binary(f64::sub))],
+            Self::product,
+        )
     }
 
     fn product(&mut self) -> Result<(), FormulaError> {
-        self.signed()?;
-        while let Some(operator) = self.take(&['*', '/']) {
-            self.signed()?;
-            self.operations.push(Operation::Binary(operator));
+        self.chain(&[('*', FormulaOp::Binary(f64::mul)), ('/', FormulaOp::Divide)], Self::signed)
+    }
+
+    /// Parses operands that are joined by left-associative operators.
+    fn chain(
+        &mut self,
+        operators: &[(char, FormulaOp)],
+        operand: fn(&mut Self) -> Result<(), FormulaError>,
+    ) -> Result<(), FormulaError> {
+        operand(self)?;
+        while let Some((_, operation)) = operators.iter().find(|(c, _)| self.take(*c)) {
+            operand(self)?;
+            self.operations.push(*operation);
         }
         Ok(())
     }
 
-    /// Everything nested passes here.
+    /// Parses a power with signs before it. All nesting recurses through here.
     fn signed(&mut self) -> Result<(), FormulaError> {
         if self.depth == DEEPEST {
             return Err(FormulaError::TooDeep(self.at + 1));
         }
         self.depth += 1;
-        match self.take(&['-', '+']) {
-            Some(sign) => {
-                self.signed()?;
-                if sign == '-' {
-                    self.operations.push(Operation::Negate);
-                }
-            }
-            None => self.power()?,
+        if self.take('-') {
+            self.signed()?;
+            self.operations.push(FormulaOp::Unary(f64::neg));
+        } else if self.take('+') {
+            self.signed()?;
+        } else {
+            self.power()?;
         }
         self.depth -= 1;
         Ok(())
@@ -258,18 +218,16 @@ impl Parser<'_> {
             _ => return Ok(()),
         };
         self.signed()?;
-        self.operations.push(Operation::Binary('^'));
+        self.operations.push(FormulaOp::Binary(f64::powf));
         Ok(())
     }
 
     fn value(&mut self) -> Result<(), FormulaError> {
-        self.space();
+        if self.take('(') {
+            self.sum()?;
+            return self.close("an operator or \")\"");
+        }
         match self.text.get(self.at) {
-            Some('(') => {
-                self.at += 1;
-                self.sum()?;
-                self.close("an operator or \")\"")
-            }
             Some(c) if c.is_ascii_digit() || *c == '.' => self.number(),
             Some(c) if c.is_alphabetic() || *c == '_' => self.name(),
             _ => Err(self.unexpected("a number, a grader's name, a function or \"(\"")),
@@ -278,59 +236,61 @@ impl Parser<'_> {
 
     fn number(&mut self) -> Result<(), FormulaError> {
         let from = self.at;
-        let digits = |parser: &mut Self| {
-            parser.word(|c| c.is_ascii_digit());
-        };
-        digits(self);
+        self.word(|c| c.is_ascii_digit());
         if self.text.get(self.at) == Some(&'.') {
             self.at += 1;
-            digits(self);
+            self.word(|c| c.is_ascii_digit());
         }
         if let Some(['e' | 'E', rest @ ..]) = self.text.get(self.at..)
             && matches!(rest, ['0'..='9', ..] | ['+' | '-', '0'..='9', ..])
         {
             self.at += 2;
-            digits(self);
+            self.word(|c| c.is_ascii_digit());
         }
         let text: String = self.text[from..self.at].iter().collect();
-        match text.parse::<f64>() {
-            Ok(number) if number.is_finite() => {
-                self.operations.push(Operation::Number(number));
-                Ok(())
-            }
-            _ => {
-                let wanted = "a finite number";
-                Err(FormulaError::Unexpected { found: format!("{text:?}"), at: from + 1, wanted })
-            }
-        }
+        let Some(number) = text.parse::<f64>().ok().filter(|number| number.is_finite()) else {
+            let wanted = "a finite number";
+            return Err(FormulaError::Unexpected {
+                found: format!("{text:?}"),
+                at: from + 1,
+                wanted,
+            });
+        };
+        self.operations.push(FormulaOp::Number(number));
+        Ok(())
     }
 
+    /// Parses the name of a grader, or a function with its arguments.
     fn name(&mut self) -> Result<(), FormulaError> {
         let at = self.at + 1;
         let name = self.word(|c| c.is_alphanumeric() || c == '_');
-        if self.take(&['(']).is_none() {
-            let place = self.names.iter().position(|known| *known == name);
-            let known = || self.names.join(", ");
-            let place =
-                place.ok_or_else(|| FormulaError::UnknownName { name, at, known: known() })?;
-            self.operations.push(Operation::Grader(place));
+        if !self.take('(') {
+            let index = self.names.iter().position(|known| *known == name);
+            let index = index.ok_or_else(|| {
+                let known = format!("graders are {}", self.names.join(", "));
+                FormulaError::Unknown { kind: "name", name, at, known }
+            })?;
+            self.operations.push(FormulaOp::Grader(index));
             return Ok(());
         }
         let Some((name, function)) = FUNCTIONS.into_iter().find(|(known, _)| *known == name) else {
-            let known = FUNCTIONS.map(|(name, _)| name).join(", ");
-            return Err(FormulaError::UnknownFunction { name, at, known });
+            let known = format!("functions are {}", FUNCTIONS.map(|(name, _)| name).join(", "));
+            return Err(FormulaError::Unknown { kind: "function", name, at, known });
         };
         let mut given = 1;
         self.sum()?;
-        while self.take(&[',']).is_some() {
+        while self.take(',') {
             self.sum()?;
             given += 1;
+            self.operations.push(function);
         }
         self.close("an operator, \",\" or \")\"")?;
-        if given > 1 && !matches!(function, Function::Min | Function::Max) {
-            return Err(FormulaError::Values { name, at, given });
+        if let FormulaOp::Unary(_) = function {
+            if given > 1 {
+                return Err(FormulaError::Values { name, at, given });
+            }
+            self.operations.push(function);
         }
-        self.operations.push(Operation::Call(function, given));
         Ok(())
     }
 
@@ -341,16 +301,16 @@ impl Parser<'_> {
         word
     }
 
-    /// One of these characters, if it stands next.
-    fn take(&mut self, wanted: &[char]) -> Option<char> {
+    /// Consumes white space, and the next character if it is `wanted`.
+    fn take(&mut self, wanted: char) -> bool {
         self.space();
-        let next = *self.text.get(self.at)?;
-        wanted.contains(&next).then(|| self.at += 1)?;
-        Some(next)
+        let found = self.text.get(self.at) == Some(&wanted);
+        self.at += usize::from(found);
+        found
     }
 
     fn close(&mut self, wanted: &'static str) -> Result<(), FormulaError> {
-        self.take(&[')']).map(|_| ()).ok_or_else(|| self.unexpected(wanted))
+        if self.take(')') { Ok(()) } else { Err(self.unexpected(wanted)) }
     }
 
     fn space(&mut self) {

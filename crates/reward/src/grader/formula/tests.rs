@@ -12,7 +12,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn formulas_mean_what_they_mean_in_python() {
+fn formulas_have_the_values_of_python() {
     for (text, wanted) in [
         ("(a + b) / 2", 0.375),
         ("0.5 * a + 0.5 * b", 0.375),
@@ -42,18 +42,18 @@ fn formulas_mean_what_they_mean_in_python() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_place() {
-    insta::assert_snapshot!(error(""), @r#"the end at character 1: a number, a grader's name, a function or "(" must stand there"#);
-    insta::assert_snapshot!(error("a +"), @r#"the end at character 4: a number, a grader's name, a function or "(" must stand there"#);
-    insta::assert_snapshot!(error("a b"), @r#""b" at character 3: an operator or the end must stand there"#);
-    insta::assert_snapshot!(error("(a + b"), @r#"the end at character 7: an operator or ")" must stand there"#);
-    insta::assert_snapshot!(error("max(a; b)"), @r#"";" at character 6: an operator, "," or ")" must stand there"#);
+fn errors_contain_the_position() {
+    insta::assert_snapshot!(error(""), @r#"expected a number, a grader's name, a function or "(" at character 1, found the end"#);
+    insta::assert_snapshot!(error("a +"), @r#"expected a number, a grader's name, a function or "(" at character 4, found the end"#);
+    insta::assert_snapshot!(error("a b"), @r#"expected an operator or the end at character 3, found "b""#);
+    insta::assert_snapshot!(error("(a + b"), @r#"expected an operator or ")" at character 7, found the end"#);
+    insta::assert_snapshot!(error("max(a; b)"), @r#"expected an operator, "," or ")" at character 6, found ";""#);
     insta::assert_snapshot!(error("é + a"), @r#"unknown name "é" at character 1: the graders are a, b, gone, min"#);
     insta::assert_snapshot!(error("a + c"), @r#"unknown name "c" at character 5: the graders are a, b, gone, min"#);
     insta::assert_snapshot!(error("a(1)"), @r#"unknown function "a" at character 1: the functions are min, max, abs, floor, ceil, exp, sqrt, log"#);
     insta::assert_snapshot!(error("1 + sqrt(a, b)"), @"sqrt at character 5 has 2 values: it takes 1");
-    insta::assert_snapshot!(error("a + 1e999"), @r#""1e999" at character 5: a finite number must stand there"#);
-    insta::assert_snapshot!(error("."), @r#""." at character 1: a finite number must stand there"#);
+    insta::assert_snapshot!(error("a + 1e999"), @r#"expected a finite number at character 5, found "1e999""#);
+    insta::assert_snapshot!(error("."), @r#"expected a finite number at character 1, found ".""#);
     insta::assert_snapshot!(error(&"(".repeat(100)), @"the formula is nested more than 64 deep at character 65");
     insta::assert_snapshot!(error(&"-".repeat(100)), @"the formula is nested more than 64 deep at character 65");
     insta::assert_snapshot!(error(&"2^".repeat(100)), @"the formula is nested more than 64 deep at character 129");
@@ -61,7 +61,7 @@ fn mistakes_are_named_with_their_place() {
 }
 
 #[test]
-fn what_has_no_value_is_missing() {
+fn undefined_results_are_errors() {
     assert_eq!(error("a / 0"), "division by zero");
     assert_eq!(error("a / (b - 0.25)"), "division by zero");
     assert_eq!(error("a + gone"), "the grader \"gone\" gave no value");
@@ -70,7 +70,7 @@ fn what_has_no_value_is_missing() {
     {
         assert_eq!(error(text), "the result is not a finite number", "{text}");
     }
-    assert_eq!(value("a"), Ok(0.5), "a grader that is not named may be missing");
+    assert_eq!(value("a"), Ok(0.5), "a grader that the formula does not use may be missing");
 }
 
 #[test]
@@ -83,14 +83,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(50_000))]
 
     #[test]
-    fn anything_is_finite_or_an_error(text in "[-+*/^(),. 0-9eab]{0,40}|(min|max|log|exp|sqrt|gone|\\(|\\)|[-+*/^,]|\\*\\*|a|b|[0-9.]{1,4}| ){0,30}") {
+    fn any_value_is_finite_or_an_error(text in "[-+*/^(),. 0-9eab]{0,40}|(min|max|log|exp|sqrt|gone|\\(|\\)|[-+*/^,]|\\*\\*|a|b|[0-9.]{1,4}| ){0,30}") {
         if let Ok(value) = value(&text) {
             prop_assert!(value.is_finite());
         }
     }
 
     #[test]
-    fn any_string_is_read_or_refused(text in any::<String>()) {
+    fn any_string_is_parsed_or_refused(text in any::<String>()) {
         if let Err(error) = Formula::parse(&text, &["a"]) {
             prop_assert!(!error.to_string().is_empty());
         }

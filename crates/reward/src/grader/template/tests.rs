@@ -21,7 +21,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn values_stand_in_the_text() {
+fn values_are_inserted_in_the_text() {
     for (text, wanted) in [
         ("", ""),
         ("plain { } }} text", "plain { } }} text"),
@@ -40,13 +40,13 @@ fn values_stand_in_the_text() {
 }
 
 #[test]
-fn what_a_value_says_is_never_a_template() {
+fn values_are_not_parsed_as_templates() {
     assert_eq!(render("{{ sample.output_text }}!").unwrap(), "Hi {{ item.answer }} {% raw %}!");
     assert_eq!(render("{{ item.trap }}").unwrap(), "{{ item.answer }}");
 }
 
 #[test]
-fn a_missing_value_is_named() {
+fn errors_name_the_missing_value() {
     for (text, wanted) in [
         ("{{ item.other }}", "item.other is missing"),
         ("{{ item.none }}", "item.none is missing"),
@@ -60,14 +60,14 @@ fn a_missing_value_is_named() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_place() {
+fn errors_contain_the_position() {
     insta::assert_snapshot!(error("é {{ item.a"), @r#""{{" at character 3 is never closed by "}}""#);
     insta::assert_snapshot!(error("{{ answer }}"), @r#"{{ answer }} at character 1 must begin with "item." or "sample.""#);
     insta::assert_snapshot!(error("{{}}"), @r#"{{}} at character 1 must begin with "item." or "sample.""#);
     insta::assert_snapshot!(error("{{ item }}"), @r#"{{ item }} at character 1 must name a variable, as in "item.key""#);
     insta::assert_snapshot!(error("{{ item[0] }}"), @"{{ item[0] }} at character 1 must name a key of the item first, which is an object");
     insta::assert_snapshot!(error("ab {{ sample.output_audio }}"), @"{{ sample.output_audio }} at character 4 is not known: a sample has output_text, output_json, output_tools, choices");
-    insta::assert_snapshot!(error("{{ item.a | upper }}"), @r#"{{ item.a | upper }} at character 1 has " | upper" where ".", "[" or "}}" must stand"#);
+    insta::assert_snapshot!(error("{{ item.a | upper }}"), @r#"{{ item.a | upper }} at character 1 has " | upper" where ".", "[" or "}}" is expected"#);
     insta::assert_snapshot!(error("{{ item..a }}"), @r#"{{ item..a }} at character 1 has "." without a key after it"#);
     insta::assert_snapshot!(error("{{ item.a[-1] }}"), @r#"{{ item.a[-1] }} at character 1 has "[" without a number or a quoted key and "]" after it"#);
     insta::assert_snapshot!(error(&"{{item.answer}}".repeat(MOST_VALUES + 1)), @"the template has more than 256 values");
@@ -80,7 +80,7 @@ fn mistakes_are_named_with_their_place() {
 }
 
 #[test]
-fn what_would_be_too_long_is_refused() {
+fn texts_that_would_be_too_long_are_refused() {
     let item = json!({"a": "x".repeat(LONGEST_OUTPUT / 2)});
     let template = Template::parse("{{item.a}}{{item.a}}{{item.a}}").unwrap();
     assert_eq!(template.render(&item, &Value::Null), Err(RenderFault::TooLong));
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(50_000))]
 
     #[test]
-    fn anything_is_text_or_an_error(
+    fn any_template_renders_or_fails(
         text in "(\\{\\{|\\}\\}|item|sample|\\.|\\[|\\]|[0-9]|\"|'|answer|list|output_json|output_tools| |é){0,24}",
     ) {
         if let Err(error) = render(&text) {
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn any_string_without_braces_is_itself(text in any::<String>()) {
+    fn any_string_without_braces_renders_unchanged(text in any::<String>()) {
         let given = render(&text);
         if !text.contains("{{") {
             prop_assert_eq!(given, Ok(text));

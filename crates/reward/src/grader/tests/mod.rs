@@ -7,7 +7,7 @@ use hone_core::types::Role;
 
 use super::*;
 
-/// Answers with what it was given, and keeps what it was asked.
+/// Returns a fixed answer and records the requests.
 struct Judge {
     answer: Result<ModelReply, ModelFailure>,
     asked: Mutex<Vec<ModelRequest>>,
@@ -34,7 +34,7 @@ fn judge(answer: Result<&str, ModelFailure>) -> (Arc<Judge>, Backends) {
     (judge, backends)
 }
 
-/// "Runs" code that is the name of what to answer.
+/// Pretends to run code; the source selects the result.
 struct Sandbox;
 
 #[async_trait]
@@ -99,7 +99,7 @@ fn string_checks_compare_as_documented() {
 }
 
 #[test]
-fn text_similarity_takes_the_metric_and_ignores_the_threshold() {
+fn text_similarity_uses_the_metric_and_ignores_the_threshold() {
     for (name, metric) in crate::text::Metric::ALL {
         let grader = json!({
             "type": "text_similarity", "input": "{{sample.output_text}}", "pass_threshold": 0.99,
@@ -107,7 +107,10 @@ fn text_similarity_takes_the_metric_and_ignores_the_threshold() {
         });
         let outcome = run(grader, "the cat sat down", json!({"animal": "cat"}));
         assert_eq!(outcome.reward, Some(metric.score("the cat sat down", "the cat sat")));
-        assert_eq!(outcome.metadata.name, "text_similarity", "no name: the type stands for it");
+        assert_eq!(
+            outcome.metadata.name, "text_similarity",
+            "without a name, the type is the name"
+        );
     }
 }
 
@@ -184,7 +187,7 @@ fn only_the_parts_that_a_formula_names_must_have_a_grade() {
 }
 
 #[test]
-fn code_gives_a_grade_or_says_why_not() {
+fn code_returns_a_grade_or_an_error() {
     let python = |source: &str| json!({"type": "python", "source": source});
     let outcome = run(python("grade: wanted"), "", json!({"wanted": -2.5}));
     assert_eq!((outcome.reward, outcome.metadata.errors.any()), (Some(-2.5), false));
@@ -259,7 +262,7 @@ fn a_judges_label_passes_or_not() {
 }
 
 #[test]
-fn a_judge_that_fails_or_refuses_gives_nothing() {
+fn without_an_answer_of_the_judge_the_grade_is_missing() {
     let (_, backends) = judge(Err(ModelFailure::Server("timed out".into())));
     let errors = run_with(backends, score_model(), "", json!({})).metadata.errors;
     assert!(errors.model_grader_server_error);
@@ -272,7 +275,7 @@ fn a_judge_that_fails_or_refuses_gives_nothing() {
 }
 
 #[test]
-fn the_answer_has_openais_shape() {
+fn the_outcome_has_openais_shape() {
     let (_, backends) = judge(Ok("1"));
     let mut outcome = run_with(backends, score_model(), "", json!({}));
     assert!(outcome.metadata.execution_time >= 0.0);

@@ -1,4 +1,4 @@
-//! What is refused, and in which words; and that nothing panics.
+//! The errors of invalid graders; and no JSON panics.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn multi(graders: Value, formula: &str) -> Value {
 }
 
 #[test]
-fn mistakes_name_the_path_and_the_value() {
+fn errors_contain_the_path_and_the_value() {
     insta::assert_snapshot!(error(json!(3)), @"the grader is 3: it must be an object");
     insta::assert_snapshot!(error(json!({})), @"type is missing: it must be one of string_check, text_similarity, score_model, label_model, python, multi");
     insta::assert_snapshot!(error(json!({"type": "regex"})), @r#"type is "regex": it must be one of string_check, text_similarity, score_model, label_model, python, multi"#);
@@ -52,7 +52,7 @@ fn mistakes_name_the_path_and_the_value() {
 }
 
 #[test]
-fn mistakes_of_model_graders_are_named() {
+fn errors_of_model_graders_contain_the_path() {
     insta::assert_snapshot!(error(judge("range", json!([1, 0]))), @"range is a list: it must be two numbers, the lower first");
     insta::assert_snapshot!(error(judge("input", json!([]))), @"input is a list: it must be a list of 1 to 64 messages");
     insta::assert_snapshot!(error(judge("input", json!([{"role": "tool", "content": "?"}]))), @r#"input[0].role is "tool": it must be one of system, developer, user, assistant"#);
@@ -69,7 +69,7 @@ fn mistakes_of_model_graders_are_named() {
 }
 
 #[test]
-fn mistakes_of_multi_graders_are_named() {
+fn errors_of_multi_graders_contain_the_path() {
     let x = check("operation", json!("eq"));
     insta::assert_snapshot!(error(multi(json!({"x": check("operation", json!("foo"))}), "x")), @r#"graders.x.operation is "foo": it must be one of eq, ne, like, ilike, neq"#);
     insta::assert_snapshot!(error(multi(json!([x, x]), "x")), @r#"graders[1].name is "x": it must be another than that of graders[0]"#);
@@ -77,11 +77,11 @@ fn mistakes_of_multi_graders_are_named() {
     insta::assert_snapshot!(error(multi(json!([]), "1")), @"graders is a list: it must be a list or an object of 1 to 64 graders");
     insta::assert_snapshot!(error(multi(json!({"m": multi(json!([x]), "x")}), "m")), @r#"graders.m.type is "multi": it must be another type than multi: a multi grader cannot hold another"#);
     insta::assert_snapshot!(error(multi(json!({"x": x}), "x + y")), @r#"calculate_output is "x + y": unknown name "y" at character 5: the graders are x"#);
-    insta::assert_snapshot!(error(multi(json!({"x": x}), "x +")), @r#"calculate_output is "x +": the end at character 4: a number, a grader's name, a function or "(" must stand there"#);
+    insta::assert_snapshot!(error(multi(json!({"x": x}), "x +")), @r#"calculate_output is "x +": expected a number, a grader's name, a function or "(" at character 4, found the end"#);
 }
 
 #[test]
-fn the_path_before_is_named_too() {
+fn errors_contain_the_given_path_prefix() {
     let result = Grader::new("grader", &check("operation", json!(1)), Backends::default());
     let text = result.err().unwrap().to_string();
     assert_eq!(text, "grader.operation is 1: it must be one of eq, ne, like, ilike, neq");
@@ -118,7 +118,7 @@ fn every_documented_form_is_accepted() {
     assert!(grader.needs_model() && !grader.needs_code());
 }
 
-/// JSON made of the words that graders are made of.
+/// Random JSON with the field names and values of graders.
 fn any_grader() -> impl Strategy<Value = Value> {
     let word = "type|name|x|eq|multi|python|string_check|score_model|label_model|grade|user|\\{\\{item\\.a\\}\\}|x\\+1";
     let leaf = prop_oneof![
@@ -140,7 +140,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     #[test]
-    fn any_json_is_read_or_refused(json in any_grader(), kind in 0..6_usize) {
+    fn any_json_is_accepted_or_refused(json in any_grader(), kind in 0..6_usize) {
         let mut json = json;
         if let Some(map) = json.as_object_mut() {
             let kinds = ["string_check", "text_similarity", "score_model", "label_model", "python", "multi"];

@@ -1,16 +1,16 @@
-//! Reads a judge's answer, however it is dressed.
+//! Parses judges' answers, which come in many forms.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 use serde_json::Value;
 
-/// What a judge decided.
+/// A judge's decision.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Judgement {
-    /// From 0 to 1: a place on the scale, or what the first of two won.
+    /// From 0 to 1: a position on the scale, or the result of the first of two candidates.
     Score(f64),
-    /// Positions from 0, best first: a permutation.
+    /// A permutation of the positions from 0, best first.
     Ranking(Vec<usize>),
 }
 
@@ -23,16 +23,16 @@ impl Judgement {
     }
 }
 
-/// Why an answer says nothing.
+/// Why an answer has no judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unread {
-    /// The judge will not judge.
+pub(super) enum ParseFailure {
+    /// The judge refuses.
     Refused,
-    /// Nothing in it fits.
+    /// No part of it has the expected format.
     Unparsable,
 }
 
-impl Unread {
+impl ParseFailure {
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::Refused => "refused",
@@ -41,24 +41,24 @@ impl Unread {
     }
 }
 
-/// What an answer must hold.
+/// The expected content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Form {
+pub(super) enum AnswerFormat {
     /// A number on a scale.
     Score {
-        /// The worst.
+        /// The worst score.
         min: f64,
-        /// The best.
+        /// The best score.
         max: f64,
     },
     /// `A`, `B` or `tie`.
     Winner,
-    /// The numbers from 1 to this, best first.
+    /// The numbers from 1 to this one, best first.
     Ranking(usize),
 }
 
-impl Form {
-    /// What to say to a judge whose answer could not be read.
+impl AnswerFormat {
+    /// The message to a judge whose answer could not be parsed.
     pub(super) fn reminder(&self) -> String {
         match self {
             Self::Score { min, max } => {
@@ -71,14 +71,17 @@ impl Form {
         }
     }
 
-    /// Reads an answer; reasoning up to the last `</think>` is passed over.
-    pub(super) fn read(&self, text: &str) -> Result<Judgement, Unread> {
+    /// Parses an answer; ignores reasoning up to the last `</think>`.
+    ///
+    /// # Errors
+    /// If the answer has no judgement.
+    pub(super) fn parse(&self, text: &str) -> Result<Judgement, ParseFailure> {
         let text = text.rsplit("</think>").next().unwrap_or_default().trim();
-        let read = match *self {
+        let judgement = match *self {
             Self::Score { min, max } => {
                 let scale = Scale { min, max };
                 let score = match scale.explicit(text) {
-                    // One off the scale is no reason to look for another number.
+                    // An explicit score outside the scale is not replaced by another number.
                     Some(score) => score,
                     None if is_refusal(text) => None,
                     None => scale.last_number(text),
@@ -88,36 +91,26 @@ impl Form {
             Self::Winner => winner(text).map(Judgement::Score),
             Self::Ranking(n) => ranking(text, n).map(Judgement::Ranking),
         };
-        read.ok_or(if is_refusal(text) { Unread::Refused } else { Unread::Unparsable })
+        judgement.ok_or(if is_refusal(text) {
+            ParseFailure::Refused
+        } else {
+            ParseFailure::Unparsable
+        })
     }
 }
 
 fn is_refusal(text: &str) -> bool {
-    const BEGINNINGS: [&str; 14] = [
-        "i can't",
-        "i cannot",
-        "i can not",
-        "i won't",
-        "i will not",
-        "i'm sorry",
-        "i am sorry",
-        "sorry",
-        "i'm unable",
-        "i am unable",
-        "i'm not able",
-        "i am not able",
-        "i must decline",
-        "as an ai",
-    ];
+    const BEGINNINGS: &str = "i can't|i cannot|i can not|i won't|i will not|i'm sorry|i am sorry|\
+        sorry|i'm unable|i am unable|i'm not able|i am not able|i must decline|as an ai";
     let start: String = text.chars().take(20).collect();
     let start = start.replace('\u{2019}', "'").to_lowercase();
-    BEGINNINGS.iter().any(|beginning| start.starts_with(beginning))
+    BEGINNINGS.split('|').any(|beginning| start.starts_with(beginning))
 }
 
-/// Objects looked at, from the end of an answer.
+/// JSON objects examined, from the end of an answer.
 const MAX_OBJECTS: usize = 32;
 
-/// The value of `key` in the last JSON object of the text that has it.
+/// The value of `key` in the text's last JSON object with this key.
 fn json_field(text: &str, key: &str) -> Option<Value> {
     text.rmatch_indices('{').take(MAX_OBJECTS).find_map(|(start, _)| {
         let mut objects = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
@@ -125,7 +118,7 @@ fn json_field(text: &str, key: &str) -> Option<Value> {
     })
 }
 
-/// A number, and what it is out of: `7`, `7/10`, `7 out of 10`, `70%`.
+/// A number with an optional maximum: `7`, `7/10`, `7 out of 10`, `70%`.
 macro_rules! number {
     () => {
         r"([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out\s+of)\s*(\d+(?:\.\d+)?)|\s*(%))?"
@@ -153,40 +146,40 @@ struct Scale {
 }
 
 impl Scale {
-    /// A score that is called one, or that stands alone; `Some(None)` if it is off the scale.
+    /// A score that is labelled as one or is the whole text; `Some(None)` if it is off the scale.
     fn explicit(&self, text: &str) -> Option<Option<f64>> {
         match json_field(text, "score") {
             Some(Value::Number(n)) => Some(n.as_f64().and_then(|x| self.place(x, None))),
-            Some(Value::String(text)) => Some(self.only(&BARE, &text).flatten()),
+            Some(Value::String(text)) => Some(self.last_match(&BARE, &text).flatten()),
             Some(_) => Some(None),
-            None => self.only(&NAMED, text).or_else(|| self.only(&BARE, text)),
+            None => self.last_match(&NAMED, text).or_else(|| self.last_match(&BARE, text)),
         }
     }
 
-    /// The last match, if there is any; `Some(None)` if it is off the scale.
-    fn only(&self, pattern: &Option<Regex>, text: &str) -> Option<Option<f64>> {
+    /// The last match; `Some(None)` if it is off the scale.
+    fn last_match(&self, pattern: &Option<Regex>, text: &str) -> Option<Option<f64>> {
         pattern.as_ref()?.captures_iter(text).last().map(|c| self.captured(&c))
     }
 
-    /// The last number of the text that is on the scale.
+    /// The text's last number that is on the scale.
     fn last_number(&self, text: &str) -> Option<f64> {
         NUMBER.as_ref()?.captures_iter(text).filter_map(|c| self.captured(&c)).last()
     }
 
     fn captured(&self, captures: &regex::Captures<'_>) -> Option<f64> {
         let number = |i| captures.get(i).and_then(|m| m.as_str().parse::<f64>().ok());
-        let of = number(2).or(captures.get(3).map(|_| 100.0));
-        self.place(number(1)?, of)
+        let maximum = number(2).or(captures.get(3).map(|_| 100.0));
+        self.place(number(1)?, maximum)
     }
 
-    /// `x` on the scale; `x` of another whole is brought to it where the scale begins at 0.
-    fn place(&self, x: f64, of: Option<f64>) -> Option<f64> {
-        let x = match of {
-            Some(whole) if whole != self.max => {
-                if self.min != 0.0 || whole <= 0.0 {
+    /// `x` if it is on the scale. `x` of another maximum is rescaled if the scale begins at 0.
+    fn place(&self, x: f64, maximum: Option<f64>) -> Option<f64> {
+        let x = match maximum {
+            Some(maximum) if maximum != self.max => {
+                if self.min != 0.0 || maximum <= 0.0 {
                     return None;
                 }
-                x / whole * self.max
+                x / maximum * self.max
             }
             _ => x,
         };
@@ -194,7 +187,7 @@ impl Scale {
     }
 }
 
-/// What the first of two won: 1, 0, or a half for a tie.
+/// The result of the first of two candidates: 1, 0, or 0.5 for a tie.
 fn winner(text: &str) -> Option<f64> {
     if let Some(value) = json_field(text, "winner") {
         return letter(value.as_str()?);
@@ -217,7 +210,7 @@ fn letter(text: &str) -> Option<f64> {
     }
 }
 
-/// Numbers from 1 to `n`, each exactly once: of the JSON, else of the last line that has any.
+/// The numbers from 1 to `n`, each exactly once: those of the JSON, else of the last line with digits.
 fn ranking(text: &str, n: usize) -> Option<Vec<usize>> {
     let listed: Vec<usize> = match json_field(text, "ranking") {
         Some(Value::Array(items)) => items.iter().map(place).collect::<Option<_>>()?,

@@ -2,15 +2,15 @@ use proptest::prelude::*;
 
 use super::*;
 
-const TEN: Form = Form::Score { min: 0.0, max: 10.0 };
-const STARS: Form = Form::Score { min: 1.0, max: 5.0 };
+const TEN: AnswerFormat = AnswerFormat::Score { min: 0.0, max: 10.0 };
+const STARS: AnswerFormat = AnswerFormat::Score { min: 1.0, max: 5.0 };
 
-fn score(form: Form, text: &str) -> Result<f64, Unread> {
-    form.read(text).map(|v| v.score().unwrap())
+fn score(form: AnswerFormat, text: &str) -> Result<f64, ParseFailure> {
+    form.parse(text).map(|v| v.score().unwrap())
 }
 
 #[test]
-fn scores_in_many_dresses() {
+fn scores_are_found_in_many_forms() {
     for text in [
         "{\"score\": 7}",
         "Well.\n```json\n{\"reason\": \"{ok}\", \"score\": 7.0}\n```",
@@ -35,13 +35,13 @@ fn scores_in_many_dresses() {
     }
     assert_eq!(score(STARS, "4/5"), Ok(0.75));
     assert_eq!(score(STARS, "Score: 1"), Ok(0.0));
-    let signed = Form::Score { min: -1.0, max: 1.0 };
+    let signed = AnswerFormat::Score { min: -1.0, max: 1.0 };
     assert_eq!(score(signed, "Score: -1"), Ok(0.0));
     assert_eq!(score(signed, "-0.5"), Ok(0.25));
 }
 
 #[test]
-fn what_says_nothing_is_told_apart() {
+fn refusals_and_unparsable_answers_are_distinguished() {
     for text in [
         "",
         "It is good.",
@@ -53,21 +53,21 @@ fn what_says_nothing_is_told_apart() {
         "Score: 15, for 3 reasons",
         "-3",
     ] {
-        assert_eq!(score(TEN, text), Err(Unread::Unparsable), "{text}");
+        assert_eq!(score(TEN, text), Err(ParseFailure::Unparsable), "{text}");
     }
-    // Of another whole, on a scale that does not begin at 0.
-    assert_eq!(score(STARS, "Score: 8/10"), Err(Unread::Unparsable));
+    // Another maximum, on a scale that does not begin at 0.
+    assert_eq!(score(STARS, "Score: 8/10"), Err(ParseFailure::Unparsable));
     for text in ["I cannot rate item 3.", "I\u{2019}m sorry, but no.", "As an AI, I rate 5 things"]
     {
-        assert_eq!(score(TEN, text), Err(Unread::Refused), "{text}");
+        assert_eq!(score(TEN, text), Err(ParseFailure::Refused), "{text}");
     }
-    // A polite judge that does say it.
+    // An apology followed by a score.
     assert_eq!(score(TEN, "I'm sorry to say: Score: 2"), Ok(0.2));
 }
 
 #[test]
-fn winners() {
-    let winner = |text: &str| Form::Winner.read(text).ok().and_then(|v| v.score());
+fn winners_are_found_in_many_forms() {
+    let winner = |text: &str| AnswerFormat::Winner.parse(text).ok().and_then(|v| v.score());
     for (text, points) in [
         ("{\"winner\": \"A\"}", Some(1.0)),
         ("A is longer, but B is right. {\"winner\": \"B\"}", Some(0.0)),
@@ -85,12 +85,12 @@ fn winners() {
     ] {
         assert_eq!(winner(text), points, "{text}");
     }
-    assert_eq!(Form::Winner.read("I can't choose"), Err(Unread::Refused));
+    assert_eq!(AnswerFormat::Winner.parse("I can't choose"), Err(ParseFailure::Refused));
 }
 
 #[test]
 fn rankings_are_permutations() {
-    let ranking = |text: &str| match Form::Ranking(3).read(text) {
+    let ranking = |text: &str| match AnswerFormat::Ranking(3).parse(text) {
         Ok(Judgement::Ranking(r)) => Some(r),
         _ => None,
     };
@@ -129,14 +129,14 @@ proptest! {
         if let Ok(value) = score(STARS, &text) {
             prop_assert!((0.0..=1.0).contains(&value));
         }
-        let _ = Form::Winner.read(&text);
-        if let Ok(Judgement::Ranking(r)) = Form::Ranking(4).read(&text) {
+        let _ = AnswerFormat::Winner.parse(&text);
+        if let Ok(Judgement::Ranking(r)) = AnswerFormat::Ranking(4).parse(&text) {
             prop_assert_eq!(r.len(), 4);
         }
     }
 
     #[test]
-    fn a_reminder_is_answered(n in 0_u32..=10) {
+    fn a_bare_number_is_a_score(n in 0_u32..=10) {
         prop_assert_eq!(score(TEN, &n.to_string()), Ok(f64::from(n) / 10.0));
     }
 }
