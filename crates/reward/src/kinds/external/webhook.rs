@@ -25,7 +25,6 @@ impl Documented for WebhookParams {
             example: "url = \"http://127.0.0.1:9/score\"",
             calls_out: true,
             bounds: [f64::NEG_INFINITY, f64::INFINITY],
-            ..KindEntry::default()
         }
     }
 }

@@ -125,17 +125,3 @@ async fn no_input_panics_or_leaves_its_range() {
         assert!(least < greatest, "{kind}: {least} to {greatest}");
     }
 }
-
-#[test]
-fn zz_list() {
-    let text: String = catalogue()
-        .iter()
-        .map(|e| {
-            format!(
-                "{}\n  formula     {}\n  range       {}\n  parameters  {}\n  weight      {}\n",
-                e.kind, e.formula, e.range, e.parameters, e.typical_weight
-            )
-        })
-        .collect();
-    std::fs::write("/tmp/w/kinds/list.txt", text).unwrap();
-}
