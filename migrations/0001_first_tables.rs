@@ -1,7 +1,7 @@
 //! Schema 1: the first tables.
 //!
-//! A migration is frozen once it is released: it states its tables itself and borrows nothing from
-//! the current schema.
+//! A released migration never changes, so it defines its tables itself and does not use the current
+//! schema.
 
 use redb::{TableDefinition, WriteTransaction};
 
@@ -9,10 +9,10 @@ use crate::StoreError;
 
 type Id = [u8; 16];
 
-/// For the log.
+/// Description for the log.
 pub(crate) const DESCRIPTION: &str = "the first tables";
 
-/// Creates every table of schema 1, empty.
+/// Creates the empty tables of schema 1.
 pub(crate) fn run(tx: &WriteTransaction) -> Result<(), StoreError> {
     for table in ["interactions", "samples", "feedback", "groups"] {
         tx.open_table(TableDefinition::<&Id, &[u8]>::new(table))?;

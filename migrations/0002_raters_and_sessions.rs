@@ -1,8 +1,8 @@
-//! Schema 2: one rating per rater, sample and name; which interactions belong to a session; whose
-//! feedback is set aside.
+//! Schema 2: the newest rating of each rater, sample and part; the interactions of each session;
+//! the quarantined API keys.
 //!
-//! Frozen like every released migration: the layout of schema 1's feedback rows stands here again.
-//! Sessions begin with what is served from now on.
+//! A released migration never changes, so it contains its own copy of schema 1's feedback record.
+//! The table of sessions starts empty: interactions recorded earlier belong to no session.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,13 @@ use serde::Deserialize;
 use crate::StoreError;
 
 type Id = [u8; 16];
-type Rated = (Id, String, Option<String>);
+/// Sample, part and API key id.
+type RatingKey = (Id, String, Option<String>);
 
-/// For the log.
+/// Description for the log.
 pub(crate) const DESCRIPTION: &str = "ratings by rater, sessions, and the quarantine";
 
-/// A feedback row of schema 1, up to the last field that is read here.
+/// A feedback record of schema 1.
 #[derive(Deserialize)]
 struct Feedback {
     _id: Id,
@@ -37,22 +38,22 @@ enum Source {
     Feedback,
 }
 
-/// Adds the tables, and from the feedback on record each rater's newest rating.
+/// Creates the tables, and fills the ratings from the recorded feedback.
 pub(crate) fn run(tx: &WriteTransaction) -> Result<(), StoreError> {
     tx.open_table(TableDefinition::<(Option<&str>, &str, &Id), ()>::new(
         "interactions_by_session",
     ))?;
     tx.open_table(TableDefinition::<&str, (&str, u64)>::new("quarantine"))?;
     let feedback = tx.open_table(TableDefinition::<&Id, &[u8]>::new("feedback"))?;
-    let mut newest: BTreeMap<Rated, (u64, Id)> = BTreeMap::new();
+    let mut newest: BTreeMap<RatingKey, (u64, Id)> = BTreeMap::new();
     for row in feedback.iter()? {
         let (id, bytes) = row?;
         let row = read(bytes.value())?;
         if row.value.is_some() {
-            // Ids are in order of time: of equal times the later row is the later post.
+            // Ids increase with time, so they order posts of the same millisecond.
             let rating = (row.created, *id.value());
-            let kept = newest.entry((row.sample, row.name, row.key_id)).or_insert(rating);
-            *kept = (*kept).max(rating);
+            let newest = newest.entry((row.sample, row.name, row.key_id)).or_insert(rating);
+            *newest = (*newest).max(rating);
         }
     }
     let mut ratings =

@@ -53,10 +53,19 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            complain(&format!("error: {error:#}"));
+            complain(&format!("error: {}", with_causes(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, without causes that the text already contains.
+fn with_causes(error: &anyhow::Error) -> String {
+    let texts = error.chain().map(ToString::to_string);
+    let join = |text: String, cause: String| {
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    };
+    texts.reduce(join).unwrap_or_default()
 }
 
 #[expect(clippy::print_stderr, reason = "the one place that tells a person what went wrong")]
@@ -246,7 +255,7 @@ fn validate(file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
         let metrics =
             Arc::new(hone_core::metrics::Metrics::new().map_err(|error| error.to_string())?);
         let tools = app::reward_tools(&config, metrics).await;
-        let tools = tools.map_err(|error| format!("{error:#}"))?;
+        let tools = tools.map_err(|error| with_causes(&error))?;
         let routes = hone_reward::Routes::with(&config.routes, &tools.tools);
         routes.map(|_| ()).map_err(|error| error.to_string())
     });

@@ -2,7 +2,7 @@
 
 use tokio::runtime::{Builder, Runtime};
 
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 
 /// A runtime for rollouts, their rewards and the trainer's calls.
 pub(super) struct Background(Option<Runtime>);

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
-use hone_core::process::set_background;
+use hone_core::threads::set_background;
 use hone_core::types::{Message, Role};
 use hone_dataset::Curriculum;
 use hone_engine::{Codec, Engine, ModelDir, Publisher};
@@ -33,7 +33,7 @@ use hone_rollout::Rollout;
 use hone_store::Store;
 use hone_train;
 use hone_train::TrainHandle;
-use hone_train::monitoring::warnings::{HealthMonitor, WatchState};
+use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::Policies;
 
 use crate::config::Config;
@@ -137,7 +137,7 @@ impl Core {
         };
         let background = Background::start()?;
         let rollout = || {
-            Rollout::start_kept(
+            Rollout::start(
                 &config.rollout,
                 config.dataset_in_use().as_ref(),
                 (config.train.seed, Some(data.join("dataset.json"))),
@@ -151,7 +151,7 @@ impl Core {
         let parts = hone_train::TrainSetup {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
-            until,
+            step_limit: until,
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model: dir,
@@ -250,7 +250,7 @@ pub async fn start(config: Config) -> anyhow::Result<Daemon> {
         config.server.clone(),
     );
     let server = tokio::spawn(http::serve(listener, state, wait_for(stopped)));
-    let monitor = config.health_monitor(WatchState::default());
+    let monitor = config.health_monitor(MonitorState::default());
     let monitor = watch_steps(monitor, core.store.clone(), core.metrics.clone());
     let monitor = tokio::spawn(monitor);
     let data = config.data.dir.display();
@@ -263,7 +263,7 @@ fn peak_rates(config: &Config) -> anyhow::Result<Vec<(u64, f64)>> {
     let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
     let rate = config.train.learning_rate;
-    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.of(rate))).collect())
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
 }
 
 /// The tools of the rewards that a configuration asks for.
@@ -375,8 +375,8 @@ async fn load_engine(
         if !serves {
             return Ok((dir, None));
         }
-        let normalised = dir.normalised(&data.join("models"))?;
-        let engine = MistralEngine::start(&dir, &normalised, &config.engine, metrics)?;
+        let normalized = dir.write_normalized(&data.join("models"))?;
+        let engine = MistralEngine::start(&dir, &normalized, &config.engine, metrics)?;
         anyhow::Ok((dir, Some(engine)))
     })
     .await?

@@ -6,7 +6,7 @@ use anyhow::Context;
 use candle_core::Device;
 
 use hone_core::metrics::Metrics;
-use hone_core::process::BackgroundPriority;
+use hone_core::threads::BackgroundPriority;
 use hone_engine::{Codec, Engine, ModelDir, Publisher};
 use hone_mistral::MistralEngine;
 use hone_model::{Model, ModelSpec};

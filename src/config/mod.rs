@@ -20,7 +20,7 @@ use hone_reward::tools::GradersConfig;
 use hone_rollout::RolloutConfig;
 use hone_store::StoreConfig;
 use hone_train::config::TrainConfig;
-use hone_train::monitoring::warnings::{HealthMonitor, WatchState};
+use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
 pub use load::{environment_names, load, load_from, parse};
@@ -131,7 +131,7 @@ impl Config {
 
     /// A monitor of the configured limits that continues from `state`. With a dataset, reward parts
     /// have the roles that they have in the dataset's route.
-    pub fn health_monitor(&self, state: WatchState) -> HealthMonitor {
+    pub fn health_monitor(&self, state: MonitorState) -> HealthMonitor {
         let only = self.dataset_in_use().map(|_| self.rollout.dataset_route.as_str());
         HealthMonitor::new(&self.run.warnings, &self.routes, only, state)
     }

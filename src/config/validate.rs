@@ -127,7 +127,7 @@ fn parts(route_key: &str, route: &RouteConfig) -> Checked {
             let allowed = "a name that no other part of the route has";
             return Err(Problem::value(&format!("{key}.name"), quoted(&part.name), allowed));
         }
-        part.check().map_err(|inner| Problem::new(format!("{key}.{}", inner.key), inner.says))?;
+        part.check().map_err(|problem| problem.prefixed(&format!("{key}.")))?;
     }
     Ok(())
 }

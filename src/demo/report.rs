@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use hone_core::process;
+use hone_core::memory;
 use hone_rollout::SamplerKind;
 
 use super::RewardsMode;
@@ -226,7 +226,7 @@ pub fn write_json(report: &DemoReport, file: &Path) -> std::io::Result<()> {
 
 /// The most memory this process has had resident, in MiB; `None` where `/proc` does not say.
 pub fn peak_rss_mib() -> Option<f64> {
-    let bytes = process::peak_resident();
+    let bytes = memory::peak_resident();
     (bytes > 0).then(|| bytes as f64 / f64::from(1 << 20))
 }
 

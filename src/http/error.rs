@@ -186,7 +186,7 @@ impl From<EngineError> for ApiError {
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
-            EngineError::Model(_) | EngineError::Internal(_) => Self::logged(&error),
+            _ => Self::logged(&error),
         }
     }
 }
@@ -225,7 +225,7 @@ impl From<PolicyError> for ApiError {
             }
             PolicyError::Engine(error) => error.into(),
             PolicyError::Store(error) => error.into(),
-            PolicyError::Files(_) => Self::logged(&error),
+            PolicyError::Files(_) | PolicyError::Candidate(_) => Self::logged(&error),
         }
     }
 }

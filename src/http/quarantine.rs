@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use hone_core::types::{UnixMillis, now_ms};
 use hone_reward::feedback::QuarantineReason;
-use hone_store::{Op, Quarantined};
+use hone_store::{Op, QuarantinedKey};
 
 use super::AppState;
 use super::error::ApiError;
@@ -70,7 +70,7 @@ pub(super) async fn flag(
     }
     let reason = QuarantineReason::Operator { note: note.to_owned() };
     let reason = serde_json::to_string(&reason).map_err(|_| ApiError::internal())?;
-    let row = Quarantined { key_id: key.clone(), reason, since: now_ms() };
+    let row = QuarantinedKey { key_id: key.clone(), reason, since: now_ms() };
     state.store.commit(vec![Op::Quarantine(row)]).await?;
     tracing::warn!(key, note, "feedback set aside by hand");
     let rows = counted(&state)?;
@@ -93,13 +93,13 @@ pub(super) async fn release(
 }
 
 /// Everybody in quarantine, counted.
-fn counted(state: &AppState) -> Result<Vec<Quarantined>, ApiError> {
+fn counted(state: &AppState) -> Result<Vec<QuarantinedKey>, ApiError> {
     let rows = state.store.quarantined()?;
     state.metrics.reward_quarantined_keys.set(i64::try_from(rows.len()).unwrap_or(i64::MAX));
     Ok(rows)
 }
 
-fn entry(row: Quarantined) -> QuarantineEntry {
+fn entry(row: QuarantinedKey) -> QuarantineEntry {
     let reason = serde_json::from_str(&row.reason).ok();
     QuarantineEntry { key_id: row.key_id, reason, since: row.since }
 }

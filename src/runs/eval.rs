@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use hone_core::types::PolicyVersion;
 use hone_dataset::Dataset;
-use hone_train::monitoring::warnings::Roles;
+use hone_train::monitoring::warnings::RewardRoles;
 
 use super::evaluate::{EvalSet, Evaluation};
 use super::report::Comparison;
@@ -133,7 +133,7 @@ fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option
             Ok(Some(part))
         }
         None => {
-            let roles = Roles::of(parts.iter().map(|(name, kind)| (name.as_str(), *kind)));
+            let roles = RewardRoles::of(parts.iter().map(|(name, kind)| (name.as_str(), *kind)));
             Ok(roles.correctness.into_iter().next())
         }
     }

@@ -4,12 +4,12 @@
 //! definition and does not count as a use, and neither does a `mod` declaration. Test modules are
 //! left out.
 
-use std::fs;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use syn::{visit, Attribute, Item, ItemUse, UseTree, Visibility};
 use syn::visit::Visit;
+use syn::{Attribute, Item, ItemUse, UseTree, Visibility, visit};
 
 /// Path of a module below the crate root; the root is empty.
 type Module = Vec<String>;
@@ -74,7 +74,9 @@ fn leaves(tree: &UseTree, prefix: &[String], contents: &mut Contents, exported: 
         UseTree::Glob(_) => contents.globs.push(prefix.to_vec()),
         UseTree::Name(name) => {
             let (key, path) = match name.ident.to_string() {
-                own if own == "self" => (prefix.last().cloned().unwrap_or_default(), prefix.to_vec()),
+                own if own == "self" => {
+                    (prefix.last().cloned().unwrap_or_default(), prefix.to_vec())
+                }
                 other => (other, joined(&name.ident)),
             };
             contents.imported.insert(key.clone(), path);
@@ -177,7 +179,8 @@ impl Crate {
     pub fn types(&self) -> Vec<Definition> {
         let named = |contents: &Contents| -> Vec<Definition> {
             let text = fs::read_to_string(&contents.file).unwrap_or_default();
-            let file = syn::parse_file(&text).unwrap_or_else(|e| panic!("{:?}: {e}", contents.file));
+            let file =
+                syn::parse_file(&text).unwrap_or_else(|e| panic!("{:?}: {e}", contents.file));
             let names = file.items.iter().filter_map(|item| match item {
                 Item::Struct(item) => Some(item.ident.to_string()),
                 Item::Enum(item) => Some(item.ident.to_string()),

@@ -18,7 +18,7 @@ use hone::config::ServerConfig;
 use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
-use hone_engine::fake::FakeConfig;
+use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
@@ -128,7 +128,11 @@ impl PolicyControl for FakePolicies {
                 let reason = Some(reason.to_owned());
                 Ok(PolicyRecord { reason, ..record(version.0, PolicyState::Active) })
             }
-            2 => Err(PolicyError::Unservable { version, reason: "it was rejected".to_owned() }),
+            2 => Err(PolicyError::Unservable {
+                version,
+                reason: "it was rejected".to_owned(),
+                source: None,
+            }),
             _ => Err(PolicyError::Unknown(version)),
         }
     }

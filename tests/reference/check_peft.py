@@ -1,6 +1,6 @@
 """Loads an adapter directory written by Hone with PEFT and compares log-probabilities.
 
-`cargo test --release --lib train::learner_tests::an_adapter_for_python -- --ignored`, with the
+`cargo test --release -p hone-train an_adapter_for_python -- --ignored`, with the
 directory in `HONE_TEST_PEFT_DIR`, writes it
 and what the trainer computes with it; then:
     python tests/reference/check_peft.py DIRECTORY

@@ -1,4 +1,4 @@
-"""Checks that the README's table names every option of TRL's GRPOConfig, and none that it has not.
+"""Checks that docs/trl.md names every option of TRL's GRPOConfig, and no other option.
 
     pip install trl
     python tests/reference/check_trl_options.py
@@ -11,8 +11,7 @@ import sys
 
 import trl
 
-readme = pathlib.Path(__file__).parents[2] / "README.md"
-table = readme.read_text().split("<code>GRPOConfig</code>")[1].split("</details>")[0]
+table = (pathlib.Path(__file__).parents[2] / "docs" / "trl.md").read_text()
 first_columns = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
 named = [name for column in first_columns for name in re.findall(r"`(\w+)`", column)]
 options = {field.name for field in dataclasses.fields(trl.GRPOConfig)}

@@ -31,7 +31,8 @@ pub fn at(path: &Path) -> impl FnOnce(io::Error) -> FileError + '_ {
 /// supported.
 ///
 /// # Errors
-/// If the file cannot be written. The old content is then still in place.
+/// If the file cannot be written. The file keeps its old content unless only the last step failed,
+/// the sync of the parent directory.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let temporary = sibling(path, ".tmp");
     write_synced(&temporary, bytes)?;
@@ -39,20 +40,26 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_parent(path)
 }
 
-/// Replaces the directory `path` with what `fill` writes into an empty temporary sibling. After a
-/// crash `path` is complete: the old directory or the new one. Only a crash between the two renames
-/// that exchange an existing directory leaves `path` absent and the old one as `.NAME.old`.
+/// Replaces the directory `path` with what `fill` writes into an empty temporary sibling. `fill`
+/// does not need to sync its files.
 ///
-/// `fill` does not need to sync the files it writes.
+/// After a crash `path` is complete: the old directory or the new one. A crash between the two
+/// renames that exchange an existing directory leaves the old one as `.NAME.old` and no `path`; the
+/// next call moves it back before it calls `fill`.
 ///
 /// # Errors
-/// The error of `fill`, or a [`FileError`] of this function. The old directory is then still in
-/// place, and the temporary one is removed.
+/// The error of `fill`, or a [`FileError`] of this function. The old directory is then in place,
+/// unless only the last steps failed: the sync of the parent directory and the removal of the old
+/// directory.
 pub fn replace_dir<E: From<FileError>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
     let (temporary, replaced) = (sibling(path, ".tmp"), sibling(path, ".old"));
+    let exists = |path: &Path| fs::symlink_metadata(path).is_ok();
+    if exists(&replaced) && !exists(path) {
+        fs::rename(&replaced, path).map_err(at(path))?;
+    }
     remove_any(&temporary)?;
     fs::create_dir_all(&temporary).map_err(at(&temporary))?;
     if let Err(error) = fill(&temporary).and_then(|()| Ok(sync_tree(&temporary)?)) {
@@ -61,10 +68,16 @@ pub fn replace_dir<E: From<FileError>>(
         return Err(error);
     }
     remove_any(&replaced)?;
-    if fs::symlink_metadata(path).is_ok() {
+    let existed = exists(path);
+    if existed {
         fs::rename(path, &replaced).map_err(at(path))?;
     }
-    fs::rename(&temporary, path).map_err(at(path))?;
+    if let Err(error) = fs::rename(&temporary, path) {
+        if existed {
+            let _second = fs::rename(&replaced, path);
+        }
+        return Err(at(path)(error).into());
+    }
     sync_parent(path)?;
     Ok(remove_any(&replaced)?)
 }
@@ -148,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_and_nothing_is_left_behind() {
+    fn a_file_is_replaced_without_leaving_a_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
         replace_file(&path, b"old").unwrap();
@@ -181,6 +194,35 @@ mod tests {
         }
         assert_eq!(names(&path.join("inner")), ["two"]);
         assert_eq!(names(dir.path()), ["best"]);
+    }
+
+    /// Every state that a crash inside `replace_dir` can leave, by the entries of the parent.
+    #[test]
+    fn a_directory_is_complete_after_a_crash_at_any_step() {
+        let filled = |new: &Path| write_synced(&new.join("new"), b"new");
+        for left in [
+            &["best", ".best.tmp"][..],
+            &["best", ".best.tmp", ".best.old"],
+            &[".best.tmp", ".best.old"],
+            &["best", ".best.old"],
+        ] {
+            for fails in [true, false] {
+                let dir = tempfile::tempdir().unwrap();
+                for name in left {
+                    fs::create_dir(dir.path().join(name)).unwrap();
+                    fs::write(dir.path().join(name).join(name), name).unwrap();
+                }
+                let path = dir.path().join("best");
+                let result = replace_dir::<FileError>(&path, |new| {
+                    filled(new)?;
+                    if fails { Err(at(new)(io::Error::other("planned"))) } else { Ok(()) }
+                });
+                assert_eq!(result.is_err(), fails, "{left:?}");
+                let old = if left.contains(&"best") { "best" } else { ".best.old" };
+                assert_eq!(names(&path), [if fails { old } else { "new" }], "{left:?}");
+                assert!(!sibling(&path, ".tmp").exists(), "{left:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,16 +1,21 @@
-//! What every part of Hone shares: plain types, configuration helpers, metrics, durable files,
-//! digests and thread priorities.
+//! Code that every part of Hone shares: plain types, configuration helpers, metrics, durable files,
+//! digests, vector instructions, and statistics of the process.
 //!
-//! This crate starts no thread and knows no other crate of Hone. Callers may rely on three things:
+//! This crate starts no thread and depends on no other crate of Hone. Callers may rely on this:
 //!
-//! - [`types`] are plain data. Their serialized forms are part of the ledger's format.
+//! - [`types`] are plain data. Their serialized forms are part of the HTTP interface and of
+//!   exported files; the ledger has its own stored forms.
 //! - [`metrics::Metrics`] is the only place that names a metric.
 //! - A file that [`files`] wrote is complete or absent after a crash.
+//! - [`threads::to_background`] lowers the priority only of the thread that calls it, and of those
+//!   that this thread starts.
 
 pub mod config;
 pub mod digest;
 pub mod files;
+pub mod memory;
 pub mod metrics;
-pub mod process;
 pub mod simd;
+pub mod text;
+pub mod threads;
 pub mod types;

@@ -1,8 +1,8 @@
 //! Runs a loop with the widest vector instructions of the processor.
 //!
 //! Hone is compiled for any x86-64 (SSE2) or AArch64 (NEON) processor. [`dispatch`] compiles a
-//! [`SimdTask`] once for each instruction set that [`pulp`] knows (SSE2, AVX2 and AVX-512 on x86-64)
-//! and selects one at run time.
+//! [`SimdTask`] once for each instruction set that [`pulp`] knows (SSE2, AVX2 and AVX-512 on
+//! x86-64) and selects one at run time.
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -13,9 +13,10 @@ use pulp::{Arch, Simd, WithSimd};
 pub trait SimdTask {
     /// The result of the loop.
     type Output;
-    /// Runs the loop. `FUSED` is true where `f32::mul_add` is one instruction. A loop that ignores it
-    /// and uses no `mul_add` gives the same bits on every processor, because Rust never contracts a
-    /// product and a sum by itself.
+
+    /// Runs the loop. `FUSED` is true where `f32::mul_add` is one instruction. A loop that ignores
+    /// it and uses no `mul_add` gives the same bits on every processor, because Rust never
+    /// contracts a product and a sum by itself.
     fn run<const FUSED: bool>(self) -> Self::Output;
 }
 

@@ -1,65 +1,64 @@
-//! Every key of the dataset: how it is read, split, drawn from and staged.
+//! Configuration section `[dataset]`: how a dataset is read, split, sampled and staged.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::describe::Problem;
-use hone_core::config::range::{Checked, above, at_least, between};
-use hone_core::config::{label, quoted};
+use hone_core::config::range::{above, at_least, between, finite};
+use hone_core::config::{Checked, Problem, label, quoted};
 
-/// How a dataset's file is written.
+/// File format of a dataset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DatasetFormat {
-    /// By the file's name: `.csv`, `.tsv`, `.parquet` or `.pq`; anything else is `jsonl`.
+    /// Chosen by the file name: `.csv`, `.tsv`, `.parquet` or `.pq`; any other name is `jsonl`.
     #[default]
     Auto,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Jsonl,
-    /// Comma-separated values (RFC 4180) under a line of column names.
+    /// Comma-separated values (RFC 4180) with a header line.
     Csv,
-    /// The same with tabs.
+    /// Tab-separated values with a header line.
     Tsv,
     /// Apache Parquet.
     Parquet,
 }
 
-/// What a row that cannot be used does.
+/// The effect of an unusable row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadRow {
-    /// Refuses the whole dataset.
+    /// The whole dataset is refused.
     #[default]
     Refuse,
-    /// Is left out, and counted.
+    /// The row is skipped and counted.
     Skip,
 }
 
-/// In which order prompts are drawn.
+/// Order in which prompts are drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplingStrategy {
-    /// The file's.
+    /// The order of the file.
     Sequential,
-    /// Another random one each epoch.
+    /// A new random order in each epoch.
     #[default]
     Shuffle,
-    /// At random, prompts of intermediate success more often.
+    /// Weighted random draws that prefer prompts of intermediate success rate.
     Difficulty,
 }
 
-/// The numbers of [`SamplingStrategy::Difficulty`].
+/// Parameters of [`SamplingStrategy::Difficulty`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DifficultyConfig {
-    /// A completion of at least this reward is a success.
+    /// A completion with at least this reward is a success.
     pub success_reward: f64,
-    /// Groups of a prompt that its running success remembers (an exponential window).
+    /// Length of the exponential window, in groups, over which a prompt's success rate is averaged.
     pub window: f64,
-    /// Added to the weight `p (1 - p)` of a prompt whose rate of success is `p`.
+    /// Added to the weight `p (1 - p)` of a prompt with success rate `p`, so that no weight is 0.
     pub epsilon: f64,
-    /// Share of the draws that walk through all prompts whatever their success.
+    /// Fraction of the draws that go through all prompts in turn, so that every prompt is tried.
     pub floor: f64,
 }
 
@@ -69,11 +68,12 @@ impl Default for DifficultyConfig {
     }
 }
 
-/// Live prompts beside the dataset's.
+/// How live prompts and dataset prompts share the groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixConfig {
-    /// Share of the groups that live prompts get while both wait; 1 always takes the live prompt.
+    /// Fraction of the groups for live prompts while both sources have one; at 1, live prompts
+    /// always come first.
     pub live_share: f64,
 }
 
@@ -83,13 +83,13 @@ impl Default for MixConfig {
     }
 }
 
-/// One worked example, put before every prompt.
+/// One worked example that precedes every prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FewShot {
-    /// What is asked.
+    /// The user's message.
     pub user: String,
-    /// A good answer.
+    /// The assistant's answer.
     pub assistant: String,
 }
 
@@ -97,68 +97,70 @@ pub struct FewShot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StageConfig {
-    /// Its name in logs; empty takes `stage 1` and so on.
+    /// Name in logs; by default `stage 1` and so on.
     pub name: String,
-    /// Optimiser steps; 0, in the last stage only, goes on to the end.
+    /// Number of optimizer steps. 0 means no end, which only the last stage may have.
     pub steps: u64,
-    /// Which prompts: `column operator value`, joined by `and`; empty takes all.
+    /// Condition on the prompts: `column operator value`, joined by `and`; empty selects all.
     pub filter: String,
-    /// Leave out prompts whose running difficulty, 1 less their rate of success, is above this.
+    /// Skips prompts whose difficulty, 1 minus their success rate, is above this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_difficulty: Option<f64>,
-    /// The route whose rewards score it; empty keeps `rollout.dataset_route`.
+    /// The route whose rewards apply; by default `rollout.dataset_route`.
     pub route: String,
-    /// Its peak learning rate, in place of `train.learning_rate`.
+    /// Peak learning rate, in place of `train.learning_rate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// Multiplies `train.learning_rate`.
+    /// Factor of `train.learning_rate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate_scale: Option<f64>,
 }
 
-/// The dataset.
+/// A dataset and how to use it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DatasetConfig {
-    /// The file; empty is none.
+    /// The file; empty means no dataset.
     pub path: PathBuf,
-    /// How it is written.
+    /// Format of the file.
     pub format: DatasetFormat,
     /// Column of the conversation, a list of `{role, content}`.
     pub messages_column: String,
-    /// Column of the user's text, for rows without `messages_column`.
+    /// Column of the user's message, for rows without `messages_column`.
     pub prompt_column: String,
-    /// Column that becomes `answer`; every row must have it. Empty: none is needed.
+    /// Column that becomes the metadata `answer`. Every row must have it, unless this is empty.
     pub answer_column: String,
-    /// Put before conversations that have no system message of their own; empty is none.
+    /// System message for conversations without one; empty adds none.
     pub system_prompt: String,
-    /// The user's text as a minijinja template over the row's columns; empty takes the columns.
+    /// The user's message as a minijinja template over the row's columns; empty uses the columns
+    /// above.
     pub template: String,
-    /// Worked examples, put before every prompt.
+    /// Worked examples that precede every prompt.
     pub few_shot: Vec<FewShot>,
-    /// Good rows at the file's beginning that serve as examples and are not trained on.
+    /// Number of usable rows at the start of the file that become worked examples instead of
+    /// prompts.
     pub few_shot_rows: usize,
-    /// The assistant's turn of such an example, a template over the row's columns.
+    /// The assistant's answer in these examples, as a template over the row's columns.
     pub few_shot_answer: String,
-    /// What a row that cannot be used does.
+    /// The effect of an unusable row.
     pub on_bad_row: OnBadRow,
-    /// Longest row in bytes.
+    /// Largest size of a row in bytes.
     pub max_row_bytes: usize,
-    /// Longest prompt in tokens; longer ones are left out. 0: as the model's context allows.
+    /// Largest length of a prompt in tokens; longer prompts are skipped. 0 means the model's limit.
     pub max_prompt_tokens: usize,
-    /// Prompts that are never trained on: a share below 1, else a number.
+    /// Prompts that are held out for evaluation: a fraction if below 1, else a number.
     pub held_out: f64,
-    /// A file of such prompts instead, read as `path` is; empty is none.
+    /// A separate file of held-out prompts; empty means none.
     pub eval_path: PathBuf,
-    /// Seed of the split and the order.
+    /// Seed of the split and of the order.
     pub seed: u64,
-    /// In which order prompts are drawn.
+    /// Order in which prompts are drawn.
     pub strategy: SamplingStrategy,
-    /// The numbers of the strategy `difficulty`.
+    /// Parameters of the strategy `difficulty`.
     pub difficulty: DifficultyConfig,
-    /// Live prompts beside the dataset's.
+    /// How live prompts and dataset prompts share the groups.
     pub mix: MixConfig,
-    /// The curriculum's stages, in order; none is one stage without end.
+    /// The stages of the curriculum, in order. Without any, one stage without end uses all prompts.
     #[serde(rename = "stage")]
     pub stages: Vec<StageConfig>,
 }
@@ -191,19 +193,17 @@ impl Default for DatasetConfig {
 }
 
 impl DatasetConfig {
-    /// The defaults with a path.
+    /// The default configuration for a file.
     pub fn at(path: &Path) -> Self {
         Self { path: path.to_owned(), ..Self::default() }
     }
-}
 
-impl DatasetConfig {
     /// Checks every range.
     ///
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        columns(self)?;
+        self.check_columns()?;
         between("dataset.few_shot_rows", self.few_shot_rows, 0, 64)?;
         between("dataset.max_row_bytes", self.max_row_bytes, 64, 1 << 30)?;
         between("dataset.max_prompt_tokens", self.max_prompt_tokens, 0, 1 << 24)?;
@@ -217,10 +217,7 @@ impl DatasetConfig {
             return Err(Problem::value("dataset.held_out", self.held_out, allowed));
         }
         let d = &self.difficulty;
-        if !d.success_reward.is_finite() {
-            let key = "dataset.difficulty.success_reward";
-            return Err(Problem::value(key, d.success_reward, "a finite number"));
-        }
+        finite("dataset.difficulty.success_reward", d.success_reward)?;
         at_least("dataset.difficulty.window", d.window, 1.0)?;
         above("dataset.difficulty.epsilon", d.epsilon, 0.0)?;
         if !(d.floor > 0.0 && d.floor <= 1.0) {
@@ -228,17 +225,17 @@ impl DatasetConfig {
             return Err(Problem::value("dataset.difficulty.floor", d.floor, allowed));
         }
         between("dataset.mix.live_share", self.mix.live_share, 0.0, 1.0)?;
-        self.stages()
+        self.check_stages()
     }
 
-    fn stages(&self) -> Checked {
+    fn check_stages(&self) -> Checked {
         for (i, stage) in self.stages.iter().enumerate() {
             let key = |name: &str| format!("dataset.stage[{i}].{name}");
             if !stage.name.is_empty() {
                 label(&key("name"), &stage.name)?;
             }
             if stage.steps == 0 && i + 1 < self.stages.len() {
-                let allowed = "1 or more: only the last stage may go on to the end";
+                let allowed = "1 or more: only the last stage may have no end";
                 return Err(Problem::value(&key("steps"), 0, allowed));
             }
             if let Some(difficulty) = stage.max_difficulty {
@@ -257,23 +254,24 @@ impl DatasetConfig {
         }
         Ok(())
     }
-}
 
-/// A conversation and a prompt cannot be read from one column.
-fn columns(c: &DatasetConfig) -> Checked {
-    let names = [("messages_column", &c.messages_column), ("prompt_column", &c.prompt_column)];
-    for (key, name) in names {
-        if name.is_empty() {
-            return Err(Problem::value(&format!("dataset.{key}"), "\"\"", "a column's name"));
+    /// Checks that conversation, prompt and answer have different columns.
+    fn check_columns(&self) -> Checked {
+        let c = self;
+        let names = [("messages_column", &c.messages_column), ("prompt_column", &c.prompt_column)];
+        for (key, name) in names {
+            if name.is_empty() {
+                return Err(Problem::value(&format!("dataset.{key}"), "\"\"", "a column's name"));
+            }
         }
+        if c.messages_column == c.prompt_column {
+            let allowed = "another column than dataset.messages_column";
+            return Err(Problem::value("dataset.prompt_column", quoted(&c.prompt_column), allowed));
+        }
+        if c.answer_column == c.messages_column || c.answer_column == c.prompt_column {
+            let allowed = "another column than those of the prompt";
+            return Err(Problem::value("dataset.answer_column", quoted(&c.answer_column), allowed));
+        }
+        Ok(())
     }
-    if c.messages_column == c.prompt_column {
-        let allowed = "another column than dataset.messages_column";
-        return Err(Problem::value("dataset.prompt_column", quoted(&c.prompt_column), allowed));
-    }
-    if c.answer_column == c.messages_column || c.answer_column == c.prompt_column {
-        let allowed = "another column than those of the prompt";
-        return Err(Problem::value("dataset.answer_column", quoted(&c.answer_column), allowed));
-    }
-    Ok(())
 }

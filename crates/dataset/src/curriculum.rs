@@ -1,24 +1,24 @@
-//! Which stage a step is in, and what that stage asks for.
+//! The stages of training: which prompts, rewards and learning rate apply at each optimizer step.
 
-use super::error::DatasetError;
-use super::filter::Filter;
-use crate::StageConfig;
+use crate::config::StageConfig;
+use crate::error::DatasetError;
+use crate::filter::Filter;
 
 /// The peak learning rate of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LearningRate {
-    /// That of `train.learning_rate`.
+    /// `train.learning_rate`.
     #[default]
     Configured,
-    /// This one.
+    /// A rate of its own.
     Absolute(f64),
-    /// `train.learning_rate` times this.
+    /// A factor of `train.learning_rate`.
     Scaled(f64),
 }
 
 impl LearningRate {
-    /// The rate, where `configured` is `train.learning_rate`.
-    pub fn of(self, configured: f64) -> f64 {
+    /// The rate; `configured` is `train.learning_rate`.
+    pub fn resolve(self, configured: f64) -> f64 {
         match self {
             Self::Configured => configured,
             Self::Absolute(rate) => rate,
@@ -29,43 +29,43 @@ impl LearningRate {
 
 /// One stage.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
-    /// From 0.
+pub struct CurriculumStage {
+    /// Index among the stages, from 0.
     pub index: usize,
-    /// Its name in logs.
+    /// Name in logs.
     pub name: String,
-    /// Its first optimiser step; steps count from 1.
+    /// First optimizer step; steps count from 1.
     pub first_step: u64,
-    /// Its last; `None` when it goes on to the end.
+    /// Last optimizer step; `None` if the stage has no end.
     pub last_step: Option<u64>,
-    /// Which prompts it takes.
+    /// Selects the prompts.
     pub filter: Filter,
-    /// It leaves out prompts whose running difficulty is above this; those that were never scored
-    /// have none and stay.
+    /// Skips prompts whose difficulty is above this. Prompts without a score have no difficulty and
+    /// are kept.
     pub max_difficulty: Option<f64>,
-    /// The route whose rewards score it; `None` keeps the dataset's.
+    /// The route whose rewards apply; `None` means the dataset's route.
     pub route: Option<String>,
-    /// Its learning rate.
+    /// The learning rate.
     pub learning_rate: LearningRate,
 }
 
-/// The stages in order; at least one.
+/// The stages, in order; at least one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curriculum {
-    first: Stage,
-    rest: Vec<Stage>,
+    first: CurriculumStage,
+    rest: Vec<CurriculumStage>,
 }
 
 impl Curriculum {
-    /// Without configured stages: one that takes everything, without end.
+    /// Reads the configured stages. Without any, one stage without end uses every prompt.
     ///
     /// # Errors
     /// [`DatasetError::Config`] if a filter does not parse.
     pub fn new(stages: &[StageConfig]) -> Result<Self, DatasetError> {
-        let mut read = Vec::with_capacity(stages.len());
+        let mut all = Vec::with_capacity(stages.len());
         let mut first_step = 1_u64;
-        let only = [StageConfig::default()];
-        let stages = if stages.is_empty() { &only[..] } else { stages };
+        let default = [StageConfig::default()];
+        let stages = if stages.is_empty() { &default[..] } else { stages };
         for (index, stage) in stages.iter().enumerate() {
             let filter = Filter::parse(&stage.filter).map_err(|reason| DatasetError::Config {
                 key: format!("dataset.stage[{index}].filter"),
@@ -78,7 +78,7 @@ impl Curriculum {
             } else {
                 stage.name.clone()
             };
-            read.push(Stage {
+            all.push(CurriculumStage {
                 index,
                 name,
                 first_step,
@@ -94,21 +94,21 @@ impl Curriculum {
             });
             first_step = next;
         }
-        let first = read.remove(0);
-        Ok(Self { first, rest: read })
+        let first = all.remove(0);
+        Ok(Self { first, rest: all })
     }
 
-    /// The stage of an optimiser step, from 1; after the last one's end the last one.
-    pub fn at(&self, step: u64) -> &Stage {
+    /// The stage of an optimizer step, from 1; the last stage for steps after its end.
+    pub fn at(&self, step: u64) -> &CurriculumStage {
         self.rest.iter().rev().find(|stage| stage.first_step <= step).unwrap_or(&self.first)
     }
 
-    /// All stages.
-    pub fn stages(&self) -> impl Iterator<Item = &Stage> {
+    /// All stages, in order.
+    pub fn stages(&self) -> impl Iterator<Item = &CurriculumStage> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Steps of all stages together; `None` when the last has no end.
+    /// Number of steps of all stages; `None` if the last stage has no end.
     pub fn total_steps(&self) -> Option<u64> {
         self.rest.last().unwrap_or(&self.first).last_step
     }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_belong_to_stages() {
+    fn each_step_belongs_to_one_stage() {
         let stage = |steps, filter: &str, rate, scale| StageConfig {
             steps,
             filter: filter.to_owned(),
@@ -135,7 +135,7 @@ mod tests {
         let curriculum = Curriculum::new(&stages).unwrap();
         let index = |step| curriculum.at(step).index;
         assert_eq!([0, 1, 10, 11, 15, 16, u64::MAX].map(index), [0, 0, 0, 1, 1, 2, 2]);
-        let rates = [1, 11, 16].map(|step| curriculum.at(step).learning_rate.of(0.1));
+        let rates = [1, 11, 16].map(|step| curriculum.at(step).learning_rate.resolve(0.1));
         assert_eq!(rates, [1e-3, 0.05, 0.1]);
         assert_eq!(curriculum.at(1).name, "easy");
         assert_eq!((curriculum.at(11).name.as_str(), &curriculum.at(1).route), ("stage 2", &None));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_filter_names_its_stage() {
+    fn an_invalid_filter_is_an_error_that_names_the_stage() {
         let stage = StageConfig { filter: "level".into(), ..StageConfig::default() };
         let error = Curriculum::new(&[StageConfig::default(), stage]).unwrap_err();
         insta::assert_snapshot!(error, @r#"dataset.stage[1].filter = "level": after `level` one of = != < <= > >= is expected"#);

@@ -1,20 +1,20 @@
-//! What can be wrong with a dataset, in sentences that name the file, the line and the column.
+//! Errors of a dataset, which name the file, the line and the column.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// Bad rows that an error or a report shows.
-pub const SHOWN: usize = 10;
+/// Number of bad rows that an error or a report describes.
+pub(crate) const DESCRIBED_ROWS: usize = 10;
 
-/// Where a row stands in its file, from 1.
+/// Position of a row in its file, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowPlace {
-    /// The line on which the row begins: JSONL and CSV.
+    /// The line on which the row begins, in JSONL and CSV files.
     Line(u64),
-    /// The row's number: Parquet.
+    /// The number of the row, in Parquet files.
     Row(u64),
 }
 
@@ -27,23 +27,23 @@ impl fmt::Display for RowPlace {
     }
 }
 
-/// A row that cannot be used.
+/// An unusable row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRow {
-    /// Where it stands.
+    /// Position in the file.
     pub place: RowPlace,
-    /// The column at fault, as in `messages[1].role`; `None` when it is the row as a whole.
+    /// The invalid column, such as `messages[1].role`; `None` if the whole row is invalid.
     pub column: Option<String>,
-    /// What is wrong, as a phrase that continues the place or the column.
+    /// A phrase that continues the place or the column.
     pub reason: String,
 }
 
 impl BadRow {
-    pub(super) fn whole(place: RowPlace, reason: impl Into<String>) -> Self {
+    pub(crate) fn whole(place: RowPlace, reason: impl Into<String>) -> Self {
         Self { place, column: None, reason: reason.into() }
     }
 
-    pub(super) fn column(
+    pub(crate) fn column(
         place: RowPlace,
         name: impl Into<String>,
         reason: impl Into<String>,
@@ -64,30 +64,30 @@ impl fmt::Display for BadRow {
 /// Why a dataset cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
-    /// The file cannot be read at all.
+    /// The file cannot be read, or has no prompt to train on.
     #[error("`{}`: {reason}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong.
         reason: String,
     },
-    /// There are bad rows, and `dataset.on_bad_row` is `refuse`.
+    /// The file has bad rows, and `dataset.on_bad_row` is `refuse`.
     #[error("{}", bad_rows(.path, *.total, .first))]
     BadRows {
         /// The file.
         path: PathBuf,
-        /// How many.
+        /// Number of bad rows.
         total: u64,
-        /// The first [`SHOWN`] of them.
+        /// The first ten of them.
         first: Vec<BadRow>,
     },
-    /// No usable row is left.
+    /// The file has no usable row.
     #[error("`{}` holds no prompt{}", .path.display(), all_bad(*.bad, .first))]
     Empty {
         /// The file.
         path: PathBuf,
-        /// Rows that could not be used.
+        /// Number of bad rows.
         bad: u64,
         /// The first of them.
         first: Option<BadRow>,
@@ -95,19 +95,19 @@ pub enum DatasetError {
     /// A template or a filter of the configuration does not parse.
     #[error("{key} = {value:?}: {reason}")]
     Config {
-        /// The key.
+        /// The configuration key.
         key: String,
         /// Its value.
         value: String,
         /// What is wrong.
         reason: String,
     },
-    /// A saved position belongs to another configuration.
+    /// A saved sampler state belongs to another configuration.
     #[error("the saved position in the dataset cannot be resumed: {0}")]
     State(String),
 }
 
-fn bad_rows(path: &std::path::Path, total: u64, first: &[BadRow]) -> String {
+fn bad_rows(path: &Path, total: u64, first: &[BadRow]) -> String {
     let path = path.display();
     if let ([only], 1) = (first, total) {
         return format!("`{path}`, {only}");

@@ -1,10 +1,11 @@
-//! Which prompts a stage takes: `level = "easy" and sum <= 20`.
+//! Filters that select prompts by their metadata, such as `level = "easy" and sum <= 20`.
 //!
-//! Clauses `column operator value` joined by `and`. Operators are `=` (or `==`), `!=`, `<`, `<=`,
-//! `>`, `>=`. A value is a number, a bare word, or a text in `"` or `'`; a column whose name holds
-//! other characters than letters, digits, `_`, `-` and `.` stands in backticks. A number compares
-//! with the column read as a number; a text can be compared by `=` and `!=` alone. A prompt without
-//! the column, or with a text where a number is asked for, is not taken.
+//! A filter is a list of clauses `column operator value`, joined by `and`. The operators are `=`
+//! (or `==`), `!=`, `<`, `<=`, `>` and `>=`. A value is a number, a bare word, or a text in `"` or
+//! `'`. A column name with other characters than letters, digits, `_`, `-`, `+` and `.` is written
+//! in backticks. A number is compared with the column's text parsed as a number; a text supports
+//! only `=` and `!=`. A clause does not match a prompt that lacks the column, or whose column is
+//! not a number where the clause has one.
 
 use std::collections::BTreeMap;
 
@@ -31,35 +32,35 @@ struct Clause {
     operand: Operand,
 }
 
-/// A predicate over a prompt's metadata; without clauses it takes everything.
+/// A predicate over a prompt's metadata. Without clauses it matches every prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
     clauses: Vec<Clause>,
 }
 
 impl Filter {
-    /// Reads the form described above; white space alone takes everything.
+    /// Parses a filter. White space alone is a filter without clauses.
     ///
     /// # Errors
-    /// What was expected where.
+    /// A sentence about the first unexpected part.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut rest = text.trim_start();
         let mut clauses = Vec::new();
         while !rest.is_empty() {
             if !clauses.is_empty() {
-                rest = match word(rest) {
+                rest = match split_word(rest) {
                     Some(("and", after)) => after.trim_start(),
                     _ => return Err(format!("`and` is expected before `{rest}`")),
                 };
             }
-            let (clause, after) = clause(rest)?;
+            let (clause, after) = parse_clause(rest)?;
             clauses.push(clause);
             rest = after.trim_start();
         }
         Ok(Self { clauses })
     }
 
-    /// Whether it takes a prompt with this metadata.
+    /// Whether a prompt with this metadata matches every clause.
     pub fn matches(&self, metadata: &BTreeMap<String, String>) -> bool {
         self.clauses
             .iter()
@@ -89,11 +90,11 @@ impl Clause {
     }
 }
 
-fn clause(text: &str) -> Result<(Clause, &str), String> {
+fn parse_clause(text: &str) -> Result<(Clause, &str), String> {
     let (column, rest) = match text.strip_prefix('`') {
         Some(rest) => rest.split_once('`').ok_or("a backtick is left open")?,
         None if text.is_empty() => return Err("a column is expected at the end".to_owned()),
-        None => word(text).ok_or_else(|| format!("a column is expected before `{text}`"))?,
+        None => split_word(text).ok_or_else(|| format!("a column is expected before `{text}`"))?,
     };
     let rest = rest.trim_start();
     let operators = [
@@ -109,7 +110,7 @@ fn clause(text: &str) -> Result<(Clause, &str), String> {
     let Some((operator, rest)) = found else {
         return Err(format!("after `{column}` one of = != < <= > >= is expected"));
     };
-    let (operand, rest) = operand(column, rest.trim_start())?;
+    let (operand, rest) = parse_operand(column, rest.trim_start())?;
     if matches!(operand, Operand::Text(_))
         && !matches!(operator, Operator::Equal | Operator::NotEqual)
     {
@@ -118,20 +119,21 @@ fn clause(text: &str) -> Result<(Clause, &str), String> {
     Ok((Clause { column: column.to_owned(), operator: *operator, operand }, rest))
 }
 
-fn operand<'a>(column: &str, text: &'a str) -> Result<(Operand, &'a str), String> {
+fn parse_operand<'a>(column: &str, text: &'a str) -> Result<(Operand, &'a str), String> {
     for quote in ['"', '\''] {
         if let Some(rest) = text.strip_prefix(quote) {
             let (inside, rest) = rest.split_once(quote).ok_or("a quotation mark is left open")?;
             return Ok((Operand::Text(inside.to_owned()), rest));
         }
     }
-    let (bare, rest) = word(text).ok_or_else(|| format!("`{column}` is compared with nothing"))?;
+    let (bare, rest) =
+        split_word(text).ok_or_else(|| format!("`{column}` is compared with nothing"))?;
     let number = bare.parse::<f64>().ok().filter(|number| number.is_finite());
     Ok((number.map_or_else(|| Operand::Text(bare.to_owned()), Operand::Number), rest))
 }
 
-/// The letters, digits, `_`, `-`, `+` and `.` that the text begins with.
-fn word(text: &str) -> Option<(&str, &str)> {
+/// Splits off the letters, digits, `_`, `-`, `+` and `.` at the start of `text`.
+fn split_word(text: &str) -> Option<(&str, &str)> {
     let end =
         text.find(|c: char| !c.is_alphanumeric() && !"_-+.".contains(c)).unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))
@@ -143,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    fn takes(filter: &str) -> bool {
+    fn matches(filter: &str) -> bool {
         let metadata = [("level", "easy"), ("sum", "7"), ("a b", "x"), ("half", "0.50")];
         let metadata = metadata.map(|(k, v)| (k.to_owned(), v.to_owned()));
         Filter::parse(filter).unwrap().matches(&BTreeMap::from(metadata))
@@ -164,7 +166,7 @@ mod tests {
             "`a b` = x",
             "sum = '7'",
         ] {
-            assert!(takes(yes), "{yes}");
+            assert!(matches(yes), "{yes}");
         }
         for no in [
             "level = hard",
@@ -177,12 +179,12 @@ mod tests {
             "half = '0.5'",
             "level = easy and sum > 7",
         ] {
-            assert!(!takes(no), "{no}");
+            assert!(!matches(no), "{no}");
         }
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_unexpected_part() {
         let error = |text| Filter::parse(text).unwrap_err();
         assert_snapshot!(error("level"), @"after `level` one of = != < <= > >= is expected");
         assert_snapshot!(error("= 3"), @"a column is expected before `= 3`");
@@ -196,7 +198,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[a-z0-9 =<>!`'\"é.-]{0,40}") {
+        fn parsing_never_panics(text in "[a-z0-9 =<>!`'\"é.-]{0,40}") {
             let _ = Filter::parse(&text);
         }
     }

@@ -1,12 +1,13 @@
-//! Whether the next group takes a live prompt or one of the dataset.
+//! Shares groups between live prompts and dataset prompts.
 
 use serde::{Deserialize, Serialize};
 
-/// Parts of a share: decisions are counted in whole numbers, so that they never drift.
+/// Credit for one group. Credits are integers, so that rounding errors do not accumulate.
 const WHOLE: u32 = 1_000_000;
 
-/// Shares contested groups out evenly (Bresenham's error term), without randomness: among any `n`
-/// decisions in a row, live prompts get between `floor(n share)` and `ceil(n share)`.
+/// Decides which prompt the next group uses while both kinds wait, without randomness: among any
+/// `n` consecutive decisions, `floor(n share)` to `ceil(n share)` use a live prompt (the error term
+/// of Bresenham's line algorithm).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveMix {
     share: u32,
@@ -14,13 +15,13 @@ pub struct LiveMix {
 }
 
 impl LiveMix {
-    /// `share` from 0 (never while the dataset has a prompt) to 1 (always); to a millionth.
+    /// `share` is the fraction of live prompts, from 0 to 1, rounded to a millionth.
     pub fn new(share: f64) -> Self {
         Self { share: (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32, credit: 0 }
     }
 
-    /// Decides for one group. Only decisions between the two count: where a side has nothing the
-    /// other one gets the group, and nothing is owed for it later.
+    /// Decides one group; true for a live prompt. If only one kind has a prompt, that kind gets the
+    /// group and the share of later groups does not change.
     pub fn takes_live(&mut self, live_waits: bool, dataset_has: bool) -> bool {
         if !(live_waits && dataset_has) {
             return live_waits;
@@ -33,8 +34,8 @@ impl LiveMix {
         live
     }
 
-    /// Takes up the count of a saved one; the share stays.
-    pub(super) fn resume(&mut self, saved: Self) {
+    /// Continues from the credit of a saved mix, with the configured share.
+    pub(crate) fn resume(&mut self, saved: Self) {
         self.credit = saved.credit.min(WHOLE - 1);
     }
 }
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uncontested_groups_go_to_whoever_waits_and_owe_nothing() {
+    fn groups_without_a_choice_do_not_change_the_share() {
         let mut mix = LiveMix::new(0.5);
         for _ in 0..10 {
             assert!(mix.takes_live(true, false));
@@ -59,7 +60,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn every_window_holds_its_share(millionths in 0_u32..=WHOLE, skip in 0_usize..50, n in 1_usize..200) {
+        fn every_window_contains_its_share(millionths in 0_u32..=WHOLE, skip in 0_usize..50, n in 1_usize..200) {
             let share = f64::from(millionths) / f64::from(WHOLE);
             let mut mix = LiveMix::new(share);
             let taken: Vec<bool> = (0..skip + n).map(|_| mix.takes_live(true, true)).collect();

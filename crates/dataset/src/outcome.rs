@@ -1,32 +1,35 @@
-//! How a prompt's groups came out: its running rate of success and mean reward.
+//! Running statistics of a prompt's groups: success rate and mean reward.
 
 use serde::{Deserialize, Serialize};
 
-use crate::DifficultyConfig;
+use crate::config::DifficultyConfig;
 
-/// The running record of one prompt. Groups count with weight `(1 - 1/window)^age`, since the policy
-/// that they were sampled from moves on.
+/// Running statistics of one prompt. A group counts with weight `(1 - 1/window)^age`, because the
+/// policy that sampled it changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PromptOutcome {
-    /// Groups with at least one scored member.
+    /// Number of groups with at least one scored member.
     pub groups: u64,
-    /// Groups without any.
+    /// Number of groups without a scored member.
     pub unscored: u64,
-    /// Groups of two or more scored members that all have the same reward: GRPO learns nothing
-    /// from them.
+    /// Number of groups of two or more scored members with equal rewards, from which GRPO learns
+    /// nothing.
     pub zero_variance: u64,
-    /// The draw at which it was last drawn, from 0.
+    /// Number of the last draw of this prompt, from 0.
     pub last_drawn: Option<u64>,
+    /// Weighted number of scored members.
     #[serde(with = "bits")]
     scored: f64,
+    /// Weighted number of successes.
     #[serde(with = "bits")]
     successes: f64,
+    /// Weighted sum of rewards.
     #[serde(with = "bits")]
     rewards: f64,
 }
 
-/// Numbers by their bits, in hexadecimal: a format that rounds what it reads, as JSON readers may,
-/// would make a resumed run draw others.
+/// Serializes a number as its bits in hexadecimal. A JSON reader may round a decimal number, and a
+/// resumed run would then draw other prompts.
 mod bits {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -42,8 +45,8 @@ mod bits {
 }
 
 impl PromptOutcome {
-    /// Adds a group; `None` and values that are not finite are missing, not 0.
-    pub(super) fn add(&mut self, rewards: &[Option<f64>], config: &DifficultyConfig) {
+    /// Adds a group. `None` and values that are not finite count as missing, not as 0.
+    pub(crate) fn add(&mut self, rewards: &[Option<f64>], config: &DifficultyConfig) {
         let known: Vec<f64> = rewards.iter().flatten().copied().filter(|r| r.is_finite()).collect();
         let Some(first) = known.first() else {
             self.unscored += 1;
@@ -58,7 +61,7 @@ impl PromptOutcome {
         self.rewards = keep * self.rewards + known.iter().sum::<f64>();
     }
 
-    /// The share `p` of successes among scored members, 0 to 1; `None` before the first.
+    /// The success rate `p` among scored members, 0 to 1; `None` before the first.
     pub fn success(&self) -> Option<f64> {
         (self.scored > 0.0).then(|| (self.successes / self.scored).clamp(0.0, 1.0))
     }
@@ -73,8 +76,9 @@ impl PromptOutcome {
         self.success().map(|p| 1.0 - p)
     }
 
-    /// `p (1 - p) + epsilon`: the variance of a success, which group advantages live on. A prompt
-    /// that was never scored weighs as one of p = 1/2, so that it is tried.
+    /// The sampling weight `p (1 - p) + epsilon`. `p (1 - p)` is the variance of a success; without
+    /// variance within a group all advantages are 0. A prompt without a score has the weight of
+    /// `p = 1/2`, so that it is tried.
     pub fn weight(&self, epsilon: f64) -> f64 {
         let p = self.success().unwrap_or(0.5);
         p * (1.0 - p) + epsilon
@@ -104,9 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn old_groups_fade() {
+    fn the_weight_of_old_groups_decays() {
         let (bad, good): (&[_], &[_]) = (&[Some(0.0); 2], &[Some(1.0); 2]);
-        // 2 successes of 2 + 1 with a window of 2; a window of 1 remembers nothing.
+        // With a window of 2, the last group has twice the weight. With a window of 1, only it
+        // counts.
         let two = outcome(2.0, &[bad, good]);
         assert!((two.success().unwrap() - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!((two.groups, two.zero_variance), (2, 2));

@@ -1,4 +1,4 @@
-//! From a row to a prompt: its conversation, the system prompt, the worked examples, the metadata.
+//! Turns rows into prompts: conversation, system message, worked examples and metadata.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,41 +6,37 @@ use std::fmt;
 use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
+use hone_core::digest::Digest;
+use hone_core::text::shortened;
 use hone_core::types::{Message, Role};
 
-use super::error::{BadRow, DatasetError, RowPlace};
-use super::read::DatasetRow;
-use crate::DatasetConfig;
+use crate::config::DatasetConfig;
+use crate::error::{BadRow, DatasetError, RowPlace};
+use crate::read::{DatasetRow, text_of};
 
-/// Metadata key of the answer, where rewards look for it.
+/// Metadata key of the answer, which rewards read.
 pub const ANSWER: &str = "answer";
 
 const TEMPLATE: &str = "template";
 const EXAMPLE: &str = "few_shot_answer";
 
-/// A prompt's content: the first 128 bits of the SHA-256 of the row's own conversation, without the
-/// system prompt and the examples of the configuration. Rows that ask the same share it.
+/// Identifies a prompt by its content: the first 128 bits of the SHA-256 of the row's conversation,
+/// without the configuration's system message and examples. Rows with the same conversation share
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PromptId(pub u128);
 
 impl PromptId {
     /// The id of a conversation.
     pub fn of(messages: &[Message]) -> Self {
-        let mut hash = Sha256::new();
-        for message in messages {
-            for part in [message.role.as_str(), &message.content] {
-                hash.update((part.len() as u64).to_le_bytes());
-                hash.update(part);
-            }
-        }
-        let mut first = [0; 16];
-        first.copy_from_slice(&hash.finalize()[..16]);
-        Self(u128::from_be_bytes(first))
+        let digest = messages.iter().fold(Digest::new(), |digest, message| {
+            digest.field(message.role.as_str()).field(&message.content)
+        });
+        Self(u128::from_be_bytes(digest.prefix()))
     }
 
-    /// Reads what `Display` wrote; `None` for anything else.
+    /// Parses the output of `Display`; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let hex = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
         hex.then(|| u128::from_str_radix(text, 16).ok().map(Self)).flatten()
@@ -72,31 +68,32 @@ impl<'de> Deserialize<'de> for PromptId {
     }
 }
 
-/// One prompt, ready to be sampled from.
+/// One prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its content.
+    /// Identifies the content.
     pub id: PromptId,
-    /// Where its row stands.
+    /// Position of its row.
     pub place: RowPlace,
-    /// System prompt, examples and the row's conversation.
+    /// System message, worked examples and the row's conversation.
     pub messages: Vec<Message>,
-    /// The other columns: texts as they are, anything else as JSON, nulls left out; the answer as
-    /// [`ANSWER`].
+    /// The other columns, without nulls: texts unchanged, other values as JSON, and the answer
+    /// under [`ANSWER`].
     pub metadata: BTreeMap<String, String>,
 }
 
 /// Turns rows into prompts.
-pub(super) struct PromptBuilder<'a> {
+pub(crate) struct PromptBuilder<'a> {
     config: &'a DatasetConfig,
     templates: Environment<'a>,
     examples: Vec<Message>,
-    rows_wanted: usize,
+    /// Rows that are still to become examples.
+    missing_examples: usize,
 }
 
 impl<'a> PromptBuilder<'a> {
     /// Compiles the templates.
-    pub fn new(config: &'a DatasetConfig) -> Result<Self, DatasetError> {
+    pub(crate) fn new(config: &'a DatasetConfig) -> Result<Self, DatasetError> {
         let mut templates = Environment::new();
         templates.set_undefined_behavior(UndefinedBehavior::Strict);
         for (key, source) in [(TEMPLATE, &config.template), (EXAMPLE, &config.few_shot_answer)] {
@@ -111,16 +108,16 @@ impl<'a> PromptBuilder<'a> {
             examples.push(Message { role: Role::User, content: example.user.clone() });
             examples.push(Message { role: Role::Assistant, content: example.assistant.clone() });
         }
-        Ok(Self { config, templates, examples, rows_wanted: config.few_shot_rows })
+        Ok(Self { config, templates, examples, missing_examples: config.few_shot_rows })
     }
 
-    /// Rows of the file that are still wanted as examples.
-    pub fn rows_wanted(&self) -> usize {
-        self.rows_wanted
+    /// Whether the next usable row is to become a worked example.
+    pub(crate) fn needs_example(&self) -> bool {
+        self.missing_examples > 0
     }
 
-    /// Makes the row an example of all prompts to come instead of a prompt.
-    pub fn add_example(&mut self, row: &DatasetRow) -> Result<(), BadRow> {
+    /// Makes the row a worked example of all later prompts.
+    pub(crate) fn add_example(&mut self, row: &DatasetRow) -> Result<(), BadRow> {
         let mut own = self.conversation(row)?;
         own.retain(|message| !is_system(message.role));
         let place = row.place;
@@ -133,12 +130,12 @@ impl<'a> PromptBuilder<'a> {
         let content = self.render(EXAMPLE, row)?;
         own.push(Message { role: Role::Assistant, content });
         self.examples.extend(own);
-        self.rows_wanted -= 1;
+        self.missing_examples -= 1;
         Ok(())
     }
 
-    /// The row as a prompt.
-    pub fn prompt(&self, row: &DatasetRow) -> Result<Prompt, BadRow> {
+    /// Makes the row a prompt.
+    pub(crate) fn prompt(&self, row: &DatasetRow) -> Result<Prompt, BadRow> {
         let own = self.conversation(row)?;
         let metadata = self.metadata(row)?;
         let id = PromptId::of(&own);
@@ -168,17 +165,17 @@ impl<'a> PromptBuilder<'a> {
                 let value: Value = serde_json::from_str(text).map_err(|error| {
                     BadRow::column(place, &c.messages_column, format!("is not JSON: {error}"))
                 })?;
-                return messages(place, &c.messages_column, &value);
+                return parse_messages(place, &c.messages_column, &value);
             }
-            return messages(place, &c.messages_column, value);
+            return parse_messages(place, &c.messages_column, value);
         }
         match column(&c.prompt_column) {
             Some(Value::String(text)) if text.trim().is_empty() => {
                 Err(BadRow::column(place, &c.prompt_column, "is empty"))
             }
             Some(Value::String(text)) => Ok(user(text.clone())),
-            // As TRL's datasets have it.
-            Some(value @ Value::Array(_)) => messages(place, &c.prompt_column, value),
+            // TRL's datasets have conversations in this column.
+            Some(value @ Value::Array(_)) => parse_messages(place, &c.prompt_column, value),
             Some(_) => {
                 let reason = "is neither a text nor a list of messages";
                 Err(BadRow::column(place, &c.prompt_column, reason))
@@ -197,7 +194,7 @@ impl<'a> PromptBuilder<'a> {
             let is_prompt = *name == c.messages_column
                 || (*name == c.prompt_column && self.prompt_is_column(row));
             if !is_prompt && !value.is_null() {
-                metadata.insert(name.clone(), super::plain(value.clone()));
+                metadata.insert(name.clone(), text_of(value.clone()));
             }
         }
         if !c.answer_column.is_empty() {
@@ -205,21 +202,21 @@ impl<'a> PromptBuilder<'a> {
                 return Err(BadRow::column(row.place, &c.answer_column, "is missing"));
             };
             if metadata.insert(ANSWER.to_owned(), answer).is_some() {
-                let reason = format!("stands beside dataset.answer_column, `{}`", c.answer_column);
+                let reason = format!("conflicts with dataset.answer_column, `{}`", c.answer_column);
                 return Err(BadRow::column(row.place, ANSWER, reason));
             }
         }
         Ok(metadata)
     }
 
-    /// Whether the conversation was read from the prompt's column; else that is metadata.
+    /// Whether the conversation comes from the prompt column. Otherwise that column is metadata.
     fn prompt_is_column(&self, row: &DatasetRow) -> bool {
         let messages = row.columns.get(&self.config.messages_column);
         self.config.template.is_empty() && messages.is_none_or(Value::is_null)
     }
 
     fn render(&self, key: &str, row: &DatasetRow) -> Result<String, BadRow> {
-        // Nulls are left out, so that a template which needs them fails rather than says "none".
+        // Without nulls, a template that uses one fails instead of rendering "none".
         let known: Map<String, Value> = row
             .columns
             .iter()
@@ -247,8 +244,9 @@ fn is_system(role: Role) -> bool {
     matches!(role, Role::System | Role::Developer)
 }
 
-/// A conversation that waits for the assistant's turn; other keys of a message are ignored.
-fn messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>, BadRow> {
+/// Reads a conversation, which must end with a user or tool message. Ignores other keys of a
+/// message.
+fn parse_messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>, BadRow> {
     let bad = |reason: &str| BadRow::column(place, column, reason);
     let Value::Array(items) = value else {
         return Err(bad("is not a list of {role, content}"));
@@ -264,7 +262,7 @@ fn messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>
             let allowed = "it must be system, developer, user, assistant or tool";
             let reason = match role {
                 Value::Null => format!("is missing: {allowed}"),
-                other => format!("is {}: {allowed}", shortened(&other.to_string())),
+                other => format!("is {}: {allowed}", shortened(&other.to_string(), 40)),
             };
             BadRow::column(place, at(".role"), reason)
         })?;
@@ -279,15 +277,12 @@ fn messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>
     }
     match messages.last().map(|last| last.role) {
         None => Err(bad("is empty")),
-        Some(Role::Assistant) => Err(bad("ends with the assistant's turn; nothing is left to say")),
-        Some(Role::System | Role::Developer) => Err(bad("asks nothing: it ends with the system's")),
+        Some(Role::Assistant) => {
+            Err(bad("ends with the assistant's turn, so there is no reply to sample"))
+        }
+        Some(Role::System | Role::Developer) => {
+            Err(bad("ends with a system message, so there is no question to answer"))
+        }
         Some(Role::User | Role::Tool) => Ok(messages),
-    }
-}
-
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(40) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }

@@ -1,31 +1,27 @@
-//! Who is held out: decided by each prompt's content and a seed, not by its place in the file.
+//! Selects the held-out prompts by a hash of their content and a seed, not by their place in the
+//! file.
 //!
-//! A share holds out the prompts whose key is below it; a new row changes nobody else's side. A
-//! number holds out the prompts with the smallest keys; a new row can only take the place of the
-//! last of them. Rows that ask the same have the same key, so no question is on both sides.
+//! A fraction selects the prompts whose key is below it, so a new row does not change the side of
+//! any other prompt. A number selects the prompts with the smallest keys, so a new row can replace
+//! only the one with the largest key. Rows with the same conversation have the same key, so no
+//! conversation is on both sides.
 
 use std::collections::BTreeSet;
 
-use sha2::{Digest, Sha256};
+use hone_core::digest::Digest;
 
-use super::prompt::PromptId;
+use crate::prompt::PromptId;
 
-/// A uniform 64-bit key of a prompt: the first bytes of SHA-256 over a purpose, numbers and its id.
-pub(super) fn key(purpose: &str, numbers: &[u64], id: PromptId) -> u64 {
-    let mut hash = Sha256::new();
-    hash.update(purpose);
-    for number in numbers {
-        hash.update(number.to_le_bytes());
-    }
-    hash.update(id.0.to_le_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&hash.finalize()[..8]);
-    u64::from_le_bytes(first)
+/// A uniformly distributed 64-bit key: the first bytes of the SHA-256 of a purpose, numbers and a
+/// prompt's id.
+pub(crate) fn key(purpose: &str, numbers: &[u64], id: PromptId) -> u64 {
+    let purpose = Digest::new().bytes(purpose);
+    let digest = numbers.iter().fold(purpose, |digest, number| digest.bytes(number.to_le_bytes()));
+    u64::from_le_bytes(digest.bytes(id.0.to_le_bytes()).prefix())
 }
 
-/// The ids that are held out: a share of them where `amount` is below 1, else that many, but never
-/// all.
-pub(super) fn held_out(ids: &BTreeSet<PromptId>, amount: f64, seed: u64) -> BTreeSet<PromptId> {
+/// The ids to hold out: a fraction of them if `amount` is below 1, else that number, but never all.
+pub(crate) fn held_out(ids: &BTreeSet<PromptId>, amount: f64, seed: u64) -> BTreeSet<PromptId> {
     let mut keyed: Vec<(u64, PromptId)> =
         ids.iter().map(|id| (key("hold out", &[seed], *id), *id)).collect();
     keyed.sort_unstable();
@@ -38,4 +34,18 @@ pub(super) fn held_out(ids: &BTreeSet<PromptId>, amount: f64, seed: u64) -> BTre
     };
     keyed.truncate(count.min(ids.len().saturating_sub(1)));
     keyed.into_iter().map(|(_, id)| id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Saved sampler states and published splits depend on these values.
+    #[test]
+    fn keys_and_splits_never_change() {
+        assert_eq!(key("hold out", &[4], PromptId(5)), 0xb658_bf6d_3da6_12ee);
+        let ids: BTreeSet<PromptId> = (0..8).map(PromptId).collect();
+        let held = |amount| held_out(&ids, amount, 4).iter().map(|id| id.0).collect::<Vec<_>>();
+        assert_eq!((held(0.4), held(2.0)), (vec![0, 4, 7], vec![0, 7]));
+    }
 }

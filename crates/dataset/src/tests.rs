@@ -1,13 +1,14 @@
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use hone_core::types::Role;
+use hone_core::types::{Message, Role};
 
 use super::*;
-use crate::FewShot;
 
 struct Files(TempDir);
 
@@ -51,7 +52,7 @@ fn metadata(prompt: &Prompt) -> Vec<(&str, &str)> {
     prompt.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect()
 }
 
-/// `count` prompts `n + n = ?`.
+/// JSONL rows `n + n = ?`.
 fn lines(numbers: std::ops::Range<usize>) -> String {
     numbers.map(|n| format!("{{\"prompt\":\"{n} + {n} = ?\",\"answer\":{}}}\n", 2 * n)).collect()
 }
@@ -104,8 +105,8 @@ fn errors_name_the_line_and_the_column() {
     assert_snapshot!(message(r#"{"role":"owner","content":"x"}"#), @r#"`a.jsonl`, line 2: `messages[0].role` is "owner": it must be system, developer, user, assistant or tool"#);
     assert_snapshot!(message(r#"{"role":"user"}"#), @"`a.jsonl`, line 2: `messages[0].content` is missing");
     assert_snapshot!(message(r#"{"role":"user","content":["x"]}"#), @"`a.jsonl`, line 2: `messages[0].content` is not a text");
-    assert_snapshot!(message(r#"{"role":"assistant","content":"x"}"#), @"`a.jsonl`, line 2: `messages` ends with the assistant's turn; nothing is left to say");
-    assert_snapshot!(message(r#"{"role":"system","content":"x"}"#), @"`a.jsonl`, line 2: `messages` asks nothing: it ends with the system's");
+    assert_snapshot!(message(r#"{"role":"assistant","content":"x"}"#), @"`a.jsonl`, line 2: `messages` ends with the assistant's turn, so there is no reply to sample");
+    assert_snapshot!(message(r#"{"role":"system","content":"x"}"#), @"`a.jsonl`, line 2: `messages` ends with a system message, so there is no question to answer");
 }
 
 #[test]
@@ -137,7 +138,7 @@ dataset.on_bad_row = "skip" leaves them out
 }
 
 #[test]
-fn files_that_are_no_dataset() {
+fn files_that_are_not_datasets_are_errors() {
     assert_snapshot!(error("a.jsonl", "", |_| {}), @"`a.jsonl` holds no prompt");
     assert_snapshot!(error("a.csv", "", |_| {}), @"`a.csv` holds no prompt");
     assert_snapshot!(error("a.csv", "prompt,answer\n", |_| {}), @"`a.csv` holds no prompt");
@@ -154,7 +155,7 @@ fn files_that_are_no_dataset() {
 }
 
 #[test]
-fn columns_have_the_configured_names() {
+fn column_names_are_configurable() {
     let csv = "question,solution,level\n\"What is\n1 + 1?\",2,easy\n2 + 2?,4,\n";
     let names = |config: &mut DatasetConfig| {
         (config.prompt_column, config.answer_column) = ("question".into(), "solution".into());
@@ -165,15 +166,15 @@ fn columns_have_the_configured_names() {
     assert_eq!(metadata(&dataset.train[1]), [("answer", "4")], "an empty cell is missing");
     assert_eq!(dataset.train[1].place, RowPlace::Line(4));
     let both = "question,solution,answer\nx,2,3\n";
-    assert_snapshot!(error("a.csv", both, names), @"`a.csv`, line 2: `answer` stands beside dataset.answer_column, `solution`");
-    // No answer is asked for; one that is there is metadata.
+    assert_snapshot!(error("a.csv", both, names), @"`a.csv`, line 2: `answer` conflicts with dataset.answer_column, `solution`");
+    // Without an answer column, a column `answer` is ordinary metadata.
     let none = open("a.csv", "prompt,answer\nx,\ny,3\n", |c| c.answer_column.clear());
     assert_eq!(metadata(&none.train[0]), []);
     assert_eq!(metadata(&none.train[1]), [("answer", "3")]);
 }
 
 #[test]
-fn conversations_stand_in_cells_and_in_the_prompt_column() {
+fn conversations_may_be_in_cells_and_in_the_prompt_column() {
     let csv = "messages,answer\n\"[{\"\"role\"\":\"\"user\"\",\"\"content\"\":\"\"1+1\"\"}]\",2\n";
     let row = open("a.csv", csv, |_| {}).train[0].clone();
     assert_eq!(
@@ -202,7 +203,7 @@ fn templates_render_the_columns() {
 }
 
 #[test]
-fn system_prompt_and_examples_go_before_the_question() {
+fn system_message_and_examples_precede_the_question() {
     let text = lines(0..4)
         + r#"{"messages":[{"role":"developer","content":"Own."},{"role":"user","content":"9"}],"answer":9}"#;
     let plain = open("a.jsonl", &text, |_| {});
@@ -232,7 +233,7 @@ fn system_prompt_and_examples_go_before_the_question() {
     assert_eq!(turns(&dataset.train[2])[1..], own[1..]);
     assert_eq!(turns(&dataset.train[2])[0], "developer: Own.");
     assert_eq!(dataset.report.few_shot, 2);
-    // What stands before a prompt does not change what it is.
+    // System message and examples do not change the id.
     assert_eq!(dataset.train[0].id, plain.train[2].id);
     let long = r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}],"answer":1}"#;
     assert_snapshot!(error("a.jsonl", long, |c| c.few_shot_rows = 1), @"`a.jsonl`, line 1: cannot be an example of dataset.few_shot_rows: its conversation is not one question of the user");
@@ -250,7 +251,7 @@ fn duplicates_are_counted_and_never_on_both_sides() {
 }
 
 #[test]
-fn a_separate_file_is_never_trained_on() {
+fn prompts_of_a_separate_file_are_never_trained_on() {
     let files = Files::new();
     let mut config = DatasetConfig::at(&files.put("a.jsonl", &lines(0..10)));
     config.eval_path = files.put("b.csv", "prompt,answer\n3 + 3 = ?,6\n77 + 1 = ?,78\n");
@@ -259,44 +260,20 @@ fn a_separate_file_is_never_trained_on() {
     assert_eq!((report.train, report.held_out, report.leaked), (9, 2, 1));
     assert!(dataset.train.iter().all(|p| p.metadata["answer"] != "6"));
     config.eval_path = config.path.clone();
-    assert_snapshot!(files.error(&config), @"`a.jsonl`: nothing is left to train on: every prompt is held out");
+    assert_snapshot!(files.error(&config), @"`a.jsonl`: no prompt is left to train on: every prompt is held out");
 }
 
 #[test]
-fn lengths_are_measured_and_long_prompts_left_out() {
-    let mut dataset = open("a.jsonl", &lines(0..100), |config| config.held_out = 20.0);
-    assert_eq!((dataset.train.len(), dataset.held_out.len()), (80, 20));
-    // One token a unit of the number: 0 to 99.
-    let number = |messages: &[Message]| -> Result<usize, String> {
-        let content = &messages[0].content;
-        let number = content.split(' ').next().unwrap().parse().unwrap();
-        if number == 7 { Err("seven".into()) } else { Ok(number) }
-    };
-    dataset.measure(number, 89).unwrap();
-    let lengths = dataset.report.lengths.clone().unwrap();
-    assert_eq!((lengths.measured, lengths.min, lengths.max), (99, 0, 99));
-    assert_eq!((lengths.p50, lengths.p95, lengths.too_long, lengths.refused), (50, 95, 10, 1));
-    assert!((lengths.mean - (4950.0 - 7.0) / 99.0).abs() < 1e-9);
-    assert_eq!(lengths.first_refusal.as_deref(), Some("line 8: seven"));
-    assert_eq!(dataset.train.len() + dataset.held_out.len(), 89);
-    assert_eq!(dataset.report.train, dataset.train.len());
-    assert_snapshot!(lengths, @"tokens min 0, mean 49.9, p50 50, p95 95, max 99, 10 too long, 1 refused by the model's template");
-    let none = dataset.measure(|_| Ok::<_, String>(9), 3).unwrap_err().to_string();
-    assert!(none.ends_with("no prompt to train on has 3 tokens or fewer"), "{none}");
-    assert_eq!(LengthStats::of(vec![5]).unwrap().p95, 5);
-    assert_eq!(LengthStats::of(Vec::new()), None);
-}
-
-#[test]
-fn ids_are_written_and_read() {
+fn ids_are_stable_and_round_trip() {
     let id = PromptId::of(&[Message { role: Role::User, content: "x".into() }]);
+    assert_eq!(id.to_string(), "391e5898628ea3369200353981545d04", "saved states contain ids");
     assert_eq!(PromptId::parse(&id.to_string()), Some(id));
     let json = serde_json::to_string(&id).unwrap();
     assert_eq!(serde_json::from_str::<PromptId>(&json).unwrap(), id);
     for wrong in ["", "+123456789012345678901234567890ab", "é", &id.to_string()[1..]] {
         assert_eq!(PromptId::parse(wrong), None, "{wrong}");
     }
-    // Where one text ends and the next begins is part of the content.
+    // The boundaries between messages are part of the content.
     let two = |a: &str, b: &str| {
         let user = |content: &str| Message { role: Role::User, content: content.into() };
         PromptId::of(&[user(a), user(b)])
@@ -307,7 +284,7 @@ fn ids_are_written_and_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn new_rows_move_nobody(
+    fn new_rows_do_not_move_other_prompts(
         ids in prop::collection::btree_set(any::<u128>(), 2..60),
         more in prop::collection::btree_set(any::<u128>(), 1..30),
         share in 0.0..0.9_f64,
@@ -317,14 +294,14 @@ proptest! {
         let old: BTreeSet<PromptId> = ids.into_iter().map(PromptId).collect();
         let all: BTreeSet<PromptId> = more.into_iter().map(PromptId).chain(old.iter().copied()).collect();
         let (before, after) = (split::held_out(&old, share, seed), split::held_out(&all, share, seed));
-        // Only the rule that somebody must be left may move the last one back.
+        // The rule that one prompt must be left to train on may move the last one.
         if before.len() + 1 < old.len() && after.len() + 1 < all.len() {
             prop_assert!(old.iter().all(|id| before.contains(id) == after.contains(id)));
         }
         let (before, after) =
             (split::held_out(&old, f64::from(count), seed), split::held_out(&all, f64::from(count), seed));
         prop_assert_eq!(before.len(), (count as usize).min(old.len() - 1));
-        // Nobody who was trained on before is held out now.
+        // No prompt that was trained on is held out now.
         if (count as usize) < old.len() {
             prop_assert!(old.iter().all(|id| before.contains(id) || !after.contains(id)));
         }

@@ -1,8 +1,11 @@
-//! Whether rows can be read and refer to rows that exist, and whether each index is true.
+//! Checks that every record can be decoded and refers to existing records, and that the indexes
+//! match the records.
 
 use std::fmt::Display;
 
-use redb::{ReadOnlyTable, ReadTransaction, ReadableTable};
+use redb::{
+    Key, ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableHandle, Value,
+};
 use uuid::Uuid;
 
 use hone_core::types::{
@@ -10,39 +13,35 @@ use hone_core::types::{
     StepRecord,
 };
 
-use super::codec::decode;
-use super::schema::Id;
-use super::{StoreError, reader, schema};
+use crate::error::StoreError;
+use crate::format::codec::{LedgerRecord, decode};
+use crate::format::schema::{self, Bytes, Id, IdPair};
+use crate::reader;
 
-/// How many problems are spelled out.
-const SPELLED_OUT: usize = 100;
+/// Number of problems that are described.
+const DESCRIBED: usize = 100;
 
-/// What is wrong.
+/// Problems found in a snapshot.
 #[derive(Default)]
-pub(super) struct Problems {
-    /// How many.
-    pub(super) count: u64,
-    /// The first of them.
-    pub(super) first: Vec<String>,
+pub(crate) struct Problems {
+    /// Number of problems.
+    pub(crate) count: u64,
+    /// Descriptions of the first ones.
+    pub(crate) first: Vec<String>,
 }
 
 impl Problems {
     fn add(&mut self, table: &str, key: impl Display, what: impl Display) {
         self.count += 1;
-        if self.first.len() < SPELLED_OUT {
+        if self.first.len() < DESCRIBED {
             self.first.push(format!("{table} {key}: {what}"));
-        }
-    }
-
-    fn unless(&mut self, right: bool, table: &str, key: impl Display, what: &str) {
-        if !right {
-            self.add(table, key, what);
         }
     }
 }
 
-type Rows<K> = ReadOnlyTable<K, &'static [u8]>;
-type Pair = (&'static Id, &'static Id);
+/// Conditions that hold for a consistent record, each with the problem if it does not hold.
+type Conditions = Result<Vec<(bool, &'static str)>, StoreError>;
+type Rows<K> = ReadOnlyTable<K, Bytes>;
 
 struct Checker<'t> {
     tx: &'t ReadTransaction,
@@ -52,15 +51,14 @@ struct Checker<'t> {
     feedback: Rows<&'static Id>,
     groups: Rows<&'static Id>,
     policies: Rows<u64>,
-    samples_of: ReadOnlyTable<Pair, (bool, u32)>,
-    groups_of: ReadOnlyTable<Pair, ()>,
+    samples_of: ReadOnlyTable<IdPair, (bool, u32)>,
+    groups_of: ReadOnlyTable<IdPair, ()>,
     ready: ReadOnlyTable<(u64, &'static Id), ()>,
-    problems: Problems,
 }
 
-/// Everything that is wrong in a snapshot.
-pub(super) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
-    let mut checker = Checker {
+/// Finds every problem in a snapshot.
+pub(crate) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
+    let checker = Checker {
         tx,
         interactions: tx.open_table(schema::INTERACTIONS)?,
         samples: tx.open_table(schema::SAMPLES)?,
@@ -71,167 +69,87 @@ pub(super) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
         samples_of: tx.open_table(schema::SAMPLES_OF)?,
         groups_of: tx.open_table(schema::GROUPS_OF)?,
         ready: tx.open_table(schema::READY)?,
-        problems: Problems::default(),
     };
-    checker.prompts_and_samples()?;
-    checker.rewards()?;
-    checker.groups()?;
-    checker.training()?;
-    checker.indexes()?;
-    Ok(checker.problems)
+    let mut problems = Problems::default();
+    checker.check_records(&mut problems)?;
+    checker.check_indexes(&mut problems)?;
+    Ok(problems)
 }
 
 impl Checker<'_> {
-    fn prompts_and_samples(&mut self) -> Result<(), StoreError> {
-        let p = &mut self.problems;
-        reader::each(self.tx, schema::INTERACTIONS, |key, row: Result<Interaction, _>| {
-            match row {
-                Ok(row) => {
-                    p.unless(row.id.0.as_bytes() == key, "interactions", row.id, "wrong key")
-                }
-                Err(error) => p.add("interactions", name(key), error),
-            }
-            Ok(())
+    fn check_records(&self, problems: &mut Problems) -> Result<(), StoreError> {
+        self.each(problems, schema::INTERACTIONS, name, |key, row: Interaction| {
+            Ok(vec![(row.id.0.as_bytes() == *key, "wrong key")])
         })?;
-        reader::each(self.tx, schema::SAMPLES, |key, row: Result<Sample, _>| {
-            let row = match row {
-                Ok(row) => row,
-                Err(error) => {
-                    p.add("samples", name(key), error);
-                    return Ok(());
-                }
-            };
+        self.each(problems, schema::SAMPLES, name, |key, row: Sample| {
             let prompt = row.interaction.0.as_bytes();
-            let indexed = self.samples_of.get((prompt, key))?.map(|v| v.value());
+            let indexed = self.samples_of.get((prompt, *key))?.map(|v| v.value());
             let expected = (row.origin == SampleOrigin::Served, row.choice);
-            let has_prompt = self.interactions.get(prompt)?.is_some();
-            p.unless(row.id.0.as_bytes() == key, "samples", row.id, "wrong key");
-            p.unless(has_prompt, "samples", row.id, "its interaction is missing");
-            p.unless(indexed == Some(expected), "samples", row.id, "its index entry is wrong");
             let paired = row.ids.len() == row.logprobs.len();
-            p.unless(paired, "samples", row.id, "ids and log-probabilities differ in number");
-            Ok(())
-        })
-    }
-
-    fn rewards(&mut self) -> Result<(), StoreError> {
-        let p = &mut self.problems;
-        reader::each(self.tx, schema::REWARDS, |(sample, part), row: Result<Reward, _>| {
-            let key = format!("{} {part}", name(sample));
-            match row {
-                Ok(row) => {
-                    let right = row.sample.0.as_bytes() == sample && row.name == part;
-                    p.unless(right, "rewards", &key, "wrong key");
-                    let known = self.samples.get(sample)?.is_some();
-                    p.unless(known, "rewards", &key, "its sample is missing");
-                }
-                Err(error) => p.add("rewards", key, error),
-            }
-            Ok(())
+            Ok(vec![
+                (row.id.0.as_bytes() == *key, "wrong key"),
+                (self.interactions.get(prompt)?.is_some(), "its interaction is missing"),
+                (indexed == Some(expected), "its index entry is wrong"),
+                (paired, "ids and log-probabilities differ in number"),
+            ])
         })?;
-        reader::each(self.tx, schema::FEEDBACK, |key, row: Result<Reward, _>| {
-            match row {
-                Ok(row) => {
-                    p.unless(row.id.0.as_bytes() == key, "feedback", row.id, "wrong key");
-                    let current = self.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
-                    p.unless(current.is_some(), "feedback", row.id, "its reward is missing");
-                }
-                Err(error) => p.add("feedback", name(key), error),
-            }
-            Ok(())
-        })
-    }
-
-    fn groups(&mut self) -> Result<(), StoreError> {
-        let p = &mut self.problems;
-        reader::each(self.tx, schema::GROUPS, |key, row: Result<Group, _>| {
-            let row = match row {
-                Ok(row) => row,
-                Err(error) => {
-                    p.add("groups", name(key), error);
-                    return Ok(());
-                }
-            };
+        let reward_key = |(sample, part): &(&Id, &str)| format!("{} {part}", name(sample));
+        self.each(problems, schema::REWARDS, reward_key, |(sample, part), row: Reward| {
+            let right = row.sample.0.as_bytes() == *sample && row.name == *part;
+            let known = self.samples.get(*sample)?.is_some();
+            Ok(vec![(right, "wrong key"), (known, "its sample is missing")])
+        })?;
+        self.each(problems, schema::FEEDBACK, name, |key, row: Reward| {
+            let current = self.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
+            Ok(vec![
+                (row.id.0.as_bytes() == *key, "wrong key"),
+                (current.is_some(), "its reward is missing"),
+            ])
+        })?;
+        self.each(problems, schema::GROUPS, name, |key, row: Group| {
             let prompt = row.interaction.0.as_bytes();
-            let has_prompt = self.interactions.get(prompt)?.is_some();
-            let indexed = self.groups_of.get((prompt, key))?.is_some();
-            let waits = self.ready.get((row.created, key))?.is_some();
-            p.unless(row.id.0.as_bytes() == key, "groups", row.id, "wrong key");
-            p.unless(has_prompt, "groups", row.id, "its interaction is missing");
-            p.unless(indexed, "groups", row.id, "its index entry is missing");
+            let indexed = self.groups_of.get((prompt, *key))?.is_some();
+            let waits = self.ready.get((row.created, *key))?.is_some();
             let right = waits == (row.state == GroupState::Ready);
-            p.unless(right, "groups", row.id, "the index of ready groups disagrees");
+            let mut conditions = vec![
+                (row.id.0.as_bytes() == *key, "wrong key"),
+                (self.interactions.get(prompt)?.is_some(), "its interaction is missing"),
+                (indexed, "its index entry is missing"),
+                (right, "the index of ready groups disagrees"),
+            ];
             for member in &row.members {
                 let known = self.samples.get(member.0.as_bytes())?.is_some();
-                p.unless(known, "groups", row.id, "a member is missing");
+                conditions.push((known, "a member is missing"));
             }
-            Ok(())
-        })
-    }
-
-    fn training(&mut self) -> Result<(), StoreError> {
-        let p = &mut self.problems;
-        reader::each(self.tx, schema::POLICIES, |key, row: Result<PolicyRecord, _>| {
-            match row {
-                Ok(row) => {
-                    p.unless(row.version.0 == key, "policy_versions", key, "wrong key");
-                    if let Some(parent) = row.parent {
-                        let known = self.policies.get(parent.0)?.is_some();
-                        p.unless(known, "policy_versions", key, "its parent is missing");
-                    }
-                }
-                Err(error) => p.add("policy_versions", key, error),
-            }
-            Ok(())
+            Ok(conditions)
         })?;
-        reader::each(self.tx, schema::STEPS, |key, row: Result<StepRecord, _>| {
-            match row {
-                Ok(row) => {
-                    p.unless(row.step == key, "steps", key, "wrong key");
-                    for group in &row.groups {
-                        let known = self.groups.get(group.0.as_bytes())?.is_some();
-                        p.unless(known, "steps", key, "a group is missing");
-                    }
-                }
-                Err(error) => p.add("steps", key, error),
+        self.each(problems, schema::POLICIES, u64::to_string, |key, row: PolicyRecord| {
+            let parent = row.parent.map(|parent| self.policies.get(parent.0)).transpose()?;
+            let known = parent.is_none_or(|parent| parent.is_some());
+            Ok(vec![(row.version.0 == *key, "wrong key"), (known, "its parent is missing")])
+        })?;
+        self.each(problems, schema::STEPS, u64::to_string, |key, row: StepRecord| {
+            let mut conditions = vec![(row.step == *key, "wrong key")];
+            for group in &row.groups {
+                let known = self.groups.get(group.0.as_bytes())?.is_some();
+                conditions.push((known, "a group is missing"));
             }
-            Ok(())
+            Ok(conditions)
         })
     }
 
-    /// Whether index entries name rows that exist; the rows' own checks look the other way.
-    fn indexes(&mut self) -> Result<(), StoreError> {
-        let p = &mut self.problems;
-        for entry in self.samples_of.iter()? {
-            let sample = *entry?.0.value().1;
-            let known = self.samples.get(&sample)?.is_some();
-            p.unless(known, "samples_by_interaction", name(&sample), "no such sample");
-        }
-        for entry in self.groups_of.iter()? {
-            let group = *entry?.0.value().1;
-            let known = self.groups.get(&group)?.is_some();
-            p.unless(known, "groups_by_interaction", name(&group), "no such group");
-        }
-        for entry in self.ready.iter()? {
-            let group = *entry?.0.value().1;
-            let known = self.groups.get(&group)?.is_some();
-            p.unless(known, "ready_groups", name(&group), "no such group");
-        }
-        for entry in self.tx.open_table(schema::IDEMPOTENCY)?.iter()? {
-            let reward = *entry?.1.value().1;
-            let known = self.feedback.get(&reward)?.is_some();
-            p.unless(known, "idempotency_keys", name(&reward), "no such feedback");
-        }
-        for entry in self.tx.open_table(schema::RATINGS)?.iter()? {
-            let reward = *entry?.1.value();
-            let known = self.feedback.get(&reward)?.is_some();
-            p.unless(known, "ratings", name(&reward), "no such feedback");
-        }
-        for entry in self.tx.open_table(schema::SESSIONS)?.iter()? {
-            let prompt = *entry?.0.value().2;
-            let known = self.interactions.get(&prompt)?.is_some();
-            p.unless(known, "interactions_by_session", name(&prompt), "no such interaction");
-        }
+    /// Checks that index entries refer to existing records. [`Self::check_records`] checks the
+    /// opposite direction.
+    fn check_indexes(&self, problems: &mut Problems) -> Result<(), StoreError> {
+        let (samples, groups) = (&self.samples, &self.groups);
+        self.each_entry(problems, schema::SAMPLES_OF, samples, "no such sample", |key, _| *key.1)?;
+        self.each_entry(problems, schema::GROUPS_OF, groups, "no such group", |key, ()| *key.1)?;
+        self.each_entry(problems, schema::READY, groups, "no such group", |key, ()| *key.1)?;
+        let (missing, feedback) = ("no such feedback", &self.feedback);
+        self.each_entry(problems, schema::IDEMPOTENCY, feedback, missing, |_, value| *value.1)?;
+        self.each_entry(problems, schema::RATINGS, feedback, missing, |_, value| *value)?;
+        let (missing, interactions) = ("no such interaction", &self.interactions);
+        self.each_entry(problems, schema::SESSIONS, interactions, missing, |key, ()| *key.2)?;
         for entry in self.tx.open_table(schema::UNGROUPED)?.iter()? {
             let key = entry?.0;
             let (created, sample, part) = key.value();
@@ -239,18 +157,61 @@ impl Checker<'_> {
                 Some(bytes) => waits_since(bytes.value(), created),
                 None => false,
             };
-            p.unless(right, "ungrouped_feedback", name(sample), "no such feedback");
+            if !right {
+                problems.add(schema::UNGROUPED.name(), name(&sample), "no such feedback");
+            }
         }
         Ok(())
     }
+
+    /// Checks that `rows` has the record that `target` takes from each entry of an index.
+    fn each_entry<K: Key + 'static, V: Value + 'static>(
+        &self,
+        problems: &mut Problems,
+        index: TableDefinition<'static, K, V>,
+        rows: &Rows<&'static Id>,
+        missing: &str,
+        target: impl Fn(K::SelfType<'_>, V::SelfType<'_>) -> Id,
+    ) -> Result<(), StoreError> {
+        for entry in self.tx.open_table(index)?.iter()? {
+            let (key, value) = entry?;
+            let id = target(key.value(), value.value());
+            if rows.get(&id)?.is_none() {
+                problems.add(index.name(), name(&&id), missing);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the conditions of every record of a table, and that it can be decoded.
+    fn each<K: Key + 'static, R: LedgerRecord>(
+        &self,
+        problems: &mut Problems,
+        table: TableDefinition<'static, K, Bytes>,
+        show: impl Fn(&K::SelfType<'_>) -> String,
+        conditions: impl Fn(&K::SelfType<'_>, R) -> Conditions,
+    ) -> Result<(), StoreError> {
+        reader::each(self.tx, table, |key, row| {
+            match row {
+                Ok(row) => {
+                    for (_, what) in conditions(&key, row)?.iter().filter(|(holds, _)| !holds) {
+                        problems.add(table.name(), show(&key), what);
+                    }
+                }
+                Err(error) => problems.add(table.name(), show(&key), error),
+            }
+            Ok(())
+        })
+    }
 }
 
-/// Whether a reward is feedback of that time; one that cannot be read is reported elsewhere.
+/// Whether a reward is feedback of this time. A record that cannot be decoded is reported
+/// elsewhere.
 fn waits_since(bytes: &[u8], created: u64) -> bool {
     decode::<Reward>(bytes)
         .map_or(true, |r| r.source == RewardSource::Feedback && r.created == created)
 }
 
-fn name(id: &Id) -> String {
-    Uuid::from_bytes(*id).simple().to_string()
+fn name(id: &&Id) -> String {
+    Uuid::from_bytes(**id).simple().to_string()
 }

@@ -1,17 +1,17 @@
-//! The keys of `[store]`.
+//! Configuration section `[store]`.
 
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::Checked;
 use hone_core::config::range::between;
 
-/// The ledger.
+/// Group commit and queue of the ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StoreConfig {
-    /// Milliseconds for which a commit gathers writes.
+    /// Milliseconds that a commit waits for more writes, so that they share one sync of the disk.
     pub group_commit_ms: u64,
-    /// Writes that may wait; beyond it shadow samples are shed first, and counted.
+    /// Operations that may wait for the writer. Beyond it, shadow samples are shed and counted.
     pub queue: usize,
 }
 

@@ -1,8 +1,8 @@
-//! What is done to a ledger that nobody serves from: `hone db stats | check | compact | export`.
+//! Offline operations: `hone db stats | check | compact | export`.
 //!
-//! Each function opens the file for itself and answers `InUse` while a server has it.
+//! Each function opens the file exclusively, and returns `InUse` while a server has it open.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use redb::{Database, Key, ReadTransaction, ReadableDatabase, TableDefinition, TableHandle};
@@ -10,31 +10,34 @@ use serde::Serialize;
 
 use hone_core::types::{Group, Interaction, PolicyRecord, Reward, Sample, StepRecord};
 
-use super::check::Problems;
-use super::codec::Row;
-use super::{StoreError, StoreStats, check, handle, migrate, reader, schema};
+use crate::check::{self, Problems};
+use crate::error::StoreError;
+use crate::format::codec::LedgerRecord;
+use crate::format::schema::{self, Bytes};
+use crate::reader::{self, StoreStats};
+use crate::{file, migrate};
 
-/// What [`check`] found.
+/// The result of [`check`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckReport {
-    /// False where redb found damage (and repaired it).
+    /// Whether redb found its pages intact. It repaired them if not.
     pub intact: bool,
-    /// Rows by table.
+    /// Number of rows in each table.
     pub rows: StoreStats,
-    /// How many rows cannot be read or refer to what is not there.
+    /// Number of records that cannot be decoded or refer to missing records.
     pub problem_count: u64,
-    /// The first hundred of them.
+    /// Descriptions of the first hundred problems.
     pub problems: Vec<String>,
 }
 
 impl CheckReport {
-    /// Whether nothing is wrong.
+    /// Whether the check found no problem.
     pub fn is_healthy(&self) -> bool {
         self.intact && self.problem_count == 0
     }
 }
 
-/// What [`compact`] did.
+/// The result of [`compact`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CompactReport {
     /// File size before, in bytes.
@@ -43,40 +46,44 @@ pub struct CompactReport {
     pub bytes_after: u64,
 }
 
-/// Rows by table.
+/// Counts the rows of each table.
 ///
 /// # Errors
-/// `InUse`, `NewerSchema`, or why the file cannot be read.
+/// `InUse`, `NewerSchema`, `OlderSchema`, or why the file cannot be read.
 pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
     reader::stats(&open(path)?.begin_read()?)
 }
 
-/// Every policy version, in order.
+/// Returns every policy version, in order.
 ///
 /// # Errors
-/// `InUse`, `NewerSchema`, or why the file cannot be read.
+/// As [`stats`].
 pub fn policies(path: &Path) -> Result<Vec<PolicyRecord>, StoreError> {
     reader::from_number(&open(path)?.begin_read()?, schema::POLICIES, 0, usize::MAX)
 }
 
-/// Checks the file's pages, that every row can be read, and that rows refer to rows that exist.
+/// Checks the file's pages, that every record can be decoded, and that records refer to existing
+/// records.
 ///
 /// # Errors
-/// `InUse`, `NewerSchema`, or why the file cannot be read or repaired.
+/// As [`stats`], or why the file cannot be repaired.
 pub fn check(path: &Path) -> Result<CheckReport, StoreError> {
     let mut database = open(path)?;
-    let intact = database.check_integrity().map_err(|e| StoreError::Database(e.to_string()))?;
+    let intact = database.check_integrity()?;
     let tx = database.begin_read()?;
     let Problems { count, first } = check::references(&tx)?;
     Ok(CheckReport { intact, rows: reader::stats(&tx)?, problem_count: count, problems: first })
 }
 
-/// Gives space that deleted and replaced rows left back to the file system.
+/// Returns the space of deleted and replaced rows to the file system.
 ///
 /// # Errors
-/// `InUse`, `NewerSchema`, or why the file cannot be rewritten.
+/// As [`stats`], or why the file cannot be rewritten.
 pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
-    let size = || std::fs::metadata(path).map(|m| m.len()).map_err(|e| io_error(&e));
+    let size = || {
+        let metadata = std::fs::metadata(path);
+        metadata.map(|m| m.len()).map_err(StoreError::io(&path.display().to_string()))
+    };
     let bytes_before = size()?;
     let mut database = open(path)?;
     while database.compact()? {}
@@ -86,61 +93,57 @@ pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
 
 /// One line of [`export`].
 #[derive(Serialize)]
-struct Line<'a, R> {
+struct ExportLine<'a, R> {
     table: &'a str,
     row: &'a R,
 }
 
-/// Writes every row as one JSON object a line, `{"table": …, "row": …}`, table by table in key
-/// order; returns the number of lines.
+/// Writes every row as one JSON object per line, `{"table": …, "row": …}`, table by table in key
+/// order. Returns the number of lines.
 ///
 /// # Errors
-/// `InUse`, `NewerSchema`, a row that cannot be read, or `out` failing.
+/// As [`stats`], a record that cannot be decoded, or a failure of `out`.
 pub fn export(path: &Path, mut out: impl Write) -> Result<u64, StoreError> {
     let database = open(path)?;
     let tx = database.begin_read()?;
     let mut lines = 0;
-    lines += rows::<_, Interaction>(&tx, schema::INTERACTIONS, &mut out)?;
-    lines += rows::<_, Sample>(&tx, schema::SAMPLES, &mut out)?;
-    lines += rows::<_, Reward>(&tx, schema::REWARDS, &mut out)?;
-    lines += rows::<_, Reward>(&tx, schema::FEEDBACK, &mut out)?;
-    lines += rows::<_, Group>(&tx, schema::GROUPS, &mut out)?;
-    lines += rows::<_, PolicyRecord>(&tx, schema::POLICIES, &mut out)?;
-    lines += rows::<_, StepRecord>(&tx, schema::STEPS, &mut out)?;
-    out.flush().map_err(|e| io_error(&e))?;
+    lines += export_table::<_, Interaction>(&tx, schema::INTERACTIONS, &mut out)?;
+    lines += export_table::<_, Sample>(&tx, schema::SAMPLES, &mut out)?;
+    lines += export_table::<_, Reward>(&tx, schema::REWARDS, &mut out)?;
+    lines += export_table::<_, Reward>(&tx, schema::FEEDBACK, &mut out)?;
+    lines += export_table::<_, Group>(&tx, schema::GROUPS, &mut out)?;
+    lines += export_table::<_, PolicyRecord>(&tx, schema::POLICIES, &mut out)?;
+    lines += export_table::<_, StepRecord>(&tx, schema::STEPS, &mut out)?;
+    out.flush().map_err(export_error)?;
     Ok(lines)
 }
 
-fn rows<K: Key + 'static, R: Row + Serialize>(
+fn export_table<K: Key + 'static, R: LedgerRecord + Serialize>(
     tx: &ReadTransaction,
-    table: TableDefinition<'static, K, &'static [u8]>,
+    table: TableDefinition<'static, K, Bytes>,
     out: &mut impl Write,
 ) -> Result<u64, StoreError> {
     let mut lines = 0;
     reader::each(tx, table, |_, row: Result<R, _>| {
-        let line = Line { table: table.name(), row: &row? };
-        serde_json::to_writer(&mut *out, &line).map_err(|e| io_error(&e.into()))?;
-        out.write_all(b"\n").map_err(|e| io_error(&e))?;
+        let line = ExportLine { table: table.name(), row: &row? };
+        serde_json::to_writer(&mut *out, &line).map_err(|error| export_error(error.into()))?;
+        out.write_all(b"\n").map_err(export_error)?;
         lines += 1;
         Ok(())
     })?;
     Ok(lines)
 }
 
-fn open(path: &Path) -> Result<Database, StoreError> {
-    let database = handle::open_existing(path)?;
-    let found = migrate::version(&database)?;
-    migrate::refuse_newer(found, schema::VERSION)?;
-    if found < schema::VERSION {
-        return Err(StoreError::Database(format!(
-            "the ledger has schema version {found}: start `hone serve` on it once to bring it to \
-             version {}",
-            schema::VERSION
-        )));
-    }
-    Ok(database)
+fn export_error(error: io::Error) -> StoreError {
+    StoreError::io("the export cannot be written")(error)
 }
 
-fn io_error(error: &std::io::Error) -> StoreError {
-    StoreError::Database(error.to_string())
+fn open(path: &Path) -> Result<Database, StoreError> {
+    let database = file::open_existing(path)?;
+    let (found, known) = (migrate::version(&database)?, schema::VERSION);
+    migrate::refuse_newer(found, known)?;
+    if found < known {
+        return Err(StoreError::OlderSchema { found, known });
+    }
+    Ok(database)
 }

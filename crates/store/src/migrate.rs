@@ -1,65 +1,68 @@
-//! Brings a file to the current schema.
+//! Migrates a file to the current schema.
 //!
-//! A run is: a persistent savepoint; every pending migration and the new version in one
-//! transaction; a check that the result opens; the savepoint deleted. Whatever interrupts it, the
-//! savepoint left behind says so, and the next run restores it and starts over.
+//! A run creates a persistent savepoint, applies every pending migration and the new version in one
+//! transaction, checks that the result opens, and deletes the savepoint. If a run is interrupted,
+//! the savepoint remains; the next run restores it and starts again.
 
 use redb::{Database, ReadableDatabase, TableError, WriteTransaction};
 
-use super::{StoreError, handle, reader, schema};
+use crate::error::StoreError;
+use crate::format::schema;
+use crate::{file, reader};
 
 #[path = "../../../migrations/0001_first_tables.rs"]
 mod m0001;
 #[path = "../../../migrations/0002_raters_and_sessions.rs"]
 mod m0002;
 
-/// One step from the schema version before it.
-pub(super) struct Migration {
-    /// The version it leads to.
-    pub(super) to: u32,
-    /// For the log.
-    pub(super) description: &'static str,
-    /// The work, inside the run's one transaction.
-    pub(super) run: fn(&WriteTransaction) -> Result<(), StoreError>,
+/// A step from the previous schema version.
+pub(crate) struct Migration {
+    /// The version that it leads to.
+    pub(crate) to: u32,
+    /// Description for the log.
+    pub(crate) description: &'static str,
+    /// Changes the tables, inside the transaction of the run.
+    pub(crate) run: fn(&WriteTransaction) -> Result<(), StoreError>,
 }
 
-/// Every migration, in order; the last leads to [`schema::VERSION`].
-pub(super) const MIGRATIONS: &[Migration] = &[
+/// Every migration, in order. The last leads to [`schema::VERSION`].
+pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
     Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
 ];
 
-/// Brings a file to [`schema::VERSION`].
-pub(super) fn to_current(database: &Database) -> Result<(), StoreError> {
+/// Migrates a file to [`schema::VERSION`].
+pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {
     run(database, MIGRATIONS, opens).map(|_| ())
 }
 
-/// Runs what is pending, then checks with `verify`; returns the version that the file had.
-pub(super) fn run(
+/// Runs the pending migrations and checks the result with `verify`. Returns the version that the
+/// file had.
+pub(crate) fn run(
     database: &Database,
     migrations: &[Migration],
     verify: impl Fn(&Database) -> Result<(), StoreError>,
 ) -> Result<u32, StoreError> {
     let known = migrations.last().map_or(0, |m| m.to);
-    // Before anything is touched: a newer file may use savepoints in its own way.
+    // First, because a newer version may use savepoints differently.
     refuse_newer(version(database)?, known)?;
-    undo_unfinished(database)?;
+    undo_interrupted(database)?;
     let found = version(database)?;
     if found == known {
         return Ok(found);
     }
-    let savepoint = handle::write(database, |tx| Ok(tx.persistent_savepoint()?))?;
+    let savepoint = file::write(database, |tx| Ok(tx.persistent_savepoint()?))?;
     let migrated = apply(database, migrations, found, known).and_then(|()| verify(database));
     if let Err(error) = migrated {
         restore(database, savepoint)?;
         return Err(error);
     }
-    handle::write(database, |tx| Ok(tx.delete_persistent_savepoint(savepoint)?))?;
+    file::write(database, |tx| Ok(tx.delete_persistent_savepoint(savepoint)?))?;
     Ok(found)
 }
 
 /// The schema version in the file; 0 for a file without tables.
-pub(super) fn version(database: &Database) -> Result<u32, StoreError> {
+pub(crate) fn version(database: &Database) -> Result<u32, StoreError> {
     let tx = database.begin_read()?;
     let meta = match tx.open_table(schema::META) {
         Ok(meta) => meta,
@@ -75,12 +78,12 @@ pub(super) fn version(database: &Database) -> Result<u32, StoreError> {
     u32::try_from(stored.value()).map_err(|e| corrupt_meta(&e.to_string()))
 }
 
-/// `NewerSchema` where the file is beyond `known`.
-pub(super) fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
+/// Returns `NewerSchema` if the file's version is newer than `known`.
+pub(crate) fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
     if found > known { Err(StoreError::NewerSchema { found, known }) } else { Ok(()) }
 }
 
-/// Whether every table is there with the keys and values of the current schema.
+/// Checks that every table exists with the key and value types of the current schema.
 fn opens(database: &Database) -> Result<(), StoreError> {
     let tx = database.begin_read()?;
     reader::stats(&tx)?;
@@ -106,7 +109,7 @@ fn apply(
     found: u32,
     known: u32,
 ) -> Result<(), StoreError> {
-    handle::write(database, |tx| {
+    file::write(database, |tx| {
         for migration in migrations.iter().filter(|m| m.to > found) {
             tracing::info!(
                 to = migration.to,
@@ -120,21 +123,21 @@ fn apply(
     })
 }
 
-/// Only migrations make persistent savepoints, so one in the file is an unfinished run's.
-fn undo_unfinished(database: &Database) -> Result<(), StoreError> {
+/// Restores the savepoint of an interrupted run. Only migrations create persistent savepoints.
+fn undo_interrupted(database: &Database) -> Result<(), StoreError> {
     let tx = database.begin_write()?;
     let first = tx.list_persistent_savepoints()?.min();
     tx.abort()?;
     match first {
         Some(savepoint) => {
-            tracing::warn!("an earlier migration of the ledger did not finish: starting over");
+            tracing::warn!("an earlier migration of the ledger was interrupted: starting again");
             restore(database, savepoint)
         }
         None => Ok(()),
     }
 }
 
-/// Puts the file back to a savepoint and deletes it.
+/// Restores a savepoint and deletes it.
 fn restore(database: &Database, id: u64) -> Result<(), StoreError> {
     let mut tx = database.begin_write()?;
     tx.set_two_phase_commit(true);

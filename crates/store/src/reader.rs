@@ -1,41 +1,81 @@
-//! What can be read from a snapshot.
+//! Queries on a snapshot, or on the open tables of a transaction.
+
+use std::borrow::Borrow;
 
 use redb::{
-    Key, ReadOnlyTable, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition,
-    Value,
+    Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, Value,
 };
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use hone_core::types::{
-    Group, InteractionId, Rating, Reward, Sample, SampleId, StepRecord, UnixMillis,
-};
+use hone_core::types::{Group, InteractionId, Rating, Reward, SampleId, StepRecord, UnixMillis};
 
-use super::codec::{Row, decode};
-use super::schema::Id;
-use super::{Quarantined, StoreError, StoreStats, schema};
+use crate::error::StoreError;
+use crate::format::codec::{LedgerRecord, decode};
+use crate::format::schema::{self, Bytes, Id, IdPair};
+use crate::op::QuarantinedKey;
 
-type Bytes = &'static [u8];
-
-/// Rows under UUID keys: prompts, completions, groups.
-pub(super) fn by_id<R: Row>(
-    tx: &ReadTransaction,
-    table: TableDefinition<'static, &'static Id, Bytes>,
-    id: Uuid,
-) -> Result<Option<R>, StoreError> {
-    one(&tx.open_table(table)?, id.as_bytes())
+/// Number of rows in each table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreStats {
+    /// Prompts.
+    pub interactions: u64,
+    /// Completions.
+    pub samples: u64,
+    /// Pieces of feedback, including replaced ones.
+    pub feedback: u64,
+    /// Current values of reward parts, from graders and clients.
+    pub rewards: u64,
+    /// Groups in any state.
+    pub groups: u64,
+    /// Policy versions in any state.
+    pub policy_versions: u64,
+    /// Optimizer steps.
+    pub steps: u64,
 }
 
-/// Rows under numbers: policy versions.
-pub(super) fn by_number<R: Row>(
-    tx: &ReadTransaction,
-    table: TableDefinition<'static, u64, Bytes>,
-    number: u64,
-) -> Result<Option<R>, StoreError> {
-    one(&tx.open_table(table)?, number)
+impl StoreStats {
+    /// `(table, rows)` for each table, for display.
+    pub fn rows(&self) -> [(&'static str, u64); 7] {
+        [
+            ("interactions", self.interactions),
+            ("samples", self.samples),
+            ("feedback", self.feedback),
+            ("rewards", self.rewards),
+            ("groups", self.groups),
+            ("policy_versions", self.policy_versions),
+            ("steps", self.steps),
+        ]
+    }
 }
 
-/// Rows under numbers from `first` on.
-pub(super) fn from_number<R: Row>(
+/// The record under `key`.
+pub(crate) fn get<'k, K: Key + 'static, R: LedgerRecord>(
+    table: &impl ReadableTable<K, Bytes>,
+    key: impl Borrow<K::SelfType<'k>>,
+) -> Result<Option<R>, StoreError> {
+    table.get(key)?.map(|bytes| decode(bytes.value())).transpose()
+}
+
+/// The entries of an index under `id`, in key order.
+pub(crate) fn entries_of<'t, V: Value + 'static>(
+    index: &'t impl ReadableTable<IdPair, V>,
+    id: &Id,
+) -> Result<Range<'t, IdPair, V>, StoreError> {
+    Ok(index.range((id, &Id::default())..=(id, &[u8::MAX; 16]))?)
+}
+
+/// The record under `key` in `table`.
+pub(crate) fn find<'k, K: Key + 'static, R: LedgerRecord>(
+    tx: &ReadTransaction,
+    table: TableDefinition<'static, K, Bytes>,
+    key: impl Borrow<K::SelfType<'k>>,
+) -> Result<Option<R>, StoreError> {
+    get(&tx.open_table(table)?, key)
+}
+
+/// At most `limit` records under numbers from `first` on.
+pub(crate) fn from_number<R: LedgerRecord>(
     tx: &ReadTransaction,
     table: TableDefinition<'static, u64, Bytes>,
     first: u64,
@@ -45,34 +85,29 @@ pub(super) fn from_number<R: Row>(
     rows.range(first..)?.take(limit).map(|row| decode(row?.1.value())).collect()
 }
 
-/// The last optimiser step.
-pub(super) fn last_step(tx: &ReadTransaction) -> Result<Option<StepRecord>, StoreError> {
+/// The last optimizer step.
+pub(crate) fn last_step(tx: &ReadTransaction) -> Result<Option<StepRecord>, StoreError> {
     let steps = tx.open_table(schema::STEPS)?;
-    match steps.range::<u64>(..)?.next_back() {
-        Some(row) => decode(row?.1.value()).map(Some),
-        None => Ok(None),
-    }
+    steps.last()?.map(|(_, bytes)| decode(bytes.value())).transpose()
 }
 
-/// Every completion of a prompt, in key order.
-pub(super) fn samples_of(
+/// The records that an index has under an interaction, in key order.
+pub(crate) fn indexed<V: Value + 'static, R: LedgerRecord>(
     tx: &ReadTransaction,
+    index: TableDefinition<'static, IdPair, V>,
+    table: TableDefinition<'static, &'static Id, Bytes>,
     id: InteractionId,
-) -> Result<Vec<Sample>, StoreError> {
-    let samples = tx.open_table(schema::SAMPLES)?;
-    let ids = second_ids(&tx.open_table(schema::SAMPLES_OF)?, id)?;
-    existing(ids.iter().map(|id| one(&samples, id)))
-}
-
-/// Every group of a prompt, in key order.
-pub(super) fn groups_of(tx: &ReadTransaction, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-    let groups = tx.open_table(schema::GROUPS)?;
-    let ids = second_ids(&tx.open_table(schema::GROUPS_OF)?, id)?;
-    existing(ids.iter().map(|id| one(&groups, id)))
+) -> Result<Vec<R>, StoreError> {
+    let rows = tx.open_table(table)?;
+    let mut found = Vec::new();
+    for entry in entries_of(&tx.open_table(index)?, id.0.as_bytes())? {
+        found.extend(get(&rows, entry?.0.value().1)?);
+    }
+    Ok(found)
 }
 
 /// Every reward part of a completion, by name.
-pub(super) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Reward>, StoreError> {
+pub(crate) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Reward>, StoreError> {
     let rewards = tx.open_table(schema::REWARDS)?;
     let sample = id.0.as_bytes();
     let mut found = Vec::new();
@@ -86,8 +121,8 @@ pub(super) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Rewar
     Ok(found)
 }
 
-/// The prompts of a conversation, oldest first.
-pub(super) fn turns_of(
+/// At most `limit` prompts of a conversation, oldest first.
+pub(crate) fn turns_of(
     tx: &ReadTransaction,
     key_id: Option<&str>,
     session: &str,
@@ -103,17 +138,8 @@ pub(super) fn turns_of(
     turns.collect()
 }
 
-/// Each rater's newest rating of a completion under one name.
-pub(super) fn ratings_of(
-    tx: &ReadTransaction,
-    id: SampleId,
-    name: &str,
-) -> Result<Vec<Rating>, StoreError> {
-    ratings(&tx.open_table(schema::RATINGS)?, &tx.open_table(schema::FEEDBACK)?, id, name)
-}
-
-/// [`ratings_of`] from tables that are open already, for reading or for writing.
-pub(super) fn ratings(
+/// Each rater's newest rating of a completion and part.
+pub(crate) fn ratings(
     ratings: &impl ReadableTable<(&'static Id, &'static str, Option<&'static str>), &'static Id>,
     feedback: &impl ReadableTable<&'static Id, Bytes>,
     id: SampleId,
@@ -126,46 +152,46 @@ pub(super) fn ratings(
         if (key.value().0, key.value().1) != (sample, name) {
             break;
         }
-        let Some(bytes) = feedback.get(reward.value())? else { continue };
-        let row: Reward = decode(bytes.value())?;
+        let Some(row) = get::<_, Reward>(feedback, reward.value())? else { continue };
         let rating = |value| Rating { key_id: row.key_id, value, created: row.created };
         found.extend(row.value.map(rating));
     }
     Ok(found)
 }
 
-/// Keys whose feedback is set aside, by id.
-pub(super) fn quarantined(tx: &ReadTransaction) -> Result<Vec<Quarantined>, StoreError> {
+/// QuarantinedKey API keys, by id.
+pub(crate) fn quarantined(tx: &ReadTransaction) -> Result<Vec<QuarantinedKey>, StoreError> {
     let rows = tx.open_table(schema::QUARANTINE)?;
     let keys = rows.iter()?.map(|row| {
         let (key, value) = row?;
         let (reason, since) = value.value();
         let key_id = key.value().to_owned();
-        Ok(Quarantined { key_id, reason: reason.to_owned(), since })
+        Ok(QuarantinedKey { key_id, reason: reason.to_owned(), since })
     });
     keys.collect()
 }
 
-/// Groups in state `Ready`, oldest first.
-pub(super) fn ready_groups(tx: &ReadTransaction, limit: usize) -> Result<Vec<Group>, StoreError> {
+/// At most `limit` groups in state `Ready`, oldest first.
+pub(crate) fn ready_groups(tx: &ReadTransaction, limit: usize) -> Result<Vec<Group>, StoreError> {
     let groups = tx.open_table(schema::GROUPS)?;
     let ready = tx.open_table(schema::READY)?;
     let mut found = Vec::new();
-    for entry in ready.range::<(u64, &Id)>(..)?.take(limit) {
-        found.extend(one(&groups, entry?.0.value().1)?);
+    for entry in ready.iter()?.take(limit) {
+        found.extend(get(&groups, entry?.0.value().1)?);
     }
     Ok(found)
 }
 
-/// Feedback that no group trains on, oldest first, up to and including `until`.
-pub(super) fn ungrouped(
+/// At most `limit` pieces of feedback that wait for a group, oldest first, recorded at or before
+/// `until`.
+pub(crate) fn ungrouped(
     tx: &ReadTransaction,
     until: UnixMillis,
     limit: usize,
 ) -> Result<Vec<(SampleId, String)>, StoreError> {
     let table = tx.open_table(schema::UNGROUPED)?;
     let mut found = Vec::new();
-    for entry in table.range::<(u64, &Id, &str)>(..)?.take(limit) {
+    for entry in table.iter()?.take(limit) {
         let key = entry?.0;
         let (created, sample, name) = key.value();
         if created > until {
@@ -176,14 +202,14 @@ pub(super) fn ungrouped(
     Ok(found)
 }
 
-/// How many groups are `Ready`.
-pub(super) fn ready_len(tx: &ReadTransaction) -> Result<usize, StoreError> {
+/// Number of groups in state `Ready`.
+pub(crate) fn ready_count(tx: &ReadTransaction) -> Result<usize, StoreError> {
     let ready = tx.open_table(schema::READY)?.len()?;
     Ok(usize::try_from(ready).unwrap_or(usize::MAX))
 }
 
-/// Rows by table.
-pub(super) fn stats(tx: &ReadTransaction) -> Result<StoreStats, StoreError> {
+/// Number of rows in each table.
+pub(crate) fn stats(tx: &ReadTransaction) -> Result<StoreStats, StoreError> {
     Ok(StoreStats {
         interactions: tx.open_table(schema::INTERACTIONS)?.len()?,
         samples: tx.open_table(schema::SAMPLES)?.len()?,
@@ -195,8 +221,9 @@ pub(super) fn stats(tx: &ReadTransaction) -> Result<StoreStats, StoreError> {
     })
 }
 
-/// Hands every row of a table to `f`, in key order, whether it can be read or not.
-pub(super) fn each<K: Key + 'static, R: Row>(
+/// Calls `f` with every row of a table in key order, and with the error for rows that cannot be
+/// decoded.
+pub(crate) fn each<K: Key + 'static, R: LedgerRecord>(
     tx: &ReadTransaction,
     table: TableDefinition<'static, K, Bytes>,
     mut f: impl FnMut(K::SelfType<'_>, Result<R, StoreError>) -> Result<(), StoreError>,
@@ -206,33 +233,4 @@ pub(super) fn each<K: Key + 'static, R: Row>(
         f(key.value(), decode(value.value()))?;
     }
     Ok(())
-}
-
-fn one<'k, K: Key + 'static, R: Row>(
-    table: &ReadOnlyTable<K, Bytes>,
-    key: impl std::borrow::Borrow<K::SelfType<'k>>,
-) -> Result<Option<R>, StoreError> {
-    match table.get(key)? {
-        Some(bytes) => decode(bytes.value()).map(Some),
-        None => Ok(None),
-    }
-}
-
-/// What an index holds under an interaction.
-fn second_ids<V: Value + 'static>(
-    index: &ReadOnlyTable<(&'static Id, &'static Id), V>,
-    id: InteractionId,
-) -> Result<Vec<Id>, StoreError> {
-    let first = id.0.as_bytes();
-    let mut ids = Vec::new();
-    for entry in index.range((first, &Id::default())..=(first, &[u8::MAX; 16]))? {
-        ids.push(*entry?.0.value().1);
-    }
-    Ok(ids)
-}
-
-fn existing<R>(
-    rows: impl Iterator<Item = Result<Option<R>, StoreError>>,
-) -> Result<Vec<R>, StoreError> {
-    rows.filter_map(Result::transpose).collect()
 }

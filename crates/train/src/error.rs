@@ -1,46 +1,43 @@
-//! What can go wrong inside the learner.
+//! Errors of the learner.
 
 use std::path::PathBuf;
 
 use hone_core::files::FileError;
 use hone_model::ModelError;
 
-/// Failures of the learning core.
+/// Why a model cannot be trained, a step failed, or a checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LearnError {
     /// A tensor operation failed.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] candle_core::Error),
-    /// The model cannot be trained.
-    #[error("{0}")]
-    Unsupported(String),
     /// The model or the adapter cannot be read, used or written.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A checkpoint is torn, foreign or does not fit.
+    /// A checkpoint is damaged, belongs to another model, or does not fit the configuration.
     #[error("checkpoint {path}: {reason}")]
     Checkpoint {
         /// The checkpoint's directory.
         path: PathBuf,
-        /// Why.
+        /// A clause without a period.
         reason: String,
     },
-    /// A sample that cannot be trained on.
+    /// A sample cannot be trained on.
     #[error("sample {index}: {reason}")]
     Sample {
-        /// Its place in the batch.
+        /// Its index in the batch.
         index: usize,
-        /// Why.
+        /// A clause without a period.
         reason: String,
     },
-    /// A setting out of range.
+    /// A configuration key is out of range.
     #[error("`{key}` is {value}, but must be {expected}")]
     Setting {
-        /// The configuration key.
+        /// The key.
         key: &'static str,
         /// Its value.
         value: String,
-        /// What would do.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// The machine has less memory than training needs.
@@ -49,11 +46,11 @@ pub enum LearnError {
          \"always\" it needs about {least} MiB"
     )]
     Memory {
-        /// MiB that the plan comes to.
+        /// MiB that the memory plan predicts.
         needed: usize,
-        /// MiB that may still be taken.
+        /// MiB that the system has left.
         available: usize,
-        /// MiB with every layer computed again.
+        /// MiB with every layer recomputed in the backward pass.
         least: usize,
     },
     /// A file cannot be read or written.
@@ -61,5 +58,5 @@ pub enum LearnError {
     File(#[from] FileError),
 }
 
-/// A result of the learning core.
+/// A result of the learner.
 pub type Result<T> = std::result::Result<T, LearnError>;

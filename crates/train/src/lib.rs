@@ -1,4 +1,20 @@
-//! The learning loop: batches of groups in, adapters out.
+//! GRPO on LoRA adapters: takes groups of scored completions from the ledger and publishes adapters.
+//!
+//! [`driver`] is the loop, [`data`] turns groups into batches and advantages, [`learning`] is the
+//! optimizer step, [`memory`] predicts its memory, [`policy`] keeps and publishes versions, and
+//! [`monitoring`] warns of runs that go wrong. [`config`] has the keys of `[train]`.
+//!
+//! Its threads, which run at `train.priority`:
+//!
+//! - `hone-train` runs the loop. Ready groups, an operator's activation, a command of
+//!   [`TrainHandle`] or one second of idleness wake it.
+//! - `hone-train-N` (`train.threads` of them) compute the forward and backward passes.
+//! - `hone-publish` lives for one publication; `hone-probe-N` compute its parity probe.
+//!
+//! Callers may rely on this: [`Learner::step`] is deterministic for a given seed and independent of
+//! the number of threads; checkpoints and version directories are complete or absent after a crash;
+//! a version is served only after the engine reproduced the trainer's log-probabilities; and a
+//! failure of the trainer never stops serving. [`driver`] documents the order of durable writes.
 
 pub mod config;
 pub mod data;
@@ -12,8 +28,9 @@ pub mod policy;
 mod testing;
 
 pub use data::packing::TrainSample;
-pub use driver::handle::{TrainError, TrainHandle, TrainState, TrainStatus};
-pub use driver::worker::{TrainSetup, TrainWorker};
+pub use driver::{
+    TrainError, TrainFailure, TrainHandle, TrainSetup, TrainState, TrainStatus, TrainWorker,
+};
 pub use error::LearnError;
 pub use learning::learner::{Learner, StepStats};
 pub use learning::snapshot::Snapshot;

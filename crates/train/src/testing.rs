@@ -1,4 +1,4 @@
-//! What the tests of this module share.
+//! Fixtures of the unit tests.
 
 use candle_core::DType;
 use rand::{Rng, SeedableRng};
@@ -14,7 +14,7 @@ use crate::learning::learner::Learner;
 
 pub(crate) use hone_model::testing::{tiny_model, tiny_spec};
 
-/// Settings that train all seven linears with rank 2 and use every term of the loss.
+/// Settings that train all seven linear layers with rank 2 and have a KL term.
 pub(crate) fn tiny_config() -> TrainConfig {
     TrainConfig {
         learning_rate: 1e-2,
@@ -31,8 +31,7 @@ pub(crate) fn tiny_learner(config: &TrainConfig) -> Learner {
     Learner::with_model(tiny_model(DType::F32), config).unwrap()
 }
 
-/// Samples of different lengths and temperatures whose recorded log-probabilities lie around
-/// `center`, so that some ratios are clipped on either side where that is near the policy's own.
+/// Samples of different lengths and temperatures with random log-probabilities.
 pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let vocab = tiny_spec().vocab_size as u32;
@@ -53,13 +52,13 @@ pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
         .collect()
 }
 
-/// Log-probabilities of a sample's ids under the policy as it is served.
+/// Log-probabilities of a sample's ids under the served policy.
 pub(crate) fn score(learner: &Learner, sample: &TrainSample) -> Vec<f32> {
     let policy = learner.snapshot().unwrap();
     policy.score(&sample.prompt_ids, &sample.ids, sample.temperature).unwrap()
 }
 
-/// Replaces recorded log-probabilities by the policy's own plus noise within `±spread`.
+/// Replaces recorded log-probabilities with those of the served policy plus noise within `±spread`.
 pub(crate) fn record(learner: &Learner, samples: &mut [TrainSample], spread: f32, seed: u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for sample in samples {

@@ -10,14 +10,14 @@ use std::{fmt, fs};
 use serde::Serialize;
 use uuid::Uuid;
 
-use hone_core::process;
+use hone_core::memory;
 use hone_train::config::{Recompute, TrainConfig};
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
 use super::machine;
 use super::machine::{Peak, Seconds};
 
-pub(crate) use hone_model::adapter::weights::LoraConfig;
+pub(crate) use hone_model::adapter::LoraConfig;
 pub use subject::{Data, Row, Subject, Workload};
 pub use work::Work;
 
@@ -136,7 +136,7 @@ pub fn run(options: &TrainBenchOptions) -> anyhow::Result<TrainBenchReport> {
 
 fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainBenchReport> {
     let load = machine::load();
-    let start_bytes = process::resident();
+    let start_bytes = memory::resident();
     let config = TrainConfig {
         beta: options.beta,
         recompute: options.recompute,
@@ -158,7 +158,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     let work = Work::new(&spec, &samples, options.rank);
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // What loading took is no part of the steps' memory.
-    process::reset_peak();
+    memory::reset_peak();
     let mut step = || -> anyhow::Result<(Seconds, StepTiming, Tokens)> {
         let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
@@ -167,13 +167,13 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         }
         let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
         let tokens = Tokens { loss: metric("tokens"), fraction: metric("loss_token_fraction") };
-        Ok((seconds, learner.split(), tokens))
+        Ok((seconds, learner.timing(), tokens))
     };
     for _ in 0..WARM_UP {
         step()?;
     }
     // Before the measured products, whose buffers are no part of a step.
-    let peak_bytes = process::peak_resident();
+    let peak_bytes = memory::peak_resident();
     let mut peak = Peak::default();
     peak.measure(threads);
     let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), Tokens::default());

@@ -51,7 +51,7 @@ fn mistakes_are_named() {
     assert_snapshot!(dataset("mix.live_share = 1.5"), @"dataset.mix.live_share is 1.5: it must be from 0 to 1");
     assert_snapshot!(dataset("few_shot = [{ user = 'a' }]"), @"dataset.few_shot[0].assistant is missing");
     let stage = |line: &str| error(&format!("[[dataset.stage]]\n{line}"));
-    assert_snapshot!(stage("[[dataset.stage]]"), @"dataset.stage[0].steps is 0: it must be 1 or more: only the last stage may go on to the end");
+    assert_snapshot!(stage("[[dataset.stage]]"), @"dataset.stage[0].steps is 0: it must be 1 or more: only the last stage may have no end");
     assert_snapshot!(stage("route = 'x'"), @r#"dataset.stage[0].route is "x": it must be the name of a route"#);
     assert_snapshot!(stage("max_difficulty = 2"), @"dataset.stage[0].max_difficulty is 2: it must be from 0 to 1");
     assert_snapshot!(stage("learning_rate = 0"), @"dataset.stage[0].learning_rate is 0: it must be greater than 0");

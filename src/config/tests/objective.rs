@@ -43,8 +43,8 @@ fn combinations_without_sense() {
     assert_snapshot!(error("loss = 'vespo'\nsampler_correction.mode = 'sequence_mask'"), @r#"train.sampler_correction.mode is "sequence_mask": it must be "none", "token_truncate" or "token_mask" with train.loss "vespo""#);
     assert_snapshot!(error("loss = 'reinforce'\nnum_iterations = 2"), @r#"train.num_iterations is 2: it must be 1 with train.loss "reinforce", which has no importance ratio"#);
     assert_snapshot!(error("loss = 'reinforce'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "reinforce", which has no importance ratio"#);
-    assert_snapshot!(error("beta = 0.0\nkl.target = 0.1"), @"train.kl.target is 0.1: it must be 0 with train.beta 0, which no factor changes");
-    assert_snapshot!(error("beta = 0.0\nkl.sync_steps = 10"), @"train.kl.sync_steps is 10: it must be 0 with train.beta 0, which asks no reference");
+    assert_snapshot!(error("beta = 0.0\nkl.target = 0.1"), @"train.kl.target is 0.1: it must be 0 with train.beta 0, which disables the KL term");
+    assert_snapshot!(error("beta = 0.0\nkl.sync_steps = 10"), @"train.kl.sync_steps is 10: it must be 0 with train.beta 0, which uses no reference");
     assert_snapshot!(error("kl.sync_mixup = 0.0"), @"train.kl.sync_mixup is 0: it must be greater than 0 and at most 1");
     assert_snapshot!(error("kl.target = 0.1\nkl.horizon = 10.0"), @"train.kl.horizon is 10: it must be at least train.samples_per_step (64) and finite");
     assert_snapshot!(error("entropy = { coef = 2.0, adaptive = true }"), @"train.entropy.coef is 2: it must be from train.entropy.coef_min (0) to train.entropy.coef_max (1) with train.entropy.adaptive");

@@ -125,7 +125,7 @@ async fn completion(state: &AppState, posted: &Posted<'_>, id: InteractionId, ch
 
 async fn conversation(state: &AppState, posted: &Posted<'_>, session: &str) -> Done {
     // The last turn may still be on its way to the ledger.
-    state.store.settled().await?;
+    state.store.flush().await?;
     let turns = state.store.turns_of(posted.caller.key_id.as_deref(), session, TURNS + 1)?;
     if turns.is_empty() {
         return Err(Refusal::Unknown(ApiError::no_such_session(session)));
@@ -193,6 +193,6 @@ async fn recorded(state: &AppState, id: InteractionId) -> Result<Option<Interact
     if let Some(found) = state.store.interaction(id)? {
         return Ok(Some(found));
     }
-    state.store.settled().await?;
+    state.store.flush().await?;
     state.store.interaction(id)
 }

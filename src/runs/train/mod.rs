@@ -164,7 +164,7 @@ impl Run {
                 every => every,
             };
             let next = (self.view.step / every + 1).saturating_mul(every).min(total);
-            self.core.trainer().until(Some(next))?;
+            self.core.trainer().set_step_limit(Some(next))?;
             self.reach(next).await?;
             let evaluation = self.evaluate(next).await?;
             let stop = self.judge(next, evaluation.as_ref())?;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{StepRecord, UnixMillis, now_ms};
-use hone_train::monitoring::warnings::{Warning, WatchState};
+use hone_train::monitoring::warnings::{MonitorState, Warning};
 
 use crate::config::Config;
 use crate::runs::early_stop::BestTracker;
@@ -32,7 +32,7 @@ pub(super) struct RunState {
     pub(super) best_adapter: Option<String>,
     /// Every warning that was raised.
     pub(super) warnings: Vec<Warning>,
-    pub(super) watch: WatchState,
+    pub(super) watch: MonitorState,
 }
 
 impl RunState {

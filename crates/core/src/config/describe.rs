@@ -1,21 +1,26 @@
-//! Turns what serde says into one sentence: the key, the value, what is allowed.
+//! Errors of a configuration as one sentence: the key, its value, and the allowed values.
+//!
+//! [`range`](super::range) makes them for values out of range; [`describe`] turns serde's errors
+//! into them.
 
 use serde_path_to_error::{Path, Segment};
 use toml::Value;
 
-/// What is wrong with one key.
+use crate::text::shortened;
+
+/// An invalid key or value of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Dotted, as in `train.learning_rate` or `route[0].reward[1]`.
+    /// The dotted key, such as `train.learning_rate` or `route[0].reward[1]`.
     pub key: String,
-    /// The rest of the sentence, beginning after the key.
-    pub says: String,
+    /// The rest of the sentence, which begins after the key.
+    pub rest: String,
 }
 
 impl Problem {
-    /// A sentence that begins with the key; `says` brings its own space.
-    pub fn new(key: impl Into<String>, says: impl Into<String>) -> Self {
-        Self { key: key.into(), says: says.into() }
+    /// A sentence that begins with the key; `rest` begins with its own space.
+    pub fn new(key: impl Into<String>, rest: impl Into<String>) -> Self {
+        Self { key: key.into(), rest: rest.into() }
     }
 
     /// `key is value: it must be allowed`.
@@ -23,13 +28,21 @@ impl Problem {
         Self::new(key, format!(" is {value}: it must be {allowed}"))
     }
 
-    /// The sentence.
+    /// The same problem with `prefix` before its key, for a section that contains the one that was
+    /// checked. `prefix` ends with its own dot.
+    #[must_use]
+    pub fn prefixed(self, prefix: &str) -> Self {
+        Self { key: format!("{prefix}{}", self.key), rest: self.rest }
+    }
+
+    /// The whole sentence.
     pub fn sentence(&self) -> String {
-        format!("{}{}", self.key, self.says)
+        format!("{}{}", self.key, self.rest)
     }
 }
 
-/// Reads a serde error of a value below `root`.
+/// Turns a serde error into a [`Problem`]. `path` is the place below `root` where deserialization
+/// failed, and `message` is serde's text.
 pub fn describe(path: &Path, message: &str, root: &Value) -> Problem {
     let mut key = String::new();
     let mut value = Some(root);
@@ -46,7 +59,7 @@ pub fn describe(path: &Path, message: &str, root: &Value) -> Problem {
                 key.push_str(&format!("[{index}]"));
                 value = value.and_then(|v| v.get(index));
             }
-            // The variant is not written in the file.
+            // A variant's name is not part of the dotted key.
             Segment::Enum { variant } => value = value.and_then(|v| v.get(variant)),
             Segment::Unknown => {}
         }
@@ -55,7 +68,7 @@ pub fn describe(path: &Path, message: &str, root: &Value) -> Problem {
     explain(key, &shown, message)
 }
 
-/// A value as it stands in the file, shortened; keys to the service are never shown.
+/// The value as the file contains it, shortened. API keys are secrets and never shown.
 fn show(key: &str, value: &Value) -> String {
     if key.contains("_keys") {
         return "a hidden value".to_owned();
@@ -65,15 +78,10 @@ fn show(key: &str, value: &Value) -> String {
         Value::Array(_) => "a list".to_owned(),
         other => other.to_string(),
     };
-    match text.char_indices().nth(80) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    shortened(&text, 80).into_owned()
 }
 
 fn explain(key: String, shown: &str, message: &str) -> Problem {
-    // The part after "expected" of serde's own messages, else the whole message.
-    let expected = message.rsplit_once("expected ").map(|(_, e)| e);
     if let Some(rest) = message.strip_prefix("unknown field ") {
         return unknown_key(&key, rest);
     }
@@ -86,20 +94,20 @@ fn explain(key: String, shown: &str, message: &str) -> Problem {
         let allowed: Vec<String> = names.map(|n| format!("\"{n}\"")).collect();
         return Problem::value(&key, shown, &one_of(&allowed));
     }
-    match expected {
-        Some(expected) if message.starts_with("invalid ") => {
+    match message.rsplit_once("expected ") {
+        Some((_, expected)) if message.starts_with("invalid ") => {
             Problem::value(&key, shown, in_words(expected))
         }
         _ if message.contains("socket address") => {
             Problem::value(&key, shown, in_words("socket address"))
         }
-        // Already a sentence about something inside, which begins with its key.
+        // An element's own sentence, which begins with its key.
         _ if key.ends_with(']') => Problem::new(format!("{key}."), message),
         _ => Problem::new(key, format!(" is {shown}: {message}")),
     }
 }
 
-/// ``rest`` is ``` `found`, expected one of `a`, `b` ```.
+/// `rest` is serde's text after "unknown field": ``` `found`, expected one of `a`, `b` ```.
 fn unknown_key(parent: &str, rest: &str) -> Problem {
     let names = backticked(rest);
     let (found, known) = names.split_first().map_or(("", &[] as &[&str]), |(f, k)| (*f, k));
@@ -117,7 +125,7 @@ fn backticked(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 
-/// `"a", "b" or "c"`.
+/// The names as a list in a sentence: `a, b or c`; `nothing` if there are none.
 pub fn one_of(names: &[String]) -> String {
     match names {
         [] => "nothing".to_owned(),
@@ -126,7 +134,7 @@ pub fn one_of(names: &[String]) -> String {
     }
 }
 
-/// serde's names of types for people who write TOML.
+/// A type as serde names it, in the words of someone who writes TOML.
 fn in_words(expected: &str) -> &str {
     match expected {
         "u64" | "usize" => "a whole number, 0 or more",
@@ -144,7 +152,8 @@ fn in_words(expected: &str) -> &str {
     }
 }
 
-/// The known name that is likely meant: at most a third of its letters differ.
+/// The known name that `found` probably misspells: the one at the smallest edit distance, if that
+/// is at most a third of the name's length.
 pub fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
@@ -154,7 +163,7 @@ pub fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
-/// Levenshtein's edit distance, in bytes.
+/// The Levenshtein distance in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -174,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances() {
+    fn misspelled_names_are_recognized_by_edit_distance() {
         assert_eq!(distance("", "abc"), 3);
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("same", "same"), 0);

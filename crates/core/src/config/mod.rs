@@ -1,6 +1,6 @@
-//! Helpers for configuration sections: error sentences, ranges and secrets.
+//! Helpers for configuration sections: ranges, secrets, and errors that name the key.
 //!
-//! Each crate owns the section that configures it and checks its ranges with [`range`]. The root
+//! Each crate defines the section that configures it and checks its values with [`range`]. The root
 //! package joins the sections, and is the only place that reads the environment.
 
 pub mod describe;

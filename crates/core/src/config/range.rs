@@ -1,13 +1,14 @@
-//! Ranges of numbers; an error names the key, the value and what is allowed.
+//! Checks of configuration values. Each takes the key as the user writes it and returns `Ok(())` or
+//! a [`Problem`] that names the key, the value and the allowed values.
 
 use std::fmt::Display;
 
 use super::describe::Problem;
 
-/// What a check answers.
+/// The result of a check.
 pub type Checked = Result<(), Problem>;
 
-/// `low <= value <= high`; false for NaN.
+/// Checks `low <= value <= high`. NaN fails.
 pub fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
     if value >= low && value <= high {
         return Ok(());
@@ -15,7 +16,7 @@ pub fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) ->
     Err(Problem::value(key, &value, &format!("from {low} to {high}")))
 }
 
-/// `value >= low` and finite.
+/// Checks that `value` is finite and `>= low`.
 pub fn at_least(key: &str, value: f64, low: f64) -> Checked {
     if value.is_finite() && value >= low {
         return Ok(());
@@ -23,7 +24,7 @@ pub fn at_least(key: &str, value: f64, low: f64) -> Checked {
     Err(Problem::value(key, value, &format!("a finite number, {low} or more")))
 }
 
-/// `value > low` and finite.
+/// Checks that `value` is finite and `> low`.
 pub fn above(key: &str, value: f64, low: f64) -> Checked {
     if value.is_finite() && value > low {
         return Ok(());
@@ -31,7 +32,7 @@ pub fn above(key: &str, value: f64, low: f64) -> Checked {
     Err(Problem::value(key, value, &format!("greater than {low}")))
 }
 
-/// `low <= value < high`.
+/// Checks `low <= value < high`. NaN fails.
 pub fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
     if value >= low && value < high {
         return Ok(());
@@ -39,12 +40,12 @@ pub fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> C
     Err(Problem::value(key, &value, &format!("at least {low} and less than {high}")))
 }
 
-/// Neither NaN nor infinite.
+/// Checks that `value` is neither NaN nor infinite.
 pub fn finite(key: &str, value: f64) -> Checked {
     if value.is_finite() { Ok(()) } else { Err(Problem::value(key, value, "a finite number")) }
 }
 
-/// `low <= high`, both finite.
+/// Checks that the values of two keys are finite and `low <= high`.
 pub fn ordered(keys: [&str; 2], low: f64, high: f64) -> Checked {
     finite(keys[0], low)?;
     finite(keys[1], high)?;
@@ -54,7 +55,7 @@ pub fn ordered(keys: [&str; 2], low: f64, high: f64) -> Checked {
     Err(Problem::value(keys[0], low, &format!("at most {} ({high})", keys[1])))
 }
 
-/// A list of `1..=most` texts, none of them blank.
+/// Checks that `list` has 1 to `most` texts and no blank one.
 pub fn texts(key: &str, list: &[String], most: usize) -> Checked {
     if let Some(i) = list.iter().position(|text| text.trim().is_empty()) {
         return Err(Problem::value(
@@ -70,15 +71,13 @@ pub fn texts(key: &str, list: &[String], most: usize) -> Checked {
     Err(Problem::value(key, shown, &format!("a list of 1 to {most} texts")))
 }
 
-/// `text` in quotation marks, as an error shows a value.
+/// `text` in quotation marks, as errors show text values.
 pub fn quoted(text: &str) -> String {
     format!("{text:?}")
 }
 
-/// Names of routes and parts are metric labels.
-///
-/// # Errors
-/// If `name` is not 1 to 64 letters, digits, `_`, `-` or `.`.
+/// Checks that `name` is 1 to 64 ASCII letters, digits, `_`, `-` or `.`, because the names of
+/// routes and reward parts become metric labels.
 pub fn label(key: &str, name: &str) -> Checked {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
     if (1..=64).contains(&name.len()) && name.bytes().all(plain) {

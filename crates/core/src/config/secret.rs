@@ -1,9 +1,9 @@
-//! A value that no log, error or printed configuration shows.
+//! Values that no log, error or printed configuration shows.
 
 use std::fmt;
 
-/// A secret that the loader took from the environment. `Debug` hides it, and it has neither
-/// `Display` nor `Serialize`, so that it cannot be printed by accident.
+/// A secret from the environment. `Debug` hides the value, and there is neither `Display` nor
+/// `Serialize`, so that no log or report can contain it by accident.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -13,7 +13,7 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The value itself, for the one place that signs or authenticates with it.
+    /// The value, for code that signs or authenticates with it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -25,10 +25,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Looks a secret up by the name of its variable; `None` where no variable is named.
+/// Reads the secret in the environment variable `name` with `lookup`, so that only the
+/// configuration's loader accesses the environment. `None` if `name` is empty: the secret is
+/// optional.
 ///
 /// # Errors
-/// The rest of a sentence that begins with the key.
+/// If the variable is not set or empty. The text is the `rest` of
+/// [`Problem::new`](super::Problem::new).
 pub fn from_environment(
     name: &str,
     lookup: impl Fn(&str) -> Option<String>,
@@ -48,14 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_does_not_show_itself() {
+    fn debug_output_hides_the_value() {
         let secret = Some(Secret::new("hunter2"));
         assert_eq!(format!("{secret:?}"), "Some([hidden])");
         assert_eq!(secret.as_ref().map(Secret::expose), Some("hunter2"));
     }
 
     #[test]
-    fn the_environment_names_what_it_lacks() {
+    fn an_unset_or_empty_variable_is_an_error_that_names_it() {
         let lookup = |name: &str| match name {
             "FULL" => Some("x".to_owned()),
             "EMPTY" => Some(String::new()),

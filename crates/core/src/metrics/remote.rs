@@ -1,97 +1,95 @@
-//! Metrics of rewards that other services give.
+//! Metrics of external services that score samples: webhooks and judges.
 
-use prometheus::{CounterVec, HistogramVec, IntCounterVec, IntGaugeVec};
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec, Result};
 
-use super::REQUEST;
-use crate::metrics::registry::Maker;
+use super::registry::{MetricRegistry, REQUEST, metric_set, new_metric};
 
-/// What is counted of calls to one kind of service. Cheap to clone.
+/// Calls to one kind of service.
 #[derive(Clone)]
-#[expect(missing_docs, reason = "the help texts below are the documentation")]
 pub struct CallMetrics {
+    /// Requests by outcome, retries included.
     pub requests: IntCounterVec,
+    /// Time of one request.
     pub duration: HistogramVec,
+    /// 1 while a circuit breaker blocks requests after repeated failures.
     pub circuit_open: IntGaugeVec,
+    /// Samples without a value, by reason.
     pub missing: IntCounterVec,
 }
 
-/// What is counted of judges beside their calls.
-#[expect(missing_docs, reason = "the help texts below are the documentation")]
-pub struct JudgeMetrics {
-    pub calls: CallMetrics,
-    pub cache: IntCounterVec,
-    pub tokens: IntCounterVec,
-    pub cost: CounterVec,
+metric_set! {
+    /// Calls to judges, and their costs.
+    JudgeMetrics {
+        cache: IntCounterVec("hone_reward_judge_cache_total",
+            "Lookups in the cache of judgments, by result.", &["route", "part", "result"]),
+        tokens: IntCounterVec("hone_reward_judge_tokens_total",
+            "Tokens that judges read and wrote, by kind.", &["route", "part", "kind"]),
+        cost: CounterVec("hone_reward_judge_cost_total",
+            "Cost of judges' tokens, in the currency of the configured prices.",
+            &["route", "part"]),
+    }
+    with {
+        /// Calls to judges.
+        pub calls: CallMetrics = judge_calls,
+    }
 }
 
-const PART: &[&str] = &["route", "part"];
-
-pub(super) fn webhook(m: &mut Maker) -> Option<CallMetrics> {
-    Some(CallMetrics {
-        requests: m.counters(
+pub(super) fn webhook_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
+    Ok(CallMetrics {
+        requests: registry.add(new_metric!(
+            IntCounterVec,
             "hone_reward_webhook_requests_total",
             "Requests to reward webhooks, retries included, by outcome.",
-            &["route", "part", "outcome"],
-        )?,
-        duration: m.histograms(
+            &["route", "part", "outcome"]
+        ))?,
+        duration: registry.add(new_metric!(
+            HistogramVec,
             "hone_reward_webhook_duration_seconds",
             "Time of one request to a reward webhook.",
             REQUEST,
-            PART,
-        )?,
-        circuit_open: m.int_gauges(
+            &["route", "part"]
+        ))?,
+        circuit_open: registry.add(new_metric!(
+            IntGaugeVec,
             "hone_reward_webhook_circuit_open",
-            "1 while a reward webhook is not asked because it kept failing, else 0.",
-            PART,
-        )?,
-        missing: m.counters(
+            "1 while a reward webhook is not called because it kept failing, else 0.",
+            &["route", "part"]
+        ))?,
+        missing: registry.add(new_metric!(
+            IntCounterVec,
             "hone_reward_webhook_missing_total",
-            "Samples that a reward webhook gave no value, by reason.",
-            &["route", "part", "reason"],
-        )?,
+            "Samples that a reward webhook did not score, by reason.",
+            &["route", "part", "reason"]
+        ))?,
     })
 }
 
-pub(super) fn judge(m: &mut Maker) -> Option<JudgeMetrics> {
-    let calls = CallMetrics {
-        requests: m.counters(
+fn judge_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
+    Ok(CallMetrics {
+        requests: registry.add(new_metric!(
+            IntCounterVec,
             "hone_reward_judge_requests_total",
-            "Questions to judges, retries included, by outcome.",
-            &["route", "part", "outcome"],
-        )?,
-        duration: m.histograms(
+            "Requests to judges, retries included, by outcome.",
+            &["route", "part", "outcome"]
+        ))?,
+        duration: registry.add(new_metric!(
+            HistogramVec,
             "hone_reward_judge_duration_seconds",
-            "Time of one question to a judge.",
+            "Time of one request to a judge.",
             REQUEST,
-            PART,
-        )?,
-        circuit_open: m.int_gauges(
+            &["route", "part"]
+        ))?,
+        circuit_open: registry.add(new_metric!(
+            IntGaugeVec,
             "hone_reward_judge_circuit_open",
-            "1 while a judge is not asked because it kept failing, else 0.",
-            PART,
-        )?,
-        missing: m.counters(
+            "1 while a judge is not called because it kept failing, else 0.",
+            &["route", "part"]
+        ))?,
+        missing: registry.add(new_metric!(
+            IntCounterVec,
             "hone_reward_judge_missing_total",
-            "Judgements that could not be had, by reason.",
-            &["route", "part", "reason"],
-        )?,
-    };
-    Some(JudgeMetrics {
-        calls,
-        cache: m.counters(
-            "hone_reward_judge_cache_total",
-            "Judgements looked up in the cache, by result.",
-            &["route", "part", "result"],
-        )?,
-        tokens: m.counters(
-            "hone_reward_judge_tokens_total",
-            "Tokens that judges read and wrote, by kind.",
-            &["route", "part", "kind"],
-        )?,
-        cost: m.float_counters(
-            "hone_reward_judge_cost_total",
-            "Cost of judges' tokens, in the currency of the configured prices.",
-            PART,
-        )?,
+            "Samples that a judge did not score, by reason.",
+            &["route", "part", "reason"]
+        ))?,
     })
 }

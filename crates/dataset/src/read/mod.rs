@@ -1,37 +1,26 @@
-//! Files to rows: one row at a time, each with its place, whatever the format.
+//! Reads the rows of a file in any format.
 //!
-//! Invariant: no content of a file makes this panic. A row that cannot be read is handed on as a
-//! [`BadRow`] and reading goes on; the error is for what ends reading the file.
+//! No content of a file causes a panic. A row that cannot be read is reported as a
+//! [`BadRow`](crate::error::BadRow), and reading continues; an error means that the rest of the
+//! file cannot be read.
 
 mod lines;
 mod parquet;
+mod row;
 mod table;
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use row::Visit;
 
-use super::error::{BadRow, RowPlace};
-use crate::DatasetFormat;
+use crate::config::DatasetFormat;
 
-/// One row as it stands in the file.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct DatasetRow {
-    /// Where it stands.
-    pub place: RowPlace,
-    /// Its columns; nothing is missing but what the file leaves out, nulls included.
-    pub columns: Map<String, Value>,
-    /// Whether a conversation may stand as JSON text in a cell: CSV and Parquet.
-    pub cells_are_text: bool,
-}
+pub(crate) use row::{DatasetRow, text_of};
 
-/// Receives each row.
-pub(super) type Visit<'a> = dyn FnMut(Result<DatasetRow, BadRow>) + 'a;
-
-/// Reads every row of the file.
-pub(super) fn rows(
+/// Calls `visit` with every row of the file.
+pub(crate) fn read_rows(
     path: &Path,
     format: DatasetFormat,
     max_row_bytes: usize,
@@ -41,13 +30,13 @@ pub(super) fn rows(
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
         return Err("it is a directory".to_owned());
     }
-    let format = resolve(path, format);
+    let format = format_of(path, format);
     if format == DatasetFormat::Parquet {
         return parquet::rows(file, max_row_bytes, visit);
     }
     let start = first_bytes(&mut file).map_err(|error| error.to_string())?;
-    if let Some(what) = foreign(&start) {
-        return Err(format!("it is not {} but {what}", written_as(format)));
+    if let Some(what) = other_format(&start) {
+        return Err(format!("it is not {} but {what}", format_name(format)));
     }
     match format {
         DatasetFormat::Csv | DatasetFormat::Tsv => {
@@ -60,8 +49,8 @@ pub(super) fn rows(
     }
 }
 
-/// The format of a file, by its name where none is configured.
-pub(super) fn resolve(path: &Path, format: DatasetFormat) -> DatasetFormat {
+/// The configured format, or the one that the file name implies.
+fn format_of(path: &Path, format: DatasetFormat) -> DatasetFormat {
     if format != DatasetFormat::Auto {
         return format;
     }
@@ -74,7 +63,7 @@ pub(super) fn resolve(path: &Path, format: DatasetFormat) -> DatasetFormat {
     }
 }
 
-fn written_as(format: DatasetFormat) -> &'static str {
+fn format_name(format: DatasetFormat) -> &'static str {
     match format {
         DatasetFormat::Csv => "CSV",
         DatasetFormat::Tsv => "TSV",
@@ -90,8 +79,8 @@ fn first_bytes(file: &mut File) -> std::io::Result<Vec<u8>> {
     Ok(start)
 }
 
-/// What a file that is no text begins like.
-fn foreign(start: &[u8]) -> Option<&'static str> {
+/// Recognizes formats that are not text by their first bytes.
+fn other_format(start: &[u8]) -> Option<&'static str> {
     match start {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16 text; save it as UTF-8"),
         [0x1f, 0x8b, ..] => Some("compressed with gzip; unpack it first"),
@@ -100,22 +89,6 @@ fn foreign(start: &[u8]) -> Option<&'static str> {
         b"PAR1" => Some("Parquet (dataset.format = \"parquet\")"),
         _ => None,
     }
-}
-
-/// A text without its byte order mark.
-fn without_mark(bytes: &[u8]) -> &[u8] {
-    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
-}
-
-/// Why bytes are not text.
-fn not_text(bytes: &[u8], error: &std::str::Utf8Error) -> String {
-    let at = error.valid_up_to();
-    let byte = bytes.get(at).copied().unwrap_or_default();
-    format!("is not UTF-8: byte {} is {byte:#04x}", at + 1)
-}
-
-fn too_long(limit: usize) -> String {
-    format!("longer than dataset.max_row_bytes ({limit})")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Parquet: rows by the record interface, nested lists, structs and maps as JSON.
+//! Parquet. Nested lists, structs and maps become JSON.
 
 use std::any::Any;
 use std::fs::File;
@@ -9,10 +9,14 @@ use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use serde_json::{Map, Number, Value};
 
-use super::{BadRow, DatasetRow, RowPlace, Visit, not_text, too_long};
+use hone_core::text::shortened;
+
+use super::row::{DatasetRow, Visit, not_text, text_of, too_long};
+use crate::error::{BadRow, RowPlace};
 
 pub(super) fn rows(file: File, limit: usize, visit: &mut Visit) -> Result<(), String> {
-    let reader = guarded(|| SerializedFileReader::new(file))?.map_err(|error| plain(&error))?;
+    let reader =
+        guarded(|| SerializedFileReader::new(file))?.map_err(|error| parquet_error(&error))?;
     let expected = reader.metadata().file_metadata().num_rows();
     let mut iterator: RowIter =
         guarded(|| RowIter::from_file_into(Box::new(reader)).with_batch_size(256))?;
@@ -22,7 +26,7 @@ pub(super) fn rows(file: File, limit: usize, visit: &mut Visit) -> Result<(), St
         let row = match guarded(|| iterator.next()) {
             Ok(None) => break,
             Ok(Some(Ok(row))) => row,
-            Ok(Some(Err(error))) => return Err(format!("{place}: {}", plain(&error))),
+            Ok(Some(Err(error))) => return Err(format!("{place}: {}", parquet_error(&error))),
             Err(reason) => return Err(format!("{place}: {reason}")),
         };
         number += 1;
@@ -31,10 +35,10 @@ pub(super) fn rows(file: File, limit: usize, visit: &mut Visit) -> Result<(), St
     if i64::try_from(number).is_ok_and(|number| number == expected) {
         return Ok(());
     }
-    Err(format!("it is damaged: it says that it has {expected} rows and holds {number}"))
+    Err(format!("it is damaged: it should have {expected} rows but has {number}"))
 }
 
-/// The reader panics on files that are damaged and on types that it does not know.
+/// Converts a panic into an error. The parquet crate panics on damaged files and unsupported types.
 fn guarded<T>(read: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(read)).map_err(|panic| {
         format!("it is damaged, or has a type that is not supported: {}", message(&*panic))
@@ -44,20 +48,16 @@ fn guarded<T>(read: impl FnOnce() -> T) -> Result<T, String> {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-    shortened(text)
+    first_line(text)
 }
 
-fn plain(error: &parquet::errors::ParquetError) -> String {
-    format!("it is not Parquet that can be read: {}", shortened(&error.to_string()))
+fn parquet_error(error: &parquet::errors::ParquetError) -> String {
+    format!("it is not Parquet that can be read: {}", first_line(&error.to_string()))
 }
 
-/// An error may show a whole value.
-fn shortened(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    match line.char_indices().nth(160) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line.to_owned(),
-    }
+/// The beginning of an error's text, which may contain a whole value.
+fn first_line(text: &str) -> String {
+    shortened(text.lines().next().unwrap_or_default(), 160).into_owned()
 }
 
 fn columns<'a>(
@@ -78,8 +78,8 @@ fn columns<'a>(
     Ok(DatasetRow { place, columns, cells_are_text: true })
 }
 
-/// A field as JSON; adds the bytes of its texts to `bytes`. Numbers that JSON does not have (NaN,
-/// infinities) are missing; dates and decimals are texts as Parquet's tools print them.
+/// Converts a field to JSON and adds its approximate size to `bytes`. NaN and infinities, which
+/// JSON lacks, become null; dates and decimals become texts in the format of Parquet's tools.
 fn value(field: &Field, bytes: &mut usize) -> Result<Value, String> {
     *bytes += 8;
     Ok(match field {
@@ -93,7 +93,7 @@ fn value(field: &Field, bytes: &mut usize) -> Result<Value, String> {
         Field::UShort(value) => Value::from(*value),
         Field::UInt(value) => Value::from(*value),
         Field::ULong(value) => Value::from(*value),
-        // By its digits: widened, 0.1 would become 0.10000000149.
+        // Through its shortest decimal form, because `f64::from` would turn 0.1 into 0.10000000149.
         Field::Float(value) => number(value.to_string().parse().unwrap_or(f64::NAN)),
         Field::Float16(value) => number(value.to_f64()),
         Field::Double(value) => number(*value),
@@ -120,7 +120,7 @@ fn value(field: &Field, bytes: &mut usize) -> Result<Value, String> {
         Field::MapInternal(map) => {
             let mut object = Map::new();
             for (key, item) in map.entries() {
-                let key = super::super::plain(value(key, bytes)?);
+                let key = text_of(value(key, bytes)?);
                 object.insert(key, value(item, bytes)?);
             }
             Value::Object(object)

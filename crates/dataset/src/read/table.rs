@@ -1,13 +1,14 @@
-//! CSV and TSV: a line of column names, then a record each, quoted as RFC 4180 says. An empty cell
-//! is a missing value; every other one is text. A column without a name is left out (tools write
-//! their row numbers under one).
+//! CSV and TSV: a header line, then one record per row, quoted according to RFC 4180. An empty cell
+//! is a missing value; every other cell is text. Columns without a name are ignored, because tools
+//! write row numbers into them.
 
 use std::collections::BTreeSet;
 
 use csv::{ByteRecord, ReaderBuilder};
 use serde_json::{Map, Value};
 
-use super::{BadRow, DatasetRow, RowPlace, Visit, not_text, too_long, without_mark};
+use super::row::{DatasetRow, Visit, not_text, too_long, without_mark};
+use crate::error::{BadRow, RowPlace};
 
 pub(super) fn rows(
     bytes: &[u8],
@@ -22,13 +23,13 @@ pub(super) fn rows(
         .flexible(true)
         .from_reader(bytes);
     let mut record = ByteRecord::new();
-    let mut lines = Lines::new(bytes);
+    let mut lines = LineCounter::new(bytes);
     let mut names: Option<Vec<String>> = None;
-    // The bytes are in memory, so reading them cannot fail; records may have any length.
+    // Reading from memory cannot fail, and records may have any number of cells.
     while reader.read_byte_record(&mut record).map_err(|error| error.to_string())? {
         let end = usize::try_from(reader.position().byte()).unwrap_or(usize::MAX);
         let start = record.position().map_or(0, csv::Position::byte);
-        let (line, start) = lines.of(usize::try_from(start).unwrap_or(usize::MAX));
+        let (line, start) = lines.line_of(usize::try_from(start).unwrap_or(usize::MAX));
         let place = RowPlace::Line(line);
         match &names {
             None => names = Some(header(&record)?),
@@ -74,28 +75,28 @@ fn cells(place: RowPlace, names: &[String], record: &ByteRecord) -> Result<Datas
     Ok(DatasetRow { place, columns, cells_are_text: true })
 }
 
-/// Line numbers of increasing offsets. The csv crate's own count is a line behind after `\r\n` and
-/// blank lines, whose last byte it takes for the next record's first.
-struct Lines<'a> {
+/// Computes the line numbers of increasing offsets. The csv crate's own count is one line too low
+/// after `\r\n` and blank lines, because it counts their last byte as the next record's first.
+struct LineCounter<'a> {
     bytes: &'a [u8],
     at: usize,
     line: u64,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> LineCounter<'a> {
     fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0, line: 1 }
     }
 
-    /// The line and the offset of the first byte from `offset` on that does not end a line.
-    fn of(&mut self, offset: usize) -> (u64, usize) {
+    /// The line and the offset of the first byte at or after `offset` that does not end a line.
+    fn line_of(&mut self, offset: usize) -> (u64, usize) {
         while let Some(byte) = self.bytes.get(self.at) {
             let ends = matches!(byte, b'\r' | b'\n');
             if self.at >= offset && !ends {
                 break;
             }
-            let half = *byte == b'\r' && self.bytes.get(self.at + 1) == Some(&b'\n');
-            self.line += u64::from(ends && !half);
+            let first_of_two = *byte == b'\r' && self.bytes.get(self.at + 1) == Some(&b'\n');
+            self.line += u64::from(ends && !first_of_two);
             self.at += 1;
         }
         (self.line, self.at)

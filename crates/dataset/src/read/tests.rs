@@ -6,22 +6,24 @@ use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
+use super::row::DatasetRow;
 use super::*;
+use crate::error::{BadRow, RowPlace};
 
-type Read = Vec<Result<DatasetRow, BadRow>>;
+type ReadRows = Vec<Result<DatasetRow, BadRow>>;
 
-fn read(bytes: &[u8], format: DatasetFormat, limit: usize) -> Result<Read, String> {
+fn read(bytes: &[u8], format: DatasetFormat, limit: usize) -> Result<ReadRows, String> {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     let mut found = Vec::new();
-    rows(file.path(), format, limit, &mut |row| found.push(row))?;
+    read_rows(file.path(), format, limit, &mut |row| found.push(row))?;
     Ok(found)
 }
 
-/// Place and column `a` of each row, or what is wrong with it.
+/// Place and column `a` of each row, or the error of a bad row.
 fn shown(bytes: &[u8], format: DatasetFormat, limit: usize) -> Vec<String> {
     let shown = |row: Result<DatasetRow, BadRow>| match row {
         Ok(row) => format!("{}: {}", row.place, row.columns["a"]),
@@ -31,17 +33,17 @@ fn shown(bytes: &[u8], format: DatasetFormat, limit: usize) -> Vec<String> {
 }
 
 #[test]
-fn names_choose_the_format() {
-    let auto = |name: &str| resolve(Path::new(name), DatasetFormat::Auto);
+fn the_file_name_determines_the_format() {
+    let auto = |name: &str| format_of(Path::new(name), DatasetFormat::Auto);
     assert_eq!(auto("a.b/x.CSV"), DatasetFormat::Csv);
     assert_eq!(auto("x.tsv"), DatasetFormat::Tsv);
     assert_eq!((auto("x.parquet"), auto("x.pq")), (DatasetFormat::Parquet, DatasetFormat::Parquet));
     assert_eq!((auto("x.jsonl"), auto("prompts")), (DatasetFormat::Jsonl, DatasetFormat::Jsonl));
-    assert_eq!(resolve(Path::new("x.csv"), DatasetFormat::Jsonl), DatasetFormat::Jsonl);
+    assert_eq!(format_of(Path::new("x.csv"), DatasetFormat::Jsonl), DatasetFormat::Jsonl);
 }
 
 #[test]
-fn lines_have_their_numbers_whatever_ends_them() {
+fn line_numbers_are_right_for_both_line_endings() {
     let jsonl = |text: &str| shown(text.as_bytes(), DatasetFormat::Jsonl, 1000);
     let expected = ["line 1: 1", "line 3: 3", "line 4: 4"];
     assert_eq!(jsonl("\u{feff}{\"a\":1}\r\n\r\n{\"a\":3}\r\n{\"a\":4}"), expected);
@@ -56,7 +58,7 @@ fn lines_have_their_numbers_whatever_ends_them() {
 }
 
 #[test]
-fn bad_rows_do_not_end_the_file() {
+fn reading_continues_after_bad_rows() {
     let jsonl =
         shown(b"{\"a\":1}\n{\"a\":\"\xff\"}\n{\"a\n{\"a\":4}\n", DatasetFormat::Jsonl, 1000);
     let expected = [
@@ -77,7 +79,7 @@ fn bad_rows_do_not_end_the_file() {
 }
 
 #[test]
-fn long_rows_are_refused_and_the_rest_is_read() {
+fn long_rows_are_refused_and_reading_continues() {
     let row = |length: usize| format!("{{\"a\":\"{}\"}}\r\n", "x".repeat(length - 8));
     let text = [row(100), row(101), row(20_000), row(50)].concat();
     let found = read(text.as_bytes(), DatasetFormat::Jsonl, 100).unwrap();
@@ -85,14 +87,14 @@ fn long_rows_are_refused_and_the_rest_is_read() {
     assert_eq!(places, [true, false, false, true]);
     let bad = found[2].as_ref().unwrap_err().to_string();
     assert_eq!(bad, "line 3: longer than dataset.max_row_bytes (100)");
-    // A quotation mark that is never closed takes the rest of the file.
+    // An unclosed quotation mark extends its row to the end of the file.
     let csv = format!("a,b\n1,2\n\"3,4\n{}", "5,6\n".repeat(100));
     let found = shown(csv.as_bytes(), DatasetFormat::Csv, 100);
     assert_eq!(found.len(), 2);
     assert!(found[1].ends_with("is a quotation mark left open?"), "{found:?}");
 }
 
-/// Three rows with nested conversations; the second has nulls, the third two turns.
+/// Three rows with nested conversations; the second has nulls, the third has two messages.
 fn parquet_file() -> Vec<u8> {
     let schema = "message rows {
         optional group messages (LIST) { repeated group list { optional group element {
@@ -135,7 +137,7 @@ fn column<T: ::parquet::data_type::DataType>(
 }
 
 #[test]
-fn parquet_rows_are_json() {
+fn parquet_rows_are_converted_to_json() {
     let found = read(&parquet_file(), DatasetFormat::Parquet, 1000).unwrap();
     let rows: Vec<DatasetRow> = found.into_iter().map(Result::unwrap).collect();
     let user = |content: &str| json!({ "role": "user", "content": content });
@@ -158,7 +160,7 @@ fn parquet_rows_are_json() {
 }
 
 #[test]
-fn parquet_that_is_cut_says_so() {
+fn truncated_parquet_is_an_error() {
     let bytes = parquet_file();
     let error = read(&bytes[..bytes.len() / 2], DatasetFormat::Parquet, 1000).unwrap_err();
     assert!(error.starts_with("it is not Parquet that can be read: "), "{error}");
@@ -167,14 +169,14 @@ fn parquet_that_is_cut_says_so() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn reading_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         for format in [DatasetFormat::Jsonl, DatasetFormat::Csv, DatasetFormat::Tsv, DatasetFormat::Parquet] {
             let _ = read(&bytes, format, 100);
         }
     }
 
     #[test]
-    fn almost_csv_is_read_or_refused(text in "[ab,\"\r\n\t\u{feff}é]{0,80}") {
+    fn line_numbers_increase_in_any_csv(text in "[ab,\"\r\n\t\u{feff}é]{0,80}") {
         let lines = text.matches(['\n', '\r']).count() as u64 + 1;
         for format in [DatasetFormat::Csv, DatasetFormat::Tsv] {
             let mut last = 0;
@@ -188,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_parquet_is_read_or_refused(at in any::<prop::sample::Index>(), byte: u8, cut in any::<prop::sample::Index>()) {
+    fn reading_damaged_parquet_does_not_panic(at in any::<prop::sample::Index>(), byte: u8, cut in any::<prop::sample::Index>()) {
         let mut bytes = parquet_file();
         let at = at.index(bytes.len());
         bytes[at] = byte;

@@ -1,78 +1,78 @@
-//! Which prompt comes next.
+//! Draws the prompts of the next groups.
 //!
-//! A pass is walked in the order of each prompt's key: its place in the file, or a hash of seed,
-//! pass and content. The position is the last key that was drawn, not a count, so that prompts that
-//! are left out or added do not move it. Random draws are hashes of seed and draw number: nothing
-//! but the numbers of [`PromptSamplerState`] has to be saved to go on exactly.
+//! A pass visits the prompts in the order of their keys. A key is the place in the file, or a hash
+//! of seed, pass and content. The position in a pass is the last drawn key, not a count, so that
+//! adding or removing prompts does not move it. Random draws are hashes of the seed and the number
+//! of the draw, so [`PromptSamplerState`] is enough to continue exactly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::curriculum::{Curriculum, Stage};
-use super::error::{DatasetError, RowPlace};
-use super::mix::LiveMix;
-use super::outcome::PromptOutcome;
-use super::prompt::{Prompt, PromptId};
-use super::split::key;
-use crate::{DatasetConfig, DifficultyConfig, SamplingStrategy};
+use crate::config::{DatasetConfig, DifficultyConfig, SamplingStrategy};
+use crate::curriculum::{Curriculum, CurriculumStage};
+use crate::error::{DatasetError, RowPlace};
+use crate::mix::LiveMix;
+use crate::outcome::PromptOutcome;
+use crate::prompt::{Prompt, PromptId};
+use crate::split::key;
 
-/// Draws by weight leave out what came within this many draws, or an eighth of the prompts if
-/// that is less: the groups of one optimiser step should differ.
+/// Weighted draws exclude the prompts of this number of previous draws (at most an eighth of all
+/// prompts), because the groups of one optimizer step should have different prompts.
 const COOLDOWN: usize = 16;
 
-/// What is drawn for one group.
+/// A prompt drawn for one group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
     /// The prompt.
     pub prompt: Arc<Prompt>,
-    /// Index of the stage that it is drawn for.
+    /// Index of the curriculum's stage.
     pub stage: usize,
-    /// [`PromptSampler::epoch`] before it.
+    /// [`PromptSampler::epoch`] before this draw.
     pub epoch: u64,
-    /// Draws before it.
+    /// Number of earlier draws.
     pub number: u64,
 }
 
-/// Everything that a resumed run needs besides the file and the configuration.
+/// The state that a resumed run needs in addition to the file and the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PromptSamplerState {
     /// Seed of the order.
     pub seed: u64,
     /// Strategy of the order.
     pub strategy: SamplingStrategy,
-    /// Draws so far.
+    /// Number of draws so far.
     pub drawn: u64,
     /// Index of the stage of the last draw.
     pub stage: usize,
-    /// Passes begun before this one, in all stages.
+    /// Number of passes started before this one, in all stages. It seeds the order of this pass.
     pub pass: u64,
-    /// Passes walked to their end.
+    /// Number of completed passes.
     pub finished: u64,
-    /// Key and place of the last prompt of this pass that was drawn.
+    /// Key and place of the last prompt that was drawn in this pass.
     pub cursor: Option<(u64, u64)>,
-    /// How contested groups were shared out.
+    /// State of the mix of live and dataset prompts.
     pub mix: Option<LiveMix>,
-    /// Prompts that were drawn or reported.
+    /// Statistics of prompts that were drawn or reported.
     pub outcomes: BTreeMap<PromptId, PromptOutcome>,
-    /// Prompts that are not drawn again.
+    /// Prompts that are never drawn again.
     pub left_out: BTreeSet<PromptId>,
 }
 
-/// Draws prompts for groups, and learns which ones are worth it.
+/// Draws prompts for groups, and records their rewards for the strategy `difficulty`.
 #[derive(Clone, Debug)]
 pub struct PromptSampler {
     prompts: Vec<Arc<Prompt>>,
     /// Index into `outcomes` by prompt; prompts of the same content share one.
     slot_of: Vec<usize>,
-    /// Prompts of the same content before each one, by prompt.
+    /// Number of earlier prompts with the same content, by prompt.
     earlier: Vec<u64>,
     slots: HashMap<PromptId, usize>,
     outcomes: Vec<PromptOutcome>,
     curriculum: Curriculum,
     difficulty: DifficultyConfig,
-    /// This pass: key, place and index, in order.
+    /// Key, place and index of the prompts of this pass, in order.
     order: Vec<(u64, u64, usize)>,
     mix: LiveMix,
     /// Without `outcomes` and `mix`, which [`Self::state`] adds.
@@ -80,10 +80,10 @@ pub struct PromptSampler {
 }
 
 impl PromptSampler {
-    /// A sampler at its beginning.
+    /// Creates a sampler without any draw.
     ///
     /// # Errors
-    /// [`DatasetError::Config`] if a stage's filter does not parse or takes no prompt.
+    /// [`DatasetError::Config`] if a stage's filter does not parse or matches no prompt.
     pub fn new(prompts: &[Arc<Prompt>], config: &DatasetConfig) -> Result<Self, DatasetError> {
         let curriculum = Curriculum::new(&config.stages)?;
         for stage in curriculum.stages() {
@@ -95,7 +95,7 @@ impl PromptSampler {
                 return Err(DatasetError::Config {
                     key: format!("dataset.stage[{}].filter", stage.index),
                     value: config.stages[stage.index].filter.clone(),
-                    reason: format!("it takes no prompt; the columns are {known}"),
+                    reason: format!("it matches no prompt; the columns are {known}"),
                 });
             }
         }
@@ -123,16 +123,16 @@ impl PromptSampler {
             mix: LiveMix::new(config.mix.live_share),
             state: PromptSamplerState { seed, strategy, ..PromptSamplerState::default() },
         };
-        sampler.arrange();
+        sampler.sort_pass();
         Ok(sampler)
     }
 
-    /// A sampler that goes on where `state` was taken. Prompts that the file has lost are
-    /// forgotten; new ones are drawn when their turn comes.
+    /// Creates a sampler that continues from `state`. Statistics of prompts that are no longer in
+    /// the file are discarded; new prompts are drawn when their position comes.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`DatasetError::State`] if the seed, the strategy or the number of
-    /// stages does not go with the state.
+    /// As [`Self::new`], and [`DatasetError::State`] if the state has another seed or strategy, or
+    /// a stage that does not exist.
     pub fn resume(
         prompts: &[Arc<Prompt>],
         config: &DatasetConfig,
@@ -162,19 +162,19 @@ impl PromptSampler {
             sampler.mix.resume(saved);
         }
         sampler.state = PromptSamplerState { outcomes: BTreeMap::new(), mix: None, ..state };
-        sampler.arrange();
+        sampler.sort_pass();
         Ok(sampler)
     }
 
-    /// Everything that [`Self::resume`] needs.
+    /// The state for [`Self::resume`].
     pub fn state(&self) -> PromptSamplerState {
         let known = self.slots.iter().map(|(id, slot)| (*id, self.outcomes[*slot]));
         let outcomes = known.filter(|(_, outcome)| *outcome != PromptOutcome::default()).collect();
         PromptSamplerState { outcomes, mix: Some(self.mix), ..self.state.clone() }
     }
 
-    /// The prompt of the next group, which optimiser step `step`, from 1, will train on; `None`
-    /// when every prompt was left out.
+    /// Draws the prompt of the next group, which optimizer step `step` (from 1) will train on.
+    /// `None` if every prompt was left out.
     pub fn next(&mut self, step: u64) -> Option<Draw> {
         let (stage, limit) = {
             let stage = self.curriculum.at(step);
@@ -183,33 +183,34 @@ impl PromptSampler {
         if stage != self.state.stage {
             (self.state.stage, self.state.cursor) = (stage, None);
             self.state.pass += 1;
-            self.arrange();
+            self.sort_pass();
         }
         let (number, epoch) = (self.state.drawn, self.epoch());
-        // The draws at which floor (number + 1) reaches a whole number walk on.
+        // `floor` of the draws go through all prompts: those at which `floor * number` reaches an
+        // integer.
         let floor = |number: u64| (self.difficulty.floor * number as f64).floor();
-        let walks = self.state.strategy != SamplingStrategy::Difficulty
+        let in_turn = self.state.strategy != SamplingStrategy::Difficulty
             || floor(number + 1) > floor(number);
-        let index = if walks {
-            // Where all prompts are too difficult, the stage takes them as they come.
-            self.walk(limit).or_else(|| self.walk(None))
+        let index = if in_turn {
+            // If all prompts are too difficult, the limit does not apply.
+            self.next_in_pass(limit).or_else(|| self.next_in_pass(None))
         } else {
-            self.by_weight(limit).or_else(|| self.walk(None))
+            self.draw_by_weight(limit).or_else(|| self.next_in_pass(None))
         }?;
         self.outcomes[self.slot_of[index]].last_drawn = Some(number);
         self.state.drawn += 1;
         Some(Draw { prompt: Arc::clone(&self.prompts[index]), stage, epoch, number })
     }
 
-    /// Whether the next group takes a live prompt. Call it once for each group, and [`Self::next`]
-    /// if it says no.
+    /// Decides whether the next group uses a live prompt. Call it once for each group; if it
+    /// returns false, the group uses [`Self::next`].
     pub fn takes_live(&mut self, live_waits: bool) -> bool {
-        let any = self.order.iter().any(|(_, _, index)| self.is_drawn(*index, None));
+        let any = self.order.iter().any(|(_, _, index)| self.may_draw(*index, None));
         self.mix.takes_live(live_waits, any)
     }
 
-    /// Reports a group's total rewards, one for each member; a missing one is `None`. Returns
-    /// whether the prompt is one of this dataset's.
+    /// Records the total reward of each member of a group; `None` if it is missing. Returns whether
+    /// this dataset contains the prompt.
     pub fn report(&mut self, prompt: PromptId, rewards: &[Option<f64>]) -> bool {
         let slot = self.slots.get(&prompt);
         if let Some(slot) = slot {
@@ -218,12 +219,13 @@ impl PromptSampler {
         slot.is_some()
     }
 
-    /// Never draws a prompt again: the model cannot take it.
+    /// Excludes a prompt that the model cannot process from all later draws.
     pub fn leave_out(&mut self, prompt: PromptId) {
         self.state.left_out.insert(prompt);
     }
 
-    /// Times round: passes walked to their end, or for `difficulty` the draws over the prompts.
+    /// The number of completed passes; for the strategy `difficulty`, the number of draws divided
+    /// by the number of prompts.
     pub fn epoch(&self) -> u64 {
         match self.state.strategy {
             SamplingStrategy::Difficulty => self.state.drawn / self.prompts.len().max(1) as u64,
@@ -231,51 +233,51 @@ impl PromptSampler {
         }
     }
 
-    /// Draws so far.
+    /// Number of draws so far.
     pub fn drawn(&self) -> u64 {
         self.state.drawn
     }
 
-    /// Prompts that may be drawn, in all stages.
+    /// Number of prompts that may be drawn, in all stages.
     pub fn len(&self) -> usize {
         self.prompts.iter().filter(|prompt| !self.state.left_out.contains(&prompt.id)).count()
     }
 
-    /// Whether none is left.
+    /// Whether no prompt may be drawn.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The stage of an optimiser step, from 1: its route and learning rate.
-    pub fn stage_at(&self, step: u64) -> &Stage {
+    /// The stage of an optimizer step, from 1.
+    pub fn stage_at(&self, step: u64) -> &CurriculumStage {
         self.curriculum.at(step)
     }
 
-    /// All stages.
+    /// The curriculum.
     pub fn curriculum(&self) -> &Curriculum {
         &self.curriculum
     }
 
-    /// What is known of a prompt; `None` if it is not one of this dataset's.
+    /// The statistics of a prompt; `None` if this dataset does not contain it.
     pub fn outcome(&self, prompt: PromptId) -> Option<&PromptOutcome> {
         self.slots.get(&prompt).map(|slot| &self.outcomes[*slot])
     }
 
-    /// Puts this pass in order.
-    fn arrange(&mut self) {
+    /// Computes the order of this pass.
+    fn sort_pass(&mut self) {
         let Self { prompts, earlier, state, curriculum, .. } = self;
         let stage = curriculum.stages().nth(state.stage);
-        let taken = prompts
+        let selected = prompts
             .iter()
             .enumerate()
             .filter(|(_, prompt)| stage.is_none_or(|stage| stage.filter.matches(&prompt.metadata)));
-        self.order = taken
+        self.order = selected
             .map(|(index, prompt)| {
                 let (RowPlace::Line(place) | RowPlace::Row(place)) = prompt.place;
                 let key = match state.strategy {
                     SamplingStrategy::Sequential => place,
                     SamplingStrategy::Shuffle | SamplingStrategy::Difficulty => {
-                        // The count keeps prompts of the same content apart.
+                        // The count distinguishes prompts of the same content.
                         key("order", &[state.seed, state.pass, earlier[index]], prompt.id)
                     }
                 };
@@ -285,30 +287,30 @@ impl PromptSampler {
         self.order.sort_unstable();
     }
 
-    /// The next prompt of this pass or else of the following one.
-    fn walk(&mut self, limit: Option<f64>) -> Option<usize> {
+    /// The next prompt of this pass, or the first of the next pass.
+    fn next_in_pass(&mut self, limit: Option<f64>) -> Option<usize> {
         for _ in 0..2 {
             let cursor = self.state.cursor;
             let begin = self.order.partition_point(|(k, p, _)| Some((*k, *p)) <= cursor);
             let rest = self.order.get(begin..).unwrap_or_default();
-            let found = rest.iter().find(|(_, _, index)| self.is_drawn(*index, limit)).copied();
+            let found = rest.iter().find(|(_, _, index)| self.may_draw(*index, limit)).copied();
             if let Some((key, place, index)) = found {
                 self.state.cursor = Some((key, place));
                 return Some(index);
             }
-            // Nothing to draw in a whole pass: going round again would not help.
-            if !self.order.iter().any(|(_, _, index)| self.is_drawn(*index, limit)) {
+            // Another pass would not have a prompt either.
+            if !self.order.iter().any(|(_, _, index)| self.may_draw(*index, limit)) {
                 return None;
             }
             self.state.cursor = None;
             self.state.pass += 1;
             self.state.finished += 1;
-            self.arrange();
+            self.sort_pass();
         }
         None
     }
 
-    fn is_drawn(&self, index: usize, limit: Option<f64>) -> bool {
+    fn may_draw(&self, index: usize, limit: Option<f64>) -> bool {
         if !self.state.left_out.is_empty() && self.state.left_out.contains(&self.prompts[index].id)
         {
             return false;
@@ -317,28 +319,28 @@ impl PromptSampler {
         !matches!((difficulty, limit), (Some(difficulty), Some(limit)) if difficulty > limit)
     }
 
-    /// A prompt at random with probability in proportion to its weight.
-    fn by_weight(&self, limit: Option<f64>) -> Option<usize> {
+    /// Draws a random prompt with a probability proportional to its weight.
+    fn draw_by_weight(&self, limit: Option<f64>) -> Option<usize> {
         let number = self.state.drawn;
         let cooldown = (self.order.len() / 8).min(COOLDOWN) as u64;
         let rested = |index: usize| {
             let last = self.outcomes[self.slot_of[index]].last_drawn;
             last.is_none_or(|last| number.saturating_sub(last) > cooldown)
         };
-        let mut reached = 0.0;
+        let mut sum = 0.0;
         let mut sums: Vec<(f64, usize)> = Vec::with_capacity(self.order.len());
-        // In the file's order: the pass's order changes between draws.
+        // In the order of the file, because the order of the pass changes between draws.
         let mut indices: Vec<usize> = self.order.iter().map(|(_, _, index)| *index).collect();
         indices.sort_unstable();
         for index in indices {
-            if rested(index) && self.is_drawn(index, limit) {
-                reached += self.outcomes[self.slot_of[index]].weight(self.difficulty.epsilon);
-                sums.push((reached, index));
+            if rested(index) && self.may_draw(index, limit) {
+                sum += self.outcomes[self.slot_of[index]].weight(self.difficulty.epsilon);
+                sums.push((sum, index));
             }
         }
-        // 53 bits make every value of [0, 1) that a double of this spacing has.
+        // 53 bits are a uniform double in [0, 1).
         let bits = key("draw", &[self.state.seed, number], PromptId(0)) >> 11;
-        let wanted = bits as f64 / (1_u64 << 53) as f64 * reached;
+        let wanted = bits as f64 / (1_u64 << 53) as f64 * sum;
         let at = sums.partition_point(|(sum, _)| *sum <= wanted);
         sums.get(at).or(sums.last()).map(|(_, index)| *index)
     }

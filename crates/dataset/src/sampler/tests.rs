@@ -49,7 +49,11 @@ fn every_pass_draws_every_prompt_once() {
     let passes: Vec<Vec<u64>> = (0..3).map(|_| draw(&mut shuffle, 20)).collect();
     assert!(passes.iter().all(|pass| sorted(pass.clone()) == all));
     assert!(passes[0] != passes[1] && passes[1] != passes[2] && passes[0] != all);
-    assert_eq!((shuffle.epoch(), shuffle.drawn()), (2, 60), "the third pass is not over");
+    assert_eq!(
+        (shuffle.epoch(), shuffle.drawn()),
+        (2, 60),
+        "the third pass is not complete before the next draw"
+    );
     let draw = shuffle.next(1).unwrap();
     assert_eq!((draw.number, shuffle.epoch()), (60, 3));
     let other = DatasetConfig { seed: 4, ..config(SamplingStrategy::Shuffle) };
@@ -58,7 +62,7 @@ fn every_pass_draws_every_prompt_once() {
 }
 
 #[test]
-fn new_and_lost_prompts_do_not_move_the_position() {
+fn added_and_removed_prompts_do_not_move_the_position() {
     let mut sampler = PromptSampler::new(&prompts(20), &config(SamplingStrategy::Shuffle)).unwrap();
     let first = draw(&mut sampler, 8);
     let mut more = prompts(20);
@@ -67,18 +71,18 @@ fn new_and_lost_prompts_do_not_move_the_position() {
     let state = sampler.state();
     let mut resumed =
         PromptSampler::resume(&more, &config(SamplingStrategy::Shuffle), state).unwrap();
-    // The new one comes in this pass or has missed it; the rest goes on as it would have.
+    // The new prompt may come in this pass or not; the others keep their order.
     let rest = draw(&mut sampler, 12);
-    let mut went_on = Vec::new();
-    while went_on.len() < 12 {
+    let mut continued = Vec::new();
+    while continued.len() < 12 {
         let line = line(&resumed.next(1).unwrap());
-        went_on.extend((line != 100).then_some(line));
+        continued.extend((line != 100).then_some(line));
     }
-    assert_eq!(went_on, rest);
+    assert_eq!(continued, rest);
 }
 
 #[test]
-fn prompts_that_the_model_cannot_take_are_never_drawn_again() {
+fn excluded_prompts_are_never_drawn_again() {
     for strategy in [SamplingStrategy::Shuffle, SamplingStrategy::Difficulty] {
         let all = prompts(5);
         let mut sampler = PromptSampler::new(&all, &config(strategy)).unwrap();
@@ -93,7 +97,8 @@ fn prompts_that_the_model_cannot_take_are_never_drawn_again() {
     }
 }
 
-/// Reports each draw's group as `success` says for its line.
+/// Draws prompts and reports groups whose success rate `success` computes from line and draw
+/// number. Returns the drawn lines.
 fn run(sampler: &mut PromptSampler, draws: usize, success: impl Fn(u64, u64) -> f64) -> Vec<u64> {
     (0..draws)
         .map(|_| {
@@ -107,10 +112,10 @@ fn run(sampler: &mut PromptSampler, draws: usize, success: impl Fn(u64, u64) -> 
 }
 
 #[test]
-fn intermediate_success_is_drawn_more_often_and_nothing_starves() {
+fn intermediate_success_is_drawn_more_often_but_every_prompt_is_drawn() {
     let mut sampler =
         PromptSampler::new(&prompts(200), &config(SamplingStrategy::Difficulty)).unwrap();
-    // Lines up to 80 always fail, from 121 on always succeed.
+    // Lines up to 80 always fail; lines from 121 always succeed.
     let success = |line: u64, _| match line {
         ..=80 => 0.0,
         81..=120 => 0.5,
@@ -119,20 +124,21 @@ fn intermediate_success_is_drawn_more_often_and_nothing_starves() {
     run(&mut sampler, 2000, success);
     let lines = run(&mut sampler, 4000, success);
     let medium = lines.iter().filter(|line| (81..=120).contains(*line)).count() as f64 / 4000.0;
-    // 0.9 of the draws by weight, 40 x 0.27 of 40 x 0.27 + 160 x 0.02, and 0.1 walk: 0.71; less
-    // because 11 of the 40 rest at any time: 0.66.
+    // Weighted draws are 0.9 of all, and these 40 prompts have 40 x 0.27 of the weight 40 x 0.27 +
+    // 160 x 0.02. With the draws in turn that is 0.71. The cooldown of 11 of the 40 prompts reduces
+    // it to 0.66.
     assert!((0.62..0.70).contains(&medium), "{medium}");
-    // The walking tenth of 4000 draws passes all of the 200 prompts twice.
+    // The tenth of 4000 draws that takes prompts in turn visits all 200 prompts twice.
     let counts = |line| lines.iter().filter(|l| **l == line).count();
     assert!((1..=200).all(|line| counts(line) >= 2));
     let outcome = sampler.outcome(prompts(200)[0].id).unwrap();
     assert_eq!((outcome.success(), outcome.zero_variance), (Some(0.0), outcome.groups));
-    assert!(!sampler.report(PromptId(0), &[Some(1.0)]), "it is not one of them");
+    assert!(!sampler.report(PromptId(0), &[Some(1.0)]), "the dataset does not contain it");
     assert_eq!(sampler.epoch(), 6000 / 200);
 }
 
 #[test]
-fn draws_by_weight_rest_between() {
+fn weighted_draws_do_not_repeat_recent_prompts() {
     let mut sampler =
         PromptSampler::new(&prompts(100), &config(SamplingStrategy::Difficulty)).unwrap();
     let drawn: Vec<_> = (0..400).map(|_| sampler.next(1).unwrap()).collect();
@@ -147,7 +153,7 @@ fn staged(stages: Vec<StageConfig>) -> DatasetConfig {
 }
 
 #[test]
-fn stages_choose_the_prompts() {
+fn stages_select_the_prompts() {
     let stage = |steps, filter: &str| StageConfig {
         steps,
         filter: filter.to_owned(),
@@ -166,18 +172,22 @@ fn stages_choose_the_prompts() {
     assert_eq!(at(5, 20), (1..=20).collect::<Vec<_>>());
     let error =
         PromptSampler::new(&prompts(20), &staged(vec![stage(0, "level = medium")])).unwrap_err();
-    assert_snapshot!(error, @r#"dataset.stage[0].filter = "level = medium": it takes no prompt; the columns are level"#);
+    assert_snapshot!(error, @r#"dataset.stage[0].filter = "level = medium": it matches no prompt; the columns are level"#);
 }
 
 #[test]
-fn a_stage_leaves_out_what_is_too_difficult_for_it() {
+fn a_stage_skips_prompts_that_are_too_difficult() {
     let stage = StageConfig { max_difficulty: Some(0.6), ..StageConfig::default() };
     let mut sampler = PromptSampler::new(&prompts(20), &staged(vec![stage])).unwrap();
     let success = |line: u64, _| if line <= 10 { 0.5 } else { 0.0 };
     let first = run(&mut sampler, 20, success);
-    assert_eq!(sorted(first), (1..=20).collect::<Vec<_>>(), "unknown is not difficult");
+    assert_eq!(
+        sorted(first),
+        (1..=20).collect::<Vec<_>>(),
+        "unscored prompts are not too difficult"
+    );
     assert_eq!(sorted(run(&mut sampler, 10, success)), (1..=10).collect::<Vec<_>>());
-    // Where everything is too difficult, everything comes.
+    // If every prompt is too difficult, all are drawn.
     for prompt in prompts(20) {
         (0..50).for_each(|_| assert!(sampler.report(prompt.id, &[Some(0.0)])));
     }
@@ -202,13 +212,13 @@ fn a_state_of_another_configuration_is_refused() {
     assert_snapshot!(error(&config(SamplingStrategy::Shuffle), later), @"the saved position in the dataset cannot be resumed: it is in stage 3 of 1");
 }
 
-/// One step of a run: a decision, a draw, a report with uneven rewards.
+/// One step of a run: decides the mix, draws, and reports unequal rewards.
 fn advance(sampler: &mut PromptSampler, step: u64) -> Option<Draw> {
     if sampler.takes_live(step.is_multiple_of(2)) {
         return None;
     }
     let draw = sampler.next(step / 10)?;
-    // One in three is missing.
+    // Every third reward is missing.
     let reward = |i: u64| {
         let known = !(draw.number * 7 + i).is_multiple_of(3);
         known.then_some(0.1 * (line(&draw) + i) as f64)
@@ -223,7 +233,7 @@ fn advance(sampler: &mut PromptSampler, step: u64) -> Option<Draw> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn a_resumed_run_is_the_uninterrupted_one(
+    fn a_resumed_run_equals_an_uninterrupted_one(
         count in 2_usize..30,
         stop in 0_u64..60,
         seed: u64,
@@ -239,7 +249,7 @@ proptest! {
             ..DatasetConfig::default()
         };
         config.mix.live_share = 0.3;
-        // Two prompts of the same content.
+        // Two prompts with the same content.
         let mut all = prompts(count);
         all.push(Arc::new(Prompt { place: RowPlace::Line(500), ..(*all[0]).clone() }));
         let mut whole = PromptSampler::new(&all, &config).unwrap();

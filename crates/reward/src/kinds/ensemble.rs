@@ -71,7 +71,7 @@ impl<K: AnyKind> Serialize for EnsembleMember<K> {
 }
 
 fn in_member(index: usize) -> impl Fn(Problem) -> Problem {
-    move |inner| Problem::new(format!("of[{index}].{}", inner.key), inner.says)
+    move |problem| problem.prefixed(&format!("of[{index}]."))
 }
 
 impl<K: AnyKind> Documented for Ensemble<K> {

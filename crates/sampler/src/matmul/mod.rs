@@ -16,8 +16,8 @@ use half::{bf16, f16};
 use pulp::x86::V4;
 use rayon::prelude::*;
 
-use hone_core::process::pause_point;
 use hone_core::simd::{SimdTask, dispatch, mul_add};
+use hone_core::threads::pause_point;
 
 /// Lanes of a block: a width is a multiple of it.
 pub const LANES: usize = 16;

@@ -1,12 +1,14 @@
-use super::super::{Committed, FeedbackOutcome, Quarantined, SET_ASIDE, StoreError, StoreStats};
 use super::*;
+use crate::{
+    Committed, FeedbackOutcome, QUARANTINED, QuarantinedKey, StoreError, StoreStats, maintain,
+};
 
 #[tokio::test]
-async fn what_was_committed_is_read_back_and_survives_reopening() {
+async fn committed_records_are_read_back_and_survive_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let store = open(&path);
-    let mut ops = asked(1, 1);
+    let mut ops = prompt_ops(1, 1);
     ops.push(Op::Reward(Box::new(graded(20, 11, "length", None))));
     ops.push(Op::Group(Box::new(group(1, 1, &[10, 11], &["exact"]))));
     ops.push(Op::Policy(Box::new(policy(0, PolicyState::Active))));
@@ -17,10 +19,10 @@ async fn what_was_committed_is_read_back_and_survives_reopening() {
         open(&path)
     }] {
         if store.stats().is_err() {
-            // The closed one answers, and answers that.
+            // A closed store reports that it is closed.
             assert!(matches!(store.sample(sample_id(1)), Err(StoreError::Closed)));
-            assert!(matches!(store.enqueue(asked(2, 0)), Err(StoreError::Closed)));
-            assert!(matches!(store.commit(asked(2, 0)).await, Err(StoreError::Closed)));
+            assert!(matches!(store.enqueue(prompt_ops(2, 0)), Err(StoreError::Closed)));
+            assert!(matches!(store.commit(prompt_ops(2, 0)).await, Err(StoreError::Closed)));
             continue;
         }
         assert_eq!(store.interaction(interaction_id(1)).unwrap(), Some(interaction(1)));
@@ -57,12 +59,12 @@ async fn what_was_committed_is_read_back_and_survives_reopening() {
 }
 
 #[tokio::test]
-async fn feedback_is_decided_inside_its_transaction() {
+async fn feedback_outcomes_depend_on_earlier_operations_of_the_same_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("ledger.redb"));
     let mut bumps = store.watch_feedback();
     bumps.mark_unchanged();
-    store.enqueue(asked(1, 1)).unwrap();
+    store.enqueue(prompt_ops(1, 1)).unwrap();
     store.enqueue(vec![Op::Sample(Box::new(sample(15, 1, SampleOrigin::Served, 1)))]).unwrap();
     let keyed = |choice, key: &str, api_key: Option<&str>| FeedbackEntry {
         choice,
@@ -89,7 +91,7 @@ async fn feedback_is_decided_inside_its_transaction() {
     bumps.mark_unchanged();
     let again = store.commit(vec![feedback(keyed(0, "a", None))]).await.unwrap().feedback;
     assert_eq!(again, vec![FeedbackOutcome::Duplicate(sample_id(10))]);
-    assert!(!bumps.has_changed().unwrap(), "a duplicate is not news");
+    assert!(!bumps.has_changed().unwrap(), "a duplicate must not wake the watchers");
     assert_eq!(store.stats().unwrap().feedback, 2);
     let reward = &store.rewards_of(sample_id(10)).unwrap()[1];
     assert_eq!((reward.name.as_str(), reward.value), ("thumbs", Some(1.0)));
@@ -101,8 +103,8 @@ async fn feedback_is_decided_inside_its_transaction() {
 async fn feedback_waits_until_a_group_trains_on_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("ledger.redb"));
-    store.enqueue(asked(1, 0)).unwrap();
-    store.enqueue(asked(2, 0)).unwrap();
+    store.enqueue(prompt_ops(1, 0)).unwrap();
+    store.enqueue(prompt_ops(2, 0)).unwrap();
     let first = (sample_id(10), "thumbs".to_owned());
     let second = (sample_id(20), "thumbs".to_owned());
     store.commit(vec![feedback(thumbs(2, 0.0, 200))]).await.unwrap();
@@ -111,22 +113,22 @@ async fn feedback_waits_until_a_group_trains_on_it() {
     assert_eq!(store.ungrouped_feedback(199, 10).unwrap(), vec![first.clone()]);
     assert_eq!(store.ungrouped_feedback(200, 1).unwrap(), vec![first.clone()]);
 
-    // Posting again moves it, and counts once.
+    // A second post replaces the entry.
     store.commit(vec![feedback(thumbs(1, 0.0, 300))]).await.unwrap();
     assert_eq!(ungrouped(&store), vec![second.clone(), first.clone()]);
 
-    // A group of another part leaves it; one of its own part clears it.
+    // A group of another part keeps the entry; a group of the same part removes it.
     let other = Op::Group(Box::new(group(1, 1, &[10], &["exact"])));
     store.commit(vec![other]).await.unwrap();
     assert_eq!(ungrouped(&store).len(), 2);
     store.commit(vec![Op::Group(Box::new(group(2, 1, &[10], &["thumbs"])))]).await.unwrap();
     assert_eq!(ungrouped(&store), vec![second.clone()]);
 
-    // While that group waits, the trainer will read the newest value anyway.
+    // While that group is ready, the trainer will read the newest value.
     store.commit(vec![feedback(thumbs(1, 1.0, 400))]).await.unwrap();
     assert_eq!(ungrouped(&store), vec![second.clone()]);
 
-    // Once it is trained on, the same value is no news, another one is.
+    // After training, the same value adds no entry, but another value does.
     store.commit(vec![Op::Step(Box::new(step(1, &[2])))]).await.unwrap();
     store.commit(vec![feedback(thumbs(1, 1.0, 500))]).await.unwrap();
     assert_eq!(ungrouped(&store), vec![second.clone()]);
@@ -139,7 +141,7 @@ async fn a_step_marks_its_groups_trained() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("ledger.redb"));
     let mut ready = store.watch_ready();
-    let mut ops = asked(1, 1);
+    let mut ops = prompt_ops(1, 1);
     ops.extend((1..=3).map(|n| Op::Group(Box::new(group(n, 1, &[10, 11], &["exact"])))));
     ops.push(Op::GroupState(group_id(3), GroupState::Dropped("stale".to_owned())));
     store.commit(ops).await.unwrap();
@@ -161,7 +163,7 @@ async fn rewards_and_groups_of_unknown_samples_are_dropped_and_counted() {
     let metrics = metrics();
     let path = dir.path().join("ledger.redb");
     let store = Store::open(&path, &StoreConfig::default(), metrics.clone()).unwrap();
-    let mut ops = asked(1, 0);
+    let mut ops = prompt_ops(1, 0);
     ops.push(Op::Reward(Box::new(graded(1, 99, "exact", Some(1.0)))));
     ops.push(Op::Group(Box::new(group(1, 1, &[10, 99], &["exact"]))));
     ops.push(Op::GroupState(group_id(9), GroupState::Ready));
@@ -176,7 +178,7 @@ async fn rewards_and_groups_of_unknown_samples_are_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn a_file_in_use_and_a_file_of_something_else_are_refused() {
+async fn files_in_use_and_files_that_are_no_ledger_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let store = open(&path);
@@ -194,11 +196,11 @@ async fn a_file_in_use_and_a_file_of_something_else_are_refused() {
     let refused = Store::open(&other, &config, metrics());
     assert!(matches!(refused, Err(StoreError::Corrupt { table: "meta", .. })));
     std::fs::write(&other, b"not a database").unwrap();
-    assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Database(_))));
+    assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Open { .. })));
 }
 
 #[test]
-fn a_new_file_appears_whole_and_leaves_nothing_beside_it() {
+fn creating_a_file_leaves_no_temporary_file() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(&dir.path().join("ledger.redb")));
     let names: Vec<_> =
@@ -207,11 +209,11 @@ fn a_new_file_appears_whole_and_leaves_nothing_beside_it() {
 }
 
 #[tokio::test]
-async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
+async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let store = open(&path);
-    store.enqueue(asked(1, 0)).unwrap();
+    store.enqueue(prompt_ops(1, 0)).unwrap();
     let by = |key: Option<&str>, value, created, rule: fn(&[Rating]) -> Option<f64>| {
         feedback(FeedbackEntry {
             key_id: key.map(str::to_owned),
@@ -226,14 +228,14 @@ async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
     store.commit(vec![by(Some("a"), 0.0, 100, mean), by(Some("b"), 1.0, 101, mean)]).await.unwrap();
     assert_eq!(value(&store), Some(0.5));
     store.commit(vec![by(None, 1.0, 102, mean)]).await.unwrap();
-    // A correction replaces its rater's own, wherever the others are.
+    // A correction replaces the rating of the same rater, even if others posted in between.
     store.commit(vec![by(Some("a"), 1.0, 103, mean), by(None, 0.25, 104, mean)]).await.unwrap();
     assert_eq!(value(&store), Some(0.75));
     assert_eq!(store.ratings_of(sample_id(10), "thumbs").unwrap().len(), 3);
-    assert_eq!(store.stats().unwrap().feedback, 5, "what was replaced stays on record");
+    assert_eq!(store.stats().unwrap().feedback, 5, "replaced ratings stay in the table");
     assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
 
-    // A tie is missing: nothing waits to train on it until it is resolved.
+    // A tie has no value, so it does not wait for a group until another rating resolves it.
     store
         .commit(vec![by(None, 0.0, 105, majority), by(Some("c"), 0.0, 106, majority)])
         .await
@@ -242,7 +244,8 @@ async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
     store.commit(vec![by(Some("d"), 1.0, 107, majority)]).await.unwrap();
     assert_eq!((value(&store), ungrouped(&store).len()), (Some(1.0), 1));
 
-    // Trained on: a further rater who changes nothing is no news, one who does is.
+    // After training, a rating that keeps the combined value adds no entry; one that changes it
+    // does.
     store.commit(vec![Op::Group(Box::new(group(1, 1, &[10], &["thumbs"])))]).await.unwrap();
     store.commit(vec![Op::Step(Box::new(step(1, &[1])))]).await.unwrap();
     store.commit(vec![by(Some("e"), 1.0, 108, majority)]).await.unwrap();
@@ -250,23 +253,23 @@ async fn each_rater_counts_once_and_what_they_come_to_is_trained_on() {
     store.commit(vec![by(Some("f"), 1.0, 109, mean)]).await.unwrap();
     assert_eq!(ungrouped(&store).len(), 1);
     drop(store);
-    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+    assert!(maintain::check(&path).unwrap().is_healthy());
 }
 
 #[tokio::test]
-async fn a_conversation_is_recorded_whole_and_once() {
+async fn feedback_on_a_conversation_is_recorded_once_for_each_turn() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let store = open(&path);
     for n in 1..=3 {
-        let mut ops = asked(n, 1);
+        let mut ops = prompt_ops(n, 1);
         if let Op::Interaction(row) = &mut ops[0] {
             row.metadata.insert("session_id".to_owned(), "talk".to_owned());
         }
         store.enqueue(ops).unwrap();
     }
     store.enqueue(vec![Op::Sample(Box::new(sample(25, 2, SampleOrigin::Served, 1)))]).unwrap();
-    store.settled().await.unwrap();
+    store.flush().await.unwrap();
     let turns = store.turns_of(Some("key-1"), "talk", 9).unwrap();
     assert_eq!(turns, [1, 2, 3].map(interaction_id));
     assert_eq!(store.turns_of(Some("key-1"), "talk", 2).unwrap().len(), 2);
@@ -288,22 +291,22 @@ async fn a_conversation_is_recorded_whole_and_once() {
     assert_eq!(ungrouped(&store), waiting);
     assert_eq!(store.stats().unwrap().feedback, 2);
     drop(store);
-    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+    assert!(maintain::check(&path).unwrap().is_healthy());
 }
 
 #[tokio::test]
-async fn what_was_dropped_for_the_quarantine_comes_back_with_the_release() {
+async fn feedback_dropped_by_a_quarantine_waits_again_after_the_release() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let store = open(&path);
-    let row = |reason: &str| Quarantined {
+    let row = |reason: &str| QuarantinedKey {
         key_id: "mallory".to_owned(),
         reason: reason.to_owned(),
         since: 5,
     };
     for n in 1..=3 {
         let entry = FeedbackEntry { key_id: Some("mallory".to_owned()), ..thumbs(n, 1.0, n) };
-        let mut ops = asked(n, 0);
+        let mut ops = prompt_ops(n, 0);
         ops.extend([feedback(entry), Op::Group(Box::new(group(n, n, &[10 * n], &["thumbs"])))]);
         store.enqueue(ops).unwrap();
     }
@@ -311,7 +314,7 @@ async fn what_was_dropped_for_the_quarantine_comes_back_with_the_release() {
     let ops = vec![
         Op::Quarantine(row("1")),
         Op::Quarantine(row("2")),
-        dropped(1, SET_ASIDE),
+        dropped(1, QUARANTINED),
         dropped(2, "stale"),
     ];
     store.commit(ops).await.unwrap();
@@ -321,9 +324,9 @@ async fn what_was_dropped_for_the_quarantine_comes_back_with_the_release() {
     assert_eq!(ungrouped(&store), []);
     store.commit(vec![Op::Release("mallory".to_owned())]).await.unwrap();
     assert_eq!(store.quarantined().unwrap(), []);
-    // The second became too old, the third waits for the trainer still.
+    // The second group was dropped as stale, and the third is still ready.
     assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
     store.commit(vec![Op::Release("mallory".to_owned())]).await.unwrap();
     drop(store);
-    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+    assert!(maintain::check(&path).unwrap().is_healthy());
 }

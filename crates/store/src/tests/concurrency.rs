@@ -2,10 +2,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::{FeedbackOutcome, StoreError, handle};
 use super::*;
+use crate::{FeedbackOutcome, StoreError, file, maintain};
 
-/// Holds the writer inside its transactions while closed.
+/// Blocks the writer inside its transactions while it is closed.
 #[derive(Default)]
 struct Gate {
     closed: Mutex<bool>,
@@ -29,7 +29,7 @@ fn gated(path: &Path, queue: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
     let metrics = metrics();
     let config = StoreConfig { group_commit_ms: 0, queue };
     let inside = gate.clone();
-    let store = Store::start(handle::opener(path), &config, metrics.clone(), |writer| {
+    let store = Store::start(file::opener(path), &config, metrics.clone(), |writer| {
         writer.breakpoint = Box::new(move |_| inside.pass());
     })
     .unwrap();
@@ -40,13 +40,13 @@ fn gated(path: &Path, queue: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
 fn until_taken(metrics: &Metrics) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while metrics.store_queue.get() > 0 {
-        assert!(Instant::now() < deadline, "the writer takes nothing");
+        assert!(Instant::now() < deadline, "the writer does not take the queued batches");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_commit_at_once() {
+async fn concurrent_commits_are_all_recorded_and_visible() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let store = open(&path);
@@ -56,14 +56,14 @@ async fn many_tasks_commit_at_once() {
         tasks.spawn(async move {
             for i in 0..8 {
                 let n = task * 8 + i;
-                store.enqueue(asked(n, 2)).unwrap();
+                store.enqueue(prompt_ops(n, 2)).unwrap();
                 let entry = FeedbackEntry {
                     idempotency_key: Some(format!("key {n}")),
                     ..thumbs(n, n as f64, n)
                 };
                 let outcome = store.commit(vec![feedback(entry)]).await.unwrap().feedback;
                 assert_eq!(outcome, vec![FeedbackOutcome::Recorded(sample_id(10 * n))]);
-                // Acknowledged means visible.
+                // An acknowledged write is visible.
                 let thumbs = store.rewards_of(sample_id(10 * n)).unwrap();
                 assert_eq!(thumbs.last().unwrap().value, Some(n as f64));
             }
@@ -77,20 +77,20 @@ async fn many_tasks_commit_at_once() {
     assert_eq!(stats.rewards, 768 + 256);
     assert_eq!(ungrouped(&store).len(), 256);
     store.close().await.unwrap();
-    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+    assert!(maintain::check(&path).unwrap().is_healthy());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_sheds_shadows_and_nothing_else() {
+async fn a_full_queue_sheds_only_shadow_samples() {
     let dir = tempfile::tempdir().unwrap();
     let (store, gate, metrics) = gated(&dir.path().join("ledger.redb"), 4);
     gate.set(true);
-    store.enqueue(asked(1, 0)).unwrap();
+    store.enqueue(prompt_ops(1, 0)).unwrap();
     until_taken(&metrics);
 
-    // The writer is held: 3 of 4 places, then a batch of 8 that does not fit.
-    store.enqueue(asked(2, 0)).unwrap();
-    let mut ops = asked(3, 2);
+    // The writer is blocked. The queue holds 3 of 4 operations, and the next batch has 8.
+    store.enqueue(prompt_ops(2, 0)).unwrap();
+    let mut ops = prompt_ops(3, 2);
     ops.push(Op::Group(Box::new(group(3, 3, &[30, 31, 32], &["exact"]))));
     assert!(matches!(store.enqueue(ops), Err(StoreError::Overloaded)));
     let dropped = |table| metrics.store_dropped.with_label_values(&[table]).get();
@@ -99,9 +99,9 @@ async fn a_full_queue_sheds_shadows_and_nothing_else() {
     assert!(matches!(store.enqueue(only_shadows), Err(StoreError::Overloaded)));
     assert_eq!(dropped("samples"), 3);
 
-    // What was served goes in however full it is, and so does feedback on it.
+    // Served samples and feedback are queued even if the queue is full.
     for n in 4..20 {
-        store.enqueue(asked(n, 0)).unwrap();
+        store.enqueue(prompt_ops(n, 0)).unwrap();
     }
     let waiting = tokio::spawn({
         let store = store.clone();
@@ -119,45 +119,45 @@ async fn a_full_queue_sheds_shadows_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_saves_what_is_queued_and_so_does_dropping() {
+async fn closing_or_dropping_the_store_saves_queued_writes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let config = StoreConfig { group_commit_ms: 60_000, queue: 1000 };
     let store = Store::open(&path, &config, metrics()).unwrap();
-    store.enqueue(asked(1, 1)).unwrap();
+    store.enqueue(prompt_ops(1, 1)).unwrap();
     store.close().await.unwrap();
     store.close().await.unwrap();
     drop(store);
     let store = Store::open(&path, &config, metrics()).unwrap();
     assert_eq!(store.stats().unwrap().samples, 2);
-    store.enqueue(asked(2, 1)).unwrap();
+    store.enqueue(prompt_ops(2, 1)).unwrap();
     drop(store);
     assert_eq!(open(&path).stats().unwrap().samples, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_in_the_writer_fails_its_batch_and_hangs_nobody() {
+async fn a_panic_in_the_writer_fails_only_its_batch() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let armed = Arc::new(AtomicBool::new(true));
     let fuse = armed.clone();
     let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
-    let store = Store::start(handle::opener(&path), &config, metrics(), |writer| {
+    let store = Store::start(file::opener(&path), &config, metrics(), |writer| {
         writer.breakpoint = Box::new(move |ops| {
             let bad = ops.iter().any(|op| matches!(op, Op::Policy(_)));
             assert!(!(bad && fuse.load(Ordering::SeqCst)), "planned");
         });
     })
     .unwrap();
-    store.enqueue(asked(1, 1)).unwrap();
+    store.enqueue(prompt_ops(1, 1)).unwrap();
     let bad = store.commit(vec![Op::Policy(Box::new(policy(0, PolicyState::Active)))]).await;
-    assert!(matches!(bad, Err(StoreError::Database(_))));
+    assert!(matches!(bad, Err(StoreError::Writer(_))));
     let good = store.commit(vec![feedback(thumbs(1, 1.0, 1))]).await.unwrap().feedback;
     assert_eq!(good, vec![FeedbackOutcome::Recorded(sample_id(10))]);
     armed.store(false, Ordering::SeqCst);
     store.commit(vec![Op::Policy(Box::new(policy(0, PolicyState::Active)))]).await.unwrap();
     store.close().await.unwrap();
-    let report = super::super::maintain::check(&path).unwrap();
+    let report = maintain::check(&path).unwrap();
     assert!(report.is_healthy(), "{report:?}");
     assert_eq!((report.rows.samples, report.rows.policy_versions), (2, 1));
 }
@@ -166,13 +166,13 @@ async fn a_panic_in_the_writer_fails_its_batch_and_hangs_nobody() {
 fn commit_blocking_works_without_a_runtime() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("ledger.redb"));
-    store.commit_blocking(asked(1, 0)).unwrap();
+    store.commit_blocking(prompt_ops(1, 0)).unwrap();
     assert_eq!(store.stats().unwrap().interactions, 1);
 }
 
-/// Figures, not a test: `cargo test --release --lib store::tests::concurrency::throughput -- --ignored --nocapture`.
+/// A benchmark: `cargo test --release -p hone-store throughput -- --ignored --nocapture`.
 #[test]
-#[ignore = "prints figures of this machine's disk"]
+#[ignore = "a benchmark of this machine's disk"]
 fn throughput() {
     for gather in [0, 1, 2, 5] {
         for clients in [1, 8, 64, 256] {
@@ -182,7 +182,7 @@ fn throughput() {
 }
 
 fn measure(gather: u64, clients: u64) {
-    // In the working directory: the temporary one may be memory.
+    // Not in the temporary directory, which may be in memory.
     let dir = tempfile::tempdir_in(".").unwrap();
     let metrics = metrics();
     let config = StoreConfig { group_commit_ms: gather, queue: 8192 };
@@ -200,7 +200,7 @@ fn measure(gather: u64, clients: u64) {
                 let mut latencies = Vec::new();
                 let mut n = client * 1_000_000;
                 while started.elapsed() < length {
-                    store.enqueue(asked(n, 0)).unwrap();
+                    store.enqueue(prompt_ops(n, 0)).unwrap();
                     let asked = Instant::now();
                     store.commit(vec![feedback(thumbs(n, 1.0, n))]).await.unwrap();
                     latencies.push(asked.elapsed());
@@ -211,7 +211,7 @@ fn measure(gather: u64, clients: u64) {
         }
         tasks.join_all().await.concat()
     });
-    let took = started.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     latencies.sort();
     let ms = |share: f64| {
         latencies[((latencies.len() - 1) as f64 * share) as usize].as_secs_f64() * 1000.0
@@ -219,20 +219,20 @@ fn measure(gather: u64, clients: u64) {
     println!(
         "gather {gather} ms, {clients:3} clients: {:6.0} feedback/s, {:5.0} commits/s, \
          latency p50 {:5.2} ms, p99 {:5.2} ms",
-        latencies.len() as f64 / took,
-        metrics.store_commit_duration.get_sample_count() as f64 / took,
+        latencies.len() as f64 / seconds,
+        metrics.store_commit_duration.get_sample_count() as f64 / seconds,
         ms(0.5),
         ms(0.99),
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_must_not_wait_takes_along_what_does() {
+async fn an_urgent_commit_ends_the_wait_of_earlier_ones() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let config = StoreConfig::default();
-    let store = Store::start(handle::opener(&path), &config, metrics(), |writer| {
-        // Nothing would come of it in time.
+    let store = Store::start(file::opener(&path), &config, metrics(), |writer| {
+        // Longer than the test may run.
         writer.gather = std::time::Duration::from_secs(3600);
     })
     .unwrap();

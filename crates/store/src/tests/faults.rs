@@ -1,4 +1,4 @@
-//! A disk that fails and loses power: whatever was acknowledged must be there afterwards.
+//! Failing disks and power losses: acknowledged writes must survive both.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,11 +6,12 @@ use std::sync::Mutex;
 
 use redb::{Builder, StorageBackend};
 
-use super::super::handle::Opener;
-use super::super::{FeedbackOutcome, StoreError, check, migrate};
 use super::*;
+use crate::file::Opener;
+use crate::format::schema;
+use crate::{FeedbackOutcome, StoreError, check, migrate};
 
-/// Small repeatable random numbers (splitmix64).
+/// Reproducible random numbers (splitmix64).
 #[derive(Clone, Debug)]
 struct Random(u64);
 
@@ -28,30 +29,30 @@ impl Random {
     }
 }
 
-/// What is lost separately when the power fails in the middle of a write.
+/// Unit of data that a power loss during a write keeps or loses as a whole.
 const SECTOR: usize = 512;
 
 #[derive(Debug)]
-struct State {
-    /// What reads see.
+struct DiskState {
+    /// The bytes that reads return.
     current: Vec<u8>,
-    /// What certainly survives.
+    /// The bytes that survive a power loss.
     durable: Vec<u8>,
-    /// Written since the last successful sync.
+    /// Writes since the last successful sync.
     pending: Vec<(usize, Vec<u8>)>,
     random: Random,
-    /// Writes, syncs and resizes so far.
+    /// Number of writes, syncs and resizes so far.
     calls: u64,
-    /// Which of them fail.
+    /// The calls that fail.
     outage: std::ops::Range<u64>,
-    /// Power failures, as file contents, not yet looked at.
+    /// Possible file contents after a power loss, not checked yet.
     images: Vec<Vec<u8>>,
-    /// One power failure in this many calls.
+    /// Average number of calls between two images.
     image_every: u64,
 }
 
-impl State {
-    /// Whether this call works; takes a picture of what a power failure would leave.
+impl DiskState {
+    /// Counts a call and fails it during the outage. Sometimes adds an image.
     fn call(&mut self) -> io::Result<()> {
         self.calls += 1;
         if self.random.below(self.image_every) == 0 {
@@ -64,7 +65,7 @@ impl State {
         Ok(())
     }
 
-    /// The durable bytes and some of the pending sectors.
+    /// The durable bytes with a random half of the pending sectors.
     fn survivors(&mut self) -> Vec<u8> {
         let mut image = self.durable.clone();
         for (offset, data) in &self.pending {
@@ -80,13 +81,13 @@ impl State {
     }
 }
 
-/// Works unless told otherwise.
+/// A disk in memory that fails during `DiskState::outage`.
 #[derive(Clone, Debug)]
-pub(super) struct Disk(Arc<Mutex<State>>);
+pub(super) struct Disk(Arc<Mutex<DiskState>>);
 
 impl Disk {
     pub(super) fn new(image: Vec<u8>, seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(DiskState {
             current: image.clone(),
             durable: image,
             pending: Vec::new(),
@@ -98,7 +99,7 @@ impl Disk {
         })))
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, DiskState> {
         self.0.lock().unwrap()
     }
 
@@ -108,7 +109,7 @@ impl Disk {
             Builder::new()
                 .set_cache_size(1 << 20)
                 .create_with_backend(disk.clone())
-                .map_err(|e| StoreError::Database(e.to_string()))
+                .map_err(StoreError::from)
         })
     }
 
@@ -143,7 +144,7 @@ impl StorageBackend for Disk {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.state();
         let result = state.call();
-        // As on Linux: a failed sync forgets what it did not write, and the next one succeeds.
+        // As on Linux, a failed sync discards unwritten data, and the next sync succeeds.
         state.durable = if result.is_ok() { state.current.clone() } else { state.survivors() };
         state.pending.clear();
         result
@@ -153,7 +154,7 @@ impl StorageBackend for Disk {
         let mut state = self.state();
         let result = state.call();
         let at = offset as usize;
-        // A failed write may have written a part.
+        // A failed write may write a part of the data.
         let kept = match result {
             Ok(()) => data.len(),
             Err(_) => state.random.below(data.len() as u64 + 1) as usize,
@@ -174,8 +175,8 @@ fn keyed(n: u64) -> FeedbackEntry {
     }
 }
 
-/// Everything acknowledged is in the file, and the file is consistent.
-fn holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
+/// Asserts that the file contains every acknowledged write and is consistent.
+fn assert_holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
     let disk = Disk::new(image, 0);
     let store = disk.store().unwrap_or_else(|error| panic!("{context}: {error}"));
     for n in acknowledged {
@@ -183,11 +184,12 @@ fn holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
         let thumbs = rewards.iter().find(|r| r.name == "thumbs");
         assert_eq!(thumbs.and_then(|r| r.value), Some(*n as f64), "{context}: {n}");
     }
-    let problems = store.inner.handle.read(check::references).unwrap();
+    let problems = store.inner.file.read(check::references).unwrap();
     assert_eq!(problems.count, 0, "{context}: {:?}", problems.first);
 }
 
-/// Feeds a ledger while the disk fails for `length` calls; returns how many commits failed.
+/// Writes to a ledger while the disk fails for `length` calls. Returns the number of failed
+/// commits.
 fn run(seed: u64, length: u64) -> usize {
     let mut random = Random(seed);
     let disk = Disk::new(Vec::new(), seed);
@@ -198,11 +200,11 @@ fn run(seed: u64, length: u64) -> usize {
     let mut acknowledged = BTreeSet::new();
     let mut failed = 0;
     let mut n = 0;
-    // On until the outage is over, and a little further.
+    // Continue until 50 calls after the outage.
     while n < 40 || disk.state().calls < start + length + 50 {
         n += 1;
         let before = acknowledged.clone();
-        store.enqueue(asked(n, 1)).unwrap();
+        store.enqueue(prompt_ops(n, 1)).unwrap();
         match store.commit_blocking(vec![feedback(keyed(n))]) {
             Ok(done) => {
                 let expected = vec![FeedbackOutcome::Recorded(sample_id(10 * n))];
@@ -212,45 +214,45 @@ fn run(seed: u64, length: u64) -> usize {
             Err(_) => failed += 1,
         }
         for image in std::mem::take(&mut disk.state().images) {
-            holds(image, &before, &format!("seed {seed}, power lost over {n}"));
+            assert_holds(image, &before, &format!("seed {seed}, power lost during {n}"));
         }
     }
-    // The disk works again, and so does the ledger; nothing that was served is missing.
+    // The ledger recovers with the disk, and no served sample is missing.
     let last = n + 1;
-    store.enqueue(asked(last, 0)).unwrap();
+    store.enqueue(prompt_ops(last, 0)).unwrap();
     store.commit_blocking(vec![feedback(keyed(last))]).unwrap();
     acknowledged.insert(last);
     let stats = store.stats().unwrap();
     assert_eq!(stats.interactions, last, "seed {seed}");
-    // A refused commit may or may not be in the file; none is there twice.
+    // A failed commit may be in the file, but not twice.
     let feedback = stats.feedback as usize;
     assert!((acknowledged.len()..=acknowledged.len() + failed).contains(&feedback), "seed {seed}");
-    let problems = store.inner.handle.read(check::references).unwrap();
+    let problems = store.inner.file.read(check::references).unwrap();
     assert_eq!(problems.count, 0, "seed {seed}: {:?}", problems.first);
     drop(store);
     let image = disk.state().durable.clone();
-    holds(image, &acknowledged, &format!("seed {seed}, at the end"));
+    assert_holds(image, &acknowledged, &format!("seed {seed}, at the end"));
     failed
 }
 
 #[test]
-fn a_single_failure_of_the_disk_is_not_even_noticed() {
+fn a_single_failed_disk_call_fails_no_commit() {
     for seed in 0..40 {
         assert_eq!(run(seed, 1), 0, "seed {seed}: the retry should have succeeded");
     }
 }
 
 #[test]
-fn an_outage_loses_nothing_that_was_acknowledged() {
+fn an_outage_loses_no_acknowledged_write() {
     let mut failed = 0;
     for seed in 100..140 {
         failed += run(seed, 2 + seed % 30);
     }
-    assert!(failed > 0, "no commit met the outage");
+    assert!(failed > 0, "no commit failed during an outage");
 }
 
 #[test]
-fn a_migration_on_a_failing_disk_can_be_run_again() {
+fn a_migration_that_the_disk_interrupted_can_be_repeated() {
     for seed in 0..60 {
         let disk = Disk::new(Vec::new(), seed);
         drop(disk.opener()().unwrap());
@@ -259,9 +261,9 @@ fn a_migration_on_a_failing_disk_can_be_run_again() {
         let opened = (0..10).find_map(|_| disk.store().ok());
         let store = opened.unwrap_or_else(|| panic!("seed {seed}: never opened"));
         disk.state().outage = 0..0;
-        store.commit_blocking(asked(1, 0)).unwrap();
+        store.commit_blocking(prompt_ops(1, 0)).unwrap();
         drop(store);
         let database = disk.opener()().unwrap();
-        assert_eq!(migrate::version(&database).unwrap(), super::super::schema::VERSION);
+        assert_eq!(migrate::version(&database).unwrap(), schema::VERSION);
     }
 }

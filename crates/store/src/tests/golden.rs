@@ -1,16 +1,16 @@
-//! The file that schema 1 was released with: every later binary must read it.
+//! A file of schema 1, which every later version must read.
 
 use std::path::PathBuf;
 
-use super::super::apply::Writing;
-use super::super::{handle, maintain, migrate};
 use super::*;
+use crate::write::LedgerTables;
+use crate::{FeedbackOutcome, file, maintain, migrate};
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/ledger-v1.redb")
 }
 
-/// Every kind of row, and of each at least one with every variant and option that rows have.
+/// The operations that made the file: every kind of record, with every variant and option.
 fn contents() -> Vec<Op> {
     let mut dataset = interaction(2);
     dataset.source = PromptSource::Dataset;
@@ -63,20 +63,20 @@ fn contents() -> Vec<Op> {
     ]
 }
 
-/// Writes the fixture anew. Only ever needed if schema 1 had never been released:
-/// `cargo test --release --lib store::tests::golden::write_the_fixture -- --ignored`.
+/// How the fixture was made. Schema 1 is released, so it must not be written again:
+/// `cargo test --release -p hone-store write_the_fixture -- --ignored`.
 #[test]
 #[ignore = "writes tests/fixtures/ledger-v1.redb"]
 fn write_the_fixture() {
     let path = fixture();
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     drop(std::fs::remove_file(&path));
-    let database = handle::create(&path).unwrap();
+    let database = file::create(&path).unwrap();
     migrate::to_current(&database).unwrap();
-    handle::write(&database, |tx| {
-        let mut writing = Writing::new(tx)?;
+    file::write(&database, |tx| {
+        let mut tables = LedgerTables::new(tx)?;
         for (n, op) in contents().iter().enumerate() {
-            writing.apply(op, reward_id(100 + n as u64))?;
+            tables.apply(op, reward_id(100 + n as u64))?;
         }
         Ok(())
     })
@@ -85,8 +85,8 @@ fn write_the_fixture() {
     maintain::compact(&path).unwrap();
 }
 
-/// Opens a copy, so that the file itself stays as it was released.
-fn copy() -> (tempfile::TempDir, PathBuf) {
+/// Copies the fixture, so that the test does not migrate it.
+fn copy_fixture() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     std::fs::copy(fixture(), &path).unwrap();
@@ -94,8 +94,8 @@ fn copy() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn every_row_of_schema_1_is_read_as_it_was_written() {
-    let (_dir, path) = copy();
+fn every_record_of_schema_1_is_read() {
+    let (_dir, path) = copy_fixture();
     let store = open(&path);
     let mut groups = BTreeMap::new();
     for op in contents() {
@@ -139,7 +139,7 @@ fn every_row_of_schema_1_is_read_as_it_was_written() {
     let stats = store.stats().unwrap();
     assert_eq!((stats.interactions, stats.samples, stats.rewards, stats.feedback), (2, 3, 5, 3));
     assert_eq!((stats.groups, stats.policy_versions, stats.steps), (3, 4, 1));
-    // Schema 2 found each rater's newest rating in the feedback on record.
+    // The migration to schema 2 found each rater's newest rating.
     let rating =
         |key: &str| vec![Rating { key_id: Some(key.to_owned()), value: 0.5, created: 7000 }];
     for (sample, name) in [(10, "thumbs"), (11, "thumbs"), (11, "stars")] {
@@ -152,8 +152,8 @@ fn every_row_of_schema_1_is_read_as_it_was_written() {
 }
 
 #[test]
-fn the_file_of_schema_1_takes_new_writes() {
-    let (_dir, path) = copy();
+fn a_migrated_file_accepts_new_writes() {
+    let (_dir, path) = copy_fixture();
     let store = open(&path);
     let again = FeedbackEntry {
         idempotency_key: Some("first".to_owned()),
@@ -161,9 +161,9 @@ fn the_file_of_schema_1_takes_new_writes() {
         ..thumbs(1, 1.0, 8000)
     };
     let new = thumbs(5, 1.0, 8000);
-    let mut ops = asked(5, 0);
+    let mut ops = prompt_ops(5, 0);
     ops.extend([feedback(again), feedback(new)]);
-    // The rater whose rating was migrated corrects it; another one joins him.
+    // The migrated rater corrects the rating, and another rater adds one.
     let mean = |key: &str, value, created| FeedbackEntry {
         key_id: Some(key.to_owned()),
         join: super::mean,
@@ -172,10 +172,10 @@ fn the_file_of_schema_1_takes_new_writes() {
     ops.extend([feedback(mean("key-1", 1.0, 8001)), feedback(mean("key-2", 0.0, 8002))]);
     let outcomes = store.commit_blocking(ops).unwrap().feedback;
     let expected = [
-        super::super::FeedbackOutcome::Duplicate(sample_id(10)),
-        super::super::FeedbackOutcome::Recorded(sample_id(50)),
-        super::super::FeedbackOutcome::Recorded(sample_id(10)),
-        super::super::FeedbackOutcome::Recorded(sample_id(10)),
+        FeedbackOutcome::Duplicate(sample_id(10)),
+        FeedbackOutcome::Recorded(sample_id(50)),
+        FeedbackOutcome::Recorded(sample_id(10)),
+        FeedbackOutcome::Recorded(sample_id(10)),
     ];
     assert_eq!(outcomes, expected);
     assert_eq!(store.stats().unwrap().interactions, 3);

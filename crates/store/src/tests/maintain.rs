@@ -1,11 +1,13 @@
-use super::super::maintain::{check, compact, export, stats};
-use super::super::{StoreError, codec, handle, schema};
 use super::*;
+use crate::format::codec::{LedgerRecord, decode, encode};
+use crate::format::schema;
+use crate::maintain::{check, compact, export, stats};
+use crate::{StoreError, file};
 
-fn filled(path: &Path) {
+fn fill(path: &Path) {
     let store = open(path);
     for n in 1..=20 {
-        let mut ops = asked(n, 2);
+        let mut ops = prompt_ops(n, 2);
         ops.push(Op::Group(Box::new(group(n, n, &[10 * n, 10 * n + 1], &["exact"]))));
         ops.push(feedback(thumbs(n, 1.0, n)));
         store.commit_blocking(ops).unwrap();
@@ -18,7 +20,7 @@ fn filled(path: &Path) {
 fn stats_check_compact_and_export_agree() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    filled(&path);
+    fill(&path);
     let rows = stats(&path).unwrap();
     assert_eq!((rows.interactions, rows.samples, rows.rewards), (20, 60, 80));
     assert_eq!((rows.feedback, rows.groups, rows.steps, rows.policy_versions), (20, 20, 1, 1));
@@ -46,11 +48,11 @@ fn stats_check_compact_and_export_agree() {
 }
 
 #[test]
-fn offline_work_refuses_a_file_in_use_and_a_missing_one() {
+fn offline_operations_refuse_missing_files_and_files_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    assert!(matches!(stats(&path), Err(StoreError::Database(_))));
-    assert!(!path.exists(), "looking must not create it");
+    assert!(matches!(stats(&path), Err(StoreError::Open { .. })));
+    assert!(!path.exists(), "a query must not create the file");
     let store = open(&path);
     assert!(matches!(check(&path), Err(StoreError::InUse(_))));
     drop(store);
@@ -58,18 +60,18 @@ fn offline_work_refuses_a_file_in_use_and_a_missing_one() {
 }
 
 #[test]
-fn check_finds_what_is_missing_unreadable_or_wrongly_indexed() {
+fn check_finds_missing_undecodable_and_wrongly_indexed_records() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    filled(&path);
-    let database = handle::create(&path).unwrap();
-    handle::write(&database, |tx| {
+    fill(&path);
+    let database = file::create(&path).unwrap();
+    file::write(&database, |tx| {
         let mut samples = tx.open_table(schema::SAMPLES)?;
         samples.remove(sample_id(10).0.as_bytes())?;
         samples.insert(sample_id(20).0.as_bytes(), [9_u8, 9].as_slice())?;
         tx.open_table(schema::READY)?.insert((1, group_id(77).0.as_bytes()), ())?;
         let trained = Group { state: GroupState::Ready, ..group(1, 1, &[10, 11], &["exact"]) };
-        let bytes = codec::encode(&trained)?;
+        let bytes = encode(&trained)?;
         tx.open_table(schema::GROUPS)?.insert(trained.id.0.as_bytes(), bytes.as_slice())?;
         Ok(())
     })
@@ -90,19 +92,19 @@ fn check_finds_what_is_missing_unreadable_or_wrongly_indexed() {
 }
 
 #[test]
-fn every_row_refuses_bytes_that_are_not_its_own() {
-    fn refuses<R: codec::Row + std::fmt::Debug>(row: &R) {
-        let bytes = codec::encode(row).unwrap();
+fn decoding_refuses_truncated_extended_and_newer_values() {
+    fn refuses<R: LedgerRecord + std::fmt::Debug>(row: &R) {
+        let bytes = encode(row).unwrap();
         assert_eq!(bytes[0], 1);
-        codec::decode::<R>(&bytes).unwrap();
-        let cut = codec::decode::<R>(&bytes[..bytes.len() - 1]);
+        decode::<R>(&bytes).unwrap();
+        let cut = decode::<R>(&bytes[..bytes.len() - 1]);
         assert!(matches!(cut, Err(StoreError::Corrupt { .. })));
-        let extra = codec::decode::<R>(&[&bytes[..], &[0]].concat());
+        let extra = decode::<R>(&[&bytes[..], &[0]].concat());
         assert!(matches!(extra, Err(StoreError::Corrupt { .. })));
-        let later = codec::decode::<R>(&[&[2], &bytes[1..]].concat());
+        let later = decode::<R>(&[&[2], &bytes[1..]].concat());
         let message = later.unwrap_err().to_string();
         assert!(message.contains(R::TABLE) && message.contains("version 2"), "{message}");
-        assert!(codec::decode::<R>(&[]).is_err());
+        assert!(decode::<R>(&[]).is_err());
     }
     refuses(&interaction(1));
     refuses(&served(1, 1));

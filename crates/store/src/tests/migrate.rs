@@ -1,8 +1,9 @@
 use redb::{ReadableDatabase, TableDefinition, WriteTransaction};
 
-use super::super::migrate::{MIGRATIONS, Migration, run, to_current, version};
-use super::super::{StoreError, StoreStats, handle, reader, schema};
 use super::*;
+use crate::format::schema;
+use crate::migrate::{MIGRATIONS, Migration, run, to_current, version};
+use crate::{StoreError, StoreStats, file, maintain, reader};
 
 const TAGS: TableDefinition<&str, u64> = TableDefinition::new("tags");
 
@@ -14,10 +15,10 @@ fn add_tags(tx: &WriteTransaction) -> Result<(), StoreError> {
 fn add_tags_and_fail(tx: &WriteTransaction) -> Result<(), StoreError> {
     add_tags(tx)?;
     tx.open_table(schema::INTERACTIONS)?.retain(|_, _| false)?;
-    Err(StoreError::Database("planned".to_owned()))
+    Err(StoreError::Writer("planned".to_owned()))
 }
 
-/// What a later hone might bring.
+/// The schema version of a hypothetical next release.
 const NEXT: u32 = schema::VERSION + 1;
 
 fn with_next(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migration> {
@@ -26,19 +27,19 @@ fn with_next(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migrat
     all
 }
 
-fn fine(_: &redb::Database) -> Result<(), StoreError> {
+fn accept(_: &redb::Database) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn planned(_: &redb::Database) -> Result<(), StoreError> {
-    Err(StoreError::Database("planned".to_owned()))
+fn refuse(_: &redb::Database) -> Result<(), StoreError> {
+    Err(StoreError::Writer("planned".to_owned()))
 }
 
 fn filled(path: &Path) -> redb::Database {
     let store = open(path);
-    store.commit_blocking(asked(1, 1)).unwrap();
+    store.commit_blocking(prompt_ops(1, 1)).unwrap();
     drop(store);
-    handle::create(path).unwrap()
+    file::create(path).unwrap()
 }
 
 fn rows(database: &redb::Database) -> StoreStats {
@@ -57,26 +58,26 @@ fn savepoints(database: &redb::Database) -> usize {
 }
 
 #[test]
-fn the_list_is_in_order_and_ends_at_the_current_version() {
+fn migrations_are_in_order_and_end_at_the_current_version() {
     let versions: Vec<u32> = MIGRATIONS.iter().map(|m| m.to).collect();
     assert_eq!(versions, (1..=schema::VERSION).collect::<Vec<_>>());
     assert!(MIGRATIONS.iter().all(|m| !m.description.is_empty()));
 }
 
 #[test]
-fn a_fresh_file_and_an_old_one_come_to_the_current_version() {
+fn new_and_old_files_are_migrated_to_the_current_version() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    let database = handle::create(&path).unwrap();
+    let database = file::create(&path).unwrap();
     assert_eq!(version(&database).unwrap(), 0);
     to_current(&database).unwrap();
     assert_eq!(version(&database).unwrap(), schema::VERSION);
-    let found = run(&database, MIGRATIONS, planned).unwrap();
-    assert_eq!(found, schema::VERSION, "nothing to do, nothing to verify");
+    let found = run(&database, MIGRATIONS, refuse).unwrap();
+    assert_eq!(found, schema::VERSION, "without a pending migration nothing is verified");
     drop(database);
 
     let database = filled(&path);
-    assert_eq!(run(&database, &with_next(add_tags), fine).unwrap(), schema::VERSION);
+    assert_eq!(run(&database, &with_next(add_tags), accept).unwrap(), schema::VERSION);
     assert_eq!(version(&database).unwrap(), NEXT);
     assert!(has_tags(&database));
     assert_eq!(rows(&database).samples, 2);
@@ -84,32 +85,32 @@ fn a_fresh_file_and_an_old_one_come_to_the_current_version() {
 }
 
 #[test]
-fn a_failing_migration_leaves_everything_as_it_was() {
+fn a_failed_migration_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let database = filled(&path);
     let before = rows(&database);
     for (migration, verify) in
-        [(add_tags_and_fail as fn(&_) -> _, fine as fn(&_) -> _), (add_tags, planned)]
+        [(add_tags_and_fail as fn(&_) -> _, accept as fn(&_) -> _), (add_tags, refuse)]
     {
         let failed = run(&database, &with_next(migration), verify);
-        assert!(matches!(failed, Err(StoreError::Database(ref e)) if e == "planned"), "{failed:?}");
+        assert!(matches!(failed, Err(StoreError::Writer(ref e)) if e == "planned"), "{failed:?}");
         assert_eq!(version(&database).unwrap(), schema::VERSION);
         assert!(!has_tags(&database));
         assert_eq!(rows(&database), before);
         assert_eq!(savepoints(&database), 0);
     }
     drop(database);
-    assert!(super::super::maintain::check(&path).unwrap().is_healthy());
+    assert!(maintain::check(&path).unwrap().is_healthy());
     assert_eq!(open(&path).interaction(interaction_id(1)).unwrap(), Some(interaction(1)));
 }
 
 #[test]
-fn a_newer_file_is_refused_and_left_alone() {
+fn a_newer_file_is_refused_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let database = filled(&path);
-    run(&database, &with_next(add_tags), fine).unwrap();
+    run(&database, &with_next(add_tags), accept).unwrap();
     drop(database);
     let refused = Store::open(&path, &StoreConfig::default(), metrics()).err().unwrap();
     assert!(matches!(refused, StoreError::NewerSchema { found: NEXT, known: schema::VERSION }));
@@ -118,39 +119,39 @@ fn a_newer_file_is_refused_and_left_alone() {
         text.contains(&format!("schema version {NEXT}")) && text.contains("use a newer hone"),
         "{text}"
     );
-    let refused = super::super::maintain::stats(&path);
+    let refused = maintain::stats(&path);
     assert!(matches!(
         refused,
         Err(StoreError::NewerSchema { found: NEXT, known: schema::VERSION })
     ));
-    let database = handle::create(&path).unwrap();
+    let database = file::create(&path).unwrap();
     assert!(has_tags(&database) && rows(&database).samples == 2);
 }
 
 #[test]
-fn a_run_killed_midway_is_undone_and_done_again() {
+fn an_interrupted_run_is_undone_and_repeated() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let database = filled(&path);
-    // Killed after the savepoint.
-    handle::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
+    // Interrupted after the savepoint.
+    file::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
     drop(database);
-    let database = handle::create(&path).unwrap();
+    let database = file::create(&path).unwrap();
     assert_eq!(savepoints(&database), 1);
     to_current(&database).unwrap();
     assert_eq!((savepoints(&database), version(&database).unwrap()), (0, schema::VERSION));
 
-    // Killed after the migration's commit, before anybody checked it.
-    handle::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
-    handle::write(&database, |tx| {
+    // Interrupted after the migration's commit, before the check.
+    file::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
+    file::write(&database, |tx| {
         tx.open_table(TAGS)?.insert("half", 1)?;
         tx.open_table(schema::META)?.insert(schema::META_SCHEMA, u64::from(NEXT))?;
         Ok(())
     })
     .unwrap();
     drop(database);
-    let database = handle::create(&path).unwrap();
-    assert_eq!(run(&database, &with_next(add_tags), fine).unwrap(), schema::VERSION);
+    let database = file::create(&path).unwrap();
+    assert_eq!(run(&database, &with_next(add_tags), accept).unwrap(), schema::VERSION);
     assert_eq!((savepoints(&database), version(&database).unwrap()), (0, NEXT));
     let tx = database.begin_read().unwrap();
     let tags = tx.open_table(TAGS).unwrap();

@@ -1,4 +1,5 @@
-//! The ledger under ordinary use, against a model, over a failing disk, from old files.
+//! Tests of the whole ledger: ordinary use, concurrency, failing disks, old files, and random
+//! operations compared with a model.
 
 mod basic;
 mod concurrency;
@@ -21,8 +22,7 @@ use hone_core::types::{
     SampleId, SampleOrigin, SamplingParams, StepRecord,
 };
 
-use super::{FeedbackEntry, Op, Store};
-use crate::StoreConfig;
+use crate::{FeedbackEntry, Op, Store, StoreConfig};
 
 fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new().unwrap())
@@ -32,7 +32,7 @@ fn open(path: &Path) -> Store {
     Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
 }
 
-/// A UUIDv7 made of small numbers: kind and number.
+/// The UUIDv7 of record `n` of a kind.
 fn uuid(kind: u8, n: u64) -> Uuid {
     let mut bytes = [0; 16];
     bytes[..6].copy_from_slice(&(1_700_000_000_000 + n).to_be_bytes()[2..]);
@@ -171,7 +171,7 @@ fn thumbs(of: u64, value: f64, created: u64) -> FeedbackEntry {
     }
 }
 
-/// How the ratings of several raters become one value, as a route would configure it.
+/// The newest rating, one of the rules that a route can configure.
 fn last(ratings: &[Rating]) -> Option<f64> {
     ratings.iter().max_by_key(|rating| rating.created).map(|rating| rating.value)
 }
@@ -181,7 +181,7 @@ fn mean(ratings: &[Rating]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// `None` for a tie.
+/// The rating of most raters; `None` for a tie.
 fn majority(ratings: &[Rating]) -> Option<f64> {
     let count = |value| ratings.iter().filter(|rating| rating.value == value).count();
     match count(1.0).cmp(&count(0.0)) {
@@ -195,8 +195,9 @@ fn feedback(entry: FeedbackEntry) -> Op {
     Op::Feedback(Box::new(entry))
 }
 
-/// A prompt, its served sample and `shadows` more, all graded; ids are `10 * n` and following.
-fn asked(n: u64, shadows: u64) -> Vec<Op> {
+/// Operations that record prompt `n`, its served sample and `shadows` shadow samples, all graded.
+/// The sample numbers start at `10 * n`.
+fn prompt_ops(n: u64, shadows: u64) -> Vec<Op> {
     let first = 10 * n;
     let mut ops = vec![Op::Interaction(Box::new(interaction(n)))];
     ops.push(Op::Sample(Box::new(served(first, n))));

@@ -1,17 +1,17 @@
-//! Random operations against a model that is obviously right.
+//! Random operations, compared with a model made of plain maps.
 
 use proptest::prelude::*;
 
-use super::super::{FeedbackOutcome, check};
 use super::faults::Disk;
 use super::*;
+use crate::{FeedbackOutcome, check};
 
-/// One step of the outside world; numbers are small, so that they meet.
+/// A random action. The numbers are small, so that actions concern the same records.
 #[derive(Clone, Debug)]
-enum Act {
-    Ask { n: u64, shadows: u64 },
+enum Action {
+    Prompt { n: u64, shadows: u64 },
     Grade { sample: u64, name: u8, value: Option<i8> },
-    Thumb { of: u64, choice: u32, name: u8, value: i8, key: Option<(u8, bool)> },
+    Feedback { of: u64, choice: u32, name: u8, value: i8, key: Option<(u8, bool)> },
     Group { n: u64, of: u64, size: u64, part: u8 },
     Drop { group: u64 },
     Step { groups: Vec<u64> },
@@ -19,20 +19,22 @@ enum Act {
     Reopen,
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn action() -> impl Strategy<Value = Action> {
     let key = proptest::option::of((0..3_u8, any::<bool>()));
     prop_oneof![
-        4 => (0..4_u64, 0..3_u64).prop_map(|(n, shadows)| Act::Ask { n, shadows }),
+        4 => (0..4_u64, 0..3_u64).prop_map(|(n, shadows)| Action::Prompt { n, shadows }),
         2 => (0..40_u64, 0..3_u8, proptest::option::of(-2..3_i8))
-            .prop_map(|(sample, name, value)| Act::Grade { sample, name, value }),
+            .prop_map(|(sample, name, value)| Action::Grade { sample, name, value }),
         6 => (0..5_u64, 0..2_u32, 0..3_u8, 0..2_i8, key)
-            .prop_map(|(of, choice, name, value, key)| Act::Thumb { of, choice, name, value, key }),
+            .prop_map(|(of, choice, name, value, key)| {
+                Action::Feedback { of, choice, name, value, key }
+            }),
         3 => (0..6_u64, 0..4_u64, 1..4_u64, 0..3_u8)
-            .prop_map(|(n, of, size, part)| Act::Group { n, of, size, part }),
-        1 => (0..6_u64).prop_map(|group| Act::Drop { group }),
-        2 => proptest::collection::vec(0..6_u64, 0..3).prop_map(|groups| Act::Step { groups }),
-        1 => (0..3_u64).prop_map(|n| Act::Policy { n }),
-        1 => Just(Act::Reopen),
+            .prop_map(|(n, of, size, part)| Action::Group { n, of, size, part }),
+        1 => (0..6_u64).prop_map(|group| Action::Drop { group }),
+        2 => proptest::collection::vec(0..6_u64, 0..3).prop_map(|groups| Action::Step { groups }),
+        1 => (0..3_u64).prop_map(|n| Action::Policy { n }),
+        1 => Just(Action::Reopen),
     ]
 }
 
@@ -40,7 +42,7 @@ fn part(name: u8) -> String {
     format!("part {name}")
 }
 
-/// What the ledger should hold, in plain maps.
+/// The expected content of the ledger.
 #[derive(Default)]
 struct Model {
     interactions: BTreeMap<u64, Interaction>,
@@ -51,7 +53,7 @@ struct Model {
     groups: BTreeMap<u64, Group>,
     steps: BTreeMap<u64, StepRecord>,
     policies: BTreeMap<u64, PolicyRecord>,
-    /// `(sample, part)` that waits for a group -> since when.
+    /// `(sample, part)` of feedback that waits for a group -> when it arrived.
     waiting: BTreeMap<(u64, String), u64>,
     clock: u64,
 }
@@ -71,7 +73,7 @@ impl Model {
         if !self.interactions.contains_key(&of) {
             return FeedbackOutcome::UnknownCompletion;
         }
-        // Only choice 0 is ever served here, as sample 10 n.
+        // These actions serve only choice 0, as sample `10 * of`.
         if entry.choice != 0 {
             return FeedbackOutcome::UnknownChoice;
         }
@@ -103,12 +105,12 @@ impl Model {
         FeedbackOutcome::Recorded(sample_id(sample))
     }
 
-    /// Turns an act into operations, and does to itself what they should do.
-    fn play(&mut self, act: &Act) -> (Vec<Op>, Vec<FeedbackOutcome>) {
+    /// Updates the model with an action. Returns its operations and their expected outcomes.
+    fn apply(&mut self, action: &Action) -> (Vec<Op>, Vec<FeedbackOutcome>) {
         self.clock += 1;
-        match act {
-            Act::Ask { n, shadows } => {
-                let ops = asked(*n, *shadows);
+        match action {
+            Action::Prompt { n, shadows } => {
+                let ops = prompt_ops(*n, *shadows);
                 for op in &ops {
                     match op {
                         Op::Interaction(row) => drop(self.interactions.insert(*n, (**row).clone())),
@@ -125,14 +127,14 @@ impl Model {
                 }
                 (ops, vec![])
             }
-            Act::Grade { sample, name, value } => {
+            Action::Grade { sample, name, value } => {
                 let row = graded(self.clock, *sample, &part(*name), value.map(f64::from));
                 if self.samples.contains_key(sample) {
                     self.put_reward(*sample, row.clone());
                 }
                 (vec![Op::Reward(Box::new(row))], vec![])
             }
-            Act::Thumb { of, choice, name, value, key } => {
+            Action::Feedback { of, choice, name, value, key } => {
                 let entry = FeedbackEntry {
                     choice: *choice,
                     name: part(*name),
@@ -143,15 +145,15 @@ impl Model {
                 let outcome = self.feedback(&entry, *of);
                 (vec![feedback(entry)], vec![outcome])
             }
-            Act::Group { n, of, size, part: name } => {
-                // A group's prompt and time never change.
+            Action::Group { n, of, size, part: name } => {
+                // The prompt and time of a group never change.
                 let (of, created) = match self.groups.get(n) {
                     Some(g) => {
                         ((0..50).find(|i| interaction_id(*i) == g.interaction).unwrap(), g.created)
                     }
                     None => (*of, 4000 + self.clock),
                 };
-                // A served sample and its shadows, where there were that many.
+                // The served sample and its shadows, which may not all exist.
                 let members: Vec<u64> = (0..*size).map(|i| 10 * of + i).collect();
                 let row = Group { created, ..group(*n, of, &members, &[&part(*name)]) };
                 if members.iter().all(|m| self.samples.contains_key(m)) {
@@ -162,14 +164,14 @@ impl Model {
                 }
                 (vec![Op::Group(Box::new(row))], vec![])
             }
-            Act::Drop { group } => {
+            Action::Drop { group } => {
                 let state = GroupState::Dropped("stale".to_owned());
                 if let Some(row) = self.groups.get_mut(group) {
                     row.state = state.clone();
                 }
                 (vec![Op::GroupState(group_id(*group), state)], vec![])
             }
-            Act::Step { groups } => {
+            Action::Step { groups } => {
                 let number = self.steps.len() as u64 + 1;
                 let mut known = groups.clone();
                 known.retain(|group| self.groups.contains_key(group));
@@ -180,14 +182,14 @@ impl Model {
                 self.steps.insert(number, row.clone());
                 (vec![Op::Step(Box::new(row))], vec![])
             }
-            Act::Policy { n } => {
-                // A version comes after its parent.
+            Action::Policy { n } => {
+                // A version needs its parent.
                 let n = (*n).min(self.policies.len() as u64);
                 let row = policy(n, PolicyState::Active);
                 self.policies.insert(n, row.clone());
                 (vec![Op::Policy(Box::new(row))], vec![])
             }
-            Act::Reopen => (vec![], vec![]),
+            Action::Reopen => (vec![], vec![]),
         }
     }
 
@@ -208,7 +210,7 @@ impl Model {
             let mut found = store.rewards_of(sample_id(*n)).unwrap();
             for row in &mut found {
                 if row.source == RewardSource::Feedback {
-                    // Made by the ledger.
+                    // The ledger chooses the id.
                     row.id = reward_id(0);
                 }
             }
@@ -246,22 +248,22 @@ proptest! {
     })]
 
     #[test]
-    fn the_ledger_does_what_the_model_does(acts in proptest::collection::vec(act(), 1..40)) {
+    fn the_ledger_agrees_with_the_model(actions in proptest::collection::vec(action(), 1..40)) {
         let disk = Disk::new(Vec::new(), 0);
         let mut store = Some(disk.store().unwrap());
         let mut model = Model::default();
-        for act in &acts {
-            if matches!(act, Act::Reopen) {
+        for action in &actions {
+            if matches!(action, Action::Reopen) {
                 drop(store.take());
                 store = Some(disk.store().unwrap());
             }
-            let (ops, expected) = model.play(act);
+            let (ops, expected) = model.apply(action);
             let done = store.as_ref().unwrap().commit_blocking(ops).unwrap();
             prop_assert_eq!(done.feedback, expected);
         }
         let store = store.unwrap();
         model.compare(&store);
-        let problems = store.inner.handle.read(check::references).unwrap();
+        let problems = store.inner.file.read(check::references).unwrap();
         prop_assert_eq!(problems.first, Vec::<String>::new());
     }
 }

@@ -4,44 +4,41 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::{Checked, above, at_least, between, finite};
 
-/// Where the limits lie. The defaults follow the guides this project was started from (reward
-/// standard deviation above 0.1, KL below 0.5 in a healthy run); those they do not give are ours.
+/// Limits of the warnings. Guides to GRPO call a reward standard deviation above 0.1 and a KL below
+/// 0.5 healthy; the other defaults are estimates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarningConfig {
-    /// Steps in a row, 1 or more, that a condition must hold before it is told, and that its
-    /// opposite must hold before the episode is over.
+    /// Consecutive steps, 1 or more, that begin an episode, and that end it.
     pub patience: u64,
-    /// Steps, 4 or more, over which trends (of the reward, the length) are measured.
+    /// Steps, 4 or more, over which trends of reward and length are measured.
     pub window: usize,
-    /// An episode is over only when the figure is back within its limit by this share of it,
-    /// 0 or more and less than 1.
+    /// An episode ends only if the metric is within its limit by this share of the limit, at least 0
+    /// and less than 1.
     pub hysteresis: f64,
-    /// Collapse: the reward's standard deviation within groups is below this, in units of the
-    /// reward.
+    /// Collapse: minimum of the reward's standard deviation within groups.
     pub min_reward_std: f64,
-    /// Collapse: more than this share of groups has no deviation at all.
+    /// Collapse: maximum share of groups with equal rewards.
     pub max_zero_std_groups: f64,
-    /// Exploding KL: above this many nats a token. A single token that became unlikely can lift a
-    /// step's estimate far, so it takes `patience` steps; told at once where it is no number.
+    /// Exploding KL: maximum in nats per token. One token that became unlikely can raise a step's
+    /// estimate far, so it takes `patience` steps; a value that is not finite takes one.
     pub max_kl: f64,
-    /// Flat reward: it rises over the window by less than this many of its standard deviations
-    /// within groups.
+    /// Flat reward: minimum rise over the window, in standard deviations within groups.
     pub min_rise: f64,
-    /// What a perfect completion earns. Within a tenth of it the reward is not called flat.
+    /// The reward of a perfect completion. A reward within a tenth of it is not flat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_max: Option<f64>,
-    /// Format ignored: the part's mean is below this.
+    /// Format ignored: minimum of the part's mean.
     pub min_format: f64,
-    /// Format ignored: for this many steps in a row, 1 or more.
+    /// Format ignored: consecutive steps, 1 or more, that begin an episode.
     pub format_patience: u64,
-    /// Length hacking: completions grow over the window by more than this share of their length.
+    /// Length hacking: maximum growth of completions over the window, as a share of their length.
     pub max_length_growth: f64,
-    /// Length hacking: more than this share of completions ends at the token limit.
+    /// Length hacking: maximum share of completions that end at the token limit.
     pub max_truncated: f64,
-    /// Entropy collapse: below this share of what it was over the first `patience` steps.
+    /// Entropy collapse: minimum share of the mean entropy of the first `patience` steps.
     pub min_entropy_share: f64,
-    /// Clip ratio high: more than this share of tokens is clipped, both sides together.
+    /// Clip ratio high: maximum share of clipped ratios, both bounds together.
     pub max_clip_ratio: f64,
 }
 

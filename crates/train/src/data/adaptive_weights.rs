@@ -1,4 +1,4 @@
-//! AdaptiveWeights of adaptive parts: where they stand, kept in the checkpoint.
+//! Current weights of adaptive reward parts; a part of the checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use hone_reward::{AdaptiveState, AdaptiveWeight, Routes};
 
 use super::batch_builder::TrainBatch;
 
-/// route -> part -> state.
+/// State of every adaptive part that was observed: route -> part -> state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct AdaptiveWeights(BTreeMap<String, BTreeMap<String, AdaptiveState>>);
 
 impl AdaptiveWeights {
-    /// Gives the batch's adaptive parts the weights of now.
+    /// Replaces the configured weights of the batch's adaptive parts with their current ones.
     pub(crate) fn apply(&self, routes: &Routes, batch: &mut TrainBatch) {
         for group in &mut batch.groups {
             for (part, weight) in &mut group.weights {
@@ -25,7 +25,7 @@ impl AdaptiveWeights {
         }
     }
 
-    /// Counts the values of a batch that was stepped on, group by group.
+    /// Updates the weights from a batch that was trained on, group by group.
     pub(crate) fn observe(&mut self, routes: &Routes, batch: &TrainBatch) {
         for group in &batch.groups {
             let route = &group.group.route;
@@ -38,13 +38,14 @@ impl AdaptiveWeights {
         }
     }
 
-    /// Every weight that has moved or could: `(route, part, weight)`.
+    /// `(route, part, weight)` of every adaptive part that was observed.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, f64)> {
         self.0.iter().flat_map(|(route, parts)| {
             parts.iter().map(move |(part, state)| (route.as_str(), part.as_str(), state.weight))
         })
     }
 
+    /// The configured adaptive weight of a part with its saved state; `None` for fixed weights.
     fn adaptive(&self, routes: &Routes, route: &str, part: &str) -> Option<AdaptiveWeight> {
         let parts = &routes.get(route)?.parts;
         let mut adaptive = parts.iter().find(|p| p.name == part)?.adaptive.clone()?;

@@ -1,32 +1,34 @@
-//! How much of a batch's feedback one key may give.
+//! Limits the part of a batch's feedback that comes from one API key.
 
 use std::collections::BTreeMap;
 
 use hone_core::metrics::Metrics;
+use hone_core::types::UnixMillis;
 use hone_reward::Routes;
 use hone_reward::feedback::cap_shares;
 
-use super::batch_builder::{GroupMember, TrainBatch};
+use super::batch_builder::TrainBatch;
 
-/// Where a piece of feedback is in a batch: group and member.
-type Place = (usize, usize);
+/// Time of arrival, `(group, member)` within the batch, and API key of one piece of feedback.
+type Feedback = (UnixMillis, (usize, usize), Option<String>);
 
-/// Applies `max_key_share` of every feedback part to the batch. A dropped value is missing, and
-/// never becomes nought; a weighed one keeps its value and moves the weights less.
+/// Applies `max_key_share` of every feedback part to the batch. A dropped value becomes missing,
+/// not 0; a down-weighted value scales the advantage.
 pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: &Metrics) {
-    for ((route, part), places) in pieces(batch) {
+    for ((route, part), feedback) in feedback_by_part(batch) {
         let params = routes.get(&route).and_then(|found| found.feedback(&part));
         let Some(params) = params.filter(|params| params.max_key_share < 1.0) else { continue };
-        let keys: Vec<Option<String>> =
-            places.iter().map(|place| key_of(batch, *place, &part)).collect();
-        let keys: Vec<Option<&str>> = keys.iter().map(Option::as_deref).collect();
-        let shares = cap_shares(&keys, params.max_key_share, params.share_rule);
+        let keys: Vec<Option<&str>> = feedback.iter().map(|(_, _, key)| key.as_deref()).collect();
+        let weights = cap_shares(&keys, params.max_key_share, params.share_rule).weights;
         let mut capped = 0;
-        for (place, share) in places.into_iter().zip(shares.weights) {
-            let Some(member) = member(batch, place).filter(|_| share < 1.0) else { continue };
+        for ((_, (group, member), _), weight) in feedback.iter().zip(weights) {
+            if weight >= 1.0 {
+                continue;
+            }
             capped += 1;
-            if share > 0.0 {
-                member.shares.insert(part.clone(), share);
+            let member = &mut batch.groups[*group].members[*member];
+            if weight > 0.0 {
+                member.cap_weights.insert(part.clone(), weight);
             } else {
                 member.parts.remove(&part);
                 member.feedback.remove(&part);
@@ -34,35 +36,25 @@ pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: &Metrics) {
         }
         metrics.reward_feedback_capped.with_label_values(&[&route, &part]).inc_by(capped);
         if capped > 0 {
-            tracing::debug!(route, part, capped, "a key gave more than its share of feedback");
+            tracing::debug!(route, part, capped, "feedback of a key exceeded `max_key_share`");
         }
     }
 }
 
-/// All feedback of the batch by route and part, the newest last.
-fn pieces(batch: &TrainBatch) -> BTreeMap<(String, String), Vec<Place>> {
-    let mut found: BTreeMap<(String, String), Vec<(u64, Place)>> = BTreeMap::new();
+/// All feedback of the batch by `(route, part)`, newest last.
+fn feedback_by_part(batch: &TrainBatch) -> BTreeMap<(String, String), Vec<Feedback>> {
+    let mut by_part: BTreeMap<_, Vec<Feedback>> = BTreeMap::new();
     for (g, group) in batch.groups.iter().enumerate() {
         for (m, member) in group.members.iter().enumerate() {
-            for (part, given) in &member.feedback {
+            for (part, origin) in &member.feedback {
                 let key = (group.group.route.clone(), part.clone());
-                found.entry(key).or_default().push((given.created, (g, m)));
+                let feedback = (origin.created, (g, m), origin.key_id.clone());
+                by_part.entry(key).or_default().push(feedback);
             }
         }
     }
-    let sorted = found.into_iter().map(|(key, mut pieces)| {
-        pieces.sort_unstable();
-        (key, pieces.into_iter().map(|(_, place)| place).collect())
-    });
-    sorted.collect()
-}
-
-fn key_of(batch: &TrainBatch, (group, member): Place, part: &str) -> Option<String> {
-    batch.groups.get(group)?.members.get(member)?.feedback.get(part)?.key_id.clone()
-}
-
-fn member(batch: &mut TrainBatch, (group, member): Place) -> Option<&mut GroupMember> {
-    batch.groups.get_mut(group)?.members.get_mut(member)
+    by_part.values_mut().for_each(|feedback| feedback.sort_unstable());
+    by_part
 }
 
 #[cfg(test)]
@@ -73,9 +65,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::data::batch_builder::{Given, Loaded};
+    use crate::data::batch_builder::{BatchGroup, FeedbackOrigin, GroupMember};
 
-    fn loaded(key: &str, value: f64, created: u64) -> Loaded {
+    /// A group of one completion that an API key rated.
+    fn rated(key: &str, value: f64, created: u64) -> BatchGroup {
         let sample = Sample {
             id: SampleId::new(),
             interaction: InteractionId::new(),
@@ -91,8 +84,8 @@ mod tests {
             params: SamplingParams::default(),
             untrainable: None,
         };
-        let given = Given { created, key_id: Some(key.to_owned()) };
-        Loaded {
+        let origin = FeedbackOrigin { created, key_id: Some(key.to_owned()) };
+        BatchGroup {
             group: Group {
                 id: GroupId::new(),
                 interaction: sample.interaction,
@@ -108,17 +101,17 @@ mod tests {
             members: vec![GroupMember {
                 sample,
                 parts: BTreeMap::from([("thumbs".to_owned(), value)]),
-                feedback: BTreeMap::from([("thumbs".to_owned(), given)]),
-                shares: BTreeMap::new(),
+                feedback: BTreeMap::from([("thumbs".to_owned(), origin)]),
+                cap_weights: BTreeMap::new(),
             }],
-            set_aside: false,
+            without_quarantined: false,
         }
     }
 
-    /// A batch in which `a` gave four of six, its newest first, under a cap of one half.
+    /// A batch in which key `a` gave four of six ratings, capped at one half.
     fn capped(rule: &str) -> (TrainBatch, u64) {
         let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
-        let groups = keys.map(|(key, created)| loaded(key, 1.0, created)).into();
+        let groups = keys.map(|(key, created)| rated(key, 1.0, created)).into();
         let mut batch = TrainBatch { groups };
         let text = format!(
             "[[route]]\nname = \"users\"\nreward = [{{ name = \"thumbs\", kind = \"feedback\", \
@@ -132,18 +125,18 @@ mod tests {
     }
 
     #[test]
-    fn weighing_keeps_values_and_lessens_what_they_count() {
+    fn down_weighting_keeps_the_values() {
         let (batch, count) = capped("weight");
         assert_eq!(count, 4);
         let rewards = batch.rewards();
-        let shares: Vec<f64> = rewards.iter().map(|g| g.parts[0].shares[0]).collect();
-        assert_eq!(shares, [0.5, 0.5, 1.0, 0.5, 1.0, 0.5]);
+        let weights: Vec<f64> = rewards.iter().map(|g| g.parts[0].cap_weights[0]).collect();
+        assert_eq!(weights, [0.5, 0.5, 1.0, 0.5, 1.0, 0.5]);
         assert!(rewards.iter().all(|g| g.parts[0].values == [Some(1.0)]));
         assert_eq!(batch.feedback_times().count(), 6);
     }
 
     #[test]
-    fn dropping_leaves_the_newest_and_makes_the_rest_missing() {
+    fn dropping_keeps_the_newest_values_and_makes_the_rest_missing() {
         let (batch, count) = capped("drop");
         assert_eq!(count, 2);
         let rewards = batch.rewards();
@@ -154,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn no_cap_changes_nothing() {
-        let mut batch = TrainBatch { groups: vec![loaded("a", 1.0, 1), loaded("b", 0.0, 2)] };
+    fn without_a_cap_nothing_changes() {
+        let mut batch = TrainBatch { groups: vec![rated("a", 1.0, 1), rated("b", 0.0, 2)] };
         let text = "[[route]]\nname = \"users\"\n\
                     reward = [{ name = \"thumbs\", kind = \"feedback\" }]";
         let routes = crate::testing::routes(text);
         cap(&mut batch, &routes, &Metrics::new().unwrap());
-        assert!(batch.rewards().iter().all(|g| g.parts[0].shares == [1.0]));
+        assert!(batch.rewards().iter().all(|g| g.parts[0].cap_weights == [1.0]));
     }
 }

@@ -1,5 +1,6 @@
-//! Samples laid out for one forward pass.
+//! Training samples, their split into shards, and the layout of a shard for one forward pass.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,30 +10,30 @@ use hone_model::transformer::{Segment, Segments};
 
 use crate::error::{LearnError, Result};
 
-/// One completion to train on, exactly as it was sampled.
+/// One completion to train on, with the token ids that were sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainSample {
-    /// The prompt.
+    /// Token ids of the prompt.
     pub prompt_ids: Vec<u32>,
-    /// Sampled ids, the stop token included.
+    /// Sampled token ids, the stop token included.
     pub ids: Vec<u32>,
-    /// Recorded natural-log probability of each id at `temperature`.
+    /// Natural-log probability of each of `ids` at `temperature`, recorded by the sampler.
     pub logprobs: Vec<f32>,
-    /// The temperature it was sampled at.
+    /// Sampling temperature, above 0.
     pub temperature: f32,
-    /// Its advantage.
+    /// Weight of the policy gradient of its tokens.
     pub advantage: f64,
     /// The policy version that sampled it.
     pub version: u64,
-    /// Whether it ended at its token limit rather than by itself.
+    /// Whether the token limit cut the completion.
     pub truncated: bool,
 }
 
 impl TrainSample {
-    /// Refuses what cannot be trained on.
+    /// Checks that the sample can be trained on with a vocabulary of `vocab` ids.
     ///
     /// # Errors
-    /// If a field is empty, of the wrong length or out of range; `index` goes into the message.
+    /// If a field is empty, has the wrong length or is out of range. The message contains `index`.
     pub fn validate(&self, index: usize, vocab: usize) -> Result<()> {
         let wrong = |reason: String| Err(LearnError::Sample { index, reason });
         if self.prompt_ids.is_empty() {
@@ -61,69 +62,82 @@ impl TrainSample {
     }
 }
 
-/// A completion to compute: prompt, completion, temperature.
-pub(crate) type Part<'a> = (&'a [u32], &'a [u32], f32);
+/// Prompt, completion and sampling temperature.
+pub(crate) type PromptCompletion<'a> = (&'a [u32], &'a [u32], f32);
 
-/// A few completions laid end to end, each distinct prompt once, followed by all that continues it.
+/// Distinct prompts in order of first appearance, each with the indices of its entries.
+type PromptGroups<'a> = Vec<(&'a [u32], Vec<usize>)>;
+
+fn group_by_prompt<'a>(entries: impl Iterator<Item = (usize, &'a [u32])>) -> PromptGroups<'a> {
+    let mut groups = PromptGroups::new();
+    let mut known: HashMap<&[u32], usize> = HashMap::new();
+    for (index, prompt) in entries {
+        let place = *known.entry(prompt).or_insert(groups.len());
+        match groups.get_mut(place) {
+            Some((_, members)) => members.push(index),
+            None => groups.push((prompt, vec![index])),
+        }
+    }
+    groups
+}
+
+/// Completions laid end to end for one forward pass. Each distinct prompt comes once, followed by
+/// the completions that continue it.
 pub(crate) struct PackedBatch {
-    /// `[tokens]`
+    /// Token ids, `[tokens]`. The last token of a completion predicts nothing and is left out.
     pub ids: Tensor,
     /// Prompts and completions within `ids`.
     pub segments: Arc<Segments>,
-    /// Tokens that predict a sampled token, sample by sample.
+    /// Index into `ids` of the token that predicts each sampled token, `[rows]`, in the order of
+    /// the completions.
     pub rows: Tensor,
-    /// The token that each row predicts.
+    /// The sampled token that each row predicts.
     pub targets: Vec<u32>,
-    /// The temperature of each row.
+    /// Sampling temperature of each row.
     pub temperatures: Vec<f32>,
 }
 
 impl PackedBatch {
-    /// Lays out completions; rows come in their order.
-    pub fn new(parts: &[Part<'_>], device: &Device) -> Result<Self> {
-        let mut prompts: Vec<(&[u32], Vec<usize>)> = Vec::new();
-        let mut known: HashMap<&[u32], usize> = HashMap::new();
-        for (index, (prompt, ..)) in parts.iter().enumerate() {
-            let place = *known.entry(prompt).or_insert(prompts.len());
-            match prompts.get_mut(place) {
-                Some((_, members)) => members.push(index),
-                None => prompts.push((prompt, vec![index])),
-            }
-        }
-        Self::with_families(parts, &prompts, device)
+    /// Lays out completions; no prompt may be empty.
+    ///
+    /// # Errors
+    /// If a tensor cannot be made.
+    pub fn new(completions: &[PromptCompletion<'_>], device: &Device) -> Result<Self> {
+        let prompts = completions.iter().enumerate().map(|(i, c)| (i, c.0));
+        Self::with_groups(completions, &group_by_prompt(prompts), device)
     }
 
-    /// As [`Self::new`], with a prompt of its own for every completion.
+    /// As [`Self::new`], but repeats the prompt for every completion.
     #[cfg(test)]
-    pub fn unshared(parts: &[Part<'_>], device: &Device) -> Result<Self> {
-        let prompts: Vec<_> = parts.iter().enumerate().map(|(i, p)| (p.0, vec![i])).collect();
-        Self::with_families(parts, &prompts, device)
+    pub fn unshared(completions: &[PromptCompletion<'_>], device: &Device) -> Result<Self> {
+        let groups: Vec<_> = completions.iter().enumerate().map(|(i, c)| (c.0, vec![i])).collect();
+        Self::with_groups(completions, &groups, device)
     }
 
-    fn with_families(
-        parts: &[Part<'_>],
-        prompts: &[(&[u32], Vec<usize>)],
+    fn with_groups(
+        completions: &[PromptCompletion<'_>],
+        groups: &PromptGroups<'_>,
         device: &Device,
     ) -> Result<Self> {
         let (mut ids, mut table) = (Vec::new(), Vec::new());
-        // Of each part, the token that predicts its first one, and the first of its branch.
-        let mut firsts = vec![(0, 0); parts.len()];
-        for (prompt, members) in prompts {
+        // Of each completion: the prompt's last token, which predicts the first sampled one, and
+        // the start of the completion's own segment.
+        let mut starts = vec![(0, 0); completions.len()];
+        for (prompt, members) in groups {
             let root = table.len();
             table.push(Segment { start: ids.len(), len: prompt.len(), prefix: None });
             ids.extend_from_slice(prompt);
             let last = ids.len() - 1;
             for member in members {
-                firsts[*member] = (last, ids.len());
-                // The last sampled token predicts nothing.
-                let fed = parts[*member].1.split_last().map_or(&[][..], |(_, fed)| fed);
+                starts[*member] = (last, ids.len());
+                let fed = completions[*member].1.split_last().map_or(&[][..], |(_, fed)| fed);
                 table.push(Segment { start: ids.len(), len: fed.len(), prefix: Some(root) });
                 ids.extend_from_slice(fed);
             }
         }
         let (mut rows, mut targets, mut temperatures) = (Vec::new(), Vec::new(), Vec::new());
-        for ((_, completion, temperature), (last, branch)) in parts.iter().zip(firsts) {
-            let predicting = std::iter::once(last).chain(branch..);
+        for ((_, completion, temperature), (last, start)) in completions.iter().zip(starts) {
+            let predicting = std::iter::once(last).chain(start..);
             rows.extend(predicting.take(completion.len()).map(|row| row as u32));
             targets.extend_from_slice(completion);
             temperatures.extend(std::iter::repeat_n(*temperature, completion.len()));
@@ -139,56 +153,44 @@ impl PackedBatch {
     }
 }
 
-/// Splits `active` samples into micro-batches of at most `micro_batch` samples and those into shards
-/// of about `tokens` computed tokens or fewer (a longer sample has a shard of its own). Samples of
-/// one prompt stay together where they fit; prompts with the most tokens come first.
+/// Splits the `active` samples into micro-batches of at most `micro_batch` samples, and those into
+/// shards of at most `max_tokens` computed tokens (a longer sample has its own shard). Samples of
+/// one prompt stay together where they fit, so that the prompt is computed once. Prompts with the
+/// most tokens come first.
 pub(crate) fn shards(
     samples: &[TrainSample],
     active: &[usize],
     micro_batch: usize,
-    tokens: usize,
+    max_tokens: usize,
 ) -> Vec<Vec<Vec<usize>>> {
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut known: HashMap<&[u32], usize> = HashMap::new();
-    for index in active {
-        let place = *known.entry(&samples[*index].prompt_ids).or_insert(groups.len());
-        match groups.get_mut(place) {
-            Some(group) => group.push(*index),
-            None => groups.push(vec![*index]),
-        }
-    }
-    let own = |index: &usize| samples[*index].ids.len() - 1;
-    let cost = |members: &[usize]| {
-        let prompt = members.first().map_or(0, |first| samples[*first].prompt_ids.len());
-        prompt + members.iter().map(own).sum::<usize>()
+    let prompt = |index: usize| samples[index].prompt_ids.as_slice();
+    let own_tokens = |index: usize| samples[index].ids.len() - 1;
+    let tokens = |members: &[usize]| {
+        prompt(members[0]).len() + members.iter().map(|i| own_tokens(*i)).sum::<usize>()
     };
-    groups.sort_by_key(|group| (std::cmp::Reverse(cost(group)), group[0]));
-    let order: Vec<usize> = groups.into_iter().flatten().collect();
-    let same = |a: &usize, b: &usize| samples[*a].prompt_ids == samples[*b].prompt_ids;
+    let mut groups = group_by_prompt(active.iter().map(|index| (*index, prompt(*index))));
+    groups.sort_by_key(|(_, members)| (Reverse(tokens(members)), members[0]));
+    let order: Vec<usize> = groups.into_iter().flat_map(|(_, members)| members).collect();
     let split = |batch: &[usize]| {
-        let mut shards: Vec<Vec<usize>> = Vec::new();
+        let (mut shards, mut shard) = (Vec::new(), Vec::new());
         let mut used = 0;
-        for group in batch.chunk_by(same) {
-            let prompt = samples[group[0]].prompt_ids.len();
-            // Whole in the shard at hand, or else from a new one on, as full as they get.
-            if used == 0 || used + cost(group) > tokens {
-                shards.push(Vec::new());
-                used = prompt;
-            } else {
-                used += prompt;
+        for group in batch.chunk_by(|a, b| prompt(*a) == prompt(*b)) {
+            // A group joins the current shard only as a whole.
+            if !shard.is_empty() && used + tokens(group) > max_tokens {
+                shards.push(std::mem::take(&mut shard));
+                used = 0;
             }
-            for index in group {
-                let full = used + own(index) > tokens;
-                if full && shards.last().is_some_and(|shard| !shard.is_empty()) {
-                    shards.push(Vec::new());
-                    used = prompt;
+            used += prompt(group[0]).len();
+            for &index in group {
+                if !shard.is_empty() && used + own_tokens(index) > max_tokens {
+                    shards.push(std::mem::take(&mut shard));
+                    used = prompt(index).len();
                 }
-                used += own(index);
-                if let Some(shard) = shards.last_mut() {
-                    shard.push(*index);
-                }
+                used += own_tokens(index);
+                shard.push(index);
             }
         }
+        shards.push(shard);
         shards
     };
     order.chunks(micro_batch.max(1)).map(split).collect()

@@ -1,4 +1,4 @@
-//! What the worker remembers between steps beside the learner's own state; part of a checkpoint.
+//! The trainer's state between steps, apart from the learner's own; part of a checkpoint.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,52 +7,54 @@ use hone_core::types::{PolicyVersion, StepRecord};
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 
-/// The worker's share of a checkpoint.
+/// What a checkpoint stores under `extra`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct LoopState {
+pub(super) struct TrainProgress {
     /// Running baselines by route and part.
-    pub(crate) baselines: Baselines,
-    /// AdaptiveWeights of adaptive parts.
+    pub(super) baselines: Baselines,
+    /// State of adaptive part weights. Absent from older checkpoints.
     #[serde(default)]
-    pub(crate) weights: AdaptiveWeights,
-    /// The version that the weights come after.
-    pub(crate) parent: PolicyVersion,
-    /// Steps taken since that version.
-    pub(crate) pending: u64,
-    /// The last step: the ledger's cursor, since it names the groups that were consumed.
-    pub(crate) last_step: Option<StepRecord>,
+    pub(super) weights: AdaptiveWeights,
+    /// The published version that the weights descend from.
+    pub(super) parent: PolicyVersion,
+    /// Steps taken since `parent`.
+    #[serde(rename = "pending")]
+    pub(super) unpublished_steps: u64,
+    /// The record of the last step. It names the groups that the step consumed, so a restart can
+    /// repeat a ledger write that a crash prevented.
+    pub(super) last_step: Option<StepRecord>,
 }
 
-impl LoopState {
-    pub(crate) fn new(baseline_window: f64) -> Self {
+impl TrainProgress {
+    pub(super) fn new(baseline_window: f64) -> Self {
         Self {
             baselines: Baselines::new(baseline_window),
             weights: AdaptiveWeights::default(),
             parent: PolicyVersion::BASE,
-            pending: 0,
+            unpublished_steps: 0,
             last_step: None,
         }
     }
 
-    /// The weights are now those of `version`.
-    pub(crate) fn published(&mut self, version: PolicyVersion) {
+    /// Records that the weights are those of `version`.
+    pub(super) fn set_published(&mut self, version: PolicyVersion) {
         self.parent = version;
-        self.pending = 0;
+        self.unpublished_steps = 0;
     }
 
-    /// The weights have moved on by a step.
-    pub(crate) fn stepped(&mut self, record: StepRecord) {
+    /// Records a step.
+    pub(super) fn add_step(&mut self, record: StepRecord) {
         self.last_step = Some(record);
-        self.pending += 1;
+        self.unpublished_steps += 1;
     }
 
-    /// Steps that are written down.
-    pub(crate) fn steps(&self) -> u64 {
+    /// Number of recorded steps. The learner is one ahead while its step may still be undone.
+    pub(super) fn steps(&self) -> u64 {
         self.last_step.as_ref().map_or(0, |step| step.step)
     }
 
-    /// The version whose weights these are exactly, if it is one.
-    pub(crate) fn current_version(&self) -> Option<PolicyVersion> {
-        (self.pending == 0).then_some(self.parent)
+    /// The version that has exactly these weights; `None` after an unpublished step.
+    pub(super) fn current_version(&self) -> Option<PolicyVersion> {
+        (self.unpublished_steps == 0).then_some(self.parent)
     }
 }

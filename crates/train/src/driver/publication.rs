@@ -1,92 +1,94 @@
-//! A publication beside the next step: loading a version into the server takes one thread, and the
-//! trainer's pool would wait for it.
+//! A publication on a thread of its own. The engine loads a version on one thread, for which the
+//! trainer's pool would otherwise wait.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use rayon::ThreadPool;
 use tokio::runtime::Handle;
 
-use hone_core::process::to_background;
+use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 
-use super::handle::TrainError;
-use super::progress::LoopState;
-use super::worker::TrainSetup;
-use crate::Snapshot;
-use crate::policy::{Candidate, PublishOutcome};
+use super::error::TrainFailure;
+use super::progress::TrainProgress;
+use super::setup::TrainSetup;
+use crate::error::LearnError;
+use crate::learning::snapshot::Snapshot;
+use crate::policy::{Candidate, PolicyError, PublishOutcome};
 
-/// What became of it, and when.
-type Ended = (PublishOutcome, UnixMillis);
+/// The outcome of a publication and the time at which it was known.
+type Finished = (PublishOutcome, UnixMillis);
 
-/// A version on its way. Dropping it waits for its end.
-pub(crate) struct Publication {
-    /// Steps taken when it was made.
-    pub(crate) step: u64,
-    /// When the feedback came in that it was trained on.
-    pub(crate) feedback: Vec<u64>,
-    /// Until the end was waited for.
-    thread: Option<JoinHandle<Result<Ended, String>>>,
+/// A publication in progress. Dropping it waits for its end, so that a restarted trainer finds it
+/// completed in the ledger.
+pub(super) struct Publication {
+    /// Number of the step that the weights come from.
+    pub(super) step: u64,
+    /// Arrival times of the feedback that the version is the first to be trained on.
+    pub(super) feedback_times: Vec<UnixMillis>,
+    /// `None` once joined.
+    thread: Option<JoinHandle<Result<Finished, PolicyError>>>,
 }
 
 impl Publication {
-    /// Begins to publish `snapshot`, the weights after `progress`; `pool` scores the probe.
-    pub(crate) fn begin(
-        parts: &TrainSetup,
+    /// Starts to publish `snapshot`, the weights after the last step of `progress`. The probe is
+    /// scored on `pool`.
+    pub(super) fn start(
+        setup: &TrainSetup,
         runtime: &Handle,
-        pool: &Arc<rayon::ThreadPool>,
+        pool: &Arc<ThreadPool>,
         snapshot: Snapshot,
-        progress: &LoopState,
-        feedback: Vec<u64>,
-    ) -> Result<Self, TrainError> {
+        progress: &TrainProgress,
+        feedback_times: Vec<UnixMillis>,
+    ) -> Result<Self, TrainFailure> {
         let (parent, step) = (progress.parent, progress.steps());
         let metrics = progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
-        let (policies, runtime) = (Arc::clone(&parts.policies), runtime.clone());
-        let base_model = parts.model_name.clone();
-        let candidate = Offered { snapshot, pool: Arc::clone(pool), base_model };
+        let (policies, runtime) = (Arc::clone(&setup.policies), runtime.clone());
+        let base_model = setup.model_name.clone();
+        let candidate = SnapshotCandidate { snapshot, pool: Arc::clone(pool), base_model };
         let publish = move || {
             to_background();
-            let verdict = runtime.block_on(policies.propose(&candidate, parent, step, metrics));
-            verdict.map(|verdict| (verdict, now_ms())).map_err(|error| error.to_string())
+            let outcome = runtime.block_on(policies.publish(&candidate, parent, step, metrics))?;
+            Ok((outcome, now_ms()))
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
-        let thread = thread.map_err(|error| TrainError::Failed(format!("no thread: {error}")))?;
-        Ok(Self { step, feedback, thread: Some(thread) })
+        let thread = thread.map_err(TrainFailure::Thread)?;
+        Ok(Self { step, feedback_times, thread: Some(thread) })
     }
 
-    /// Whether its end need not be waited for.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for what became of it.
-    pub(crate) fn end(&mut self) -> Result<Ended, TrainError> {
-        let ended = self.thread.take().map(JoinHandle::join);
-        let panicked = || TrainError::Failed("the publication panicked".to_owned());
-        ended.and_then(Result::ok).ok_or_else(panicked)?.map_err(TrainError::Failed)
+    /// Waits for the outcome. A second call fails.
+    pub(super) fn wait(&mut self) -> Result<Finished, TrainFailure> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(finished)) => Ok(finished?),
+            Some(Err(panic)) => Err(TrainFailure::from_panic(&*panic)),
+            None => Err(TrainFailure::Panic("the publication was already joined".to_owned())),
+        }
     }
 }
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        // A trainer that starts anew must find it done.
         if let Some(thread) = self.thread.take() {
-            let _gone = thread.join();
+            let _outcome = thread.join();
         }
     }
 }
 
-/// The weights, as the policy module wants to see them.
-struct Offered {
+struct SnapshotCandidate {
     snapshot: Snapshot,
-    /// Not the trainer's, which is busy with the next step.
-    pool: Arc<rayon::ThreadPool>,
+    pool: Arc<ThreadPool>,
     base_model: String,
 }
 
-impl Candidate for Offered {
-    fn write(&self, dir: &Path) -> Result<(), String> {
-        self.snapshot.write(dir, &self.base_model).map_err(|error| error.to_string())
+impl Candidate for SnapshotCandidate {
+    fn write(&self, dir: &Path) -> Result<(), LearnError> {
+        self.snapshot.write(dir, &self.base_model)
     }
 
     fn score(
@@ -94,9 +96,7 @@ impl Candidate for Offered {
         prompt_ids: &[TokenId],
         ids: &[TokenId],
         temperature: f32,
-    ) -> Result<Vec<f32>, String> {
-        self.pool
-            .install(|| self.snapshot.score(prompt_ids, ids, temperature))
-            .map_err(|error| error.to_string())
+    ) -> Result<Vec<f32>, LearnError> {
+        self.pool.install(|| self.snapshot.score(prompt_ids, ids, temperature))
     }
 }

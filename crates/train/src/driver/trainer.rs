@@ -1,431 +1,340 @@
-//! What the worker's thread does: gather, step, checkpoint, publish.
-//!
-//! Invariant: a step's checkpoint is durable before the ledger marks its groups trained, and both
-//! before its version is served, so a crash anywhere repeats at most the publication.
+//! The loop of the trainer's thread, and one optimizer step from batch to publication.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 
-use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion, StepRecord, now_ms};
-use hone_model::ModelSpec;
+use hone_core::types::{GroupState, PolicyVersion, StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
-use super::handle::{StatusCell, StepGate, TrainCommand, TrainError, TrainState, TrainStatus};
-use super::progress::LoopState;
+use super::command::{StepGate, StepReply, TrainCommand};
+use super::error::{TrainError, TrainFailure};
+use super::prepared::PreparedBatch;
+use super::progress::TrainProgress;
 use super::publication::Publication;
-use super::reporting;
-use super::worker::{Pools, TrainSetup};
+use super::setup::{ThreadPools, TrainSetup};
+use super::skipped::{SkipLog, SkippedBatch};
+use super::status::{StatusCell, TrainState};
+use super::step_metrics;
 use crate::data::batch_builder::TrainBatch;
 use crate::data::{batch_builder, feedback_cap};
-use crate::learning::learner::NO_SAMPLE;
-use crate::learning::{checkpoint, objective};
-use crate::memory::BaseMemory;
-use crate::memory::memory_check::{available_memory, check_room};
+use crate::error::LearnError;
+use crate::learning::checkpoint;
+use crate::learning::learner::{Learner, StepStats};
 use crate::policy::PublishOutcome;
-use crate::{LearnError, Learner};
 
-/// How often an idle worker looks around by itself.
-const TICK: Duration = Duration::from_secs(1);
+/// How long an idle trainer waits for a command before it looks for ready groups anyway.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The learner together with what it has done.
-pub(crate) struct Trainer<'a> {
-    parts: &'a TrainSetup,
-    board: &'a StatusCell,
-    runtime: &'a Handle,
-    pools: &'a Pools,
-    learner: Learner,
-    progress: LoopState,
-    /// A version on its way, which the weights are at most one step ahead of.
-    offer: Option<Publication>,
-    /// Activations by hand that have been followed.
-    rollbacks: u64,
-    /// When the feedback came in that no published version was trained on yet.
-    feedback: Vec<u64>,
+/// The learner and everything that a step reads or changes.
+pub(super) struct Trainer<'a> {
+    pub(super) setup: &'a TrainSetup,
+    pub(super) status: &'a StatusCell,
+    /// Runs the asynchronous part of a publication.
+    pub(super) runtime: &'a Handle,
+    pub(super) pools: &'a ThreadPools,
+    pub(super) learner: Learner,
+    pub(super) progress: TrainProgress,
+    /// The publication in progress. The learner is at most one step ahead of it.
+    pub(super) publication: Option<Publication>,
+    /// Operator activations that the weights follow.
+    pub(super) rollbacks: u64,
+    /// Arrival times of feedback that was trained on, but not yet in a published version.
+    pub(super) feedback_times: Vec<UnixMillis>,
+    pub(super) skip_log: SkipLog,
 }
 
-type Outcome<T> = Result<T, TrainError>;
-
-/// Any error of a part, as the trainer's own.
-fn failed(error: impl std::fmt::Display) -> TrainError {
-    TrainError::Failed(error.to_string())
-}
-
-impl<'a> Trainer<'a> {
-    /// Loads the model and the newest checkpoint and brings it to one opinion with the ledger.
-    pub(crate) fn restore(
-        parts: &'a TrainSetup,
-        board: &'a StatusCell,
-        runtime: &'a Handle,
-        pools: &'a Pools,
-    ) -> Outcome<Self> {
-        let pool = &pools.train;
-        if let Some(available) = available_memory() {
-            let spec = ModelSpec::from_config(&parts.model.config).map_err(failed)?;
-            let threads = pool.current_num_threads();
-            let loaded = parts.base.is_some();
-            let base = BaseMemory::read(&spec, &parts.model.weights, parts.config.base_dtype);
-            let base = base.map_err(failed)?;
-            check_room(&spec, base, &parts.config, threads, (available, loaded)).map_err(failed)?;
-        }
-        let learner = pool.install(|| match &parts.base {
-            Some(base) => Learner::with_model(base.clone(), &parts.config),
-            None => Learner::new(&parts.model, &parts.config),
-        });
-        let learner = learner.map_err(failed)?;
-        let rollbacks = parts.policies.watch_rollback().borrow().count;
-        let mut trainer = Self {
-            parts,
-            board,
-            runtime,
-            pools,
-            learner,
-            offer: None,
-            progress: LoopState::new(parts.config.baseline_window),
-            rollbacks,
-            feedback: Vec::new(),
-        };
-        let saved = checkpoint::latest(&parts.checkpoints).map_err(failed)?;
-        if let Some(dir) = &saved {
-            let extra = trainer.learner.load(dir).map_err(failed)?;
-            trainer.progress = serde_json::from_value(extra)
-                .map_err(|error| failed(format!("{}: {error}", dir.display())))?;
-            trainer.progress.baselines.set_window(parts.config.baseline_window);
-        }
-        trainer.reconcile()?;
-        // Samples of the base are none of the adapter that the run starts from.
-        let adapter = &parts.config.lora.init_adapter;
-        let begins = saved.is_none() && !adapter.as_os_str().is_empty();
-        if begins && parts.policies.active() == PolicyVersion::BASE {
-            trainer.publish()?;
-        }
-        trainer.report();
-        Ok(trainer)
-    }
-
-    /// Repeats what a crash may have cut off after the checkpoint: the ledger's step record and
-    /// the publication. Follows the ledger where somebody activated another version meanwhile.
-    fn reconcile(&mut self) -> Outcome<()> {
-        let step = self.learner.step_count();
-        let recorded = self.parts.store.last_step().map_err(failed)?.map_or(0, |s| s.step);
-        if let Some(record) = self.progress.last_step.clone()
-            && recorded < step
-        {
-            self.parts.store.commit_blocking(vec![Op::Step(Box::new(record))]).map_err(failed)?;
-        }
-        let active = self.parts.policies.active();
-        let made = self
-            .parts
-            .policies
-            .list()
-            .map_err(failed)?
-            .into_iter()
-            .rev()
-            .find(|p| p.step == step && p.adapter.is_some());
-        match made {
-            Some(policy) if policy.version == active => self.progress.published(active),
-            Some(policy)
-                if policy.state == PolicyState::Rejected
-                    && policy.parent == Some(active)
-                    && policy.metrics.contains_key("parity_logprob_difference") =>
-            {
-                self.reset()?;
-            }
-            _ if self.progress.parent == active => {
-                if self.progress.pending >= self.parts.publish_every {
-                    self.publish()?;
-                }
-            }
-            _ => self.reset()?,
-        }
-        Ok(())
-    }
-
-    /// Goes on from the version being served.
-    fn reset(&mut self) -> Outcome<()> {
-        let active = self.parts.policies.active();
-        let adapter = self.parts.policies.active_adapter().map_err(failed)?;
-        let (learner, pool) = (&mut self.learner, &self.pools.train);
-        pool.install(|| learner.reset_to(adapter.as_deref())).map_err(failed)?;
-        self.progress.published(active);
-        tracing::info!(version = %active, "trainer goes on from the active policy version");
-        Ok(())
-    }
-
-    /// The loop: commands first, then rollbacks, then steps.
-    pub(crate) fn run(
+impl Trainer<'_> {
+    /// Runs until a stop command: commands first, then rollbacks, then at most one step.
+    pub(super) fn run(
         &mut self,
         commands: &Receiver<TrainCommand>,
-        hold: &mut StepGate,
-    ) -> Outcome<()> {
-        let mut idle = false;
-        loop {
-            let wait = if idle { TICK } else { Duration::ZERO };
-            let mut next = commands.recv_timeout(wait);
-            // All that wait: there is a wake-up for each of a step's groups, and a pause or an end
-            // behind them must not wait for as many steps.
-            loop {
-                match next.map(|command| hold.follow(command)) {
-                    Ok(Some(TrainCommand::Step(reply))) => {
-                        self.conclude()?;
-                        self.follow_rollback()?;
-                        self.step_now(reply)?;
-                    }
-                    Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
-                        return self.conclude().map(drop);
-                    }
-                    Ok(_) => {}
-                    Err(RecvTimeoutError::Timeout) => break,
-                }
-                next = commands.recv_timeout(Duration::ZERO);
-            }
+        gate: &mut StepGate,
+    ) -> Result<(), TrainError> {
+        let mut wait = Duration::ZERO;
+        while self.handle_commands(commands, gate, wait)? {
             self.follow_rollback()?;
-            if self.offer.as_ref().is_some_and(Publication::is_over) {
-                self.conclude()?;
+            if self.publication.as_ref().is_some_and(Publication::is_finished) {
+                self.finish_publish()?;
             }
-            let max_steps = self.parts.config.max_steps;
-            let state = if max_steps > 0 && self.learner.step_count() >= max_steps {
-                TrainState::Finished
-            } else if hold.holds(self.learner.step_count()) {
-                TrainState::Paused
-            } else {
-                TrainState::Waiting
-            };
+            let state = self.state_without_step(gate);
             let batch = match state {
-                TrainState::Waiting => self.gather(self.parts.config.samples_per_step)?,
+                TrainState::Waiting => self.next_batch(self.setup.config.samples_per_step)?,
                 _ => None,
             };
-            idle = batch.is_none();
-            if let Some(mut batch) = batch {
-                self.step(&mut batch)?;
+            if let Some(batch) = batch {
+                self.step(batch)?;
+                wait = Duration::ZERO;
             } else {
-                self.conclude()?;
-                self.board.state(state);
+                self.finish_publish()?;
+                self.status.set_state(state);
                 self.report();
+                wait = POLL_INTERVAL;
             }
+        }
+        self.finish_publish()?;
+        Ok(())
+    }
+
+    /// Handles all queued commands, waiting up to `wait` for the first. Returns false after a stop.
+    ///
+    /// The queue is emptied before the next step, because every ready group has sent a wake-up: a
+    /// pause queued after them must not wait for as many steps.
+    fn handle_commands(
+        &mut self,
+        commands: &Receiver<TrainCommand>,
+        gate: &mut StepGate,
+        mut wait: Duration,
+    ) -> Result<bool, TrainError> {
+        loop {
+            match commands.recv_timeout(wait).map(|command| gate.apply(command)) {
+                Ok(Some(TrainCommand::Step(reply))) => self.step_on_request(reply)?,
+                Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
+                    return Ok(false);
+                }
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => return Ok(true),
+            }
+            wait = Duration::ZERO;
         }
     }
 
-    fn step_now(&mut self, reply: oneshot::Sender<Result<TrainStatus, TrainError>>) -> Outcome<()> {
-        let outcome = match self.gather(1)? {
-            Some(mut batch) => {
-                self.step(&mut batch).and_then(|()| self.conclude()).map(|_| self.board.read())
+    /// The state unless a batch is ready; only [`TrainState::Waiting`] permits a step.
+    fn state_without_step(&self, gate: &StepGate) -> TrainState {
+        let (steps, max_steps) = (self.learner.step_count(), self.setup.config.max_steps);
+        if max_steps > 0 && steps >= max_steps {
+            TrainState::Finished
+        } else if gate.is_closed(steps) {
+            TrainState::Paused
+        } else {
+            TrainState::Waiting
+        }
+    }
+
+    /// Takes one step on the groups that are ready, publishes it, and replies with the status.
+    fn step_on_request(&mut self, reply: StepReply) -> Result<(), TrainError> {
+        self.finish_publish()?;
+        self.follow_rollback()?;
+        let outcome = match self.next_batch(1)? {
+            Some(batch) => {
+                let step = self.step(batch).and_then(|()| self.finish_publish());
+                step.map(|_| self.status.read()).map_err(TrainError::from)
             }
             None => Err(TrainError::NothingReady),
         };
-        let fatal = match &outcome {
-            Err(error @ TrainError::Failed(_)) => Err(error.clone()),
-            _ => Ok(()),
-        };
-        // A caller that has gone away needs no answer.
-        let _gone = reply.send(outcome);
-        fatal
+        let failure =
+            outcome.as_ref().err().filter(|e| matches!(e, TrainError::Failed(_))).cloned();
+        // Fails only if the caller no longer waits.
+        let _hung_up = reply.send(outcome);
+        failure.map_or(Ok(()), Err)
     }
 
-    /// How often a version has been activated by hand.
-    fn activations(&self) -> u64 {
-        self.parts.policies.watch_rollback().borrow().count
-    }
-
-    fn follow_rollback(&mut self) -> Outcome<()> {
-        let count = self.activations();
-        if count != self.rollbacks {
-            // It came before that activation or not at all: one publication at a time.
-            self.conclude()?;
-            self.rollbacks = count;
-            self.reset()?;
-            self.checkpoint()?;
-        }
-        Ok(())
-    }
-
-    /// Enough trainable samples for a step, oldest groups first; stale groups are dropped.
-    fn gather(&self, wanted: usize) -> Outcome<Option<TrainBatch>> {
-        let mut batch = batch_builder::gather(
-            &self.parts.store,
-            &self.parts.routes,
-            self.reached(),
-            self.parts.config.max_staleness,
+    /// The oldest ready groups, once they hold `wanted` trainable samples. Drops stale groups.
+    fn next_batch(&self, wanted: usize) -> Result<Option<TrainBatch>, TrainFailure> {
+        let (setup, config) = (self.setup, &self.setup.config);
+        let mut batch = batch_builder::build_batch(
+            &setup.store,
+            &setup.routes,
+            self.version_after_publication(),
+            config.max_staleness,
             wanted,
-            self.parts.config.samples_per_step,
-        )
-        .map_err(failed)?;
+            config.samples_per_step,
+        )?;
         if let Some(batch) = &mut batch {
-            feedback_cap::cap(batch, &self.parts.routes, &self.parts.metrics);
+            feedback_cap::cap(batch, &setup.routes, &setup.metrics);
         }
         Ok(batch)
     }
 
-    fn step(&mut self, batch: &mut TrainBatch) -> Outcome<()> {
-        self.board.state(TrainState::Training);
+    /// One step: prepare, optimize, record, maybe publish. It ends early in two cases:
+    /// - the batch cannot be stepped on: the weights stay, and its groups are dropped
+    /// - the previous step's version is not served: this step is undone, and its groups stay ready
+    fn step(&mut self, batch: TrainBatch) -> Result<(), TrainFailure> {
+        self.status.set_state(TrainState::Training);
         let started = Instant::now();
-        self.progress.weights.apply(&self.parts.routes, batch);
-        let batch = &*batch;
-        let staleness = batch.staleness(self.reached());
-        let mut baselines = self.progress.baselines.clone();
-        let advantages = baselines.advantages(&batch.rewards(), &self.parts.config);
-        let samples = batch.train_samples(&advantages);
-        // No sample has this version: after a step that was not published the weights are nobody's.
-        let current = self.progress.current_version().map_or(u64::MAX, |v| v.0);
-        let limit = self.parts.max_completion_tokens;
-        let next = self.learner.step_count() + 1;
-        let rate = self.parts.peak_rates.iter().rev().find(|(first, _)| *first <= next);
-        self.learner.set_peak_rate(rate.map_or(self.parts.config.learning_rate, |(_, r)| *r));
-        let (learner, pool) = (&mut self.learner, &self.pools.train);
-        let stats = match pool.install(|| learner.step(&samples, current, limit)) {
+        let prepared = self.prepare(batch);
+        let stats = match self.optimize(&prepared)? {
             Ok(stats) => stats,
-            // Dropped, or the same step would fail again after every restart.
-            Err(LearnError::Sample { index, reason }) => {
-                return self.skip(batch.group_of(&advantages, index), "invalid", &reason);
-            }
-            Err(error) => return Err(failed(error)),
+            Err(skipped) => return self.drop_groups(skipped),
         };
-        if let Some(reason) = &stats.skipped {
-            let state = if reason == NO_SAMPLE { "no_sample" } else { "non_finite" };
-            return self.skip(batch.group_ids(), state, reason);
-        }
-        // Nothing is written down of a step on weights that were rejected: its groups stay.
-        if !self.conclude()? {
+        // Nothing of this step may be durable before the version it starts from is served.
+        if !self.finish_publish()? {
             return Ok(());
         }
-        self.progress.baselines = baselines;
-        self.progress.weights.observe(&self.parts.routes, batch);
+        self.record(prepared, stats, started)?;
+        self.maybe_publish()
+    }
+
+    /// Computes advantages and selects the samples to train on.
+    fn prepare(&self, mut batch: TrainBatch) -> PreparedBatch {
+        self.progress.weights.apply(&self.setup.routes, &mut batch);
+        let staleness = batch.staleness(self.version_after_publication());
+        let mut baselines = self.progress.baselines.clone();
+        let advantages = baselines.advantages(&batch.rewards(), &self.setup.config);
+        let samples = batch.train_samples(&advantages);
+        PreparedBatch { batch, advantages, samples, baselines, staleness }
+    }
+
+    /// Updates the weights. The inner error is a batch that cannot be stepped on; the weights then
+    /// stay as they were.
+    fn optimize(
+        &mut self,
+        prepared: &PreparedBatch,
+    ) -> Result<Result<StepStats, SkippedBatch>, TrainFailure> {
+        self.learner.set_peak_rate(self.setup.peak_rate(self.learner.step_count() + 1));
+        // Unpublished weights have no version; `u64::MAX` matches no sample.
+        let version = self.progress.current_version().map_or(u64::MAX, |v| v.0);
+        let max_tokens = self.setup.max_completion_tokens;
+        let learner = &mut self.learner;
+        let stats =
+            self.pools.train.install(|| learner.step(&prepared.samples, version, max_tokens));
+        match stats {
+            Ok(StepStats { skipped: Some(reason), .. }) => Ok(Err(prepared.skip(reason))),
+            Ok(stats) => Ok(Ok(stats)),
+            // A restart would meet the same sample again, so its group is dropped instead.
+            Err(LearnError::Sample { index, reason }) => {
+                Ok(Err(prepared.skip_sample(index, reason)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes the step durable: the checkpoint first, then the ledger's step record, which marks the
+    /// groups as trained. After a crash between the two, [`Self::restore`] writes the record from
+    /// the checkpoint; in the other order, the groups would be lost.
+    fn record(
+        &mut self,
+        prepared: PreparedBatch,
+        stats: StepStats,
+        started: Instant,
+    ) -> Result<(), TrainFailure> {
+        let setup = self.setup;
+        self.progress.weights.observe(&setup.routes, &prepared.batch);
         if !stats.refused.is_empty() {
-            let samples = stats.refused.len();
             tracing::warn!(
-                samples,
-                "sampler and trainer disagree beyond train.max_sampler_difference"
+                samples = stats.refused.len(),
+                "sampler and trainer differ by more than train.max_sampler_difference"
             );
         }
-        let mut metrics = stats.metrics;
-        for (name, value) in [
-            ("reward_mean", advantages.reward_mean),
-            ("reward_std", advantages.reward_std),
-            ("reward_batch_std", advantages.reward_batch_std),
-            ("zero_std_groups_ratio", advantages.zero_std_groups_ratio),
-        ] {
-            metrics.extend(value.map(|v| (name.to_owned(), v)));
-        }
-        metrics.insert("staleness_versions".to_owned(), staleness);
-        // Of all completions, those without an advantage included.
-        metrics.extend(objective::completions(batch.lengths()));
-        metrics.insert("dropped_groups".to_owned(), advantages.dropped_groups as f64);
-        metrics.extend(advantages.part_figures());
-        for (_, part, weight) in self.progress.weights.all() {
-            metrics.insert(format!("weight/{part}"), weight);
-        }
-        metrics.insert("step_seconds".to_owned(), started.elapsed().as_secs_f64());
+        let weights = &self.progress.weights;
         let record = StepRecord {
             step: self.learner.step_count(),
-            groups: batch.group_ids(),
-            metrics,
+            groups: prepared.batch.group_ids(),
+            metrics: step_metrics::collect(stats.metrics, &prepared, weights, started.elapsed()),
             created: now_ms(),
         };
-        self.progress.stepped(record.clone());
+        self.progress.baselines = prepared.baselines;
+        self.progress.add_step(record.clone());
         self.checkpoint()?;
-        self.parts
-            .store
-            .commit_blocking(vec![Op::Step(Box::new(record.clone()))])
-            .map_err(failed)?;
-        reporting::step(&self.parts.metrics, &record, &advantages, started.elapsed());
-        self.feedback.extend(batch.feedback_times());
+        setup.store.commit_blocking(vec![Op::Step(Box::new(record.clone()))])?;
+        step_metrics::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
+        self.skip_log.stepped();
+        self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();
-        // A version that was activated by hand during the step stays: it is followed next.
-        let overruled = self.activations() != self.rollbacks;
-        if self.progress.pending >= self.parts.publish_every && !overruled {
-            self.offer()?;
-        }
         Ok(())
     }
 
-    /// The version of these weights, as far as it is known before it is served.
-    fn reached(&self) -> PolicyVersion {
-        let active = self.parts.policies.active();
-        let coming = self.offer.as_ref().is_some_and(|offer| !offer.is_over());
-        PolicyVersion(active.0 + u64::from(coming))
+    /// Starts to publish the weights every `policy.publish_every` steps. Does not if an operator
+    /// activated another version during the step: the trainer continues from that one.
+    fn maybe_publish(&mut self) -> Result<(), TrainFailure> {
+        let is_due = self.progress.unpublished_steps >= self.setup.publish_every;
+        if is_due && !self.has_new_rollback() { self.begin_publish() } else { Ok(()) }
     }
 
-    /// Drops groups that cannot be stepped on; the weights have not changed.
-    fn skip(&self, groups: Vec<GroupId>, state: &str, reason: &str) -> Outcome<()> {
-        tracing::warn!(state, reason, groups = groups.len(), "optimiser step skipped");
-        self.parts.metrics.train.skipped_steps.with_label_values(&[state]).inc();
-        self.board.update(|s| s.last_error = Some(reason.to_owned()));
-        let dropped = |id| Op::GroupState(id, GroupState::Dropped(state.to_owned()));
-        let drops = groups.into_iter().map(dropped).collect();
-        self.parts.store.commit_blocking(drops).map_err(failed)?;
+    /// Drops the groups of a skipped batch and counts it.
+    fn drop_groups(&mut self, skipped: SkippedBatch) -> Result<(), TrainFailure> {
+        self.skip_log.skipped(&skipped);
+        let label = skipped.reason.label();
+        self.setup.metrics.train.skipped_steps.with_label_values(&[label]).inc();
+        self.status.update(|s| {
+            s.last_error = Some(skipped.message);
+            s.skipped_batches += 1;
+        });
+        let drop = |id| Op::GroupState(id, GroupState::Dropped(label.to_owned()));
+        self.setup.store.commit_blocking(skipped.groups.into_iter().map(drop).collect())?;
         Ok(())
     }
 
-    fn checkpoint(&self) -> Outcome<()> {
-        let extra = serde_json::to_value(&self.progress).map_err(failed)?;
-        let dir = checkpoint::step_dir(&self.parts.checkpoints, self.learner.step_count());
-        self.learner.save(&dir, &extra).map_err(failed)?;
-        checkpoint::prune(&self.parts.checkpoints, self.parts.config.keep_checkpoints)
-            .map_err(failed)
+    /// Publishes the weights and waits for the outcome.
+    pub(super) fn publish(&mut self) -> Result<(), TrainFailure> {
+        self.begin_publish()?;
+        self.finish_publish().map(drop)
     }
 
-    /// Publishes the weights and waits for it.
-    fn publish(&mut self) -> Outcome<()> {
-        self.offer()?;
-        self.conclude().map(drop)
-    }
-
-    /// Begins to publish the weights; none is under way.
-    fn offer(&mut self) -> Outcome<()> {
-        self.offer = Some(Publication::begin(
-            self.parts,
+    /// Starts to publish the weights. No other publication may be in progress.
+    pub(super) fn begin_publish(&mut self) -> Result<(), TrainFailure> {
+        self.publication = Some(Publication::start(
+            self.setup,
             self.runtime,
             &self.pools.probe,
-            self.learner.snapshot().map_err(failed)?,
+            self.learner.snapshot()?,
             &self.progress,
-            std::mem::take(&mut self.feedback),
+            std::mem::take(&mut self.feedback_times),
         )?);
         Ok(())
     }
 
-    /// Waits for the publication under way, if there is one; false where the weights were rejected or
-    /// overruled and the learner went back, a step taken meanwhile included.
-    fn conclude(&mut self) -> Outcome<bool> {
-        let Some(mut offer) = self.offer.take() else { return Ok(true) };
-        if !offer.is_over() {
-            self.board.state(TrainState::Publishing);
+    /// Waits for the publication in progress, if any. Returns false if its weights are not served:
+    /// the learner then has the active version's weights again, and a step that it took meanwhile
+    /// is undone.
+    pub(super) fn finish_publish(&mut self) -> Result<bool, TrainFailure> {
+        let Some(mut publication) = self.publication.take() else { return Ok(true) };
+        if !publication.is_finished() {
+            self.status.set_state(TrainState::Publishing);
         }
-        let (verdict, ended) = offer.end()?;
-        let published = match verdict {
+        let (outcome, finished) = publication.wait()?;
+        let is_served = match outcome {
             PublishOutcome::Published(record) => {
-                self.progress.published(record.version);
-                #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
-                for arrived in &offer.feedback {
-                    let waited = ended.saturating_sub(*arrived) as f64 / 1000.0;
-                    self.parts.metrics.feedback_to_policy.observe(waited);
-                }
+                self.progress.set_published(record.version);
+                self.observe_feedback_delay(&publication.feedback_times, finished);
                 true
             }
-            PublishOutcome::Rejected(_) | PublishOutcome::Overruled => {
-                if let PublishOutcome::Rejected(record) = verdict {
-                    self.board.update(|s| s.last_error = record.reason);
-                }
-                // Reaches the next version, as before.
-                self.feedback.append(&mut offer.feedback);
-                if self.learner.step_count() > offer.step {
-                    let dir = checkpoint::step_dir(&self.parts.checkpoints, offer.step);
-                    self.learner.load(&dir).map_err(failed)?;
-                }
-                self.reset()?;
-                self.checkpoint()?;
+            PublishOutcome::Rejected(record) => {
+                self.status.update(|s| s.last_error = record.reason);
                 false
             }
+            PublishOutcome::Superseded => false,
         };
+        if !is_served {
+            self.undo(&mut publication)?;
+        }
         self.report();
-        Ok(published)
+        Ok(is_served)
     }
 
-    /// Brings the status up to date.
-    fn report(&self) {
-        self.board.update(|s| {
-            // Not the learner's: its step may have to be undone until it is written down.
+    /// Returns to the active version. If the learner took another step meanwhile, its step count and
+    /// random stream return to those of the checkpoint that was published.
+    fn undo(&mut self, publication: &mut Publication) -> Result<(), TrainFailure> {
+        // The feedback still waits for a version that is served.
+        self.feedback_times.append(&mut publication.feedback_times);
+        if self.learner.step_count() > publication.step {
+            let dir = checkpoint::step_dir(&self.setup.checkpoints, publication.step);
+            self.learner.load(&dir)?;
+        }
+        self.reset_to_active()?;
+        self.checkpoint()
+    }
+
+    fn observe_feedback_delay(&self, arrivals: &[UnixMillis], finished: UnixMillis) {
+        for arrived in arrivals {
+            #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
+            let seconds = finished.saturating_sub(*arrived) as f64 / 1000.0;
+            self.setup.metrics.feedback_to_policy.observe(seconds);
+        }
+    }
+
+    /// The version that will be active once the publication in progress succeeds.
+    fn version_after_publication(&self) -> PolicyVersion {
+        let active = self.setup.policies.active();
+        let is_running = self.publication.as_ref().is_some_and(|p| !p.is_finished());
+        PolicyVersion(active.0 + u64::from(is_running))
+    }
+
+    /// Copies the progress to the status.
+    pub(super) fn report(&self) {
+        self.status.update(|s| {
+            // The learner's count may include a step that can still be undone.
             s.step = self.progress.steps();
             s.policy_version = self.progress.parent.0;
             if let Some(step) = &self.progress.last_step {

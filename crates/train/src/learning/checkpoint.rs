@@ -1,9 +1,8 @@
-//! Checkpoints: a directory that is either whole or not there.
+//! Checkpoint directories, complete or absent after a crash.
 //!
 //! `step-000000000012/` holds `adapter.safetensors`, `moments.safetensors`, `average.safetensors`
-//! where the adapter is averaged, `reference.safetensors` where the reference was synchronised, and
-//! `state.json`, which carries the SHA-256 of the others. It is written beside its place under a
-//! name that starts with a dot, synced, and renamed.
+//! if the adapter is averaged, `reference.safetensors` if the reference was synchronized, and
+//! `state.json`, which has the SHA-256 of the others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,11 +12,9 @@ use candle_core::{Device, Tensor};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
-use hone_core::files::{at, remove_any, sibling, sync_dir, write_synced};
-use hone_model::ModelSpec;
-use hone_model::adapter::weights::named_plan;
+use hone_core::digest::sha256;
+use hone_core::files::{at, remove_any, replace_dir};
 use hone_model::adapter::{LoraConfig, ModuleScale};
 use hone_model::files::safetensors_bytes;
 
@@ -32,73 +29,67 @@ const MOMENTS_FILE: &str = "moments.safetensors";
 const AVERAGE_FILE: &str = "average.safetensors";
 const REFERENCE_FILE: &str = "reference.safetensors";
 const PREFIX: &str = "step-";
+/// Start of the names that [`replace_dir`] gives to its temporary directories.
+const LEFTOVER_PREFIX: &str = ".step-";
 
-/// Everything a learner needs to go on exactly.
-#[derive(Clone, Debug)]
+/// Tensors by name.
+type Tensors = BTreeMap<String, Tensor>;
+
+/// The complete state of a learner.
 pub(crate) struct Checkpoint {
-    /// What is not a tensor.
     pub state: LearnerState,
     /// The adapter under its PEFT names.
-    pub adapter: BTreeMap<String, Tensor>,
-    /// The optimiser's, for every tensor of the adapter that was updated.
-    pub moments: BTreeMap<String, Tensor>,
-    /// The averaged adapter; empty where there is none.
-    pub average: BTreeMap<String, Tensor>,
-    /// The reference's adapter; empty where the reference is the base.
-    pub reference: BTreeMap<String, Tensor>,
+    pub adapter: Tensors,
+    /// The optimizer's moments, for every tensor of the adapter that was updated.
+    pub moments: Tensors,
+    /// The averaged adapter, if there is one.
+    pub average: Option<Tensors>,
+    /// The reference policy's adapter; `None` if the reference is the base.
+    pub reference: Option<Tensors>,
 }
 
-/// The part of a checkpoint that is not a tensor.
+/// The state in `state.json`. Fields with a default are absent from older checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LearnerState {
-    /// Steps taken; also the schedule's place.
+    /// Steps taken, which is also the position in the learning-rate schedule.
     pub step: u64,
-    /// Updates of the optimiser.
+    /// Updates of the optimizer.
     pub updates: u64,
-    /// The random stream of dropout.
+    /// The random stream that seeds dropout.
     pub rng: ChaCha8Rng,
-    /// Tells the base model it belongs to: see `Model::digest`.
+    /// `Model::digest` of the base model.
     pub model: String,
-    /// The adapter's settings, for people and for checkpoints without `factors`.
+    /// The adapter's settings, for readers and for checkpoints without `factors`.
     pub lora: LoraConfig,
-    /// Coefficients that follow a target; absent from older checkpoints.
     #[serde(default)]
     pub adaptive: Option<AdaptiveCoefficients>,
     /// Prompt and completion tokens of all steps.
     #[serde(default)]
     pub tokens: u64,
-    /// Rank and scale of each module, which the settings lead to.
+    /// Rank and scale of each module, as they follow from `lora`.
     #[serde(default)]
     pub factors: BTreeMap<String, ModuleScale>,
-    /// Values in the average.
+    /// Number of values in the average.
     #[serde(default)]
     pub averaged: u64,
-    /// What the caller keeps with it: baselines, ledger cursor.
+    /// State of the caller.
     pub extra: Value,
 }
 
-impl LearnerState {
-    /// Rank and scale of each module.
-    pub(crate) fn factors(&self, spec: &ModelSpec) -> Result<BTreeMap<String, ModuleScale>> {
-        if self.factors.is_empty() {
-            Ok(named_plan(spec, &self.lora)?)
-        } else {
-            Ok(self.factors.clone())
-        }
-    }
-}
-
+/// The content of `state.json`.
 #[derive(Serialize, Deserialize)]
-struct File {
+struct StateFile {
     format: String,
     version: u32,
+    /// Hexadecimal SHA-256 of each of the other files.
     sha256: BTreeMap<String, String>,
+    /// A [`LearnerState`].
     #[serde(flatten)]
-    rest: Value,
+    state: Value,
 }
 
-/// Where the checkpoint of a step belongs.
-pub fn step_dir(root: &Path, step: u64) -> PathBuf {
+/// The directory of a step's checkpoint.
+pub(crate) fn step_dir(root: &Path, step: u64) -> PathBuf {
     root.join(format!("{PREFIX}{step:012}"))
 }
 
@@ -106,7 +97,7 @@ pub fn step_dir(root: &Path, step: u64) -> PathBuf {
 ///
 /// # Errors
 /// If `root` cannot be listed.
-pub fn list(root: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn list(root: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(root) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(at(root))?,
@@ -115,13 +106,8 @@ pub fn list(root: &Path) -> Result<Vec<PathBuf>> {
     for entry in entries {
         let entry = entry.map_err(at(root))?;
         let name = entry.file_name();
-        let step = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(PREFIX))
-            .and_then(|digits| digits.parse::<u64>().ok());
-        if let Some(step) = step {
-            found.push((step, entry.path()));
-        }
+        let step = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u64>().ok());
+        found.extend(step.map(|step| (step, entry.path())));
     }
     found.sort();
     Ok(found.into_iter().map(|(_, path)| path).collect())
@@ -131,18 +117,18 @@ pub fn list(root: &Path) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// If `root` cannot be listed.
-pub fn latest(root: &Path) -> Result<Option<PathBuf>> {
+pub(crate) fn latest(root: &Path) -> Result<Option<PathBuf>> {
     Ok(list(root)?.pop())
 }
 
-/// Removes all but the `keep` newest checkpoints (at least one is kept), and what an interrupted
-/// save left behind.
+/// Removes all but the `max_count` newest checkpoints (at least one is kept), and the remains of
+/// interrupted saves.
 ///
 /// # Errors
-/// If something cannot be listed or removed.
-pub fn prune(root: &Path, keep: usize) -> Result<()> {
+/// If a directory cannot be listed or removed.
+pub(crate) fn prune(root: &Path, max_count: usize) -> Result<()> {
     let all = list(root)?;
-    let surplus = all.len().saturating_sub(keep.max(1));
+    let surplus = all.len().saturating_sub(max_count.max(1));
     for old in &all[..surplus] {
         remove_any(old)?;
     }
@@ -151,82 +137,71 @@ pub fn prune(root: &Path, keep: usize) -> Result<()> {
     }
     for entry in fs::read_dir(root).map_err(at(root))? {
         let entry = entry.map_err(at(root))?;
-        if entry.file_name().to_string_lossy().starts_with(&format!(".{PREFIX}")) {
+        if entry.file_name().to_string_lossy().starts_with(LEFTOVER_PREFIX) {
             remove_any(&entry.path())?;
         }
     }
     Ok(())
 }
 
-/// Writes a checkpoint to `dir`, replacing one that is there: whole or not at all.
+/// Writes a checkpoint to `dir`, and replaces one that exists there.
 pub(crate) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    let parent = dir.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(at(parent))?;
-    let (temporary, replaced) = (sibling(dir, ".tmp"), sibling(dir, ".old"));
-    remove_any(&temporary)?;
-    fs::create_dir(&temporary).map_err(at(&temporary))?;
-    let mut sha256 = BTreeMap::new();
-    for (name, tensors, always) in [
-        (ADAPTER_FILE, &checkpoint.adapter, true),
-        (MOMENTS_FILE, &checkpoint.moments, true),
-        (AVERAGE_FILE, &checkpoint.average, false),
-        (REFERENCE_FILE, &checkpoint.reference, false),
-    ] {
-        if tensors.is_empty() && !always {
-            continue;
+    let files = [
+        (ADAPTER_FILE, Some(&checkpoint.adapter)),
+        (MOMENTS_FILE, Some(&checkpoint.moments)),
+        (AVERAGE_FILE, checkpoint.average.as_ref()),
+        (REFERENCE_FILE, checkpoint.reference.as_ref()),
+    ];
+    replace_dir(dir, |new| {
+        let write = |name: &str, bytes: &[u8]| {
+            let path = new.join(name);
+            fs::write(&path, bytes).map_err(at(&path))
+        };
+        let mut hashes = BTreeMap::new();
+        for (name, tensors) in files {
+            let Some(tensors) = tensors else { continue };
+            let bytes = safetensors_bytes(tensors)?;
+            write(name, &bytes)?;
+            hashes.insert(name.to_owned(), sha256(&bytes));
         }
-        let bytes = safetensors_bytes(tensors)?;
-        write_synced(&temporary.join(name), &bytes)?;
-        sha256.insert(name.to_owned(), digest(&bytes));
-    }
-    let damaged = |e: serde_json::Error| wrong(dir, format!("{STATE_FILE}: {e}"));
-    let rest = serde_json::to_value(&checkpoint.state).map_err(damaged)?;
-    let file = File { format: FORMAT.to_owned(), version: VERSION, sha256, rest };
-    let text = serde_json::to_vec_pretty(&file).map_err(damaged)?;
-    write_synced(&temporary.join(STATE_FILE), &text)?;
-    sync_dir(&temporary)?;
-    remove_any(&replaced)?;
-    if dir.exists() {
-        fs::rename(dir, &replaced).map_err(at(dir))?;
-    }
-    fs::rename(&temporary, dir).map_err(at(dir))?;
-    sync_dir(parent)?;
-    Ok(remove_any(&replaced)?)
+        let unwritable = |e: serde_json::Error| wrong(dir, format!("{STATE_FILE}: {e}"));
+        let state = serde_json::to_value(&checkpoint.state).map_err(unwritable)?;
+        let file = StateFile { format: FORMAT.to_owned(), version: VERSION, sha256: hashes, state };
+        let text = serde_json::to_vec_pretty(&file).map_err(unwritable)?;
+        Ok(write(STATE_FILE, &text)?)
+    })
 }
 
-/// Reads a checkpoint whole.
+/// Reads a checkpoint and checks its digests.
 pub(crate) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
-    let text =
-        fs::read(dir.join(STATE_FILE)).map_err(|e| wrong(dir, format!("{STATE_FILE}: {e}")))?;
+    let read = |name: &str| {
+        fs::read(dir.join(name)).map_err(|error| wrong(dir, format!("{name}: {error}")))
+    };
     let damaged = |e: serde_json::Error| wrong(dir, format!("{STATE_FILE}: {e}"));
-    let file: File = serde_json::from_slice(&text).map_err(damaged)?;
+    let file: StateFile = serde_json::from_slice(&read(STATE_FILE)?).map_err(damaged)?;
     if file.format != FORMAT {
         return Err(wrong(dir, format!("`format` is `{}`, not `{FORMAT}`", file.format)));
     }
     if file.version != VERSION {
-        return Err(wrong(
-            dir,
-            format!("`version` is {}; this program reads version {VERSION}", file.version),
-        ));
+        let reason = format!("`version` is {}; this program reads version {VERSION}", file.version);
+        return Err(wrong(dir, reason));
     }
-    let state: LearnerState = serde_json::from_value(file.rest).map_err(damaged)?;
-    let tensors = |name: &str| -> Result<BTreeMap<String, Tensor>> {
-        let bytes = fs::read(dir.join(name)).map_err(|e| wrong(dir, format!("{name}: {e}")))?;
-        if file.sha256.get(name) != Some(&digest(&bytes)) {
+    let state: LearnerState = serde_json::from_value(file.state).map_err(damaged)?;
+    let tensors = |name: &str| -> Result<Tensors> {
+        let bytes = read(name)?;
+        if file.sha256.get(name) != Some(&sha256(&bytes)) {
             return Err(wrong(dir, format!("{name} is not the file that was saved (SHA-256)")));
         }
         let loaded = candle_core::safetensors::load_buffer(&bytes, device)
             .map_err(|e| wrong(dir, format!("{name}: {e}")))?;
         Ok(loaded.into_iter().collect())
     };
-    let where_saved = |name: &str| {
-        if file.sha256.contains_key(name) { tensors(name) } else { Ok(BTreeMap::new()) }
-    };
+    let if_saved = |name: &str| file.sha256.contains_key(name).then(|| tensors(name)).transpose();
     Ok(Checkpoint {
         adapter: tensors(ADAPTER_FILE)?,
         moments: tensors(MOMENTS_FILE)?,
-        average: where_saved(AVERAGE_FILE)?,
-        reference: where_saved(REFERENCE_FILE)?,
+        average: if_saved(AVERAGE_FILE)?,
+        reference: if_saved(REFERENCE_FILE)?,
         state,
     })
 }
@@ -234,8 +209,4 @@ pub(crate) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
 /// An error that names the checkpoint.
 pub(crate) fn wrong(dir: &Path, reason: String) -> LearnError {
     LearnError::Checkpoint { path: dir.to_owned(), reason }
-}
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,5 +1,5 @@
-//! Floats as their bits: `serde_json` may read back a neighbour of the decimal it wrote, and a resumed
-//! run must go on from the same numbers. For `#[serde(with = "bits")]`.
+//! Floats stored as their bits, for `#[serde(with = "float_bits")]`. `serde_json` may parse a decimal
+//! that it wrote to a neighboring float, but a resumed run must continue with the same numbers.
 
 use serde::{Deserialize, Deserializer, Serializer};
 

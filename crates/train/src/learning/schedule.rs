@@ -1,22 +1,23 @@
-//! How the learning rate moves.
+//! The learning-rate schedule.
 
 use crate::config::{ScheduleKind, TrainConfig};
 
-/// The learning rate of the optimiser step that follows `done` steps.
+/// The learning rate of the optimizer step that follows `done` steps.
 ///
-/// Warm-up rises in a line, `peak * (done + 1) / warmup`, and reaches the peak with its last step
-/// (transformers starts from a step with rate 0, which learns nothing). After it, as transformers
-/// has them, with `x = (done - warmup) / (total - warmup)` held within 0 and 1 and `low` the
-/// `train.min_learning_rate`:
+/// Warm-up is linear, `peak * (done + 1) / warmup`, and reaches the peak with its last step
+/// (transformers starts with a step of rate 0, which learns nothing). The schedules after it equal
+/// those of transformers. With `x = (done - warmup) / (total - warmup)`, clamped to 0 to 1, and `low`
+/// the `train.min_learning_rate`:
 ///
 /// - constant: `peak`
 /// - linear: `peak (1 - x)`
 /// - cosine: `low + (peak - low) (1 + cos(pi x)) / 2`
 /// - polynomial: `low + (peak - low) (1 - x)^power`
-/// - inverse_sqrt: `peak / sqrt((done + t - warmup) / t)`, `t` the warm-up's steps, 10 000 without
-pub fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
+/// - inverse_sqrt: `peak / sqrt((done + t - warmup) / t)`, with `t` the warm-up steps, or 10 000
+///   without warm-up
+pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     let peak = config.learning_rate;
-    // A stage of a curriculum may peak lower.
+    // The peak of a curriculum stage may be below the configured minimum.
     let low = config.min_learning_rate.min(peak);
     let warmup = warmup_steps(config);
     if done < warmup {
@@ -37,9 +38,9 @@ pub fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     }
 }
 
-/// Steps of warm-up: `train.warmup_steps`, or `train.warmup_ratio` of the schedule's steps,
+/// Number of warm-up steps: `train.warmup_steps`, or `train.warmup_ratio` of the schedule's steps,
 /// rounded up.
-pub fn warmup_steps(config: &TrainConfig) -> u64 {
+fn warmup_steps(config: &TrainConfig) -> u64 {
     if config.warmup_ratio > 0.0 {
         (config.schedule_steps() as f64 * config.warmup_ratio).ceil() as u64
     } else {
@@ -70,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn linear_falls_to_zero_at_the_end_and_stays() {
+    fn linear_falls_to_zero_at_the_end_and_stays_there() {
         let rates = rates(ScheduleKind::Linear, 2, 6);
         assert_eq!(rates, vec![1.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.0, 0.0, 0.0]);
     }
 
     #[test]
-    fn cosine_is_half_way_at_half_time() {
+    fn cosine_is_halfway_at_half_of_the_steps() {
         let rates = rates(ScheduleKind::Cosine, 0, 8);
         assert!((rates[0] - 2.0).abs() < 1e-12);
         assert!((rates[4] - 1.0).abs() < 1e-12);
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_transformers() {
+    fn rates_equal_those_of_transformers() {
         let path = hone_model::testing::test_file("reference/optimiser_cases.json");
         let text = std::fs::read(path).unwrap();
         let cases: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -94,17 +95,17 @@ mod tests {
             let rates: Vec<f64> = serde_json::from_value(case["rates"].clone()).unwrap();
             let warmup = config.warmup_steps;
             for done in 0..rates.len() as u64 - 1 {
-                // Ours leaves out their first step of warm-up, whose rate is 0.
-                let theirs = rates[(done + u64::from(done < warmup)) as usize];
+                // transformers starts warm-up with a step of rate 0, which Hone leaves out.
+                let expected = rates[(done + u64::from(done < warmup)) as usize];
                 let own = learning_rate(&config, done);
                 let shown = &case["settings"];
-                assert!((own - theirs).abs() < 1e-12, "{shown} {done}: {own} against {theirs}");
+                assert!((own - expected).abs() < 1e-12, "{shown} {done}: {own} against {expected}");
             }
         }
     }
 
     #[test]
-    fn a_share_of_the_steps_warms_up_as_their_number_does() {
+    fn a_warmup_ratio_equals_the_same_number_of_warmup_steps() {
         let config = TrainConfig { warmup_ratio: 0.1, total_steps: 42, ..TrainConfig::default() };
         assert_eq!(warmup_steps(&config), 5);
         let counted = TrainConfig { warmup_ratio: 0.0, warmup_steps: 5, ..config.clone() };
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_peak_lowers_the_floor() {
+    fn a_peak_below_the_minimum_rate_lowers_the_minimum() {
         let config = TrainConfig {
             schedule: ScheduleKind::Cosine,
             learning_rate: 1e-6,
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_total_below_the_warm_up_does_not_divide_by_zero() {
+    fn fewer_total_steps_than_warmup_steps_have_finite_rates() {
         assert!(rates(ScheduleKind::Cosine, 5, 3).iter().all(|r| r.is_finite()));
     }
 }

@@ -1,4 +1,4 @@
-//! An adapter as it was at one step, to be published while the learner goes on.
+//! A copy of the policy, to be published while training continues.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use hone_model::adapter::{LoraConfig, peft};
 use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
 
-/// Weights that later steps do not change, over a base that is shared.
+/// A copy of the served adapter that later steps do not change, over the shared base model.
 pub struct Snapshot {
     pub(crate) model: Model,
     pub(crate) lora: LoraWeights,
@@ -19,10 +19,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Natural-log probability of each of `ids` after `prompt` at `temperature`.
+    /// Natural-log probability of each of `ids` after `prompt`, at `temperature`.
     ///
     /// # Errors
-    /// If either is empty, an id is outside the vocabulary or the temperature is not above 0.
+    /// If `prompt` or `ids` is empty, an id is outside the vocabulary, or the temperature is not
+    /// above 0.
     pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
         let sample = TrainSample {
             prompt_ids: prompt.to_vec(),
@@ -35,14 +36,15 @@ impl Snapshot {
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
-        let (rows, targets, temperatures) = (&layout.rows, &layout.targets, &layout.temperatures);
-        let hidden = trace.hidden().detach();
+        let saved =
+            self.model.forward_saving(&layout.ids, &layout.segments, &self.lora, None, 0)?;
+        let hidden = saved.hidden().detach();
+        let PackedBatch { rows, targets, temperatures, .. } = &layout;
         let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 
-    /// Writes a PEFT directory and waits until it is on disk.
+    /// Writes the adapter as a PEFT directory and syncs it to disk.
     ///
     /// # Errors
     /// If a file cannot be written.

@@ -1,22 +1,22 @@
-//! What an optimiser step tells.
+//! The result of an optimizer step.
 
 use std::collections::BTreeMap;
 
-/// What a step did.
+/// The result of an optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepStats {
-    /// Where TRL has a figure of the same meaning, its name follows the arrow.
+    /// TRL's name of the same metric, if there is one, follows the arrow.
     ///
     /// - `loss` (with KL and entropy bonus), `grad_norm` (before clipping), `learning_rate`
     /// - `num_tokens`: prompt and completion tokens of all steps so far
-    /// - `kl`: mean of the KL's estimator over tokens; absent when `train.beta` is 0, as it is not
-    ///   computed then; `beta` where it is adaptive
+    /// - `kl`: mean of the KL estimator over tokens; absent if `train.beta` is 0, since it is not
+    ///   computed then; `beta` if it is adaptive
     /// - `entropy`: of the policy at the sample's temperature, mean over tokens, in nats;
-    ///   `entropy_coef` where there is a bonus, as it has come to be after the step
-    /// - `clip_low`, `clip_high`, `clip_region` -> `clip_ratio/{low,high,region}_mean`: share of ratios
-    ///   (of tokens, or of sequences) whose gradient a bound cut; `clip_low_min`, `clip_high_max` ->
-    ///   `clip_ratio/{low_min,high_max}`: the least and greatest share of one sequence. For `cispo`,
-    ///   `clip_high` -> `cispo_clip_ratio`; absent for losses without bounds
+    ///   `entropy_coef` if there is a bonus, its value after the step
+    /// - `clip_low`, `clip_high`, `clip_region` -> `clip_ratio/{low,high,region}_mean`: fraction of
+    ///   ratios (of tokens, or of sequences) whose gradient a bound cut; `clip_low_min`,
+    ///   `clip_high_max` -> `clip_ratio/{low_min,high_max}`: the lowest and highest fraction of one
+    ///   sequence. For `cispo`, `clip_high` -> `cispo_clip_ratio`; absent for losses without bounds
     /// - `ratio_min`, `ratio_mean`, `ratio_max`: the surrogate's ratio
     /// - `sampler_ratio_min`, `_mean`, `_max` -> `sampling/importance_sampling_ratio/*`: the sampler
     ///   correction's weights; absent without one
@@ -24,20 +24,77 @@ pub struct StepStats {
     /// - `sampler_difference_mean`, `_max` -> `sampling/sampling_logp_difference/*`: |recorded -
     ///   recomputed| log-probability over tokens of samples of the current version, before the update,
     ///   dropout off; absent without such samples
-    /// - `off_policy_ratio`: share of sequences without surrogate for `train.off_policy_mask_threshold`
+    /// - `off_policy_ratio`: fraction of sequences whose surrogate `train.off_policy_mask_threshold`
+    ///   masked
     /// - `completion_length`, `completion_length_min`, `_max` -> `completions/{mean,min,max}_length`;
     ///   `terminated_length`, `_min`, `_max` -> `completions/{mean,min,max}_terminated_length`;
-    ///   `truncated_ratio` -> `completions/clipped_ratio`: of all samples given, trained on or not
+    ///   `truncated_ratio` -> `completions/clipped_ratio`: of all samples, trained on or not
     /// - `tokens`: completion tokens trained on; `samples` trained on
     /// - `loss_token_fraction`: completion tokens per token that the forward pass computed, prompts
-    ///   included; above 1 where many short completions share a prompt
+    ///   included; above 1 if many short completions share a prompt
     ///
-    /// All figures of the passes but the sampler difference are over the step's
-    /// `train.num_iterations` passes.
+    /// Metrics of the loss cover the step's `train.num_iterations` updates, the sampler difference
+    /// only the first one.
     pub metrics: BTreeMap<String, f64>,
-    /// Why nothing was changed: a loss or gradient that is not finite, or no sample left.
+    /// The reason if the step changed nothing: no sample is left to train on, or a loss, gradient
+    /// or updated value is not finite.
     pub skipped: Option<String>,
-    /// Samples left out because recorded and recomputed log-probabilities of the same version
-    /// differ by more than `train.max_sampler_difference` in the mean.
+    /// Indices of samples left out because their mean |recorded - recomputed| log-probability
+    /// exceeds `train.max_sampler_difference` at the same policy version.
     pub refused: Vec<usize>,
+}
+
+/// Metrics of completions from `(length in tokens, cut by the token limit)`: `completion_length`
+/// (mean), `_min`, `_max`; `terminated_length` (of completions that were not cut; 0 without one),
+/// `_min`, `_max`; `truncated_ratio`. Empty without completions.
+pub(crate) fn completion_metrics(
+    completions: impl IntoIterator<Item = (usize, bool)>,
+) -> Vec<(String, f64)> {
+    let (mut all, mut terminated) = (Vec::new(), Vec::new());
+    for (length, truncated) in completions {
+        all.push(length);
+        if !truncated {
+            terminated.push(length);
+        }
+    }
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let truncated_ratio = (all.len() - terminated.len()) as f64 / all.len() as f64;
+    let mut metrics = vec![("truncated_ratio".to_owned(), truncated_ratio)];
+    for (name, lengths) in [("completion_length", &all), ("terminated_length", &terminated)] {
+        let mean = lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+        let min = lengths.iter().min().copied().unwrap_or(0) as f64;
+        let max = lengths.iter().max().copied().unwrap_or(0) as f64;
+        metrics.push((name.to_owned(), mean));
+        metrics.push((format!("{name}_min"), min));
+        metrics.push((format!("{name}_max"), max));
+    }
+    metrics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completion_metrics_cover_all_and_terminated_completions() {
+        let metrics: BTreeMap<String, f64> =
+            completion_metrics([(4, false), (10, true), (2, false)]).into_iter().collect();
+        assert_eq!(metrics["completion_length"], 16.0 / 3.0);
+        assert_eq!(
+            (metrics["completion_length_min"], metrics["completion_length_max"]),
+            (2.0, 10.0)
+        );
+        assert_eq!(metrics["terminated_length"], 3.0);
+        assert_eq!(
+            (metrics["terminated_length_min"], metrics["terminated_length_max"]),
+            (2.0, 4.0)
+        );
+        assert!((metrics["truncated_ratio"] - 1.0 / 3.0).abs() < 1e-12);
+        // As in TRL, lengths are 0 if every completion was cut.
+        let metrics: BTreeMap<String, f64> = completion_metrics([(4, true)]).into_iter().collect();
+        assert_eq!((metrics["terminated_length"], metrics["truncated_ratio"]), (0.0, 1.0));
+        assert!(completion_metrics([]).is_empty());
+    }
 }

@@ -1,30 +1,30 @@
-//! Where a step's time goes.
+//! Durations of a step's parts.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
 
-/// Seconds of one step by part, on the wall. Shards that run beside each other share the wall time of
-/// their pass by what each of their parts took.
+/// Wall time of one step's parts, in seconds. Shards run in parallel, so a pass's wall time is
+/// divided in proportion to the sums of its shards' parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTiming {
-    /// Forward passes with the adapter on, and the loss.
+    /// Forward passes with the adapter, and the loss.
     pub forward: f64,
-    /// Forward passes of the reference.
+    /// Forward passes of the reference policy.
     pub reference: f64,
-    /// Backward passes, with what they compute again.
+    /// Backward passes, with the layers that they recompute.
     pub backward: f64,
-    /// Clipping and the update.
+    /// Gradient clipping and AdamW.
     pub optimizer: f64,
 }
 
 impl StepTiming {
-    /// Seconds of all parts.
+    /// Sum of all parts, in seconds.
     pub fn total(&self) -> f64 {
         self.forward + self.reference + self.backward + self.optimizer
     }
 
-    /// Adds the parts of another one.
+    /// Adds the parts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.forward += other.forward;
         self.reference += other.reference;
@@ -32,7 +32,7 @@ impl StepTiming {
         self.optimizer += other.optimizer;
     }
 
-    /// The same shares of another total.
+    /// Scales all parts so that they sum to `total` seconds.
     pub(crate) fn scaled(self, total: f64) -> Self {
         let factor = if self.total() > 0.0 { total / self.total() } else { 0.0 };
         Self {
@@ -44,11 +44,11 @@ impl StepTiming {
     }
 }
 
-/// Runs `f` and adds what it took to `seconds`.
+/// Runs `f` and adds its duration to `seconds`.
 pub(crate) fn timed<R>(seconds: &mut f64, f: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = f();
-    *seconds += Duration::as_secs_f64(&start.elapsed());
+    *seconds += start.elapsed().as_secs_f64();
     result
 }
 
@@ -57,9 +57,9 @@ mod tests {
     use super::StepTiming;
 
     #[test]
-    fn scaling_keeps_shares() {
-        let split = StepTiming { forward: 1.0, reference: 0.5, backward: 2.0, optimizer: 0.5 };
-        let half = split.scaled(2.0);
+    fn scaling_keeps_proportions() {
+        let timing = StepTiming { forward: 1.0, reference: 0.5, backward: 2.0, optimizer: 0.5 };
+        let half = timing.scaled(2.0);
         assert_eq!(
             half,
             StepTiming { forward: 0.5, reference: 0.25, backward: 1.0, optimizer: 0.25 }

@@ -1,5 +1,5 @@
-//! What a step needs in memory, predicted from shapes; by it a step is cut into shards and layers
-//! are kept or computed again.
+//! The memory that a step needs, estimated from shapes. The estimate decides how large shards are,
+//! how many run in parallel, and which layers the backward pass recomputes.
 
 pub(crate) mod memory_check;
 
@@ -11,63 +11,64 @@ use candle_core::safetensors::MmapedSafetensors;
 use safetensors::tensor::TensorView;
 
 use hone_model::adapter::{BaseDtype, LinearKind, ModuleScale};
-use hone_model::transformer::{head_widened, logits_held, stays};
+use hone_model::transformer::{head_upcast_values, logits_in_memory, stays_16_bit};
 use hone_model::{ModelError, ModelSpec};
 
-use super::error::Result;
 use crate::config::{OptimizerKind, Recompute, TrainConfig};
+use crate::error::Result;
 
-/// Width from which one shard at a time runs on all threads. Below it, products are too small to be
-/// shared between threads, and each shard has a thread.
+/// Hidden size from which one shard at a time runs on all threads. Below it, matrix products are too
+/// small to be split between threads, so each shard has its own thread.
 const WIDE: usize = 512;
 
-/// Bytes of activations that `train.recompute = "auto"` keeps for the backward pass, all shards in
-/// flight together.
-const KEPT: usize = 768 << 20;
+/// Bytes of activations that `train.recompute = "auto"` keeps for the backward pass, summed over all
+/// shards that run in parallel.
+const KEPT_BYTES: usize = 768 << 20;
 
-/// Bytes of a value.
+/// Bytes of an `f32`.
 const F32: usize = 4;
 
-/// Tokens of a shard, about. It depends on the model alone, so that results do not depend on the
-/// number of threads.
+/// Target number of tokens of a shard. It depends on the model alone, so that results do not depend
+/// on the number of threads.
 pub(super) fn shard_tokens(spec: &ModelSpec) -> usize {
     if spec.hidden_size < WIDE { 256 } else { 1024 }
 }
 
-/// Whether shards run beside each other, one thread each.
+/// Whether shards run in parallel with one thread each.
 pub(super) fn shards_in_parallel(spec: &ModelSpec) -> bool {
     spec.hidden_size < WIDE
 }
 
-/// Values that one layer keeps for each token, its input left out.
+/// Number of values per token that one layer keeps for its backward pass, except its input. `r` is
+/// the adapter's rank.
 fn layer_values(spec: &ModelSpec, r: usize) -> usize {
     let (hidden, inner, q, kv) = widths(spec);
-    // Between attention and MLP, and what both put out where norms are behind them.
+    // The residual between attention and MLP, and the outputs of both if a norm follows them.
     let residual = (1 + if spec.output_norms { 2 } else { 0 }) * hidden;
-    // q, k, v, the mixture, and the logarithm of each softmax's sum.
+    // q, k, v, the attention output, and the log-sum-exp of each head.
     let attention = 2 * q + 2 * kv + spec.num_heads;
-    // Gate, up, and the adapters' inner values.
+    // Gate and up projections, and the adapters' inner values.
     residual + attention + 2 * inner + LinearKind::ALL.len() * r
 }
 
-/// Values that the backward pass of one layer holds for each token at the most, what is kept left
-/// out.
+/// Largest number of values per token that the backward pass of one layer holds, in addition to the
+/// kept ones.
 fn layer_work(spec: &ModelSpec) -> usize {
     let (hidden, inner, q, kv) = widths(spec);
-    // The MLP's inner product and its gradient, or the gradients of q, k and v, head by head and
-    // together, and of the mixture, and q and k turned.
+    // The MLP's inner product and its gradient; or the gradients of q, k and v, by head and
+    // combined, that of the attention output, and the rotated q and k.
     let attention = 3 * q + (q + 2 * kv) + q + (q + kv);
     2 * hidden + (2 * inner).max(attention)
 }
 
-/// The residual stream, the MLP inside, all queries, and all keys or values of one token.
+/// Widths of the residual stream, of the MLP, of all queries, and of all keys or values.
 fn widths(spec: &ModelSpec) -> (usize, usize, usize, usize) {
     let heads = |count| count * spec.head_dim;
     (spec.hidden_size, spec.intermediate_size, heads(spec.num_heads), heads(spec.num_kv_heads))
 }
 
-/// Layers, the last ones, whose activations are kept for the backward pass; results do not depend on
-/// it.
+/// Number of layers, counted from the last one, whose activations are kept for the backward pass of
+/// a shard of `tokens` tokens. The other layers are recomputed, with identical results.
 pub(super) fn kept_layers(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
     let in_flight = if shards_in_parallel(spec) { rayon::current_num_threads() } else { 1 };
     kept(config, spec, tokens * in_flight)
@@ -79,25 +80,25 @@ fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
         Recompute::Always => 0,
         Recompute::Auto => {
             let layer = layer_values(spec, config.lora.r) * tokens.max(1) * F32;
-            (KEPT / layer).min(spec.num_layers)
+            (KEPT_BYTES / layer).min(spec.num_layers)
         }
     }
 }
 
-/// Bytes of the frozen weights.
+/// Memory of the frozen weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseMemory {
     bytes: usize,
-    /// What a thread widens at once.
+    /// Bytes of the largest 16-bit matrix that a thread widens to `f32` at once.
     widened: usize,
 }
 
 impl BaseMemory {
-    /// By what each weight, named as in the files, is stored in; matrices stay so with
-    /// [`BaseDtype::Auto`].
+    /// The memory of weights whose type in the files `stored` returns by name. With
+    /// [`BaseDtype::Auto`], 16-bit matrices are not widened when they are loaded.
     ///
     /// # Errors
-    /// The first of `stored`'s.
+    /// The first error of `stored`.
     pub fn new(
         spec: &ModelSpec,
         dtype: BaseDtype,
@@ -106,20 +107,20 @@ impl BaseMemory {
         let mut base = Self { bytes: 0, widened: 0 };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
-            if !stays(dtype, stored(&name)?, shape.len()) {
+            if !stays_16_bit(dtype, stored(&name)?, shape.len()) {
                 base.bytes += count * F32;
                 continue;
             }
             base.bytes += count * DType::F16.size_in_bytes();
-            // The output layer, or the embedding that may be it, is widened in stretches.
+            // The output layer, which may be the embedding, is widened in pieces.
             let linear = name.starts_with("model.layers.");
-            let at_once = if linear { count } else { head_widened(spec) };
+            let at_once = if linear { count } else { head_upcast_values(spec) };
             base.widened = base.widened.max(at_once * F32);
         }
         Ok(base)
     }
 
-    /// By the files' headers.
+    /// The memory of the weights in safetensors files, from their headers.
     ///
     /// # Errors
     /// If a file cannot be read or a weight is missing.
@@ -129,45 +130,45 @@ impl BaseMemory {
         Self::new(spec, dtype, |name| {
             let of = |view: TensorView<'_>| DType::try_from(view.dtype());
             let stored = files.get(name).and_then(of);
-            Ok(stored.map_err(|e| ModelError::Weights(format!("`{name}`: {e}")))?)
+            Ok(stored.map_err(|e| ModelError::weights(format!("`{name}`: {e}")).caused_by(e))?)
         })
     }
 }
 
-/// Bytes that training needs, by part. An estimate: buffers of single operations and the allocator's
-/// slack come on top.
+/// Estimated bytes that training needs, by part. Buffers of single operations and overhead of the
+/// allocator are not included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Tokens of a shard, and shards computed at the same time.
+    /// Number of tokens of a shard.
     pub tokens: usize,
-    /// Shards computed at the same time.
+    /// Number of shards that run in parallel.
     pub in_flight: usize,
-    /// Layers whose activations are kept, of all layers.
+    /// Number of layers whose activations are kept, and of all layers.
     pub kept_layers: (usize, usize),
     /// The frozen weights.
     pub base: usize,
-    /// What is widened at once of 16-bit weights.
+    /// 16-bit weights that are widened to `f32` at once.
     pub widened: usize,
-    /// The adapter, the copy of it that is being published, its average and the reference's, where
-    /// there are such.
+    /// The adapter, the copy that is being published, and, if configured, its average and the
+    /// synchronized reference.
     pub adapter: usize,
-    /// The sum of gradients, and those of each shard in flight.
+    /// The sum of the gradients, and those of each parallel shard.
     pub gradients: usize,
     /// AdamW's two moments.
     pub moments: usize,
-    /// Every layer's input.
+    /// The inputs of all layers.
     pub layer_inputs: usize,
-    /// Activations of the layers that are kept.
+    /// Other activations of the [kept layers](Self::kept_layers).
     pub kept: usize,
-    /// Gradients of the layer that the backward pass is at, and its activations where they are computed
-    /// again.
+    /// Gradients of the layer that the backward pass computes, and its activations if they are
+    /// recomputed.
     pub one_layer: usize,
-    /// Logits of one chunk.
+    /// Logits of one chunk of rows.
     pub head: usize,
 }
 
 impl MemoryPlan {
-    /// What shards of `tokens` tokens (0: as many as the trainer aims at) on `threads` threads need.
+    /// The plan for shards of `tokens` tokens (0: the trainer's target) on `threads` threads.
     pub fn new(
         spec: &ModelSpec,
         base: BaseMemory,
@@ -179,13 +180,13 @@ impl MemoryPlan {
         let in_flight = if shards_in_parallel(spec) { threads.max(1) } else { 1 };
         let all = tokens * in_flight * F32;
         let r = config.lora.r;
-        // Settings that fit no module are refused where the adapter is made.
+        // `Learner::check` reports settings that match no module.
         let modules = hone_model::adapter::weights::plan(spec, &config.lora).unwrap_or_default();
-        let pair = |((_, kind), factor): (&(usize, LinearKind), &ModuleScale)| {
+        let parameters = |((_, kind), factor): (&(usize, LinearKind), &ModuleScale)| {
             let (out, inner) = spec.linear_shape(*kind);
             factor.r * (out + inner)
         };
-        let adapter = modules.iter().map(pair).sum::<usize>() * F32;
+        let adapter = modules.iter().map(parameters).sum::<usize>() * F32;
         let moments = match config.optimizer {
             OptimizerKind::AdamW => 2 * adapter,
             OptimizerKind::AdamW8bit => adapter / 2,
@@ -206,18 +207,18 @@ impl MemoryPlan {
             layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
             kept: kept * layer,
             one_layer: work + if kept == spec.num_layers { 0 } else { layer },
-            head: logits_held(tokens, spec.vocab_size) * in_flight * F32,
+            head: logits_in_memory(tokens, spec.vocab_size) * in_flight * F32,
         }
     }
 
-    /// Parts with their names, in the order of the table.
-    pub fn parts(&self) -> [(&'static str, usize); 9] {
+    /// Name and bytes of each part, in the order of the table.
+    fn parts(&self) -> [(&'static str, usize); 9] {
         [
             ("base weights", self.base),
             ("widened weights", self.widened),
             ("adapter", self.adapter),
             ("gradients", self.gradients),
-            ("optimiser moments", self.moments),
+            ("optimizer moments", self.moments),
             ("layer inputs", self.layer_inputs),
             ("kept activations", self.kept),
             ("one layer's work", self.one_layer),
@@ -225,19 +226,14 @@ impl MemoryPlan {
         ]
     }
 
-    /// All parts.
+    /// Sum of all parts.
     pub fn total(&self) -> usize {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// All parts that come and go with a step.
-    pub fn step(&self) -> usize {
-        self.total() - self.base - self.adapter - self.moments
     }
 }
 
 impl fmt::Display for MemoryPlan {
-    /// A table in MiB.
+    /// A table with a line per part, in MiB.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MIB: f64 = (1 << 20) as f64;
         for (name, bytes) in self.parts() {
@@ -273,39 +269,44 @@ mod tests {
         .unwrap()
     }
 
+    /// Sum of the parts that exist only during a step.
+    fn step(plan: &MemoryPlan) -> usize {
+        plan.total() - plan.base - plan.adapter - plan.moments
+    }
+
     fn base(spec: &ModelSpec, stored: DType) -> BaseMemory {
         BaseMemory::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
     }
 
     #[test]
-    fn a_base_in_16_bits_takes_half_and_one_matrix_beside() {
+    fn a_16_bit_base_takes_half_and_one_widened_matrix_per_thread() {
         let (spec, config) = (wide(), TrainConfig::default());
         let [wide, half] = [DType::F32, DType::BF16]
             .map(|stored| MemoryPlan::new(&spec, base(&spec, stored), &config, 2, 0));
         assert_eq!(wide.widened, 0);
-        // Twice, once a thread, the largest: the MLP's.
+        // The largest matrix is one of the MLP, once for each of two threads.
         assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
         assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half}");
-        assert_eq!(half.step() - half.widened, wide.step());
+        assert_eq!(step(&half) - half.widened, step(&wide));
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
     }
 
     #[test]
-    fn a_plan_tells_every_part() {
+    fn a_plan_contains_every_part() {
         let spec = tiny_spec();
         let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);
         let weights: usize =
             spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
         assert_eq!(plan.base, weights);
         assert_eq!(plan.layer_inputs, 4 * 2 * 100 * spec.hidden_size * (spec.num_layers + 1));
-        assert_eq!(plan.total() - plan.step(), plan.base + plan.adapter + plan.moments);
+        assert_eq!(plan.total() - step(&plan), plan.base + plan.adapter + plan.moments);
         let table = plan.to_string();
         assert!(table.contains("base weights") && table.contains("2 shard(s) of 100 tokens"));
     }
 
     #[test]
-    fn computing_layers_again_bounds_what_is_kept() {
+    fn recomputing_layers_bounds_the_kept_activations() {
         let plan = |recompute, tokens| {
             let config = TrainConfig { recompute, ..TrainConfig::default() };
             MemoryPlan::new(&wide(), base(&wide(), DType::F32), &config, 2, tokens)
@@ -314,7 +315,7 @@ mod tests {
         assert_eq!(plan(Recompute::Always, 4096).kept, 0);
         for tokens in [64, 1024, 4096, 100_000] {
             let plan = plan(Recompute::Auto, tokens);
-            assert!(plan.kept <= super::KEPT, "{plan}");
+            assert!(plan.kept <= super::KEPT_BYTES, "{plan}");
         }
         assert_eq!(plan(Recompute::Auto, 64).kept_layers.0, 24);
         assert!((1..24).contains(&plan(Recompute::Auto, 4096).kept_layers.0));

@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 use hone_core::config::Checked;
 use hone_core::config::range::{above, between};
 
-/// Versions.
+/// When versions are published, and how many keep their files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
-    /// Optimiser steps between published versions.
+    /// Optimizer steps between published versions.
     pub publish_every: u64,
-    /// Adapter directories to keep, the active and the previous one always among them.
+    /// Adapter directories to keep. The active and the previous version always keep theirs.
     pub keep_versions: usize,
-    /// Reject a version whose served log-probabilities differ from the trainer's by more than
-    /// this in the mean.
+    /// Mean absolute difference, in nats, of served and trained log-probabilities above which a
+    /// version is rejected.
     pub parity_tolerance: f64,
     /// Tokens that the parity probe samples.
     pub probe_tokens: u32,

@@ -12,19 +12,19 @@ use hone_core::types::{PolicyState, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{EngineError, Publisher};
 use hone_store::{Op, Store, StoreConfig};
 
-use super::{Candidate, Policies, PolicyError, PublishOutcome};
-use crate::policy::PolicyConfig;
+use super::{Candidate, Policies, PolicyConfig, PolicyError, PublishOutcome};
+use crate::error::LearnError;
 
-/// Remembers what it was told to serve; samples two tokens with log-probability -1.
+/// Records the versions that it serves; its probe samples two tokens of log-probability -1.
 #[derive(Default)]
-struct Scripted {
+struct ScriptedPublisher {
     staged: Mutex<Option<PolicyVersion>>,
     active: Mutex<PolicyVersion>,
     refuse: Mutex<Option<PolicyVersion>>,
 }
 
 #[async_trait]
-impl Publisher for Scripted {
+impl Publisher for ScriptedPublisher {
     async fn stage(
         &self,
         version: PolicyVersion,
@@ -52,20 +52,20 @@ impl Publisher for Scripted {
     }
 }
 
-/// Weights whose file says `content` and whose log-probabilities are all `logprob`.
+/// Weights whose file contains `content` and whose log-probabilities are all `logprob`.
 struct Weights {
     content: &'static str,
     logprob: f32,
 }
 
 impl Candidate for Weights {
-    fn write(&self, dir: &Path) -> Result<(), String> {
+    fn write(&self, dir: &Path) -> Result<(), LearnError> {
         std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
         std::fs::write(dir.join("adapter_model.safetensors"), self.content).unwrap();
         Ok(())
     }
 
-    fn score(&self, _: &[TokenId], ids: &[TokenId], _: f32) -> Result<Vec<f32>, String> {
+    fn score(&self, _: &[TokenId], ids: &[TokenId], _: f32) -> Result<Vec<f32>, LearnError> {
         Ok(vec![self.logprob; ids.len()])
     }
 }
@@ -74,7 +74,7 @@ const GOOD: Weights = Weights { content: "good", logprob: -1.0 };
 
 struct World {
     dir: tempfile::TempDir,
-    publisher: Arc<Scripted>,
+    publisher: Arc<ScriptedPublisher>,
     store: Store,
     metrics: Arc<Metrics>,
 }
@@ -106,7 +106,7 @@ impl World {
 
 async fn publish(policies: &Policies, step: u64) -> PublishOutcome {
     let parent = policies.active();
-    policies.propose(&GOOD, parent, step, BTreeMap::new()).await.unwrap()
+    policies.publish(&GOOD, parent, step, BTreeMap::new()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -132,33 +132,33 @@ async fn publishes_versions_with_lineage_files_and_one_active() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rejects_what_the_engine_serves_differently() {
+async fn a_version_that_the_engine_serves_differently_is_rejected() {
     let world = World::new();
     let policies = world.start(20).await;
     for logprob in [-1.5, f32::NAN] {
         let wrong = Weights { content: "wrong", logprob };
-        let verdict =
-            policies.propose(&wrong, PolicyVersion::BASE, 1, BTreeMap::new()).await.unwrap();
-        let PublishOutcome::Rejected(record) = verdict else { panic!("published") };
+        let outcome =
+            policies.publish(&wrong, PolicyVersion::BASE, 1, BTreeMap::new()).await.unwrap();
+        let PublishOutcome::Rejected(record) = outcome else { panic!("published") };
         assert!(record.reason.unwrap().starts_with("parity"));
     }
     assert_eq!(policies.active(), PolicyVersion::BASE);
     let error = policies.activate(PolicyVersion(1), "try").await.unwrap_err();
     assert!(matches!(error, PolicyError::Unservable { .. }), "{error}");
-    // The rejected numbers are not used again.
+    // Rejected version numbers are not reused.
     publish(&policies, 1).await;
     assert_eq!(policies.active().0, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_activated_by_hand_is_not_published_over() {
+async fn nothing_is_published_over_an_operators_activation() {
     let world = World::new();
     let policies = world.start(20).await;
     publish(&policies, 1).await;
     publish(&policies, 2).await;
     policies.activate(PolicyVersion(1), "test").await.unwrap();
-    let of_two = policies.propose(&GOOD, PolicyVersion(2), 3, BTreeMap::new()).await.unwrap();
-    assert!(matches!(of_two, PublishOutcome::Overruled), "{of_two:?}");
+    let child_of_two = policies.publish(&GOOD, PolicyVersion(2), 3, BTreeMap::new()).await.unwrap();
+    assert!(matches!(child_of_two, PublishOutcome::Superseded), "{child_of_two:?}");
     assert_eq!((policies.active().0, world.served()), (1, 1));
     assert_eq!(policies.list().unwrap().len(), 3);
     let PublishOutcome::Published(next) = publish(&policies, 3).await else {
@@ -168,7 +168,7 @@ async fn what_was_activated_by_hand_is_not_published_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rolls_back_by_hand_and_tells_the_trainer() {
+async fn an_operators_activation_rolls_back_and_notifies_the_trainer() {
     let world = World::new();
     let policies = world.start(20).await;
     publish(&policies, 1).await;
@@ -181,7 +181,7 @@ async fn rolls_back_by_hand_and_tells_the_trainer() {
     assert!(watch.borrow().adapter.is_some());
     policies.activate(PolicyVersion::BASE, "base").await.unwrap();
     assert_eq!(world.served(), 0);
-    // The next version's number goes on, its parent is what it was trained from.
+    // Version numbers continue; the parent is the version that was active.
     let PublishOutcome::Published(next) = publish(&policies, 3).await else { panic!("rejected") };
     assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion::BASE)));
     let error = policies.activate(PolicyVersion(99), "no").await.unwrap_err();
@@ -194,11 +194,11 @@ async fn a_failed_stage_changes_nothing() {
     let policies = world.start(20).await;
     publish(&policies, 1).await;
     *world.publisher.refuse.lock().unwrap() = Some(PolicyVersion(2));
-    let error = policies.propose(&GOOD, PolicyVersion(1), 2, BTreeMap::new()).await.unwrap_err();
+    let error = policies.publish(&GOOD, PolicyVersion(1), 2, BTreeMap::new()).await.unwrap_err();
     assert!(matches!(error, PolicyError::Engine(_)), "{error}");
     assert_eq!((policies.active().0, world.served()), (1, 1));
     drop(policies);
-    // The candidate left behind is closed at the next start.
+    // The next start rejects the interrupted candidate.
     let policies = world.start(20).await;
     assert_eq!((policies.active().0, world.served()), (1, 1));
     let left = policies.list().unwrap().pop().unwrap();
@@ -206,7 +206,7 @@ async fn a_failed_stage_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restart_serves_the_active_version_or_its_nearest_whole_ancestor() {
+async fn a_restart_serves_the_active_version_or_its_nearest_intact_ancestor() {
     let world = World::new();
     let policies = world.start(20).await;
     publish(&policies, 1).await;
@@ -228,7 +228,7 @@ async fn restart_serves_the_active_version_or_its_nearest_whole_ancestor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keeps_few_adapters_and_all_of_the_lineage() {
+async fn pruning_keeps_the_newest_adapters_and_the_whole_lineage() {
     let world = World::new();
     let policies = world.start(3).await;
     for step in 1..=6 {
@@ -243,7 +243,7 @@ async fn keeps_few_adapters_and_all_of_the_lineage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_candidate_in_the_ledger_without_files_is_closed_at_start() {
+async fn a_start_rejects_a_candidate_without_files() {
     let world = World::new();
     let mut record = world.start(20).await.list().unwrap().pop().unwrap();
     record.version = PolicyVersion(1);

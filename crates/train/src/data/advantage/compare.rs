@@ -1,35 +1,43 @@
-//! One value against others.
+//! Comparison of values within their group, and with a running baseline.
 
-use super::batch::GroupValue;
-use super::{AdvantageRules, EPSILON, Moments, RUNNING_LIMIT};
-use crate::config::{AdvantageBaseline, AdvantageScale};
+use super::moments::Moments;
+use super::values::BatchValue;
+use crate::config::{AdvantageBaseline, AdvantageScale, TrainConfig};
 
-/// `(x - baseline) / (s + 1e-4)` within one group; `batch` is the standard deviation over the batch.
-/// The baseline is the mean, or that of the other members: `x - (S - x) / (n - 1)` is
-/// `n / (n - 1) (x - mean)`.
+/// Added to a standard deviation before dividing by it.
+const EPSILON: f64 = 1e-4;
+
+/// Bound on a standardized advantage from a running baseline. The standardized values of a group
+/// are bounded by the number of its members; a single value compared with the past is not.
+pub(super) const RUNNING_LIMIT: f64 = 5.0;
+
+/// `(x - baseline) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
+///
+/// The baseline is the mean of the group or of the other members. With the sum S of n values,
+/// `x - (S - x) / (n - 1) = n / (n - 1) (x - mean)`.
 pub(super) fn group_advantages(
     values: &[f64],
-    batch: Option<f64>,
-    rules: &AdvantageRules,
+    batch_deviation: impl FnOnce() -> Option<f64>,
+    config: &TrainConfig,
 ) -> Vec<f64> {
     if values.iter().all(|x| *x == values[0]) {
         return vec![0.0; values.len()];
     }
-    let own = Moments::of(values.iter().copied());
-    let divisor = match rules.scale {
+    let group = Moments::of(values.iter().copied());
+    let divisor = match config.advantage_scale {
         AdvantageScale::None => 1.0,
-        AdvantageScale::Group => own.deviation().unwrap_or(0.0) + EPSILON,
-        AdvantageScale::Batch => batch.unwrap_or(0.0) + EPSILON,
+        AdvantageScale::Group => group.deviation().unwrap_or(0.0) + EPSILON,
+        AdvantageScale::Batch => batch_deviation().unwrap_or(0.0) + EPSILON,
     };
-    let factor = match rules.baseline {
+    let factor = match config.advantage_baseline {
         AdvantageBaseline::Mean => 1.0,
-        AdvantageBaseline::LeaveOneOut => own.count / (own.count - 1.0),
+        AdvantageBaseline::LeaveOneOut => group.count / (group.count - 1.0),
     };
-    values.iter().map(|x| factor * (x - own.mean) / divisor).collect()
+    values.iter().map(|x| factor * (x - group.mean) / divisor).collect()
 }
 
-/// Standardises all values of a batch together: `(x - mean) / (s + 1e-4)`.
-pub(super) fn standardise(groups: &mut [Vec<Option<f64>>]) {
+/// Standardizes all values of a batch together: `(x - mean) / (s + 1e-4)`.
+pub(super) fn standardize(groups: &mut [Vec<Option<f64>>]) {
     let known: Vec<f64> = groups.iter().flatten().flatten().copied().collect();
     let all = Moments::of(known.iter().copied());
     let divisor = all.deviation().unwrap_or(0.0) + EPSILON;
@@ -38,42 +46,42 @@ pub(super) fn standardise(groups: &mut [Vec<Option<f64>>]) {
     }
 }
 
-/// Advantages of the values of one part of one group (`key`: their place in the batch), each
-/// against the past joined with all other values of the batch. `(member, advantage)`.
+/// `(member, advantage)` of the values of one part of one group, which `(group, part)` selects from
+/// `batch`. Each value is compared with `past` joined with all other values of the batch.
 pub(super) fn running_advantages(
-    key: (usize, usize),
-    batch: &[GroupValue],
+    selected: (usize, usize),
+    batch: &[BatchValue],
     past: Moments,
     scale: AdvantageScale,
 ) -> Vec<(usize, f64)> {
-    // Moments of everything before and after each entry, so that its own value enters nowhere.
+    // The moments before and after each value are joined, so that it never enters its own baseline.
     let mut after = vec![Moments::default(); batch.len() + 1];
-    for (i, entry) in batch.iter().enumerate().rev() {
-        after[i] = after[i + 1].joined(entry.moments());
+    for (i, value) in batch.iter().enumerate().rev() {
+        after[i] = after[i + 1].joined(value.moments());
     }
     let mut before = past;
-    let mut out = Vec::new();
-    for (i, entry) in batch.iter().enumerate() {
-        if (entry.group, entry.part) == key {
+    let mut advantages = Vec::new();
+    for (i, value) in batch.iter().enumerate() {
+        if (value.group, value.part) == selected {
             let others = before.joined(after[i + 1]);
-            out.push((entry.member, running_advantage(entry.value, others, scale)));
+            advantages.push((value.member, running_advantage(value.value, others, scale)));
         }
-        before = before.joined(entry.moments());
+        before = before.joined(value.moments());
     }
-    out
+    advantages
 }
 
 fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 {
     if others.count <= 0.0 {
         return 0.0;
     }
-    let centred = value - others.mean;
+    let difference = value - others.mean;
     match (scale, others.deviation()) {
-        (AdvantageScale::None, _) => centred,
+        (AdvantageScale::None, _) => difference,
         (_, Some(deviation)) => {
-            (centred / (deviation + EPSILON)).clamp(-RUNNING_LIMIT, RUNNING_LIMIT)
+            (difference / (deviation + EPSILON)).clamp(-RUNNING_LIMIT, RUNNING_LIMIT)
         }
-        // One value says nothing of how far values lie apart.
+        // A single other value has no deviation.
         (_, None) => 0.0,
     }
 }

@@ -1,30 +1,29 @@
-//! Count, mean and variance that can be joined and faded.
+//! Count, mean and variance of weighted values, updated without the values.
 
 use serde::{Deserialize, Serialize};
 
 use crate::learning::float_bits;
 
-/// Statistics of a set of weighted values.
+/// Statistics of a set of weighted values; a part of the checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Moments {
-    /// Effective number of values.
+pub(crate) struct Moments {
+    /// Sum of the weights.
     #[serde(with = "float_bits")]
     pub count: f64,
-    /// Their mean.
     #[serde(with = "float_bits")]
     pub mean: f64,
-    /// Sum of squared distances from the mean.
+    /// Weighted sum of squared distances from the mean.
     #[serde(with = "float_bits")]
     pub squares: f64,
 }
 
 impl Moments {
-    /// A single value.
-    pub fn one(value: f64) -> Self {
-        Self { count: 1.0, mean: value, squares: 0.0 }
+    /// A single value of weight `weight`.
+    pub fn weighted(value: f64, weight: f64) -> Self {
+        Self { count: weight, mean: value, squares: 0.0 }
     }
 
-    /// Of all values, in two passes.
+    /// All values, each of weight 1, in two passes.
     pub fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
         let count = values.clone().count() as f64;
         if count == 0.0 {
@@ -35,7 +34,7 @@ impl Moments {
         Self { count, mean, squares }
     }
 
-    /// Of both sets together (Chan, Golub & LeVeque 1979).
+    /// The union of both sets (Chan, Golub & LeVeque 1979).
     #[must_use]
     pub fn joined(self, other: Self) -> Self {
         if self.count <= 0.0 {
@@ -55,14 +54,14 @@ impl Moments {
         }
     }
 
-    /// The same values, each weighing `factor` of what it did.
+    /// The same values with weights multiplied by `factor`.
     #[must_use]
     pub fn decayed(self, factor: f64) -> Self {
         Self { count: self.count * factor, mean: self.mean, squares: self.squares * factor }
     }
 
-    /// Standard deviation with the sample correction, `sqrt(squares / (count - 1))`; `None` below
-    /// two values.
+    /// Standard deviation with Bessel's correction, `sqrt(squares / (count - 1))`; `None` below a
+    /// count of 2.
     pub fn deviation(self) -> Option<f64> {
         (self.count >= 2.0).then(|| (self.squares / (self.count - 1.0)).max(0.0).sqrt())
     }

@@ -1,87 +1,91 @@
-//! A group's rewards as far as all its members have them.
+//! The parts that all trained members of a group have, and their weighted sum.
 
-use super::batch::ValueBatch;
 use super::compare::group_advantages;
-use super::{AdvantageRules, GroupRewards, Moments};
-use crate::config::{AdvantageScale, RewardAggregation};
+use super::moments::Moments;
+use super::rewards::GroupRewards;
+use super::values::BatchValues;
+use crate::config::{RewardAggregation, TrainConfig};
 
-/// The members that are trained on and what they all have.
-pub(super) struct Sums {
+/// The trained members of a group and the parts that all of them have.
+pub(super) struct GroupSums {
     /// Members that have any value.
     pub(super) members: Vec<usize>,
-    /// Parts that all of them have.
+    /// Indices of the parts that all of these members have.
     pub(super) parts: Vec<usize>,
     /// The weighted sum of those parts by trained member; empty without such parts.
     pub(super) values: Vec<f64>,
-    /// The least share of those parts by trained member.
-    shares: Vec<f64>,
+    /// The smallest cap weight of those parts by trained member.
+    cap_weights: Vec<f64>,
 }
 
-impl Sums {
-    pub(super) fn of(group: &GroupRewards) -> Self {
+impl GroupSums {
+    pub(super) fn new(group: &GroupRewards) -> Self {
         let members = group.trained();
         let (mut parts, mut values) = (Vec::new(), vec![0.0; members.len()]);
-        let mut shares = vec![1.0_f64; members.len()];
+        let mut cap_weights = vec![1.0_f64; members.len()];
         for (index, part) in group.parts.iter().enumerate() {
-            let Some(complete) = group.complete(part, &members) else { continue };
+            let Some(complete) = part.complete(&members) else { continue };
             parts.push(index);
             for (place, x) in complete.iter().enumerate() {
                 values[place] += part.weight * x;
-                shares[place] = shares[place].min(GroupRewards::share(part, members[place]));
+                cap_weights[place] = cap_weights[place].min(part.cap_weight(members[place]));
             }
         }
         if parts.is_empty() {
             values.clear();
         }
-        Self { members, parts, values, shares }
+        Self { members, parts, values, cap_weights }
     }
 
-    /// The standard deviation (n - 1) of the sums of all groups of two or more of a route.
-    pub(super) fn deviation(all: &[Self], groups: &[GroupRewards], route: &str) -> Option<f64> {
-        let own = all
-            .iter()
-            .zip(groups)
-            .filter(|(own, group)| group.route == route && own.members.len() > 1);
-        let values: Vec<f64> = own.flat_map(|(own, _)| own.values.iter().copied()).collect();
+    /// Whether there are members to compare with each other and a part to compare them by.
+    pub(super) fn is_compared(&self) -> bool {
+        self.members.len() > 1 && !self.parts.is_empty()
+    }
+
+    /// The standard deviation (n - 1) of the sums of a route's groups of two or more members.
+    fn route_deviation(all: &[Self], groups: &[GroupRewards], route: &str) -> Option<f64> {
+        let compared =
+            all.iter().zip(groups).filter(|(own, group)| group.route == route && own.is_compared());
+        let values: Vec<f64> = compared.flat_map(|(own, _)| own.values.iter().copied()).collect();
         Moments::of(values.into_iter()).deviation()
     }
 
-    /// What each member gains by comparison within the group; `None` where nothing is compared.
-    /// `deviation` is of the sums over the batch.
-    pub(super) fn gains(
-        &self,
-        group: &GroupRewards,
-        batch: &ValueBatch,
-        deviation: Option<f64>,
-        rules: &AdvantageRules,
+    /// The advantage of each member of group `index` within its group; `None` for members that are
+    /// not compared. `all` are the sums of all `groups`, and `values` their values.
+    pub(super) fn advantages(
+        all: &[Self],
+        index: usize,
+        groups: &[GroupRewards],
+        values: &BatchValues,
+        config: &TrainConfig,
     ) -> Vec<Option<f64>> {
-        let mut out = vec![None; group.members];
-        if self.members.len() < 2 || self.parts.is_empty() {
-            return out;
+        let (own, group) = (&all[index], &groups[index]);
+        let mut advantages = vec![None; group.members];
+        if !own.is_compared() {
+            return advantages;
         }
-        if rules.aggregation == RewardAggregation::SumThenNormalize {
-            let gains = group_advantages(&self.values, deviation, rules);
-            for ((member, gain), share) in self.members.iter().zip(gains).zip(&self.shares) {
-                out[*member] = Some(share * gain);
+        if config.reward_aggregation == RewardAggregation::SumThenNormalize {
+            let deviation = || Self::route_deviation(all, groups, &group.route);
+            let compared = group_advantages(&own.values, deviation, config);
+            for ((member, advantage), weight) in
+                own.members.iter().zip(compared).zip(&own.cap_weights)
+            {
+                advantages[*member] = Some(weight * advantage);
             }
-            return out;
+            return advantages;
         }
-        for index in &self.parts {
-            let part = &group.parts[*index];
-            let Some(complete) = group.complete(part, &self.members) else { continue };
-            let spread = match rules.scale {
-                AdvantageScale::Batch => {
-                    let list = batch.part(&group.route, &part.name);
-                    Moments::of(list.iter().map(|entry| entry.value)).deviation()
-                }
-                _ => None,
+        for part in own.parts.iter().map(|index| &group.parts[*index]) {
+            let Some(complete) = part.complete(&own.members) else { continue };
+            let deviation = || {
+                let route = values.part(&group.route, &part.name);
+                Moments::of(route.iter().map(|v| v.value)).deviation()
             };
-            let gains = group_advantages(&complete, spread, rules);
-            for (member, gain) in self.members.iter().zip(gains) {
-                let gain = part.weight * GroupRewards::share(part, *member) * gain;
-                *out[*member].get_or_insert(0.0) += gain;
+            let compared = group_advantages(&complete, deviation, config);
+            for (member, advantage) in own.members.iter().zip(compared) {
+                *advantages[*member].get_or_insert(0.0) +=
+                    part.weight * part.cap_weight(*member) * advantage;
             }
         }
-        out
+        advantages
     }
 }

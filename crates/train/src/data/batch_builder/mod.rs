@@ -1,4 +1,4 @@
-//! From ready groups in the ledger to one optimiser step's batch.
+//! Builds one optimizer step's batch from ready groups in the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,82 +8,77 @@ use hone_core::types::{
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
-use hone_store::{Op, SET_ASIDE, Store, StoreError};
+use hone_store::{Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
 
-/// One trainable completion with the reward parts it is trained on.
+/// One trainable completion with its rewards.
 #[derive(Debug)]
 pub(crate) struct GroupMember {
     pub(crate) sample: Sample,
-    /// Only parts that the group names, the route weighs, and that have a value.
+    /// Value of each reward part that the group lists and its route weights. Missing values are
+    /// absent.
     pub(crate) parts: BTreeMap<String, f64>,
-    /// Where clients' feedback among those parts came from.
-    pub(crate) feedback: BTreeMap<String, Given>,
-    /// What feedback counts that does not count in full.
-    pub(crate) shares: BTreeMap<String, f64>,
+    /// Origin of the parts that are clients' feedback.
+    pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
+    /// Weights below 1 that `feedback_cap` gave to parts.
+    pub(crate) cap_weights: BTreeMap<String, f64>,
 }
 
-/// Where a piece of feedback came from.
+/// Origin of a feedback value; of several ratings, that of the last one.
 #[derive(Clone, Debug)]
-pub(crate) struct Given {
-    /// When it arrived; of several raters the last.
+pub(crate) struct FeedbackOrigin {
+    /// Time of arrival.
     pub(crate) created: UnixMillis,
-    /// Which API key gave it; of several raters the last.
+    /// The rater's API key.
     pub(crate) key_id: Option<String>,
 }
 
-/// One group, loaded.
+/// A group with everything that training needs from the ledger.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct BatchGroup {
     pub(crate) group: Group,
     pub(crate) prompt_ids: Vec<TokenId>,
-    /// Weight of each part on the group's route.
+    /// Weight of each reward part on the group's route.
     pub(crate) weights: BTreeMap<String, f64>,
     pub(crate) members: Vec<GroupMember>,
-    /// Whether feedback of a key in quarantine was left out.
-    pub(crate) set_aside: bool,
+    /// Whether ratings of quarantined API keys were left out.
+    pub(crate) without_quarantined: bool,
 }
 
-/// The groups of one optimiser step.
+/// The groups of one optimizer step.
 #[derive(Debug)]
 pub(crate) struct TrainBatch {
-    pub(crate) groups: Vec<Loaded>,
+    pub(crate) groups: Vec<BatchGroup>,
 }
 
 impl TrainBatch {
-    /// Every member, group after group: the order of advantages and training samples alike.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (&Loaded, &GroupMember)> {
+    /// Every member, group by group. Advantages and training samples have the same order.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (&BatchGroup, &GroupMember)> {
         self.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)))
     }
 
-    /// The reward parts as the advantages want them.
+    /// The input of `Baselines::advantages`.
     pub(crate) fn rewards(&self) -> Vec<GroupRewards> {
-        self.groups
-            .iter()
-            .map(|group| GroupRewards {
-                route: group.group.route.clone(),
-                members: group.members.len(),
-                parts: group
-                    .weights
-                    .iter()
-                    .map(|(name, weight)| PartRewards {
-                        name: name.clone(),
-                        weight: *weight,
-                        values: group.members.iter().map(|m| m.parts.get(name).copied()).collect(),
-                        shares: group
-                            .members
-                            .iter()
-                            .map(|m| m.shares.get(name).copied().unwrap_or(1.0))
-                            .collect(),
-                    })
-                    .collect(),
-            })
-            .collect()
+        let part = |members: &[GroupMember], (name, weight): (&String, &f64)| PartRewards {
+            name: name.clone(),
+            weight: *weight,
+            values: members.iter().map(|m| m.parts.get(name).copied()).collect(),
+            cap_weights: members
+                .iter()
+                .map(|m| m.cap_weights.get(name).copied().unwrap_or(1.0))
+                .collect(),
+        };
+        let group = |group: &BatchGroup| GroupRewards {
+            route: group.group.route.clone(),
+            members: group.members.len(),
+            parts: group.weights.iter().map(|weight| part(&group.members, weight)).collect(),
+        };
+        self.groups.iter().map(group).collect()
     }
 
-    /// What the learner trains on: every member that has an advantage.
+    /// One sample for every member that has an advantage.
     pub(crate) fn train_samples(&self, advantages: &Advantages) -> Vec<TrainSample> {
         self.members()
             .zip(advantages.values.iter().flatten())
@@ -101,12 +96,12 @@ impl TrainBatch {
             .collect()
     }
 
-    /// The groups' ids, in order.
+    /// The groups' ids in order.
     pub(crate) fn group_ids(&self) -> Vec<GroupId> {
         self.groups.iter().map(|g| g.group.id).collect()
     }
 
-    /// The group of the training sample at `index` of [`Self::train_samples`].
+    /// The id of the group whose member is [`Self::train_samples`]`[index]`; empty if out of range.
     pub(crate) fn group_of(&self, advantages: &Advantages, index: usize) -> Vec<GroupId> {
         self.members()
             .zip(advantages.values.iter().flatten())
@@ -117,60 +112,62 @@ impl TrainBatch {
             .collect()
     }
 
-    /// Mean number of versions between sampling and now.
+    /// Mean number of policy versions from a sample's version to `active`.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub(crate) fn staleness(&self, active: PolicyVersion) -> f64 {
-        let behind: Vec<u64> =
+        let ages: Vec<u64> =
             self.members().map(|(_, m)| active.0.saturating_sub(m.sample.version.0)).collect();
-        behind.iter().sum::<u64>() as f64 / behind.len().max(1) as f64
+        ages.iter().sum::<u64>() as f64 / ages.len().max(1) as f64
     }
 
-    /// The length of every completion, and whether it ended at its token limit.
+    /// Length of every completion in tokens, and whether its token limit cut it.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = (usize, bool)> {
         self.members().map(|(_, m)| (m.sample.ids.len(), m.sample.finish == FinishReason::Length))
     }
 
-    /// When the feedback that this batch trains on arrived.
+    /// Arrival times of the feedback in this batch.
     pub(crate) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
-        self.members().flat_map(|(_, m)| m.feedback.values().map(|given| given.created))
+        self.members().flat_map(|(_, m)| m.feedback.values().map(|origin| origin.created))
     }
 }
 
-/// Takes ready groups, oldest first, until they hold `wanted` samples; `None` when there are
-/// fewer. At most `limit` samples are exceeded by at most one group.
+/// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
+/// exceed that number. `None` if fewer than `min_samples` trainable samples are ready.
 ///
-/// Groups with a member more than `max_staleness` versions behind `active`, and groups without a
-/// trainable scored member, are dropped for good, with the reason in the ledger.
-pub(crate) fn gather(
+/// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
+/// member more than `max_staleness` versions older than `active`, and those without a trainable
+/// member that has a reward.
+///
+/// # Errors
+/// If the ledger cannot be read or written.
+pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
     active: PolicyVersion,
     max_staleness: u64,
-    wanted: usize,
-    limit: usize,
+    min_samples: usize,
+    max_samples: usize,
 ) -> Result<Option<TrainBatch>, StoreError> {
-    let mut ready = Vec::new();
-    let mut drops = Vec::new();
+    let (mut ready, mut drops) = (Vec::new(), Vec::new());
+    let dropped = |id, reason: &str| Op::GroupState(id, GroupState::Dropped(reason.to_owned()));
     let mut members = 0;
-    // A group has at least one member, so that many groups are always enough.
-    for group in store.ready_groups(limit.max(1))? {
+    // A group has at least one member, so `max_samples` groups are always enough.
+    for group in store.ready_groups(max_samples.max(1))? {
         if active.0.saturating_sub(group.oldest_version.0) > max_staleness {
-            drops.push(Op::GroupState(group.id, GroupState::Dropped("stale".to_owned())));
-        } else if members < limit {
+            drops.push(dropped(group.id, "stale"));
+        } else if members < max_samples {
             members += group.members.len();
             ready.push(group);
         }
     }
-    let aside: BTreeSet<String> = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
-    let mut groups = Vec::new();
-    let mut samples = 0;
-    if members >= wanted {
+    let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
+    let (mut groups, mut samples) = (Vec::new(), 0);
+    if members >= min_samples {
         for group in ready {
-            let id = group.id;
-            let loaded = load(store, routes, &aside, group)?;
+            let loaded = load(store, routes, &quarantined, group)?;
             if loaded.members.is_empty() {
-                let why = if loaded.set_aside { SET_ASIDE } else { "unscored" };
-                drops.push(Op::GroupState(id, GroupState::Dropped(why.to_owned())));
+                let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
+                drops.push(dropped(loaded.group.id, reason));
             } else {
                 samples += loaded.members.len();
                 groups.push(loaded);
@@ -180,61 +177,64 @@ pub(crate) fn gather(
     if !drops.is_empty() {
         store.commit_blocking(drops)?;
     }
-    Ok((samples >= wanted && samples > 0).then_some(TrainBatch { groups }))
+    Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups }))
 }
 
+/// Reads a group's prompt, trainable samples and rewards.
 fn load(
     store: &Store,
     routes: &Routes,
-    aside: &BTreeSet<String>,
+    quarantined: &BTreeSet<String>,
     group: Group,
-) -> Result<Loaded, StoreError> {
+) -> Result<BatchGroup, StoreError> {
     let route = routes.get(&group.route);
     let weights: BTreeMap<String, f64> =
         group.parts.iter().filter_map(|name| Some((name.clone(), route?.weight(name)?))).collect();
     let prompt_ids =
         store.interaction(group.interaction)?.map(|i| i.prompt_ids).unwrap_or_default();
     let mut members = Vec::new();
-    let mut set_aside = false;
+    let mut without_quarantined = false;
     for id in &group.members {
         let Some(sample) = store.sample(*id)? else { continue };
         if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
             continue;
         }
-        let mut parts = BTreeMap::new();
-        let mut feedback = BTreeMap::new();
+        let (mut parts, mut feedback) = (BTreeMap::new(), BTreeMap::new());
         for mut reward in store.rewards_of(*id)? {
-            if reward.source == RewardSource::Feedback && !aside.is_empty() {
+            let from_clients = reward.source == RewardSource::Feedback;
+            if from_clients && !quarantined.is_empty() {
                 let rule = route.and_then(|r| r.feedback(&reward.name)).map(|p| p.aggregate);
-                set_aside |= leave_out(store, aside, rule.unwrap_or_default(), &mut reward)?;
+                without_quarantined |=
+                    leave_out(store, quarantined, rule.unwrap_or_default(), &mut reward)?;
             }
             if let Some(value) = reward.value
                 && weights.contains_key(&reward.name)
             {
-                if reward.source == RewardSource::Feedback {
-                    let given = Given { created: reward.created, key_id: reward.key_id };
-                    feedback.insert(reward.name.clone(), given);
+                if from_clients {
+                    let origin = FeedbackOrigin { created: reward.created, key_id: reward.key_id };
+                    feedback.insert(reward.name.clone(), origin);
                 }
                 parts.insert(reward.name, value);
             }
         }
         if !parts.is_empty() {
-            members.push(GroupMember { sample, parts, feedback, shares: BTreeMap::new() });
+            members.push(GroupMember { sample, parts, feedback, cap_weights: BTreeMap::new() });
         }
     }
-    Ok(Loaded { group, prompt_ids, weights, members, set_aside })
+    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined })
 }
 
-/// Makes a reward what it would be without the raters in quarantine; true where that changed it.
+/// Aggregates a feedback reward again without the ratings of quarantined keys; returns whether it
+/// had such ratings.
 fn leave_out(
     store: &Store,
-    aside: &BTreeSet<String>,
+    quarantined: &BTreeSet<String>,
     rule: Aggregate,
     reward: &mut Reward,
 ) -> Result<bool, StoreError> {
     let mut ratings = store.ratings_of(reward.sample, &reward.name)?;
     let all = ratings.len();
-    ratings.retain(|rating| rating.key_id.as_ref().is_none_or(|key| !aside.contains(key)));
+    ratings.retain(|rating| rating.key_id.as_ref().is_none_or(|key| !quarantined.contains(key)));
     if ratings.len() == all {
         return Ok(false);
     }

@@ -1,4 +1,4 @@
-//! Feedback in quarantine is left out, whoever else rated.
+//! Ratings of quarantined API keys do not reach a batch.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use hone_core::types::{
     PromptSource, Sample, SampleId, SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
-use hone_store::{FeedbackEntry, Op, Quarantined, SET_ASIDE, Store, StoreConfig};
+use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
-use super::{TrainBatch, gather};
+use super::{TrainBatch, build_batch};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
     reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\" }]";
 
-/// A ready group of one completion that these keys rated.
+/// A ready group of one completion with `(API key, value)` ratings.
 fn rated(store: &Store, ratings: &[(&str, f64)]) -> GroupId {
     let (interaction, sample, group) = (InteractionId::new(), SampleId::new(), GroupId::new());
     let mut ops = vec![
@@ -82,26 +82,25 @@ fn open(dir: &Path) -> Store {
 }
 
 #[test]
-fn what_others_say_of_the_same_sample_stays() {
+fn ratings_of_other_keys_on_the_same_sample_stay() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let take =
-        || -> Option<TrainBatch> { gather(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap() };
+    let build = || build_batch(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap();
     let both = rated(&store, &[("alice", 4.0), ("mallory", 1.0)]);
     let alone = rated(&store, &[("mallory", 1.0)]);
     let values = |batch: &TrainBatch| -> Vec<f64> {
         batch.members().map(|(_, member)| member.parts["stars"]).collect()
     };
-    assert_eq!(values(&take().unwrap()), [2.5, 1.0]);
-    let row = Quarantined { key_id: "mallory".to_owned(), reason: "{}".to_owned(), since: 10 };
+    assert_eq!(values(&build().unwrap()), [2.5, 1.0]);
+    let row = QuarantinedKey { key_id: "mallory".to_owned(), reason: "{}".to_owned(), since: 10 };
     store.commit_blocking(vec![Op::Quarantine(row)]).unwrap();
-    let batch = take().unwrap();
+    let batch = build().unwrap();
     assert_eq!((values(&batch), batch.group_ids()), (vec![4.0], vec![both]));
     assert_eq!(batch.groups[0].members[0].feedback["stars"].key_id.as_deref(), Some("alice"));
     let state = store.group(alone).unwrap().unwrap().state;
-    assert_eq!(state, GroupState::Dropped(SET_ASIDE.to_owned()));
+    assert_eq!(state, GroupState::Dropped(QUARANTINED.to_owned()));
     store.commit_blocking(vec![Op::Release("mallory".to_owned())]).unwrap();
-    assert_eq!(values(&take().unwrap()), [2.5]);
+    assert_eq!(values(&build().unwrap()), [2.5]);
     assert_eq!(store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 1, "it comes back");
 }

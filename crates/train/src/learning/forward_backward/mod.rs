@@ -1,6 +1,7 @@
-//! One pass over a step's samples: loss, gradient and statistics, shard by shard.
+//! One forward/backward pass over a step's samples: loss, gradients and metrics, shard by shard.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use candle_core::{DType, Tensor};
@@ -11,311 +12,293 @@ use rayon::prelude::*;
 use hone_model::Model;
 use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::kernels::parallel::with_threads;
-use hone_model::transformer::Trace;
+use hone_model::transformer::SavedActivations;
 
-use super::objective::{LossGradients, Objective, StepPlan, TokenRows, Totals};
+use super::loss::LossSequence;
+use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
 use super::step_timing::{StepTiming, timed};
-use crate::config::TrainConfig;
-use crate::data::packing;
-use crate::data::packing::{PackedBatch, TrainSample};
+use crate::config::{CorrectionMode, TrainConfig};
+use crate::data::packing::{PackedBatch, TrainSample, shards};
 use crate::error::Result;
 use crate::memory;
 
-/// What a pass reads.
+/// The inputs of a pass.
 pub(crate) struct ForwardBackward<'a> {
     pub model: &'a Model,
     pub lora: &'a LoraWeights,
-    /// The reference's adapter; the base alone without one.
+    /// Adapter of the reference policy; `None` is the base model.
     pub reference: Option<&'a LoraWeights>,
     pub config: &'a TrainConfig,
     pub samples: &'a [TrainSample],
-    /// The samples that are trained on.
+    /// Indices of the samples that the pass computes.
     pub active: &'a [usize],
-    pub objective: Objective,
-    /// The length of each completion; 0 for those that are not trained on.
+    pub adaptive: AdaptiveCoefficients,
+    /// Completion length of each sample; 0 for samples that are not trained on.
     pub lengths: Vec<usize>,
     /// The divisor of the `dr_grpo` loss.
     pub max_completion_tokens: usize,
-    /// Compare recorded and recomputed log-probabilities of this version.
+    /// The version of the policy's weights. For samples of this version the recorded and recomputed
+    /// log-probabilities are compared; `None` compares none.
     pub current_version: Option<u64>,
     pub dropout_seed: u64,
-    /// Reference log-probabilities by sample, kept from one pass to the next.
-    pub references: &'a mut [Option<Vec<f64>>],
-    /// Log-probabilities from before the step's first update by sample, kept likewise; filled where
-    /// the objective wants them.
-    pub old: &'a mut [Option<Vec<f64>>],
+    /// Log-probabilities from earlier passes of the step.
+    pub cache: &'a LogprobCache,
 }
 
-/// What a pass gives.
-pub(crate) struct PassResult {
-    /// The gradient of the loss by variable.
+/// Log-probabilities, by sample, that are the same in all passes of a step.
+#[derive(Default)]
+pub(crate) struct LogprobCache {
+    /// Under the reference policy.
+    reference: BTreeMap<usize, Vec<f64>>,
+    /// Under the policy before the step's first update.
+    old: BTreeMap<usize, Vec<f64>>,
+}
+
+impl LogprobCache {
+    pub fn extend(&mut self, other: Self) {
+        self.reference.extend(other.reference);
+        self.old.extend(other.old);
+    }
+}
+
+/// The result of a pass, or of one of its shards.
+#[derive(Default)]
+pub(crate) struct PassOutput {
+    /// Gradient of the loss by the adapter's tensor.
     pub gradients: BTreeMap<String, Tensor>,
-    pub totals: Totals,
-    /// Where the time went.
-    pub split: StepTiming,
+    pub totals: StepTotals,
+    pub timing: StepTiming,
+    /// Log-probabilities for the step's later passes.
+    pub logprobs: LogprobCache,
     /// `(sample, mean |recorded - recomputed|)` of samples of the current version.
     differences: Vec<(usize, f64)>,
 }
 
-impl PassResult {
-    /// Samples whose mean difference is above `limit`, where that is above 0.
+impl PassOutput {
+    /// Samples whose mean difference exceeds `limit` or is NaN; none for a limit of 0.
     pub fn refused(&self, limit: f64) -> Vec<usize> {
-        let above = |d: f64| limit > 0.0 && (d > limit || d.is_nan());
-        self.differences.iter().filter(|(_, d)| above(*d)).map(|(index, _)| *index).collect()
+        let exceeds = |d: f64| limit > 0.0 && (d > limit || d.is_nan());
+        self.differences.iter().filter(|(_, d)| exceeds(*d)).map(|(index, _)| *index).collect()
+    }
+
+    fn add(&mut self, shard: Self) -> Result<()> {
+        for (name, gradient) in shard.gradients {
+            let sum = match self.gradients.remove(&name) {
+                Some(sum) => (sum + gradient)?,
+                None => gradient,
+            };
+            self.gradients.insert(name, sum);
+        }
+        self.totals.add(&shard.totals);
+        self.timing.add(&shard.timing);
+        self.logprobs.extend(shard.logprobs);
+        self.differences.extend(shard.differences);
+        Ok(())
     }
 }
 
-/// What one shard gives.
-struct Shard {
-    gradients: BTreeMap<String, Tensor>,
-    totals: Totals,
-    split: StepTiming,
-    differences: Vec<(usize, f64)>,
-    references: Vec<(usize, Vec<f64>)>,
-    old: Vec<(usize, Vec<f64>)>,
-}
-
-/// Samples of one forward pass, numbered for dropout.
-type Job = (u64, Vec<usize>);
+/// The indices of a shard's samples, and the random stream of its dropout.
+type Shard = (Vec<usize>, u64);
 
 impl ForwardBackward<'_> {
-    pub fn run(&mut self) -> Result<PassResult> {
-        let mut seconds = 0.0;
-        let mut outcome = timed(&mut seconds, || self.all())?;
-        outcome.split = outcome.split.scaled(seconds);
-        Ok(outcome)
-    }
-
-    fn all(&mut self) -> Result<PassResult> {
-        let mut outcome = PassResult {
-            gradients: BTreeMap::new(),
-            totals: Totals::of_a_pass(),
-            split: StepTiming::default(),
-            differences: Vec::new(),
-        };
+    pub fn run(&self) -> Result<PassOutput> {
+        let start = Instant::now();
         let spec = self.model.spec();
-        let tokens = memory::shard_tokens(spec);
-        let mut serial = 0_u64;
-        let mut number = |shard| {
-            serial += 1;
-            (serial, shard)
-        };
-        let batches: Vec<Vec<Job>> =
-            packing::shards(self.samples, self.active, self.config.micro_batch, tokens)
+        let max_tokens = memory::shard_tokens(spec);
+        let mut streams = 1_u64..;
+        let batches: Vec<Vec<Shard>> =
+            shards(self.samples, self.active, self.config.micro_batch, max_tokens)
                 .into_iter()
-                .map(|micro_batch| micro_batch.into_iter().map(&mut number).collect())
+                .map(|micro_batch| micro_batch.into_iter().zip(streams.by_ref()).collect())
                 .collect();
-        let plan = self.plan(&batches)?;
-        // Shards of a wide model come one by one, so that one shard's gradients are held.
+        let objective = self.objective(&batches)?;
+        let mut output = PassOutput { totals: StepTotals::of_one_pass(), ..PassOutput::default() };
         let parallel = memory::shards_in_parallel(spec);
-        let waves = batches.iter().flat_map(|jobs| {
-            let together = if parallel { jobs.len() } else { 1 };
-            jobs.chunks(together.max(1))
-        });
-        for wave in waves {
-            for shard in self.each(wave, |(serial, shard)| self.shard(*serial, shard, &plan)) {
-                let shard = shard?;
-                add_gradients(&mut outcome.gradients, shard.gradients)?;
-                outcome.totals.add(&shard.totals);
-                outcome.split.add(&shard.split);
-                outcome.differences.extend(shard.differences);
-                for (index, reference) in shard.references {
-                    self.references[index] = Some(reference);
-                }
-                for (index, old) in shard.old {
-                    self.old[index] = Some(old);
+        for batch in &batches {
+            // The gradients of a wide model are large, so only one shard's are held at a time.
+            for shards in batch.chunks(if parallel { batch.len() } else { 1 }) {
+                for shard in self.map_shards(shards, |shard| self.shard(shard, &objective)) {
+                    output.add(shard?)?;
                 }
             }
         }
-        Ok(outcome)
+        output.timing = output.timing.scaled(start.elapsed().as_secs_f64());
+        Ok(output)
     }
 
-    /// Does something with each shard: side by side, one thread each, or, with a wide model, one
-    /// after the other on all threads.
-    fn each<T: Send>(&self, jobs: &[Job], f: impl Fn(&Job) -> Result<T> + Sync) -> Vec<Result<T>> {
+    /// Maps shards: in parallel with one thread each, or, for a wide model, one after the other on
+    /// all threads.
+    fn map_shards<T: Send>(
+        &self,
+        shards: &[Shard],
+        f: impl Fn(&Shard) -> Result<T> + Sync,
+    ) -> Vec<Result<T>> {
         if memory::shards_in_parallel(self.model.spec()) {
-            return jobs.par_iter().map(&f).collect();
+            return shards.par_iter().map(&f).collect();
         }
-        with_threads(rayon::current_num_threads(), || jobs.iter().map(f).collect())
+        with_threads(rayon::current_num_threads(), || shards.iter().map(f).collect())
     }
 
-    /// What depends on all samples, for which they may have to be run through first.
-    fn plan(&self, batches: &[Vec<Job>]) -> Result<StepPlan> {
+    /// The objective of the whole step, which may need the entropies of all trained tokens first.
+    fn objective(&self, batches: &[Vec<Shard>]) -> Result<Objective<'_>> {
         let mut entropies = Vec::new();
-        if self.objective.wants_entropies() {
-            for jobs in batches {
-                for shard in self.each(jobs, |(serial, shard)| self.entropies(*serial, shard)) {
+        if self.config.top_entropy_quantile < 1.0 {
+            for shards in batches {
+                for shard in self.map_shards(shards, |shard| self.entropies(shard)) {
                     entropies.extend(shard?);
                 }
             }
         }
-        Ok(self.objective.plan(&self.lengths, self.max_completion_tokens, &entropies))
+        let (lengths, max_tokens) = (&self.lengths, self.max_completion_tokens);
+        Ok(Objective::new(self.config, &self.adaptive, lengths, max_tokens, &entropies))
     }
 
-    /// The entropies of the tokens that are trained on, as the pass itself will see them.
-    fn entropies(&self, serial: u64, indices: &[usize]) -> Result<Vec<f64>> {
+    /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
+    fn entropies(&self, (indices, stream): &Shard) -> Result<Vec<f64>> {
         let layout = self.layout(indices)?;
-        let trace = self.trace(&layout, self.dropout(serial).as_mut(), 0)?;
-        let stats = self.stats(&layout, &trace.hidden().detach())?;
-        let mut rest = columns(&stats)?.1;
-        let mut out = Vec::with_capacity(rest.len());
-        for index in indices {
-            let own = rest.drain(..self.samples[*index].ids.len());
-            if self.lengths[*index] > 0 {
-                out.extend(own);
-            }
-        }
-        Ok(out)
+        let saved = self.forward_saving(&layout, self.dropout(*stream).as_mut(), 0)?;
+        let (_, entropies) = columns(&self.stats(&layout, &saved.hidden().detach())?)?;
+        let trained = self.rows(indices).filter(|(index, _)| self.lengths[*index] > 0);
+        Ok(trained.flat_map(|(_, rows)| entropies[rows].to_vec()).collect())
     }
 
     fn layout(&self, indices: &[usize]) -> Result<PackedBatch> {
-        let parts: Vec<(&[u32], &[u32], f32)> = indices
-            .iter()
-            .map(|index| {
-                let s = &self.samples[*index];
-                (s.prompt_ids.as_slice(), s.ids.as_slice(), s.temperature)
-            })
-            .collect();
-        PackedBatch::new(&parts, self.model.device())
+        let completion = |index: &usize| {
+            let sample = &self.samples[*index];
+            (sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)
+        };
+        let completions: Vec<_> = indices.iter().map(completion).collect();
+        PackedBatch::new(&completions, self.model.device())
     }
 
-    fn shard(&self, serial: u64, indices: &[usize], plan: &StepPlan) -> Result<Shard> {
-        let mut split = StepTiming::default();
-        let begun = Instant::now();
+    /// Each sample of a shard with the range of its rows.
+    fn rows(&self, indices: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
+        indices.iter().scan(0, |end, index| {
+            let start = *end;
+            *end += self.samples[*index].ids.len();
+            Some((*index, start..*end))
+        })
+    }
+
+    /// Forward and backward pass of one shard.
+    fn shard(&self, (indices, stream): &Shard, objective: &Objective<'_>) -> Result<PassOutput> {
+        let start = Instant::now();
+        let mut output = PassOutput::default();
         let layout = self.layout(indices)?;
-        let mut dropout = self.dropout(serial);
-        let keep = memory::kept_layers(self.config, self.model.spec(), layout.segments.tokens());
-        let trace = self.trace(&layout, dropout.as_mut(), keep)?;
-        let stats = self.stats(&layout, trace.hidden())?;
-        let columns = columns(&stats)?;
-        let references = timed(&mut split.reference, || self.references(&layout, indices))?;
-        let missing = |index: &usize| self.old[*index].is_none();
-        let wants_old = self.objective.wants_old() && indices.iter().any(missing);
-        let plain = match &dropout {
-            _ if self.current_version.is_none() && !wants_old => None,
-            None => Some(columns.0.clone()),
-            Some(_) => {
-                let plain = self.trace(&layout, None, 0)?;
-                Some(self::columns(&self.stats(&layout, &plain.hidden().detach())?)?.0)
-            }
-        };
-        let mut shard = Shard {
-            gradients: BTreeMap::new(),
-            totals: Totals::default(),
-            split,
-            differences: Vec::new(),
-            references: Vec::new(),
-            old: Vec::new(),
-        };
-        shard.totals.computed = layout.segments.tokens() as f64;
-        let mut slopes = LossGradients::default();
-        let mut row = 0;
-        for (place, index) in indices.iter().enumerate() {
-            let sample = &self.samples[*index];
-            let rows = row..row + sample.ids.len();
-            row = rows.end;
-            let plain = plain.as_ref().map(|plain| &plain[rows.clone()]);
-            let old = self.old[*index].as_deref().or(plain).filter(|_| self.objective.wants_old());
-            let rows = TokenRows {
-                logprobs: &columns.0[rows.clone()],
-                entropies: &columns.1[rows],
+        let mut dropout = self.dropout(*stream);
+        let tokens = layout.segments.tokens();
+        let kept_layers = memory::kept_layers(self.config, self.model.spec(), tokens);
+        let saved = self.forward_saving(&layout, dropout.as_mut(), kept_layers)?;
+        let stats = self.stats(&layout, saved.hidden())?;
+        let (logprobs, entropies) = columns(&stats)?;
+        let reference = timed(&mut output.timing.reference, || self.reference(&layout, indices))?;
+        let without_dropout = self.without_dropout(&layout, indices, &logprobs)?;
+        output.totals.computed_tokens = tokens as f64;
+        let mut gradients = Vec::with_capacity(logprobs.len());
+        for (index, rows) in self.rows(indices) {
+            let sample = &self.samples[index];
+            let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
+            let without_dropout = without_dropout.as_ref().map(|all| &all[rows.clone()]);
+            let cached = self.cache.old.get(&index).map(Vec::as_slice);
+            let old = cached.or(without_dropout).filter(|_| self.needs_old());
+            let reference = reference.as_ref().map(|all| &all[rows.clone()]);
+            let sequence = LossSequence {
+                logprobs: &logprobs[rows.clone()],
+                entropies: &entropies[rows],
+                recorded: &recorded,
                 old,
-                reference: references.as_ref().map(|all| all[place].as_slice()),
+                reference,
+                advantage: sample.advantage,
             };
-            plan.sample(*index, sample, &rows, &mut slopes, &mut shard.totals);
-            shard.old.extend(old.map(|old| (*index, old.to_vec())));
-            if let Some(plain) = plain
+            objective.add_sequence(index, &sequence, &mut gradients, &mut output.totals);
+            output.logprobs.old.extend(old.map(|old| (index, old.to_vec())));
+            output.logprobs.reference.extend(reference.map(|all| (index, all.to_vec())));
+            if let Some(recomputed) = without_dropout
                 && self.current_version == Some(sample.version)
             {
-                let difference = shard.totals.compare(sample, plain);
-                shard.differences.push((*index, difference));
+                let difference = output.totals.add_difference(&recorded, recomputed);
+                output.differences.push((index, difference));
             }
         }
-        if let Some(references) = references {
-            shard.references = indices.iter().copied().zip(references).collect();
-        }
-        shard.split.forward = begun.elapsed().as_secs_f64() - split.reference;
-        shard.gradients =
-            timed(&mut shard.split.backward, || self.gradients(trace, &stats, &slopes))?;
-        Ok(shard)
+        output.timing.forward = start.elapsed().as_secs_f64() - output.timing.reference;
+        output.gradients = timed(&mut output.timing.backward, || -> Result<_> {
+            let shape = (gradients.len(), 2);
+            let seed = Tensor::from_vec(gradients.into_flattened(), shape, self.model.device())?;
+            Ok(self.model.backward(saved, &stats, &seed.to_dtype(stats.dtype())?, self.lora)?)
+        })?;
+        Ok(output)
     }
 
-    fn dropout(&self, serial: u64) -> Option<Dropout> {
+    /// Whether the loss needs log-probabilities from before the step's first update.
+    fn needs_old(&self) -> bool {
+        self.config.sampler_correction.mode != CorrectionMode::None
+    }
+
+    /// A shard's log-probabilities without dropout, to compare them with the recorded ones or to
+    /// cache them as the old ones; `None` if neither is needed. `logprobs` are those with dropout.
+    fn without_dropout(
+        &self,
+        layout: &PackedBatch,
+        indices: &[usize],
+        logprobs: &[f64],
+    ) -> Result<Option<Vec<f64>>> {
+        let is_cached = |index: &usize| self.cache.old.contains_key(index);
+        let computes_old = self.needs_old() && !indices.iter().all(is_cached);
+        if self.current_version.is_none() && !computes_old {
+            return Ok(None);
+        }
+        if self.config.lora.dropout == 0.0 {
+            return Ok(Some(logprobs.to_vec()));
+        }
+        let saved = self.forward_saving(layout, None, 0)?;
+        Ok(Some(columns(&self.stats(layout, &saved.hidden().detach())?)?.0))
+    }
+
+    fn dropout(&self, stream: u64) -> Option<Dropout> {
         let p = self.config.lora.dropout;
         (p > 0.0).then(|| {
             let mut rng = ChaCha8Rng::seed_from_u64(self.dropout_seed);
-            rng.set_stream(serial);
+            rng.set_stream(stream);
             Dropout { p, rng }
         })
     }
 
-    /// The forward pass with the adapter on.
-    fn trace(
+    /// The forward pass with the adapter, which keeps the activations of `kept_layers` layers.
+    fn forward_saving(
         &self,
         layout: &PackedBatch,
         dropout: Option<&mut Dropout>,
-        keep: usize,
-    ) -> Result<Trace> {
-        Ok(self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, keep)?)
+        kept_layers: usize,
+    ) -> Result<SavedActivations> {
+        Ok(self.model.forward_saving(
+            &layout.ids,
+            &layout.segments,
+            self.lora,
+            dropout,
+            kept_layers,
+        )?)
     }
 
-    /// `[tokens, 2]`: log-probability and entropy of every sampled token.
+    /// Log-probability and entropy of every sampled token, `[rows, 2]`.
     fn stats(&self, layout: &PackedBatch, hidden: &Tensor) -> Result<Tensor> {
         Ok(self.model.stats(hidden, &layout.rows, &layout.targets, &layout.temperatures)?)
     }
 
-    /// Log-probabilities under the reference by sample; `None` where beta is 0.
-    fn references(&self, layout: &PackedBatch, indices: &[usize]) -> Result<Option<Vec<Vec<f64>>>> {
+    /// Log-probabilities under the reference policy, row by row; `None` if beta is 0.
+    fn reference(&self, layout: &PackedBatch, indices: &[usize]) -> Result<Option<Vec<f64>>> {
         if self.config.beta == 0.0 {
             return Ok(None);
         }
-        let kept: Option<Vec<_>> =
-            indices.iter().map(|index| self.references[*index].clone()).collect();
-        if kept.is_some() {
-            return Ok(kept);
+        let cached = indices.iter().map(|index| self.cache.reference.get(index).map(Vec::as_slice));
+        if let Some(cached) = cached.collect::<Option<Vec<&[f64]>>>() {
+            return Ok(Some(cached.concat()));
         }
         let hidden = self.model.hidden(&layout.ids, &layout.segments, self.reference, None)?;
-        let logprobs = columns(&self.stats(layout, &hidden)?)?.0;
-        let mut rest = logprobs.as_slice();
-        let mut out = Vec::with_capacity(indices.len());
-        for index in indices {
-            let (own, others) = rest.split_at(self.samples[*index].ids.len());
-            out.push(own.to_vec());
-            rest = others;
-        }
-        Ok(Some(out))
-    }
-
-    /// The loss depends on the network through the log-probabilities and entropies alone, so its
-    /// gradient is that of their sum weighted by the loss's slopes.
-    fn gradients(
-        &self,
-        trace: Trace,
-        stats: &Tensor,
-        slopes: &LossGradients,
-    ) -> Result<BTreeMap<String, Tensor>> {
-        let count = slopes.logprob.len();
-        let both = slopes.logprob.iter().zip(&slopes.entropy).flat_map(|(l, h)| [*l, *h]);
-        let grad = Tensor::from_vec(both.collect::<Vec<f64>>(), (count, 2), self.model.device())?;
-        Ok(self.model.backward(trace, stats, &grad.to_dtype(stats.dtype())?, self.lora)?)
+        Ok(Some(columns(&self.stats(layout, &hidden)?)?.0))
     }
 }
 
-fn add_gradients(
-    sum: &mut BTreeMap<String, Tensor>,
-    shard: BTreeMap<String, Tensor>,
-) -> Result<()> {
-    for (name, gradient) in shard {
-        let total = match sum.remove(&name) {
-            Some(before) => (before + gradient)?,
-            None => gradient,
-        };
-        sum.insert(name, total);
-    }
-    Ok(())
-}
-
-/// The two columns of `[n, 2]`.
+/// The two columns of `[rows, 2]`.
 fn columns(stats: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let stats = stats.detach().to_dtype(DType::F64)?;
     let column = |i| stats.narrow(1, i, 1)?.flatten_all()?.to_vec1::<f64>();

@@ -1,4 +1,4 @@
-//! The whole loss against finite differences, and against itself laid out otherwise.
+//! Gradients of the whole loss against finite differences, and against other layouts of the step.
 
 use candle_core::{DType, Tensor};
 use rand::SeedableRng;
@@ -6,16 +6,16 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
-use hone_model::testing::{randomise, relative_difference, tiny_model, values};
+use hone_model::testing::{randomize, relative_difference, tiny_model, values};
 use hone_model::transformer::token_stats;
 
-use super::{ForwardBackward, PassResult};
+use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
-    TrainConfig,
+    Recompute, TrainConfig,
 };
-use crate::data::packing::TrainSample;
-use crate::learning::objective::{AdaptiveCoefficients, Objective};
+use crate::data::packing::{PackedBatch, TrainSample, shards};
+use crate::learning::objective::AdaptiveCoefficients;
 use crate::testing::{random_samples, tiny_config};
 
 fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
@@ -23,7 +23,7 @@ fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let lora =
         LoraWeights::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
-    randomise(&lora, 2);
+    randomize(&lora, 2);
     (model, lora)
 }
 
@@ -32,8 +32,8 @@ fn run(
     lora: &LoraWeights,
     config: &TrainConfig,
     samples: &[TrainSample],
-) -> PassResult {
-    run_with(model, lora, config, samples, &mut vec![None; samples.len()])
+) -> PassOutput {
+    run_with(model, lora, config, samples, &LogprobCache::default())
 }
 
 fn run_with(
@@ -41,8 +41,8 @@ fn run_with(
     lora: &LoraWeights,
     config: &TrainConfig,
     samples: &[TrainSample],
-    old: &mut [Option<Vec<f64>>],
-) -> PassResult {
+    cache: &LogprobCache,
+) -> PassOutput {
     let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).collect();
     let active: Vec<usize> = (0..samples.len()).collect();
     ForwardBackward {
@@ -52,23 +52,20 @@ fn run_with(
         config,
         samples,
         active: &active,
-        objective: Objective::new(config, &AdaptiveCoefficients::new(config)),
+        adaptive: AdaptiveCoefficients::new(config),
         lengths,
         max_completion_tokens: 12,
         current_version: None,
         dropout_seed: 5,
-        references: &mut vec![None; samples.len()],
-        old,
+        cache,
     }
     .run()
     .unwrap()
 }
 
-/// Log-probabilities near the policy's own, so that some ratios are within the bounds and some are
-/// cut on either side.
+/// Samples whose recorded log-probabilities are near the policy's, so that some ratios are within
+/// the bounds and some are cut on either side.
 fn near_samples(model: &Model, lora: &LoraWeights, count: usize) -> Vec<TrainSample> {
-    use crate::data::packing::PackedBatch;
-
     let mut samples = random_samples(count, 3);
     for (i, sample) in samples.iter_mut().enumerate() {
         let parts = [(sample.prompt_ids.as_slice(), sample.ids.as_slice(), sample.temperature)];
@@ -88,7 +85,8 @@ fn check_gradients(config: &TrainConfig, dtype: DType, step: f64, tolerance: f64
     check_gradients_of(config, dtype, step, tolerance, |_| {});
 }
 
-/// Every tensor of the adapter: one random direction, and single entries.
+/// Compares the gradient with central differences for every tensor of the adapter, in one random
+/// direction and for single entries.
 fn check_gradients_of(
     config: &TrainConfig,
     dtype: DType,
@@ -99,16 +97,16 @@ fn check_gradients_of(
     let (model, lora) = setup(dtype, config);
     let mut samples = near_samples(&model, &lora, 6);
     samples.iter_mut().for_each(change);
-    // Log-probabilities from before the first update stay what they are at the start.
-    let mut old = vec![None; samples.len()];
-    let outcome = run_with(&model, &lora, config, &samples, &mut old);
-    let loss = || run_with(&model, &lora, config, &samples, &mut old.clone()).totals.loss;
-    let scale =
-        outcome.gradients.values().flat_map(values).fold(0.0_f64, |max, g| max.max(g.abs()));
+    let output = run(&model, &lora, config, &samples);
+    // As in later iterations of a step, the log-probabilities from before the first update are
+    // constants.
+    let cache = LogprobCache { old: output.logprobs.old, ..LogprobCache::default() };
+    let loss = || run_with(&model, &lora, config, &samples, &cache).totals.loss;
+    let scale = output.gradients.values().flat_map(values).fold(0.0_f64, |max, g| max.max(g.abs()));
     let mut checked = 0;
     for (name, var) in lora.parameters() {
         let start = var.as_detached_tensor().copy().unwrap();
-        let gradient = values(&outcome.gradients[&name]);
+        let gradient = values(&output.gradients[&name]);
         assert!(gradient.iter().any(|g| g.abs() > 1e-6 * scale), "{name} has no gradient");
         let count = gradient.len();
         let mut directions: Vec<Vec<f64>> = Vec::new();
@@ -184,7 +182,7 @@ fn gradients_of_every_other_loss_equal_finite_differences() {
     for config in other_losses() {
         check_gradients(&config, DType::F64, 1e-5, 1e-6);
     }
-    // Of cispo the ratio is a constant where its bound holds it: all ratios are above 1 + 0.
+    // cispo treats the ratio as a constant. With all ratios above the bound 1 + 0 it is one.
     let config = TrainConfig { loss: LossKind::Cispo, clip_high: 0.0, ..tiny_config() };
     let below = |sample: &mut TrainSample| sample.logprobs.iter_mut().for_each(|l| *l -= 1.0);
     check_gradients_of(&config, DType::F64, 1e-5, 1e-6, below);
@@ -197,7 +195,7 @@ fn gradients_in_single_precision_equal_finite_differences() {
 
 #[test]
 fn gradients_with_dropout_equal_finite_differences() {
-    // The masks are the same in every run of a pass with the same seed.
+    // Passes with the same seed have the same dropout masks.
     let mut config = tiny_config();
     config.lora.dropout = 0.3;
     check_gradients(&config, DType::F64, 1e-5, 1e-7);
@@ -209,15 +207,15 @@ fn the_test_batch_reaches_every_branch_of_the_loss() {
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 6);
     let mut metrics = std::collections::BTreeMap::new();
-    run(&model, &lora, &config, &samples).totals.describe(&config, &mut metrics);
+    run(&model, &lora, &config, &samples).totals.insert_metrics(&config, &mut metrics);
     for name in ["clip_low", "clip_high"] {
         assert!(metrics[name] > 0.0 && metrics[name] < 0.6, "{name} is {}", metrics[name]);
     }
     assert!(metrics["kl"] > 0.01);
 }
 
-/// The largest relative change of the gradient over several ways to cut the step.
-fn cut_difference(dtype: DType, config: &TrainConfig) -> f64 {
+/// The largest relative change of the gradient between several micro-batch sizes.
+fn micro_batch_difference(dtype: DType, config: &TrainConfig) -> f64 {
     let (model, lora) = setup(dtype, config);
     let samples = near_samples(&model, &lora, 24);
     let whole = run(&model, &lora, config, &samples);
@@ -233,20 +231,20 @@ fn cut_difference(dtype: DType, config: &TrainConfig) -> f64 {
 fn micro_batches_do_not_change_the_gradient() {
     for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
         let config = TrainConfig { loss, ..tiny_config() };
-        let exact = cut_difference(DType::F64, &config);
+        let exact = micro_batch_difference(DType::F64, &config);
         assert!(exact < 1e-12, "{loss:?}: {exact:e}");
-        // What is left in single precision is rounding.
-        let rounded = cut_difference(DType::F32, &config);
+        // In single precision the difference is rounding.
+        let rounded = micro_batch_difference(DType::F32, &config);
         assert!(rounded < 5e-6, "{loss:?}: {rounded:e}");
     }
     for config in other_losses() {
-        let exact = cut_difference(DType::F64, &config);
+        let exact = micro_batch_difference(DType::F64, &config);
         assert!(exact < 1e-12, "{:?}: {exact:e}", config.loss);
     }
 }
 
 #[test]
-fn order_and_company_do_not_change_the_gradient() {
+fn order_and_samples_of_weight_zero_do_not_change_the_gradient() {
     let config = tiny_config();
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 9);
@@ -255,35 +253,34 @@ fn order_and_company_do_not_change_the_gradient() {
     reversed.reverse();
     let after = run(&model, &lora, &config, &reversed);
     assert!(relative_difference(&before.gradients, &after.gradients) < 5e-6);
-    // Nor does a long sample of weight 0 beside them.
+    // A long sample of weight 0 does not change it either.
     let mut padded = samples.clone();
     let mut long = samples[0].clone();
     long.prompt_ids = vec![7; 60];
     padded.push(long);
     let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).chain([0]).collect();
     let active: Vec<usize> = (0..padded.len()).collect();
-    let outcome = ForwardBackward {
+    let output = ForwardBackward {
         model: &model,
         lora: &lora,
         reference: None,
         config: &config,
         samples: &padded,
         active: &active,
-        objective: Objective::new(&config, &AdaptiveCoefficients::new(&config)),
+        adaptive: AdaptiveCoefficients::new(&config),
         lengths,
         max_completion_tokens: 12,
         current_version: None,
         dropout_seed: 5,
-        references: &mut vec![None; padded.len()],
-        old: &mut vec![None; padded.len()],
+        cache: &LogprobCache::default(),
     }
     .run()
     .unwrap();
-    assert!(relative_difference(&before.gradients, &outcome.gradients) < 5e-6);
+    assert!(relative_difference(&before.gradients, &output.gradients) < 5e-6);
 }
 
 #[test]
-fn the_result_does_not_depend_on_the_number_of_threads() {
+fn results_do_not_depend_on_the_number_of_threads() {
     let config = tiny_config();
     let (model, lora) = setup(DType::F32, &config);
     let samples = near_samples(&model, &lora, 24);
@@ -299,13 +296,11 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn shared_prompts_give_what_repeated_prompts_give() {
-    use crate::data::packing::PackedBatch;
-
+fn shared_and_repeated_prompts_have_equal_results() {
     let config = tiny_config();
     let (model, lora) = setup(DType::F64, &config);
     let samples = random_samples(7, 4);
-    // Two prompts, mixed; a completion of one token makes an empty branch.
+    // Two prompts, interleaved; a completion of one token has an empty segment.
     let parts: Vec<_> = samples
         .iter()
         .enumerate()
@@ -313,12 +308,12 @@ fn shared_prompts_give_what_repeated_prompts_give() {
         .collect();
     assert!(parts.iter().any(|part| part.1.len() == 1));
     let run = |layout: &PackedBatch| {
-        let trace = model.trace(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
+        let saved = model.forward_saving(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
         let (targets, temperatures) = (&layout.targets, &layout.temperatures);
-        let stats = model.stats(trace.hidden(), &layout.rows, targets, temperatures).unwrap();
+        let stats = model.stats(saved.hidden(), &layout.rows, targets, temperatures).unwrap();
         let probe: Vec<f64> = (0..stats.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
         let probe = Tensor::from_vec(probe, stats.shape(), model.device()).unwrap();
-        let gradients = model.backward(trace, &stats, &probe, &lora).unwrap();
+        let gradients = model.backward(saved, &stats, &probe, &lora).unwrap();
         (values(&stats), gradients)
     };
     let shared = PackedBatch::new(&parts, model.device()).unwrap();
@@ -332,9 +327,7 @@ fn shared_prompts_give_what_repeated_prompts_give() {
 }
 
 #[test]
-fn computing_layers_again_changes_no_bit() {
-    use crate::config::Recompute;
-
+fn recomputing_layers_is_bit_identical() {
     let run = |recompute, dropout| {
         let mut config = TrainConfig { recompute, ..tiny_config() };
         config.lora.dropout = dropout;
@@ -343,10 +336,10 @@ fn computing_layers_again_changes_no_bit() {
         run(&model, &lora, &config, &samples)
     };
     for dropout in [0.0, 0.3] {
-        let (kept, again) = (run(Recompute::Never, dropout), run(Recompute::Always, dropout));
-        assert_eq!(kept.totals.loss.to_bits(), again.totals.loss.to_bits());
+        let (kept, recomputed) = (run(Recompute::Never, dropout), run(Recompute::Always, dropout));
+        assert_eq!(kept.totals.loss.to_bits(), recomputed.totals.loss.to_bits());
         for (name, gradient) in &kept.gradients {
-            assert_eq!(values(gradient), values(&again.gradients[name]), "{name}");
+            assert_eq!(values(gradient), values(&recomputed.gradients[name]), "{name}");
         }
     }
 }
@@ -365,7 +358,7 @@ fn shards_keep_groups_together_within_their_bound() {
             + shard.iter().map(|i| samples[*i].ids.len() - 1).sum::<usize>()
     };
     for (bound, micro_batch) in [(1, 64), (25, 64), (40, 64), (1000, 64), (40, 5)] {
-        let batches = crate::data::packing::shards(&samples, &active, micro_batch, bound);
+        let batches = shards(&samples, &active, micro_batch, bound);
         let mut seen: Vec<usize> = batches.iter().flatten().flatten().copied().collect();
         seen.sort_unstable();
         assert_eq!(seen, active, "every sample once");

@@ -1,11 +1,11 @@
-//! What to do where the sampler's policy is not the one that is trained.
+//! Corrections for a sampler whose policy differs from the trained one.
 
-use crate::config::CorrectionMode;
+use crate::config::{CorrectionConfig, CorrectionMode};
 
-/// The weight of each token's surrogate for the difference of the policy `old` from the sampler's
-/// `recorded` log-probabilities, all constant (truncated: Yao et al. 2025, "Your efficient RL
-/// framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills
-/// stability"):
+/// Importance weights of each token's surrogate, from the sampler's `recorded` log-probabilities to
+/// the policy's `old` ones. The gradient treats them as constants (truncated: Yao et al. 2025, "Your
+/// efficient RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When
+/// speed kills stability"):
 ///
 /// ```text
 /// token:    rho_t = exp(old_t - recorded_t)
@@ -13,18 +13,17 @@ use crate::config::CorrectionMode;
 /// truncate: min(max(rho, low), high)        mask: rho where low <= rho <= high, else 0
 /// ```
 ///
-/// A `high` of 0 is none. One value for the whole sequence at sequence level, else one for each token;
-/// none without a correction.
-pub fn sampler_weights(
-    mode: CorrectionMode,
+/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound. Returns one weight for the whole
+/// sequence at sequence level, else one per token; empty without a correction.
+pub(super) fn sampler_weights(
+    config: &CorrectionConfig,
     old: &[f64],
     recorded: &[f64],
-    low: f64,
-    high: f64,
 ) -> Vec<f64> {
-    let high = if high > 0.0 { high } else { f64::INFINITY };
+    let low = config.clip_min;
+    let high = if config.clip_max > 0.0 { config.clip_max } else { f64::INFINITY };
     let differences = old.iter().zip(recorded).map(|(o, s)| o - s);
-    let ratios: Vec<f64> = match mode {
+    let ratios: Vec<f64> = match config.mode {
         CorrectionMode::None => Vec::new(),
         CorrectionMode::TokenTruncate | CorrectionMode::TokenMask => {
             differences.map(f64::exp).collect()
@@ -33,7 +32,7 @@ pub fn sampler_weights(
             vec![differences.sum::<f64>().exp()]
         }
     };
-    let masks = matches!(mode, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
+    let masks = matches!(config.mode, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
     let bounded = |ratio: f64| {
         if !masks {
             ratio.clamp(low, high)
@@ -46,15 +45,19 @@ pub fn sampler_weights(
     ratios.into_iter().map(bounded).collect()
 }
 
-/// Whether a sequence keeps its surrogate: its advantage is at least 0, or it has become less
-/// probable than it was recorded by no more than `threshold`, in nats a token (DeepSeek-V3.2, 2025,
-/// eq. 9). A threshold of 0 keeps all.
-pub fn keeps(advantage: f64, logprobs: &[f64], recorded: &[f64], threshold: f64) -> bool {
+/// Whether a sequence is too far off policy to have a surrogate: its advantage is negative, and its
+/// log-probability fell since sampling by more than `threshold`, in nats per token (DeepSeek-V3.2,
+/// 2025, eq. 9). Never with a threshold of 0.
+pub(super) fn is_off_policy(
+    advantage: f64,
+    logprobs: &[f64],
+    recorded: &[f64],
+    threshold: f64,
+) -> bool {
     if threshold == 0.0 || advantage >= 0.0 {
-        return true;
+        return false;
     }
     let sum: f64 = recorded.iter().zip(logprobs).map(|(s, l)| s - l).sum();
-    let drift = sum / logprobs.len().max(1) as f64;
-    // What is not a number is kept, so that the step is seen not to be finite.
-    drift.is_nan() || drift <= threshold
+    // False for NaN, so that the surrogate makes the loss NaN and the step is skipped.
+    sum / logprobs.len().max(1) as f64 > threshold
 }

@@ -1,33 +1,34 @@
-//! Which tokens are uncertain enough to learn from, and the bonus for uncertainty.
+//! Selection of high-entropy tokens, and the entropy bonus.
 
 use crate::config::EntropyConfig;
 
-/// The least entropy that a token of the top `share` has: the quantile at `1 - share`, between
-/// neighbours in a line (type 7, as `torch.quantile`); tokens at or above it are taken. `None` where
-/// all are taken: a share of 1, or no token. Wang et al. 2025, "Beyond the 80/20 Rule".
-pub fn threshold(entropies: &[f64], share: f64) -> Option<f64> {
-    if share >= 1.0 || entropies.is_empty() {
+/// The lowest entropy of the top `fraction` of tokens: the quantile at `1 - fraction`, linearly
+/// interpolated (type 7, as `torch.quantile`). Tokens at or above it are selected. `None` if all
+/// are: a fraction of 1, or no tokens. Wang et al. 2025, "Beyond the 80/20 Rule".
+pub(crate) fn threshold(entropies: &[f64], fraction: f64) -> Option<f64> {
+    if fraction >= 1.0 || entropies.is_empty() {
         return None;
     }
     let mut sorted = entropies.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let place = (1.0 - share).max(0.0) * (sorted.len() - 1) as f64;
+    let place = (1.0 - fraction).max(0.0) * (sorted.len() - 1) as f64;
     let below = place.floor() as usize;
     let low = *sorted.get(below)?;
     let high = *sorted.get(below + 1).unwrap_or(&low);
     Some(low + (high - low) * place.fract())
 }
 
-/// The bonus's coefficient that acts in the next update: the coefficient, and where it is adaptive
-/// 0 unless the last update's mean entropy (infinite before the first) is at or below the target
-/// (Skywork-OR1, He et al. 2025; gated as TRL has it).
-pub fn acting(coef: f64, last: f64, config: &EntropyConfig) -> f64 {
+/// The bonus coefficient of the next update. An adaptive coefficient applies only if the mean
+/// entropy of the last update (infinite before the first) is at or below the target, else it is 0
+/// (Skywork-OR1, He et al. 2025; gated as in TRL).
+pub(crate) fn active_coef(coef: f64, last: f64, config: &EntropyConfig) -> f64 {
     if config.adaptive && last > config.target { 0.0 } else { coef }
 }
 
-/// The coefficient after an update whose mean entropy was `entropy`: up by `coef_delta` at or below
-/// the target, else down, within its bounds. It stays where it is not adaptive.
-pub fn adapted_coef(coef: f64, entropy: f64, config: &EntropyConfig) -> f64 {
+/// The adaptive coefficient after an update with a mean entropy of `entropy`: increased by
+/// `coef_delta` if that is at or below the target, else decreased, within its bounds. A fixed
+/// coefficient is unchanged.
+pub(crate) fn adapted_coef(coef: f64, entropy: f64, config: &EntropyConfig) -> f64 {
     if !config.adaptive || !entropy.is_finite() {
         coef
     } else if entropy <= config.target {

@@ -1,19 +1,19 @@
-//! Estimators of KL(policy || reference) from one draw, and the coefficient that follows a target.
+//! Estimators of KL(policy || reference) from one sampled token, and the adaptive coefficient.
 
 use crate::config::{KlConfig, KlEstimator};
 
-/// The estimate at one token and its derivative by the policy's log-probability, the ratio held
-/// constant. With `d = reference - logprob` (Schulman, "Approximating KL divergence", 2020):
+/// The estimate at one token and its derivative with respect to the policy's log-probability at a
+/// constant ratio r. With `d = reference - logprob` (Schulman, "Approximating KL divergence", 2020):
 ///
 /// ```text
 /// k1 = -d        k2 = d^2 / 2        k3 = exp(d) - d - 1        corrected = r k3
 /// ```
 ///
-/// `corrected` gives k3 here; its factor r, the surrogate's ratio with its own gradient, is applied by
-/// [`super::sequence_loss`] (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). All but k1 are at
-/// least 0. As loss terms: k1's gradient is 0 in the mean, k2's is that of KL(policy || reference)
-/// and k3's that of KL(reference || policy) where the draw is the policy's own.
-pub fn estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f64) {
+/// For `corrected` this returns k3; [`super::sequence_loss`] applies the factor r, the surrogate's
+/// ratio with its own gradient (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). All but k1 are
+/// at least 0. As loss terms on samples of the policy: the mean gradient of k1 is 0, that of k2 is
+/// the gradient of KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
+pub(super) fn estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f64) {
     let d = reference - logprob;
     match estimator {
         KlEstimator::K1 => (-d, 1.0),
@@ -22,16 +22,16 @@ pub fn estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f
     }
 }
 
-/// Beta after an update whose mean KL was `kl` over `samples` samples (Ziegler et al. 2019, section
-/// 2.2; the adaptive controller of PPO trainers):
+/// Beta after an update with a mean KL of `kl` (nats per token) over `samples` samples (Ziegler et
+/// al. 2019, section 2.2; the adaptive controller of PPO trainers):
 ///
 /// ```text
 /// beta <- beta (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
 /// ```
 ///
-/// Beta stays where the target is 0 or `kl` is not finite. The factor is above 0 as long as there are
-/// fewer than 5 horizons of samples, which the configuration's check sees to.
-pub fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) -> f64 {
+/// Beta is unchanged if the target is 0 or `kl` is not finite. The factor is above 0 for fewer than
+/// 5 horizons of samples; the configuration's check ensures that.
+pub(crate) fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) -> f64 {
     if config.target == 0.0 || !kl.is_finite() {
         return beta;
     }

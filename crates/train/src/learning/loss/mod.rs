@@ -1,9 +1,9 @@
-//! The policy-gradient loss, sequence by sequence, as pure functions of log-probabilities and
-//! entropies that give values and analytic slopes.
+//! The policy-gradient loss of one sequence and its analytic gradient, as pure functions of
+//! log-probabilities and entropies.
 //!
-//! For token t of sample i, with the policy's log-probability `l`, the one `o` that its ratio is
-//! taken against, the sampler's recorded one `s`, the reference's `f` (the base, adapters off), the
-//! entropy `H` and the advantage `A`:
+//! For token t of sample i, with the policy's log-probability `l`, the log-probability `o` that its
+//! ratio is taken against, the sampler's recorded one `s`, the reference policy's `f`, the entropy
+//! `H` and the advantage `A`:
 //!
 //! ```text
 //! ratio r = exp(l - o)                          token level
@@ -11,248 +11,181 @@
 //! loss    = sum over tokens of w_i (m rho surrogate(r, l, A) + beta kl) - coef mean(H)
 //! ```
 //!
-//! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r where it is corrected;
-//! - `rho`: [`correction::sampler_weights`], or, of `vespo`, [`vespo::weight`]; `m`: 0 for tokens
-//!   below the entropy threshold ([`entropy::threshold`]) and for sequences that
-//!   [`correction::keeps`] drops, else 1. Neither acts on the KL or on `w_i`;
-//! - `w_i`: [`sequence_weights`], fixed for the whole optimiser step like the threshold and the
-//!   number of tokens in `mean(H)` (all, or those above the threshold), so that the loss and its
-//!   gradient do not depend on how the step is cut into micro-batches.
+//! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r with the corrected estimator
+//! - `rho`: [`correction::sampler_weights`], or [`vespo::weight`] for `vespo`
+//! - `m`: 0 for tokens below the entropy threshold ([`entropy::threshold`]) and for sequences that
+//!   [`correction::is_off_policy`] masks, else 1. Neither `rho` nor `m` affects the KL or `w_i`
+//! - `w_i`: [`sequence_weights`]. Like the threshold and the number of tokens in `mean(H)` (all
+//!   tokens, or those at or above the threshold), it is fixed for the whole optimizer step, so that
+//!   the loss and its gradient do not depend on how the step is split into micro-batches
 //!
-//! Without a sampler correction `o` is `s`: the recorded log-probabilities are the behaviour policy's
-//! and the surrogate's ratio corrects for all that happened since, the sampler's own rounding and
-//! the optimiser steps between sampling and training alike. With one, the two are taken apart
-//! (decoupled PPO, Hilton et al. 2022): `o` is recomputed by the trainer before the step's first
-//! update, rho = exp(o - s) corrects from the sampler to there, and the clipped ratio covers the
-//! step's own updates.
+//! Without a sampler correction `o` is `s`: the recorded log-probabilities are those of the behavior
+//! policy, and the surrogate's ratio corrects for both the sampler's rounding and the optimizer
+//! steps between sampling and training. With a correction the two are separate (decoupled PPO,
+//! Hilton et al. 2022): the trainer recomputes `o` before the step's first update, rho = exp(o - s)
+//! corrects from the sampler to that policy, and the clipped ratio covers the step's own updates.
 //!
-//! All log-probabilities are natural and at the sample's temperature T: of `softmax(logits / T)`,
-//! policy and reference alike. Prompt and padding carry no loss; the sampled stop token does. As the
-//! loss depends on the network through `l` and `H` alone, its gradient is `dl` and `dH` weighted by
-//! the slopes.
+//! All log-probabilities are natural and at the sample's temperature T, that is of
+//! `softmax(logits / T)`, for policy and reference alike. Prompt tokens have no loss; the sampled
+//! stop token does. The loss depends on the network through `l` and `H` alone, so its gradient is
+//! the sum over tokens of `dloss/dl dl + dloss/dH dH`.
 
-pub mod correction;
-pub mod entropy;
-pub mod kl;
+mod correction;
+pub(crate) mod entropy;
+pub(crate) mod kl;
 mod surrogate;
-pub mod vespo;
+mod vespo;
 mod weights;
 
-use crate::config::{CorrectionMode, KlEstimator, LossKind, RatioLevel, TrainConfig, VespoConfig};
+use crate::config::{KlEstimator, LossKind, RatioLevel, TrainConfig};
+use surrogate::surrogate;
 
-pub use surrogate::{Surrogate, clipped, surrogate};
-pub use weights::sequence_weights;
+pub(crate) use weights::sequence_weights;
 
-/// Settings of the loss.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossConfig {
-    /// The surrogate.
-    pub kind: LossKind,
-    /// What the ratio is taken of.
-    pub level: RatioLevel,
-    /// The ratio's lower bound is 1 minus this.
-    pub clip_low: f64,
-    /// The ratio's upper bound is 1 plus this.
-    pub clip_high: f64,
-    /// Bound of the ratio; 0 is none.
-    pub delta: f64,
-    /// Bound of the loss at negative advantages; 0 is none.
-    pub dual_clip: f64,
-    /// sapo's tau for positive advantages.
-    pub sapo_tau_pos: f64,
-    /// sapo's tau for the others.
-    pub sapo_tau_neg: f64,
-    /// See [`vespo::weight`].
-    pub vespo: VespoConfig,
-    /// Coefficient of the KL.
-    pub beta: f64,
-    /// Its estimator.
-    pub kl: KlEstimator,
-    /// See [`correction::keeps`].
-    pub off_policy_threshold: f64,
-    /// See [`correction::sampler_weights`].
-    pub correction: CorrectionMode,
-    /// Lower bound of its weights.
-    pub correction_min: f64,
-    /// Upper bound of its weights; 0 is none.
-    pub correction_max: f64,
-}
-
-impl LossConfig {
-    /// As configured, with the beta in force.
-    pub fn new(config: &TrainConfig, beta: f64) -> Self {
-        let level = match config.loss {
-            LossKind::Gspo => RatioLevel::Sequence,
-            _ => config.importance_sampling_level,
-        };
-        Self {
-            kind: config.loss,
-            level,
-            clip_low: config.clip_low,
-            clip_high: config.clip_high,
-            delta: config.delta,
-            dual_clip: config.dual_clip,
-            sapo_tau_pos: config.sapo_tau_pos,
-            sapo_tau_neg: config.sapo_tau_neg,
-            vespo: config.vespo,
-            beta,
-            kl: config.kl.estimator,
-            off_policy_threshold: config.off_policy_mask_threshold,
-            correction: config.sampler_correction.mode,
-            correction_min: config.sampler_correction.clip_min,
-            correction_max: config.sampler_correction.clip_max,
-        }
-    }
-}
-
-/// One completion as the loss sees it; all slices are of its length.
+/// One completion as the loss sees it. Every slice has one value per sampled token.
 #[derive(Clone, Copy, Debug)]
-pub struct LossSequence<'a> {
-    /// The policy's log-probabilities.
+pub(crate) struct LossSequence<'a> {
+    /// Log-probabilities under the policy.
     pub logprobs: &'a [f64],
-    /// The policy's entropies.
+    /// Entropies of the policy's distributions, in nats.
     pub entropies: &'a [f64],
-    /// The log-probabilities that the sampler recorded.
+    /// Log-probabilities that the sampler recorded.
     pub recorded: &'a [f64],
-    /// Those before the step's first update; `None` stands for the recorded ones.
+    /// Log-probabilities before the step's first update; `None` takes the recorded ones.
     pub old: Option<&'a [f64]>,
-    /// The reference's; `None` leaves the KL out.
+    /// Log-probabilities under the reference policy; `None` leaves the KL out.
     pub reference: Option<&'a [f64]>,
-    /// Its advantage.
     pub advantage: f64,
 }
 
-/// What a sequence's tokens count within the whole optimiser step.
+/// Factors of one sequence's loss terms. They depend on the whole optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenWeights {
-    /// Of surrogate and KL: [`sequence_weights`].
-    pub loss: f64,
-    /// Of the entropy: the coefficient over the number of tokens that it acts on.
+pub(crate) struct LossCoefficients {
+    /// Weight of each token's surrogate and KL: [`sequence_weights`].
+    pub token: f64,
+    /// Weight of each selected token's entropy: the bonus coefficient over the number of selected
+    /// tokens in the step.
     pub entropy: f64,
-    /// Tokens below this entropy carry neither surrogate nor bonus.
-    pub threshold: Option<f64>,
+    /// Tokens below this entropy are not selected: they have neither surrogate nor bonus.
+    pub entropy_threshold: Option<f64>,
+    /// Coefficient of the KL.
+    pub beta: f64,
 }
 
-/// What one sequence contributes.
+/// The loss of one sequence with its gradient and the values that metrics need.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SequenceLoss {
-    /// Weighted, with KL and bonus.
+pub(crate) struct SequenceLoss {
+    /// Weighted sum of all terms.
     pub loss: f64,
-    /// Its derivative by each log-probability.
-    pub logprob_slopes: Vec<f64>,
-    /// Its derivative by each entropy.
-    pub entropy_slopes: Vec<f64>,
-    /// The ratio of each token, or the sequence's one.
+    /// Its derivative with respect to each log-probability.
+    pub dloss_dlogp: Vec<f64>,
+    /// Its derivative with respect to each entropy.
+    pub dloss_dentropy: Vec<f64>,
+    /// The ratio of each token, or the one ratio of the sequence.
     pub ratios: Vec<f64>,
-    /// Share of [`Self::ratios`] whose gradient the lower bound cut (`A < 0`).
+    /// Fraction of [`Self::ratios`] whose gradient the lower bound cut (`A < 0`).
     pub clipped_low: f64,
-    /// Share of [`Self::ratios`] whose gradient the upper bound cut (`A > 0`).
+    /// Fraction of [`Self::ratios`] whose gradient the upper bound cut (`A > 0`).
     pub clipped_high: f64,
     /// Sum of the KL terms over tokens; 0 without a reference.
     pub kl: f64,
-    /// Tokens at or above the entropy threshold, and the sum of their entropies.
-    pub open: (usize, f64),
-    /// The sampler correction's weights, one for each token or one for the sequence.
+    /// Number of tokens at or above the entropy threshold.
+    pub selected_tokens: usize,
+    /// Sum of the entropies of those tokens.
+    pub selected_entropy: f64,
+    /// The sampler correction's weights: one per token or one for the sequence.
     pub sampler_weights: Vec<f64>,
-    /// Its weight by `vespo`.
-    pub phi: Option<f64>,
-    /// Whether its surrogate was dropped as too far off policy.
+    /// The sequence's weight phi with `vespo`.
+    pub vespo_weight: Option<f64>,
+    /// Whether the surrogate was masked because the sequence is too far off policy.
     pub off_policy: bool,
 }
 
-/// The loss of one sequence. A token whose factor is 0 has no surrogate whatever its ratio.
-pub fn sequence_loss(
+/// The loss of one sequence. A token whose surrogate has the factor 0 has none, even if its ratio
+/// is not finite.
+pub(crate) fn sequence_loss(
     sequence: &LossSequence<'_>,
-    weights: &TokenWeights,
-    config: &LossConfig,
+    coefficients: &LossCoefficients,
+    config: &TrainConfig,
 ) -> SequenceLoss {
     let LossSequence { logprobs, entropies, recorded, advantage, .. } = *sequence;
     let count = logprobs.len();
     let old = sequence.old.unwrap_or(recorded);
+    let by_sequence =
+        config.loss == LossKind::Gspo || config.importance_sampling_level == RatioLevel::Sequence;
     let log_ratios = logprobs.iter().zip(old).map(|(l, o)| l - o);
-    let ratios: Vec<f64> = match config.level {
-        RatioLevel::Token => log_ratios.map(f64::exp).collect(),
-        RatioLevel::Sequence => vec![(log_ratios.sum::<f64>() / count.max(1) as f64).exp()],
+    let ratios: Vec<f64> = if by_sequence {
+        vec![(log_ratios.sum::<f64>() / count.max(1) as f64).exp()]
+    } else {
+        log_ratios.map(f64::exp).collect()
     };
-    let sampler_weights = correction::sampler_weights(
-        config.correction,
-        old,
-        recorded,
-        config.correction_min,
-        config.correction_max,
-    );
-    let kept = correction::keeps(advantage, logprobs, recorded, config.off_policy_threshold);
-    let phi = (config.kind == LossKind::Vespo)
+    let sampler_weights = correction::sampler_weights(&config.sampler_correction, old, recorded);
+    let off_policy =
+        correction::is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
+    let vespo_weight = (config.loss == LossKind::Vespo)
         .then(|| vespo::weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
-    // One value for all tokens, or one for each.
-    let at = |list: &[f64], t: usize| if list.len() == 1 { list[0] } else { list[t] };
     let mut out = SequenceLoss {
-        logprob_slopes: vec![0.0; count],
-        entropy_slopes: vec![0.0; count],
-        off_policy: !kept,
-        phi,
+        dloss_dlogp: vec![0.0; count],
+        dloss_dentropy: vec![0.0; count],
+        vespo_weight,
+        off_policy,
         ..SequenceLoss::default()
     };
-    let mut by_log_ratio = vec![0.0; count];
+    // A list holds one value for all tokens or one per token.
+    let at = |list: &[f64], t: usize| if list.len() == 1 { list[0] } else { list[t] };
+    let kl_by_ratio = config.kl.estimator == KlEstimator::Corrected;
+    let mut dloss_dlog_ratio = vec![0.0; count];
     for t in 0..count {
-        let open = weights.threshold.is_none_or(|least| entropies[t] >= least);
-        if open {
-            out.open.0 += 1;
-            out.open.1 += entropies[t];
-            out.loss -= weights.entropy * entropies[t];
-            out.entropy_slopes[t] = -weights.entropy;
+        let selected = coefficients.entropy_threshold.is_none_or(|least| entropies[t] >= least);
+        if selected {
+            out.selected_tokens += 1;
+            out.selected_entropy += entropies[t];
+            out.loss -= coefficients.entropy * entropies[t];
+            out.dloss_dentropy[t] = -coefficients.entropy;
         }
-        let rho = match phi {
+        let rho = match vespo_weight {
             Some(phi) => phi,
             None if sampler_weights.is_empty() => 1.0,
             None => at(&sampler_weights, t),
         };
-        let factor = if open && kept { rho } else { 0.0 };
+        let factor = if selected && !off_policy { rho } else { 0.0 };
         let ratio = at(&ratios, t);
-        let (mut loss, mut slope) = (0.0, 0.0);
+        let (mut loss, mut dloss_dlogp) = (0.0, 0.0);
+        let term = surrogate(ratio, logprobs[t], advantage, config);
+        // As in TRL, ratios count as clipped even if their surrogate has the factor 0.
+        out.clipped_low += f64::from(u8::from(term.clipped_low));
+        out.clipped_high += f64::from(u8::from(term.clipped_high));
         if factor != 0.0 {
-            let term = surrogate(ratio, logprobs[t], advantage, config);
             loss += factor * term.value;
-            slope += factor * term.by_logprob;
-            by_log_ratio[t] += factor * term.by_log_ratio;
+            dloss_dlogp += factor * term.d_logp;
+            dloss_dlog_ratio[t] += factor * term.d_log_ratio;
         }
         if let Some(reference) = sequence.reference {
-            let (value, by_logprob) = kl::estimate(config.kl, logprobs[t], reference[t]);
-            let scale = if config.kl == KlEstimator::Corrected { ratio } else { 1.0 };
+            let (value, d_logp) = kl::estimate(config.kl.estimator, logprobs[t], reference[t]);
+            let scale = if kl_by_ratio { ratio } else { 1.0 };
             out.kl += scale * value;
-            loss += config.beta * scale * value;
-            slope += config.beta * scale * by_logprob;
-            if config.kl == KlEstimator::Corrected {
-                by_log_ratio[t] += config.beta * ratio * value;
+            loss += coefficients.beta * scale * value;
+            dloss_dlogp += coefficients.beta * scale * d_logp;
+            if kl_by_ratio {
+                dloss_dlog_ratio[t] += coefficients.beta * ratio * value;
             }
         }
-        out.loss += weights.loss * loss;
-        out.logprob_slopes[t] = slope;
+        out.loss += coefficients.token * loss;
+        out.dloss_dlogp[t] = dloss_dlogp;
     }
-    if config.level == RatioLevel::Sequence {
-        // Every log-probability moves the one ratio by its share.
-        let mean = by_log_ratio.iter().sum::<f64>() / count.max(1) as f64;
-        by_log_ratio.fill(mean);
+    if by_sequence {
+        // Each log-probability changes the sequence's log ratio by 1 / count.
+        let mean = dloss_dlog_ratio.iter().sum::<f64>() / count.max(1) as f64;
+        dloss_dlog_ratio.fill(mean);
     }
-    for (slope, through_ratio) in out.logprob_slopes.iter_mut().zip(by_log_ratio) {
-        *slope = weights.loss * (*slope + through_ratio);
+    for (dloss_dlogp, through_ratio) in out.dloss_dlogp.iter_mut().zip(dloss_dlog_ratio) {
+        *dloss_dlogp = coefficients.token * (*dloss_dlogp + through_ratio);
     }
-    count_clipped(&mut out, &ratios, advantage, config);
+    out.clipped_low /= count.max(1) as f64;
+    out.clipped_high /= count.max(1) as f64;
     out.ratios = ratios;
     out.sampler_weights = sampler_weights;
     out
-}
-
-/// Clipping is counted for every ratio, whatever factor its surrogate has, as TRL counts it.
-fn count_clipped(out: &mut SequenceLoss, ratios: &[f64], advantage: f64, config: &LossConfig) {
-    let (mut low, mut high) = (0.0, 0.0);
-    for ratio in ratios {
-        let term = surrogate(*ratio, 0.0, advantage, config);
-        low += f64::from(u8::from(term.clipped_low));
-        high += f64::from(u8::from(term.clipped_high));
-    }
-    let count = ratios.len().max(1) as f64;
-    (out.clipped_low, out.clipped_high) = (low / count, high / count);
 }
 
 #[cfg(test)]

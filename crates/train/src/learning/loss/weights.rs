@@ -1,22 +1,22 @@
-//! What a token counts within the whole optimiser step.
+//! The weight of each token within the optimizer step.
 
 use crate::config::LossKind;
 
-/// The weight of every token of each sequence, from the completion lengths of the *whole*
-/// optimiser step (n sequences):
+/// The weight of every token of each sequence, from the completion lengths (in tokens) of the
+/// *whole* optimizer step of n sequences:
 ///
 /// - `grpo`, `sapo`, `gspo`: `1 / (n * length_i)`, the mean over tokens, then over sequences (Shao et
 ///   al. 2024)
 /// - `dr_grpo`: `1 / (n * max_completion_tokens)`, free of length bias (Liu et al. 2025)
-/// - `bnpo`, `dapo`, `cispo`, `reinforce`, `vespo`: `1 / sum of lengths` (Yu et al. 2025). The local batch that
-///   `bnpo` is normalised by is the optimiser step, as in TRL without gradient accumulation: it is
-///   the only choice that micro-batches don't change
+/// - `bnpo`, `dapo`, `cispo`, `reinforce`, `vespo`: `1 / sum of lengths` (Yu et al. 2025). The local
+///   batch that normalizes `bnpo` is the optimizer step, as in TRL without gradient accumulation;
+///   any other choice would depend on the micro-batches
 /// - `luspo`: `1 / n`, the sum over tokens (Tang et al. 2025)
 ///
-/// A sequence of length 0 gets 0 and does not count: one that is not trained on, as a masked
-/// truncated completion, is given as 0. (TRL zeroes its loss but lets it count in n for `grpo`,
-/// `sapo`, `luspo` and `dr_grpo`, which makes the rest of the step weigh less.)
-pub fn sequence_weights(
+/// Sequences that are not trained on, such as masked truncated completions, have length 0 here.
+/// Their weight is 0 and n does not count them. (TRL zeroes their loss but counts them in n for
+/// `grpo`, `sapo`, `luspo` and `dr_grpo`, which reduces the weight of the other sequences.)
+pub(crate) fn sequence_weights(
     kind: LossKind,
     lengths: &[usize],
     max_completion_tokens: usize,

@@ -1,42 +1,37 @@
-//! Plans and what follows from them.
+//! Gradients, metrics and adaptive coefficients of worked examples.
 
 use std::collections::BTreeMap;
 
-use super::{AdaptiveCoefficients, LossGradients, Objective, TokenRows, Totals, completions};
+use super::{AdaptiveCoefficients, Objective, StepTotals};
 use crate::config::TrainConfig;
-use crate::data::packing::TrainSample;
+use crate::learning::loss::LossSequence;
 
-fn sample(advantage: f64, logprobs: &[f32]) -> TrainSample {
-    TrainSample {
-        prompt_ids: vec![1],
-        ids: vec![2; logprobs.len()],
-        logprobs: logprobs.to_vec(),
-        temperature: 1.0,
-        advantage,
-        version: 0,
-        truncated: false,
-    }
+fn sequence<'a>(
+    logprobs: &'a [f64],
+    entropies: &'a [f64],
+    recorded: &'a [f64],
+    advantage: f64,
+) -> LossSequence<'a> {
+    LossSequence { logprobs, entropies, recorded, old: None, reference: None, advantage }
 }
 
 #[test]
-fn a_sample_of_length_zero_counts_nowhere() {
+fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
     let mut config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     config.entropy.coef = 0.5;
-    let objective = Objective::new(&config, &AdaptiveCoefficients::new(&config));
-    let plan = objective.plan(&[2, 0], 8, &[]);
-    let (mut slopes, mut totals) = (LossGradients::default(), Totals::of_a_pass());
-    let rows =
-        TokenRows { logprobs: &[-1.0, -2.0], entropies: &[0.7, 0.9], old: None, reference: None };
+    let adaptive = AdaptiveCoefficients::new(&config);
+    let objective = Objective::new(&config, &adaptive, &[2, 0], 8, &[]);
+    let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
+    let sequence = sequence(&[-1.0, -2.0], &[0.7, 0.9], &[-1.0, -2.0], 1.0);
     for index in 0..2 {
-        plan.sample(index, &sample(1.0, &[-1.0, -2.0]), &rows, &mut slopes, &mut totals);
+        objective.add_sequence(index, &sequence, &mut gradients, &mut totals);
     }
     // -A r / tokens, and -coef / tokens.
-    assert_eq!(slopes.logprob, vec![-0.5, -0.5, 0.0, 0.0]);
-    assert_eq!(slopes.entropy, vec![-0.25, -0.25, 0.0, 0.0]);
+    assert_eq!(gradients, [[-0.5, -0.25], [-0.5, -0.25], [0.0, 0.0], [0.0, 0.0]]);
     assert!((totals.loss - (-1.0 - 0.5 * 0.8)).abs() < 1e-12);
-    assert_eq!((totals.samples, totals.kl(), totals.open_entropy()), (1.0, None, Some(0.8)));
+    assert_eq!((totals.samples, totals.kl(), totals.selected_entropy()), (1.0, None, Some(0.8)));
     let mut metrics = BTreeMap::new();
-    totals.describe(&config, &mut metrics);
+    totals.insert_metrics(&config, &mut metrics);
     assert_eq!(metrics["tokens"], 2.0);
     assert!(!metrics.contains_key("kl") && !metrics.contains_key("sampler_ratio_mean"));
 }
@@ -44,16 +39,18 @@ fn a_sample_of_length_zero_counts_nowhere() {
 #[test]
 fn clipping_is_counted_by_token_and_by_sequence() {
     let config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
-    let objective = Objective::new(&config, &AdaptiveCoefficients::new(&config));
-    let plan = objective.plan(&[2, 2], 8, &[]);
-    let (mut slopes, mut totals) = (LossGradients::default(), Totals::of_a_pass());
-    let rows =
-        TokenRows { logprobs: &[-1.0, -1.0], entropies: &[1.0; 2], old: None, reference: None };
+    let adaptive = AdaptiveCoefficients::new(&config);
+    let objective = Objective::new(&config, &adaptive, &[2, 2], 8, &[]);
+    let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     // Ratios e and 1, then 1 and 1 / e.
-    plan.sample(0, &sample(1.0, &[-2.0, -1.0]), &rows, &mut slopes, &mut totals);
-    plan.sample(1, &sample(-1.0, &[-1.0, 0.0]), &rows, &mut slopes, &mut totals);
+    for (index, (recorded, advantage)) in
+        [([-2.0, -1.0], 1.0), ([-1.0, 0.0], -1.0)].iter().enumerate()
+    {
+        let sequence = sequence(&[-1.0, -1.0], &[1.0; 2], recorded, *advantage);
+        objective.add_sequence(index, &sequence, &mut gradients, &mut totals);
+    }
     let mut metrics = BTreeMap::new();
-    totals.describe(&config, &mut metrics);
+    totals.insert_metrics(&config, &mut metrics);
     let expected = [
         ("clip_low", 0.25),
         ("clip_low_min", 0.0),
@@ -67,7 +64,7 @@ fn clipping_is_counted_by_token_and_by_sequence() {
 }
 
 #[test]
-fn fixed_coefficients_are_the_configurations_after_a_restart() {
+fn fixed_coefficients_follow_the_configuration_after_a_restart() {
     let mut config = TrainConfig::default();
     config.kl.target = 0.1;
     let saved = AdaptiveCoefficients { beta: 0.7, entropy_coef: 0.4, entropy: 0.1 };
@@ -80,19 +77,4 @@ fn fixed_coefficients_are_the_configurations_after_a_restart() {
     let fresh = AdaptiveCoefficients::new(&config);
     let text = serde_json::to_string(&fresh).unwrap();
     assert_eq!(serde_json::from_str::<AdaptiveCoefficients>(&text).unwrap(), fresh);
-}
-
-#[test]
-fn lengths_are_of_all_and_of_those_that_ended() {
-    let figures: BTreeMap<String, f64> =
-        completions([(4, false), (10, true), (2, false)]).into_iter().collect();
-    assert_eq!(figures["completion_length"], 16.0 / 3.0);
-    assert_eq!((figures["completion_length_min"], figures["completion_length_max"]), (2.0, 10.0));
-    assert_eq!(figures["terminated_length"], 3.0);
-    assert_eq!((figures["terminated_length_min"], figures["terminated_length_max"]), (2.0, 4.0));
-    assert!((figures["truncated_ratio"] - 1.0 / 3.0).abs() < 1e-12);
-    // As the peer: 0 where none ended by itself.
-    let figures: BTreeMap<String, f64> = completions([(4, true)]).into_iter().collect();
-    assert_eq!((figures["terminated_length"], figures["truncated_ratio"]), (0.0, 1.0));
-    assert!(completions([]).is_empty());
 }

@@ -1,35 +1,34 @@
-//! Sums over tokens, samples and passes, and the figures that they come to.
+//! Sums over tokens, samples and forward/backward passes, and the metrics computed from them.
 
 use std::collections::BTreeMap;
 
 use crate::config::{LossKind, TrainConfig};
-use crate::data::packing::TrainSample;
 use crate::learning::loss::{LossSequence, SequenceLoss};
 
-/// Least, sum, greatest and number of a set of values.
+/// Minimum, sum, maximum and number of a set of values.
 #[derive(Clone, Copy, Debug)]
-struct Spread {
-    least: f64,
+struct ValueSummary {
+    min: f64,
     sum: f64,
-    greatest: f64,
+    max: f64,
     count: f64,
 }
 
-impl Default for Spread {
+impl Default for ValueSummary {
     fn default() -> Self {
-        Self { least: f64::INFINITY, sum: 0.0, greatest: f64::NEG_INFINITY, count: 0.0 }
+        Self { min: f64::INFINITY, sum: 0.0, max: f64::NEG_INFINITY, count: 0.0 }
     }
 }
 
-impl Spread {
+impl ValueSummary {
     fn add(&mut self, value: f64) {
-        self.join(&Self { least: value, sum: value, greatest: value, count: 1.0 });
+        self.merge(&Self { min: value, sum: value, max: value, count: 1.0 });
     }
 
-    fn join(&mut self, other: &Self) {
-        self.least = self.least.min(other.least);
+    fn merge(&mut self, other: &Self) {
+        self.min = self.min.min(other.min);
         self.sum += other.sum;
-        self.greatest = self.greatest.max(other.greatest);
+        self.max = self.max.max(other.max);
         self.count += other.count;
     }
 
@@ -38,41 +37,48 @@ impl Spread {
     }
 }
 
-/// What passes count.
+/// Sums over all forward/backward passes of a step.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Totals {
+pub(crate) struct StepTotals {
+    /// Number of passes.
     pub passes: f64,
+    /// Number of sequences.
     pub samples: f64,
     pub loss: f64,
+    /// Number of completion tokens that are trained on.
     tokens: f64,
-    /// Tokens of the forward passes.
-    pub computed: f64,
+    /// Number of tokens that the forward passes computed, prompts included.
+    pub computed_tokens: f64,
+    /// Sum over tokens; `None` without a reference.
     kl: Option<f64>,
     entropy: f64,
-    open: (f64, f64),
+    /// Number of tokens at or above the entropy threshold, and the sum of their entropies.
+    selected_tokens: f64,
+    selected_entropy: f64,
+    /// Number of sequences masked as off policy.
     off_policy: f64,
-    /// By sequence: the share of its ratios that a bound cut.
-    clipped_low: Spread,
-    clipped_high: Spread,
-    /// Over all ratios.
+    /// Fractions of each sequence's ratios that a bound cut.
+    clipped_low: ValueSummary,
+    clipped_high: ValueSummary,
+    /// Numbers of ratios that a bound cut.
     cut_low: f64,
     cut_high: f64,
-    ratio: Spread,
-    sampler_ratio: Spread,
-    /// By sequence: its weight by `vespo`.
-    phi: Spread,
-    /// |recorded - recomputed| of samples of the current version.
-    difference: Spread,
+    ratio: ValueSummary,
+    sampler_ratio: ValueSummary,
+    /// Weight of each sequence with `vespo`.
+    vespo_weight: ValueSummary,
+    /// |recorded - recomputed| log-probabilities of samples of the current version.
+    difference: ValueSummary,
 }
 
-impl Totals {
-    /// Nothing but a pass.
-    pub fn of_a_pass() -> Self {
+impl StepTotals {
+    /// One pass without sequences.
+    pub fn of_one_pass() -> Self {
         Self { passes: 1.0, ..Self::default() }
     }
 
-    /// Counts one sequence.
-    pub fn sequence(&mut self, sequence: &LossSequence<'_>, loss: &SequenceLoss) {
+    /// Adds one sequence.
+    pub fn add_sequence(&mut self, sequence: &LossSequence<'_>, loss: &SequenceLoss) {
         self.samples += 1.0;
         self.tokens += sequence.logprobs.len() as f64;
         self.loss += loss.loss;
@@ -80,8 +86,8 @@ impl Totals {
             *self.kl.get_or_insert(0.0) += loss.kl;
         }
         self.entropy += sequence.entropies.iter().sum::<f64>();
-        self.open.0 += loss.open.0 as f64;
-        self.open.1 += loss.open.1;
+        self.selected_tokens += loss.selected_tokens as f64;
+        self.selected_entropy += loss.selected_entropy;
         self.off_policy += f64::from(u8::from(loss.off_policy));
         self.clipped_low.add(loss.clipped_low);
         self.clipped_high.add(loss.clipped_high);
@@ -90,32 +96,32 @@ impl Totals {
         self.cut_high += loss.clipped_high * ratios;
         loss.ratios.iter().for_each(|ratio| self.ratio.add(*ratio));
         loss.sampler_weights.iter().for_each(|weight| self.sampler_ratio.add(*weight));
-        loss.phi.iter().for_each(|phi| self.phi.add(*phi));
+        loss.vespo_weight.iter().for_each(|weight| self.vespo_weight.add(*weight));
     }
 
     /// Adds one sample's |recorded - recomputed| log-probabilities; returns their mean.
-    pub fn compare(&mut self, sample: &TrainSample, recomputed: &[f64]) -> f64 {
-        let mut own = Spread::default();
-        for (recorded, recomputed) in sample.logprobs.iter().zip(recomputed) {
-            own.add((f64::from(*recorded) - recomputed).abs());
+    pub fn add_difference(&mut self, recorded: &[f64], recomputed: &[f64]) -> f64 {
+        let mut own = ValueSummary::default();
+        for (recorded, recomputed) in recorded.iter().zip(recomputed) {
+            own.add((recorded - recomputed).abs());
         }
-        self.difference.join(&own);
+        self.difference.merge(&own);
         own.sum / recomputed.len() as f64
     }
 
-    /// Adds what another shard or pass counted.
+    /// Adds the totals of another shard or pass.
     pub fn add(&mut self, other: &Self) {
         self.passes += other.passes;
         self.samples += other.samples;
         self.loss += other.loss;
         self.tokens += other.tokens;
-        self.computed += other.computed;
+        self.computed_tokens += other.computed_tokens;
         if let Some(kl) = other.kl {
             *self.kl.get_or_insert(0.0) += kl;
         }
         self.entropy += other.entropy;
-        self.open.0 += other.open.0;
-        self.open.1 += other.open.1;
+        self.selected_tokens += other.selected_tokens;
+        self.selected_entropy += other.selected_entropy;
         self.off_policy += other.off_policy;
         self.cut_low += other.cut_low;
         self.cut_high += other.cut_high;
@@ -124,31 +130,31 @@ impl Totals {
             (&mut self.clipped_high, &other.clipped_high),
             (&mut self.ratio, &other.ratio),
             (&mut self.sampler_ratio, &other.sampler_ratio),
-            (&mut self.phi, &other.phi),
+            (&mut self.vespo_weight, &other.vespo_weight),
             (&mut self.difference, &other.difference),
         ] {
-            own.join(other);
+            own.merge(other);
         }
     }
 
-    /// Mean of the KL term over tokens; `None` where it is not computed.
+    /// Mean of the KL term over tokens; `None` if it is not computed.
     pub fn kl(&self) -> Option<f64> {
         self.kl.map(|kl| kl / self.tokens.max(1.0))
     }
 
-    /// Mean entropy of the tokens that the bonus acts on.
-    pub fn open_entropy(&self) -> Option<f64> {
-        (self.open.0 > 0.0).then(|| self.open.1 / self.open.0)
+    /// Mean entropy of the tokens at or above the entropy threshold.
+    pub fn selected_entropy(&self) -> Option<f64> {
+        (self.selected_tokens > 0.0).then(|| self.selected_entropy / self.selected_tokens)
     }
 
-    /// Means under the names that `StepStats` lists.
-    pub fn describe(&self, config: &TrainConfig, metrics: &mut BTreeMap<String, f64>) {
+    /// Inserts the metrics that [`StepStats`](crate::learning::step_stats::StepStats) documents.
+    pub fn insert_metrics(&self, config: &TrainConfig, metrics: &mut BTreeMap<String, f64>) {
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
         if self.tokens > 0.0 {
             put("loss", self.loss / self.passes);
             put("entropy", self.entropy / self.tokens);
             put("tokens", self.tokens / self.passes);
-            put("loss_token_fraction", self.tokens / self.computed.max(1.0));
+            put("loss_token_fraction", self.tokens / self.computed_tokens.max(1.0));
             put("samples", self.samples / self.passes);
             if let Some(kl) = self.kl() {
                 put("kl", kl);
@@ -158,31 +164,31 @@ impl Totals {
             }
         }
         if let Some(mean) = self.ratio.mean() {
-            put("ratio_min", self.ratio.least);
+            put("ratio_min", self.ratio.min);
             put("ratio_mean", mean);
-            put("ratio_max", self.ratio.greatest);
+            put("ratio_max", self.ratio.max);
             let clips = config.loss.clips();
             if clips {
                 put("clip_low", self.cut_low / self.ratio.count);
-                put("clip_low_min", self.clipped_low.least);
+                put("clip_low_min", self.clipped_low.min);
                 put("clip_region", (self.cut_low + self.cut_high) / self.ratio.count);
             }
             if clips || config.loss == LossKind::Cispo {
                 put("clip_high", self.cut_high / self.ratio.count);
-                put("clip_high_max", self.clipped_high.greatest);
+                put("clip_high_max", self.clipped_high.max);
             }
         }
         if let Some(mean) = self.sampler_ratio.mean() {
-            put("sampler_ratio_min", self.sampler_ratio.least);
+            put("sampler_ratio_min", self.sampler_ratio.min);
             put("sampler_ratio_mean", mean);
-            put("sampler_ratio_max", self.sampler_ratio.greatest);
+            put("sampler_ratio_max", self.sampler_ratio.max);
         }
-        if let Some(mean) = self.phi.mean() {
+        if let Some(mean) = self.vespo_weight.mean() {
             put("vespo_phi", mean);
         }
         if let Some(mean) = self.difference.mean() {
             put("sampler_difference_mean", mean);
-            put("sampler_difference_max", self.difference.greatest);
+            put("sampler_difference_max", self.difference.max);
         }
     }
 }

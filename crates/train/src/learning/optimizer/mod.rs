@@ -1,4 +1,4 @@
-//! AdamW over named variables, with moments that can be saved, in 32 or 8 bits.
+//! AdamW over named variables, with moments in 32 or 8 bits, and gradient clipping.
 
 mod quantized_moments;
 
@@ -8,12 +8,12 @@ use candle_core::{DType, Device, Tensor, Var};
 
 use hone_model::ModelError;
 
-use super::optimizer::quantized_moments::{BLOCK, Blocks, CodeBook, SIGNED, SMALLEST, UNSIGNED};
 use crate::error::{LearnError, Result};
+use quantized_moments::{BLOCK, CodeBook, MIN_VALUES, QuantizedBlocks, SIGNED, UNSIGNED};
 
-/// Settings of [`AdamW`], all but the learning rate.
+/// Settings of [`AdamW`] except the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWConfig {
+pub(crate) struct AdamWConfig {
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
@@ -22,35 +22,29 @@ pub struct AdamWConfig {
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Whether moments of 4096 values or more are kept in eight bits each.
+    /// Whether to quantize the moments of variables with at least 4096 values to eight bits.
     pub eight_bit: bool,
 }
 
 /// One moment of one variable.
 #[derive(Clone, Debug)]
 enum Moment {
-    /// Shaped and typed as the variable.
-    Whole(Tensor),
-    /// Its values by rows.
-    Blocks(Blocks),
+    /// With the shape and type of the variable.
+    Full(Tensor),
+    /// The values in row-major order.
+    Quantized(QuantizedBlocks),
 }
 
 impl Moment {
-    fn whole(&self, like: &Tensor, book: &CodeBook) -> Result<Tensor> {
+    /// The moment with the shape, type and device of `like`.
+    fn tensor(&self, like: &Tensor, book: &CodeBook) -> Result<Tensor> {
         Ok(match self {
-            Self::Whole(tensor) => tensor.clone(),
-            Self::Blocks(blocks) => {
+            Self::Full(tensor) => tensor.clone(),
+            Self::Quantized(blocks) => {
                 Tensor::from_vec(blocks.decode(book), like.shape(), like.device())?
                     .to_dtype(like.dtype())?
             }
         })
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Whole(tensor) => tensor.elem_count() * tensor.dtype().size_in_bytes(),
-            Self::Blocks(blocks) => blocks.bytes(),
-        }
     }
 }
 
@@ -61,7 +55,7 @@ struct AdamMoments {
     second: Moment,
 }
 
-/// Decoupled weight decay (Loshchilov & Hutter 2019), operation by operation as `torch.optim.AdamW`:
+/// AdamW (Loshchilov & Hutter 2019), with the order of operations of `torch.optim.AdamW`:
 ///
 /// ```text
 /// p <- p (1 - lr decay)
@@ -69,39 +63,33 @@ struct AdamMoments {
 /// p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 /// ```
 ///
-/// With eight bits the same, and then m and v are rounded to what is kept of them.
+/// With eight bits, m and v are quantized after the update.
 #[derive(Clone, Debug)]
-pub struct AdamW {
+pub(crate) struct AdamW {
     config: AdamWConfig,
-    /// Updates done.
+    /// Number of updates.
     updates: u64,
     moments: BTreeMap<String, AdamMoments>,
 }
 
 impl AdamW {
-    /// An optimiser that has seen no gradient.
+    /// An optimizer without moments.
     pub fn new(config: AdamWConfig) -> Self {
         Self { config, updates: 0, moments: BTreeMap::new() }
     }
 
-    /// Updates done.
+    /// Number of updates.
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// Bytes that the moments take.
-    pub fn bytes(&self) -> usize {
-        self.moments.values().map(|m| m.first.bytes() + m.second.bytes()).sum()
-    }
-
-    /// Forgets everything.
+    /// Resets the moments and the number of updates.
     pub fn clear(&mut self) {
-        self.updates = 0;
-        self.moments.clear();
+        *self = Self::new(self.config);
     }
 
-    /// Everything needed to go on exactly, but the number of updates: `NAME.first` and
-    /// `NAME.second`, or, where kept in eight bits, `NAME.first.codes`, `NAME.first.maxima` and so on.
+    /// The moments under the names `NAME.first` and `NAME.second`, or, if quantized,
+    /// `NAME.first.codes`, `NAME.first.maxima` and so on.
     ///
     /// # Errors
     /// If a tensor cannot be made.
@@ -111,14 +99,12 @@ impl AdamW {
             for (suffix, moment) in [("first", &moments.first), ("second", &moments.second)] {
                 let name = format!("{name}.{suffix}");
                 match moment {
-                    Moment::Whole(tensor) => {
-                        tensors.insert(name, tensor.clone());
-                    }
-                    Moment::Blocks(Blocks { codes, maxima }) => {
-                        let list = Tensor::new(codes.as_slice(), &Device::Cpu)?;
-                        tensors.insert(format!("{name}.codes"), list);
-                        let list = Tensor::new(maxima.as_slice(), &Device::Cpu)?;
-                        tensors.insert(format!("{name}.maxima"), list);
+                    Moment::Full(tensor) => drop(tensors.insert(name, tensor.clone())),
+                    Moment::Quantized(QuantizedBlocks { codes, maxima }) => {
+                        let codes = Tensor::new(codes.as_slice(), &Device::Cpu)?;
+                        let maxima = Tensor::new(maxima.as_slice(), &Device::Cpu)?;
+                        tensors.insert(format!("{name}.codes"), codes);
+                        tensors.insert(format!("{name}.maxima"), maxima);
                     }
                 }
             }
@@ -126,11 +112,12 @@ impl AdamW {
         Ok(tensors)
     }
 
-    /// Goes on from what [`Self::tensors`] gave. AdamMoments saved in another number of bits than is set
-    /// now are taken over with the first update.
+    /// Restores the result of [`Self::tensors`]. If [`AdamWConfig::eight_bit`] has changed since, the
+    /// next update converts the moments.
     ///
     /// # Errors
-    /// If a moment does not fit its variable or belongs to none; nothing is changed then.
+    /// If a moment does not fit its variable, or its variable does not exist; nothing is changed
+    /// then.
     pub fn restore(
         &mut self,
         updates: u64,
@@ -156,11 +143,11 @@ impl AdamW {
         Ok(())
     }
 
-    /// One update of every variable that `gradients` names; the others are left alone. Returns
-    /// whether it was done: a value or moment that would not be finite changes nothing.
+    /// Updates every variable that has a gradient. Returns `false`, and changes nothing, if a value
+    /// or moment would not be finite.
     ///
     /// # Errors
-    /// If a gradient is not shaped as its variable; nothing is changed then.
+    /// If the shapes of a gradient and its variable differ; nothing is changed then.
     pub fn update(
         &mut self,
         variables: &[(String, &Var)],
@@ -180,11 +167,11 @@ impl AdamW {
                     gradient.dims(),
                     variable.dims()
                 );
-                return Err(ModelError::Weights(reason).into());
+                return Err(ModelError::weights(reason).into());
             }
             let (first, second) = match self.moments.get(name) {
                 Some(m) => {
-                    (m.first.whole(gradient, &SIGNED)?, m.second.whole(gradient, &UNSIGNED)?)
+                    (m.first.tensor(gradient, &SIGNED)?, m.second.tensor(gradient, &UNSIGNED)?)
                 }
                 None => (gradient.zeros_like()?, gradient.zeros_like()?),
             };
@@ -196,34 +183,34 @@ impl AdamW {
             if !(is_finite(&value)? && is_finite(&second)?) {
                 return Ok(false);
             }
-            let moments = if eight_bit && variable.elem_count() >= SMALLEST {
-                AdamMoments {
-                    first: Moment::Blocks(Blocks::encode(&list(&first)?, &SIGNED, false)),
-                    second: Moment::Blocks(Blocks::encode(&list(&second)?, &UNSIGNED, true)),
-                }
+            let moments = if eight_bit && variable.elem_count() >= MIN_VALUES {
+                let first = QuantizedBlocks::encode(&values(&first)?, &SIGNED, false);
+                let second = QuantizedBlocks::encode(&values(&second)?, &UNSIGNED, true);
+                [Moment::Quantized(first), Moment::Quantized(second)]
             } else {
-                AdamMoments { first: Moment::Whole(first), second: Moment::Whole(second) }
+                [Moment::Full(first), Moment::Full(second)]
             };
             changed.push((name, variable, value, moments));
         }
         for (name, variable, value, moments) in changed {
             variable.set(&value)?;
-            self.moments.insert(name.clone(), moments);
+            let [first, second] = moments;
+            self.moments.insert(name.clone(), AdamMoments { first, second });
         }
         self.updates += 1;
         Ok(true)
     }
 }
 
-/// A saved moment, in whichever form it was kept.
+/// Removes a moment, full or quantized, from saved tensors; `None` if it is not saved.
 fn take(
     tensors: &mut BTreeMap<String, Tensor>,
     name: &str,
     variable: &Var,
 ) -> Result<Option<Moment>> {
-    if let Some(whole) = tensors.remove(name) {
-        let fits = whole.dims() == variable.dims() && whole.dtype() == variable.dtype();
-        return if fits { Ok(Some(Moment::Whole(whole))) } else { Err(misfit(name)) };
+    if let Some(full) = tensors.remove(name) {
+        let fits = full.dims() == variable.dims() && full.dtype() == variable.dtype();
+        return if fits { Ok(Some(Moment::Full(full))) } else { Err(misfit(name)) };
     }
     let parts = ["codes", "maxima"].map(|part| tensors.remove(&format!("{name}.{part}")));
     let (codes, maxima) = match parts {
@@ -235,14 +222,15 @@ fn take(
     if codes.dims() != [count] || maxima.dims() != [count.div_ceil(BLOCK)] {
         return Err(misfit(name));
     }
-    Ok(Some(Moment::Blocks(Blocks { codes: codes.to_vec1()?, maxima: maxima.to_vec1()? })))
+    let blocks = QuantizedBlocks { codes: codes.to_vec1()?, maxima: maxima.to_vec1()? };
+    Ok(Some(Moment::Quantized(blocks)))
 }
 
 fn misfit(name: &str) -> LearnError {
-    ModelError::Weights(format!("the optimiser's moments of `{name}` do not fit")).into()
+    ModelError::weights(format!("the optimizer's moments of `{name}` do not fit")).into()
 }
 
-fn list(tensor: &Tensor) -> Result<Vec<f32>> {
+fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
 }
 
@@ -251,25 +239,21 @@ fn is_finite(tensor: &Tensor) -> Result<bool> {
     Ok(values.iter().all(|x| x.is_finite()))
 }
 
-/// The Euclidean norm of all gradients together.
+/// Scales all gradients by `limit / (norm + 1e-6)` if that is below 1, as
+/// `torch.nn.utils.clip_grad_norm_` does; a limit of 0 does not scale. Returns their Euclidean norm
+/// before clipping.
 ///
 /// # Errors
 /// If a tensor operation fails.
-pub fn global_norm(gradients: &BTreeMap<String, Tensor>) -> Result<f64> {
-    let mut sum = 0.0;
+pub(crate) fn clip_global_norm(
+    gradients: &mut BTreeMap<String, Tensor>,
+    limit: f64,
+) -> Result<f64> {
+    let mut squares = 0.0;
     for gradient in gradients.values() {
-        sum += gradient.sqr()?.sum_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        squares += gradient.sqr()?.sum_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
     }
-    Ok(sum.sqrt())
-}
-
-/// Scales all gradients by `limit / (norm + 1e-6)` if their norm is above `limit`
-/// (`torch.nn.utils.clip_grad_norm_`); a limit of 0 leaves them alone. Returns the norm before.
-///
-/// # Errors
-/// If a tensor operation fails.
-pub fn clip_global_norm(gradients: &mut BTreeMap<String, Tensor>, limit: f64) -> Result<f64> {
-    let norm = global_norm(gradients)?;
+    let norm = squares.sqrt();
     let factor = limit / (norm + 1e-6);
     if limit > 0.0 && factor < 1.0 {
         for gradient in gradients.values_mut() {

@@ -1,31 +1,32 @@
-//! Block-wise dynamic quantisation of optimiser moments to eight bits (Dettmers et al. 2021, "8-bit
-//! Optimizers via Block-wise Quantization"), with the code book of bitsandbytes.
+//! Block-wise dynamic quantization of optimizer moments to eight bits (Dettmers et al. 2021, "8-bit
+//! Optimizers via Block-wise Quantization"), with the code books of bitsandbytes.
 //!
-//! A block of [`BLOCK`] values is divided by its largest magnitude, and each quotient becomes the
-//! index of the nearest of 256 values, which lie densest, by ratio, near 0.
+//! Each block of [`BLOCK`] values is divided by its largest magnitude, and each quotient is replaced
+//! by the index of the nearest of 256 values, which are densest near 0.
 
 use std::sync::LazyLock;
 
-/// Values that share a scale.
-pub(crate) const BLOCK: usize = 256;
-/// Tensors of fewer values keep 32 bits, as in bitsandbytes.
-pub(crate) const SMALLEST: usize = 4096;
+/// Number of values that share a scale.
+pub(super) const BLOCK: usize = 256;
+/// Tensors with fewer values keep 32 bits, as in bitsandbytes.
+pub(super) const MIN_VALUES: usize = 4096;
 
-/// 256 rising values from -1 (or 0) to 1.
-pub(crate) struct CodeBook {
-    values: [f32; 256],
-    /// Between each value and the next.
-    middles: [f32; 255],
+/// 256 ascending values from -1 (or 0) to 1.
+pub(super) struct CodeBook {
+    pub(super) values: [f32; 256],
+    /// The midpoint of each value and the next.
+    midpoints: [f32; 255],
 }
 
-/// For first moments: both signs.
-pub(crate) static SIGNED: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(true));
-/// For second moments: no negative value.
-pub(crate) static UNSIGNED: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(false));
+/// For first moments, which have both signs.
+pub(super) static SIGNED: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(true));
+/// For second moments, which are not negative.
+pub(super) static UNSIGNED: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(false));
 
 impl CodeBook {
-    /// Dynamic tree quantisation: decade `e` of seven, from `10^-6` to `1`, holds `2^e` values (twice
-    /// as many without a sign), the middles of equal parts of `[0.1, 1]` times the decade; and 0 and 1.
+    /// Dynamic tree quantization: decade `e` of seven, from `10^-6` to `1`, has `2^e` values (twice
+    /// as many without a sign), the midpoints of equal parts of `[0.1, 1]` times the decade. 0 and 1
+    /// are added.
     fn new(signed: bool) -> Self {
         let mut all = vec![0.0, 1.0];
         for decade in 0..7_i32 {
@@ -42,34 +43,30 @@ impl CodeBook {
         all.sort_unstable_by(f32::total_cmp);
         let mut values = [0.0; 256];
         values.copy_from_slice(&all);
-        let middles = std::array::from_fn(|i| f32::midpoint(values[i], values[i + 1]));
-        Self { values, middles }
+        let midpoints = std::array::from_fn(|i| f32::midpoint(values[i], values[i + 1]));
+        Self { values, midpoints }
     }
 
     /// The index of the nearest value.
     fn nearest(&self, x: f32) -> u8 {
-        self.middles.partition_point(|middle| *middle < x) as u8
-    }
-
-    #[cfg(test)]
-    pub(crate) fn values(&self) -> &[f32; 256] {
-        &self.values
+        self.midpoints.partition_point(|midpoint| *midpoint < x) as u8
     }
 }
 
-/// A list of values, a byte each and four for every block.
+/// Quantized values: one byte per value, and four per block.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Blocks {
+pub(super) struct QuantizedBlocks {
     /// Index of each value in the code book.
     pub codes: Vec<u8>,
     /// The largest magnitude in each block.
     pub maxima: Vec<f32>,
 }
 
-impl Blocks {
-    /// Quantises finite values. With `positive` what is above 0 stays so: a second moment that
-    /// became 0 would divide by epsilon alone. (bitsandbytes lets it; this only shortens steps.)
-    pub(crate) fn encode(values: &[f32], book: &CodeBook, positive: bool) -> Self {
+impl QuantizedBlocks {
+    /// Quantizes finite values. With `positive`, values above 0 do not become 0: with a second
+    /// moment of 0, AdamW would divide by epsilon alone. bitsandbytes rounds them to 0; the
+    /// difference only makes steps shorter.
+    pub(super) fn encode(values: &[f32], book: &CodeBook, positive: bool) -> Self {
         let zero = book.nearest(0.0);
         let mut codes = Vec::with_capacity(values.len());
         let mut maxima = Vec::with_capacity(values.len().div_ceil(BLOCK));
@@ -84,16 +81,11 @@ impl Blocks {
         Self { codes, maxima }
     }
 
-    /// The values that the codes stand for.
-    pub(crate) fn decode(&self, book: &CodeBook) -> Vec<f32> {
+    /// The values of the codes.
+    pub(super) fn decode(&self, book: &CodeBook) -> Vec<f32> {
         let blocks = self.codes.chunks(BLOCK).zip(&self.maxima);
         blocks
             .flat_map(|(codes, max)| codes.iter().map(|c| book.values[usize::from(*c)] * *max))
             .collect()
-    }
-
-    /// Bytes held.
-    pub(crate) fn bytes(&self) -> usize {
-        self.codes.len() + 4 * self.maxima.len()
     }
 }

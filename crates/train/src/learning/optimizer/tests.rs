@@ -1,5 +1,5 @@
-//! AdamW and gradient clipping against PyTorch, eight-bit moments against its rounding to the code
-//! books of bitsandbytes.
+//! AdamW and gradient clipping against PyTorch, eight-bit moments against PyTorch with moments
+//! rounded to the code books of bitsandbytes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use hone_model::testing::{test_file, values};
 
-use super::quantized_moments::{Blocks, SIGNED, UNSIGNED};
+use super::quantized_moments::{QuantizedBlocks, SIGNED, UNSIGNED};
 use super::{AdamW, AdamWConfig, clip_global_norm};
 
 fn tensor(case: &Value, name: &str, list: &Value) -> Tensor {
@@ -53,7 +53,7 @@ fn updates_equal_those_of_pytorch() {
 }
 
 #[test]
-fn a_limit_of_zero_and_a_small_norm_leave_gradients_alone() {
+fn a_limit_of_zero_or_above_the_norm_does_not_scale_gradients() {
     let gradient = Tensor::new(&[3.0_f64, 4.0], &Device::Cpu).unwrap();
     for limit in [0.0, 6.0] {
         let mut gradients = BTreeMap::from([("x".to_owned(), gradient.clone())]);
@@ -66,13 +66,7 @@ fn a_limit_of_zero_and_a_small_norm_leave_gradients_alone() {
 fn a_gradient_of_the_wrong_shape_changes_nothing() {
     let var = Var::ones(2, DType::F64, &Device::Cpu).unwrap();
     let gradient = Tensor::ones(3, DType::F64, &Device::Cpu).unwrap();
-    let mut optimizer = AdamW::new(AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-8,
-        weight_decay: 0.0,
-        eight_bit: false,
-    });
+    let mut optimizer = AdamW::new(config(false));
     let gradients = BTreeMap::from([("x".to_owned(), gradient)]);
     let error = optimizer.update(&[("x".to_owned(), &var)], &gradients, 1.0).unwrap_err();
     assert!(error.to_string().contains("`x`"));
@@ -88,12 +82,19 @@ fn config(eight_bit: bool) -> AdamWConfig {
     AdamWConfig { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0, eight_bit }
 }
 
-/// A variable of f32 under the name `x`.
+/// Bytes of the moments.
+fn bytes(optimizer: &AdamW) -> usize {
+    let tensors = optimizer.tensors().unwrap();
+    tensors.values().map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum()
+}
+
+/// An `f32` variable.
 fn variable(list: Vec<f32>) -> Var {
     let len = list.len();
     Var::from_tensor(&Tensor::from_vec(list, len, &Device::Cpu).unwrap()).unwrap()
 }
 
+/// Updates a variable under the name `x`.
 fn update(optimizer: &mut AdamW, var: &Var, gradient: Vec<f32>, rate: f64) -> bool {
     let gradient = Tensor::from_vec(gradient, var.shape(), &Device::Cpu).unwrap();
     let gradients = BTreeMap::from([("x".to_owned(), gradient)]);
@@ -101,19 +102,19 @@ fn update(optimizer: &mut AdamW, var: &Var, gradient: Vec<f32>, rate: f64) -> bo
 }
 
 #[test]
-fn the_code_books_are_those_of_bitsandbytes() {
+fn code_books_equal_those_of_bitsandbytes() {
     let reference = reference();
     for (key, book) in [("signed", &*SIGNED), ("unsigned", &*UNSIGNED)] {
-        let theirs: Vec<f32> = serde_json::from_value(reference[key].clone()).unwrap();
-        assert_eq!(theirs.len(), 256);
-        for (own, theirs) in book.values().iter().zip(theirs) {
-            assert!((own - theirs).abs() <= 1e-6 * theirs.abs(), "{own} against {theirs}");
+        let expected: Vec<f32> = serde_json::from_value(reference[key].clone()).unwrap();
+        assert_eq!(expected.len(), 256);
+        for (own, expected) in book.values.iter().zip(expected) {
+            assert!((own - expected).abs() <= 1e-6 * expected.abs(), "{own} against {expected}");
         }
     }
 }
 
 #[test]
-fn eight_bit_updates_are_those_of_rounded_moments() {
+fn eight_bit_updates_equal_those_of_pytorch_with_rounded_moments() {
     let reference = reference();
     let case = &reference["eight_bit"];
     let n = case["count"].as_u64().unwrap() as usize;
@@ -134,31 +135,32 @@ fn eight_bit_updates_are_those_of_rounded_moments() {
             .collect();
         assert!(update(&mut optimizer, &var, gradient, rate));
         let own: Vec<f64> = values(&var).into_iter().step_by(every).collect();
-        for (i, (own, theirs)) in own.iter().zip(expected).enumerate() {
-            // A quotient near the middle of two codes may go either way.
-            assert!((own - theirs).abs() < 1e-3 * rate, "step {t}, {i}: {own} against {theirs}");
+        for (i, (own, torch)) in own.iter().zip(expected).enumerate() {
+            // A quotient near the midpoint of two codes may be rounded to either.
+            assert!((own - torch).abs() < 1e-3 * rate, "step {t}, {i}: {own} against {torch}");
         }
     }
-    // A byte a value and two scales a block, twice.
-    assert_eq!(optimizer.bytes(), 2 * (n + 4 * n / 256));
+    // One byte per value and a four-byte scale per block, for both moments.
+    assert_eq!(bytes(&optimizer), 2 * (n + 4 * n / 256));
 }
 
-/// `sum h (x - c)^2 / 2` with curvatures over three decades.
+/// Minimizes `sum h (x - c)^2 / 2` with curvatures h over three decades; returns the final loss over
+/// the first.
 fn quadratic(eight_bit: bool) -> f64 {
     let n = 8192;
     let curvature = |i: usize| 10_f64.powf(-3.0 * i as f64 / n as f64);
-    let centre = |i: usize| (i as f64 * 0.7).sin();
+    let center = |i: usize| (i as f64 * 0.7).sin();
     let var = variable(vec![0.0; n]);
     let mut optimizer = AdamW::new(config(eight_bit));
     let loss = |x: &[f64]| -> f64 {
-        x.iter().enumerate().map(|(i, x)| curvature(i) * (x - centre(i)).powi(2) / 2.0).sum()
+        x.iter().enumerate().map(|(i, x)| curvature(i) * (x - center(i)).powi(2) / 2.0).sum()
     };
     let first = loss(&values(&var));
     let steps = 300;
     for t in 0..steps {
         let x = values(&var);
         let gradient =
-            x.iter().enumerate().map(|(i, x)| (curvature(i) * (x - centre(i))) as f32).collect();
+            x.iter().enumerate().map(|(i, x)| (curvature(i) * (x - center(i))) as f32).collect();
         assert!(update(
             &mut optimizer,
             &var,
@@ -170,13 +172,13 @@ fn quadratic(eight_bit: bool) -> f64 {
 }
 
 #[test]
-fn eight_bits_converge_on_a_quadratic_as_thirty_two_do() {
-    let (whole, eight) = (quadratic(false), quadratic(true));
-    assert!(whole < 1e-6, "{whole}");
+fn eight_bit_moments_converge_on_a_quadratic() {
+    let (full, eight) = (quadratic(false), quadratic(true));
+    assert!(full < 1e-6, "{full}");
     assert!(eight < 1e-5, "{eight}");
 }
 
-/// Fits `B A` to a matrix of rank 8 by gradient: what remains of the squared error.
+/// Fits `B A` to a matrix of rank 8; returns the final squared error over the first.
 fn regression(eight_bit: bool) -> f64 {
     let (r, width) = (8, 512);
     let matrix = |rows: usize, cols: usize, phase: f64, size: f64| {
@@ -207,56 +209,56 @@ fn regression(eight_bit: bool) -> f64 {
 }
 
 #[test]
-fn eight_bits_fit_a_low_rank_matrix_as_thirty_two_do() {
-    let (whole, eight) = (regression(false), regression(true));
-    assert!(whole < 1e-3, "{whole}");
+fn eight_bit_moments_fit_a_low_rank_matrix() {
+    let (full, eight) = (regression(false), regression(true));
+    assert!(full < 1e-3, "{full}");
     assert!(eight < 2e-3, "{eight}");
 }
 
 #[test]
-fn eight_bit_moments_are_saved_exactly_and_small_tensors_stay_whole() {
+fn eight_bit_moments_are_saved_exactly_and_small_tensors_are_not_quantized() {
     let gradient = |n: usize, t: usize| -> Vec<f32> {
         (0..n).map(|i| ((i * 31 + t * 7) as f32).sin()).collect()
     };
     for n in [4095, 4096, 5000] {
         let (one, two) = (variable(vec![0.5; n]), variable(vec![0.5; n]));
-        let mut whole = AdamW::new(config(true));
+        let mut uninterrupted = AdamW::new(config(true));
         for t in 0..3 {
-            assert!(update(&mut whole, &one, gradient(n, t), 0.01));
+            assert!(update(&mut uninterrupted, &one, gradient(n, t), 0.01));
         }
         two.set(&one).unwrap();
         let mut resumed = AdamW::new(config(true));
-        let tensors = whole.tensors().unwrap();
+        let tensors = uninterrupted.tensors().unwrap();
         assert_eq!(tensors.contains_key("x.first.codes"), n >= 4096);
         resumed.restore(3, &[("x".to_owned(), &two)], tensors).unwrap();
         for t in 3..6 {
-            assert!(update(&mut whole, &one, gradient(n, t), 0.01));
+            assert!(update(&mut uninterrupted, &one, gradient(n, t), 0.01));
             assert!(update(&mut resumed, &two, gradient(n, t), 0.01));
         }
         assert_eq!(values(&one), values(&two));
         let blocks = n.div_ceil(256);
         let expected = if n < 4096 { 8 * n } else { 2 * (n + 4 * blocks) };
-        assert_eq!(resumed.bytes(), expected);
+        assert_eq!(bytes(&resumed), expected);
     }
 }
 
 #[test]
-fn moments_change_their_width_with_the_setting() {
+fn restored_moments_are_converted_to_the_configured_width() {
     let n = 4096;
     let var = variable(vec![0.5; n]);
     let mut eight = AdamW::new(config(true));
     assert!(update(&mut eight, &var, vec![0.25; n], 0.01));
-    let mut whole = AdamW::new(config(false));
-    whole.restore(1, &[("x".to_owned(), &var)], eight.tensors().unwrap()).unwrap();
-    assert!(update(&mut whole, &var, vec![0.25; n], 0.01));
-    assert_eq!((whole.bytes(), whole.updates()), (8 * n, 2));
-    eight.restore(2, &[("x".to_owned(), &var)], whole.tensors().unwrap()).unwrap();
+    let mut full = AdamW::new(config(false));
+    full.restore(1, &[("x".to_owned(), &var)], eight.tensors().unwrap()).unwrap();
+    assert!(update(&mut full, &var, vec![0.25; n], 0.01));
+    assert_eq!((bytes(&full), full.updates()), (8 * n, 2));
+    eight.restore(2, &[("x".to_owned(), &var)], full.tensors().unwrap()).unwrap();
     assert!(update(&mut eight, &var, vec![0.25; n], 0.01));
-    assert_eq!(eight.bytes(), 2 * (n + 4 * 16));
+    assert_eq!(bytes(&eight), 2 * (n + 4 * 16));
 }
 
 #[test]
-fn moments_that_do_not_fit_are_errors() {
+fn moments_that_do_not_fit_a_variable_are_errors() {
     let var = variable(vec![0.0; 4096]);
     let named = [("x".to_owned(), &var)];
     let mut optimizer = AdamW::new(config(true));
@@ -297,15 +299,15 @@ fn an_update_that_is_not_finite_changes_nothing() {
 
 proptest! {
     #[test]
-    fn a_block_loses_little(list in prop::collection::vec(-1e3_f32..1e3, 1..600), power in -20_i32..10) {
+    fn quantization_errors_are_bounded_by_the_spacing_of_the_codes(list in prop::collection::vec(-1e3_f32..1e3, 1..600), power in -20_i32..10) {
         let list: Vec<f32> = list.iter().map(|x| x * 10_f32.powi(power)).collect();
-        let blocks = Blocks::encode(&list, &SIGNED, false);
-        let again = blocks.decode(&SIGNED);
-        prop_assert_eq!(again.len(), list.len());
-        for (block, values) in list.chunks(256).zip(again.chunks(256)) {
+        let blocks = QuantizedBlocks::encode(&list, &SIGNED, false);
+        let decoded = blocks.decode(&SIGNED);
+        prop_assert_eq!(decoded.len(), list.len());
+        for (block, values) in list.chunks(256).zip(decoded.chunks(256)) {
             let max = block.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
             for (x, y) in block.iter().zip(values) {
-                // Codes in a decade stand 0.9 / 2^e apart, in units of its end.
+                // The spacing of codes in a decade is 0.9 / 2^e times the end of the decade.
                 let relative = x.abs() / max;
                 let decade = if relative > 0.0 { relative.log10().floor().max(-7.0) } else { -7.0 };
                 let step = 10_f32.powf(decade + 1.0) * 0.9 / 2_f32.powf(6.0 + decade + 1.0).max(1.0);
@@ -317,10 +319,10 @@ proptest! {
     #[test]
     fn second_moments_never_become_zero_or_negative(list in prop::collection::vec(0.0_f32..1.0, 1..300)) {
         let list: Vec<f32> = list.iter().map(|x| x.powi(12)).collect();
-        let again = Blocks::encode(&list, &UNSIGNED, true).decode(&UNSIGNED);
-        for (x, y) in list.iter().zip(again) {
-            let kept = if *x > 0.0 { y > 0.0 } else { y == 0.0 };
-            prop_assert!(kept, "{} became {}", x, y);
+        let decoded = QuantizedBlocks::encode(&list, &UNSIGNED, true).decode(&UNSIGNED);
+        for (x, y) in list.iter().zip(decoded) {
+            let same_sign = if *x > 0.0 { y > 0.0 } else { y == 0.0 };
+            prop_assert!(same_sign, "{} became {}", x, y);
         }
     }
 }

@@ -6,27 +6,27 @@ use hone_core::types::StepRecord;
 
 use super::*;
 
-fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
+fn record(step: u64, metrics: &[(&str, f64)]) -> StepRecord {
     let metrics: BTreeMap<String, f64> =
-        figures.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
     StepRecord { step, groups: Vec::new(), metrics, created: step * 1000 }
 }
 
-fn roles() -> Roles {
-    Roles::of([("right", "numeric_match"), ("form", "format_strict"), ("brief", "length")])
+fn roles() -> RewardRoles {
+    RewardRoles::of([("right", "numeric_match"), ("form", "format_strict"), ("brief", "length")])
 }
 
-fn watch() -> Watch {
-    Watch::new(WarningConfig::default(), roles(), WatchState::default())
+fn monitor() -> HealthMonitor {
+    HealthMonitor::with_roles(WarningConfig::default(), roles(), MonitorState::default())
 }
 
-/// Feeds steps made by `figures` and returns what was raised.
+/// Observes the steps that `metrics` describes; returns the warnings raised.
 fn run(
-    watch: &mut Watch,
+    monitor: &mut HealthMonitor,
     steps: std::ops::Range<u64>,
-    figures: impl Fn(u64) -> Vec<(&'static str, f64)>,
+    metrics: impl Fn(u64) -> Vec<(&'static str, f64)>,
 ) -> Vec<Warning> {
-    steps.flat_map(|step| watch.observe(&record(step, &figures(step)))).collect()
+    steps.flat_map(|step| monitor.detect(&record(step, &metrics(step)))).collect()
 }
 
 fn healthy(step: u64) -> Vec<(&'static str, f64)> {
@@ -46,146 +46,152 @@ fn healthy(step: u64) -> Vec<(&'static str, f64)> {
     ]
 }
 
-/// A healthy step with some figures changed.
-fn but(step: u64, changed: &[(&'static str, f64)]) -> Vec<(&'static str, f64)> {
-    let mut figures = healthy(step);
+/// A healthy step with some metrics changed.
+fn healthy_except(step: u64, changed: &[(&'static str, f64)]) -> Vec<(&'static str, f64)> {
+    let mut metrics = healthy(step);
     for (name, value) in changed {
-        figures.retain(|(n, _)| n != name);
-        figures.push((name, *value));
+        metrics.retain(|(n, _)| n != name);
+        metrics.push((name, *value));
     }
-    figures
+    metrics
 }
 
 #[test]
-fn a_healthy_run_is_left_alone() {
-    assert_eq!(run(&mut watch(), 1..150, healthy), []);
+fn a_healthy_run_raises_no_warning() {
+    assert_eq!(run(&mut monitor(), 1..150, healthy), []);
 }
 
-/// Each kind with the figures that raise it, and the step at which it is told.
+/// Each kind with the step at which it is raised, and the metrics that raise it.
 #[test]
-fn every_kind_is_raised_once_and_lifted() {
-    type Figures = fn(u64) -> Vec<(&'static str, f64)>;
-    let cases: [(WarningKind, u64, Figures); 9] = [
-        (WarningKind::Collapse, 5, |s| but(s, &[("reward_std", 0.01)])),
-        (WarningKind::Collapse, 5, |s| but(s, &[("zero_std_groups_ratio", 0.9)])),
-        (WarningKind::KlExplosion, 5, |s| but(s, &[("kl", 0.51)])),
-        (WarningKind::KlExplosion, 1, |s| but(s, &[("kl", f64::INFINITY)])),
-        (WarningKind::FlatReward, 44, |s| but(s, &[("reward_mean", 0.5)])),
-        (WarningKind::FormatIgnored, 20, |s| but(s, &[("part/form", 0.01)])),
-        (WarningKind::LengthHacking, 5, |s| but(s, &[("truncated_ratio", 0.6)])),
+fn every_kind_is_raised_once_ends_and_can_be_raised_again() {
+    type StepMetrics = fn(u64) -> Vec<(&'static str, f64)>;
+    let cases: [(WarningKind, u64, StepMetrics); 9] = [
+        (WarningKind::Collapse, 5, |s| healthy_except(s, &[("reward_std", 0.01)])),
+        (WarningKind::Collapse, 5, |s| healthy_except(s, &[("zero_std_groups_ratio", 0.9)])),
+        (WarningKind::KlExplosion, 5, |s| healthy_except(s, &[("kl", 0.51)])),
+        (WarningKind::KlExplosion, 1, |s| healthy_except(s, &[("kl", f64::INFINITY)])),
+        (WarningKind::FlatReward, 44, |s| healthy_except(s, &[("reward_mean", 0.5)])),
+        (WarningKind::FormatIgnored, 20, |s| healthy_except(s, &[("part/form", 0.01)])),
+        (WarningKind::LengthHacking, 5, |s| healthy_except(s, &[("truncated_ratio", 0.6)])),
         (WarningKind::LengthHacking, 44, |s| {
-            but(s, &[("completion_length", 30.0 + s as f64), ("part/right", 0.3)])
+            healthy_except(s, &[("completion_length", 30.0 + s as f64), ("part/right", 0.3)])
         }),
-        (WarningKind::ClipRatioHigh, 5, |s| but(s, &[("clip_low", 0.2), ("clip_high", 0.15)])),
+        (WarningKind::ClipRatioHigh, 5, |s| {
+            healthy_except(s, &[("clip_low", 0.2), ("clip_high", 0.15)])
+        }),
     ];
-    for (kind, at, figures) in cases {
-        let mut watch = watch();
-        let raised = run(&mut watch, 1..100, figures);
+    for (kind, at, metrics) in cases {
+        let mut monitor = monitor();
+        let raised = run(&mut monitor, 1..100, metrics);
         assert_eq!(raised.len(), 1, "{kind}: {raised:?}");
         assert_eq!((raised[0].kind, raised[0].step), (kind, at), "{raised:?}");
-        assert_eq!(watch.active().collect::<Vec<_>>(), [kind]);
-        // Well again for long enough: over; then raised anew.
-        assert_eq!(run(&mut watch, 100..260, healthy), []);
-        assert_eq!(watch.active().count(), 0, "{kind}");
-        assert_eq!(run(&mut watch, 260..360, figures).len(), 1, "{kind}");
+        assert_eq!(monitor.active().collect::<Vec<_>>(), [kind]);
+        // Healthy steps end the episode; unhealthy ones begin another.
+        assert_eq!(run(&mut monitor, 100..260, healthy), []);
+        assert_eq!(monitor.active().count(), 0, "{kind}");
+        assert_eq!(run(&mut monitor, 260..360, metrics).len(), 1, "{kind}");
     }
 }
 
 #[test]
-fn single_steps_of_a_high_kl_are_no_explosion() {
-    let spikes = |s| but(s, &[("kl", if s % 5 == 0 { 3e6 } else { 0.01 })]);
-    assert_eq!(run(&mut watch(), 1..100, spikes), []);
+fn isolated_steps_of_a_high_kl_raise_no_warning() {
+    let spikes = |s| healthy_except(s, &[("kl", if s % 5 == 0 { 3e6 } else { 0.01 })]);
+    assert_eq!(run(&mut monitor(), 1..100, spikes), []);
 }
 
 #[test]
 fn entropy_is_compared_with_the_first_steps() {
-    let mut watch = watch();
-    let raised =
-        run(&mut watch, 1..60, |s| but(s, &[("entropy", if s < 30 { 1.0 } else { 0.05 })]));
+    let mut monitor = monitor();
+    let raised = run(&mut monitor, 1..60, |s| {
+        healthy_except(s, &[("entropy", if s < 30 { 1.0 } else { 0.05 })])
+    });
     assert_eq!(raised.len(), 1);
     assert_eq!((raised[0].kind, raised[0].step), (WarningKind::EntropyCollapse, 34));
-    // A model that was certain from the start has not collapsed.
-    assert_eq!(run(&mut super::tests::watch(), 1..60, |s| but(s, &[("entropy", 0.05)])), []);
+    // A model whose entropy was low from the start has not collapsed.
+    assert_eq!(
+        run(&mut super::tests::monitor(), 1..60, |s| healthy_except(s, &[("entropy", 0.05)])),
+        []
+    );
 }
 
 #[test]
-fn a_format_part_that_is_missing_is_ignored_too() {
-    let figures = |s| {
+fn a_missing_format_part_raises_format_ignored() {
+    let metrics = |s| {
         let mut all = healthy(s);
         all.retain(|(name, _)| *name != "part/form");
         all
     };
-    let raised = run(&mut watch(), 1..60, figures);
+    let raised = run(&mut monitor(), 1..60, metrics);
     insta::assert_debug_snapshot!(raised.iter().map(|w| (w.kind, w.step, &w.message)).collect::<Vec<_>>(), @r#"
     [
         (
             FormatIgnored,
             20,
-            "the part \"form\" has had no value for long",
+            "the part \"form\" had no value for 20 steps",
         ),
     ]
     "#);
 }
 
 #[test]
-fn figures_that_are_missing_raise_nothing() {
-    assert_eq!(run(&mut watch(), 1..100, |_| Vec::new()), []);
-    assert_eq!(run(&mut watch(), 1..100, |_| vec![("loss", 1.0)]), []);
-    // And do not end an episode either.
-    let mut watch = watch();
-    run(&mut watch, 1..6, |s| but(s, &[("kl", 0.9)]));
-    run(&mut watch, 6..50, |_| Vec::new());
-    assert_eq!(watch.active().collect::<Vec<_>>(), [WarningKind::KlExplosion]);
+fn missing_metrics_neither_raise_nor_end_warnings() {
+    assert_eq!(run(&mut monitor(), 1..100, |_| Vec::new()), []);
+    assert_eq!(run(&mut monitor(), 1..100, |_| vec![("loss", 1.0)]), []);
+    let mut monitor = monitor();
+    run(&mut monitor, 1..6, |s| healthy_except(s, &[("kl", 0.9)]));
+    run(&mut monitor, 6..50, |_| Vec::new());
+    assert_eq!(monitor.active().collect::<Vec<_>>(), [WarningKind::KlExplosion]);
 }
 
 #[test]
-fn a_figure_around_its_limit_is_told_once() {
+fn a_metric_that_crosses_its_limit_often_raises_one_warning() {
     let high = |s: u64| s < 6 || s.is_multiple_of(2);
-    let wobble = |s: u64| but(s, &[("kl", if high(s) { 0.52 } else { 0.48 })]);
-    assert_eq!(run(&mut watch(), 1..100, wobble).len(), 1);
+    let oscillating = |s: u64| healthy_except(s, &[("kl", if high(s) { 0.52 } else { 0.48 })]);
+    assert_eq!(run(&mut monitor(), 1..100, oscillating).len(), 1);
 }
 
 #[test]
 fn a_reward_near_its_maximum_is_not_flat() {
     let config = WarningConfig { reward_max: Some(1.5), ..WarningConfig::default() };
-    let mut watch = Watch::new(config, roles(), WatchState::default());
-    assert_eq!(run(&mut watch, 1..100, |s| but(s, &[("reward_mean", 1.4)])), []);
+    let mut monitor = HealthMonitor::with_roles(config, roles(), MonitorState::default());
+    assert_eq!(run(&mut monitor, 1..100, |s| healthy_except(s, &[("reward_mean", 1.4)])), []);
 }
 
 #[test]
-fn messages_tell_the_figures() {
+fn messages_contain_the_numbers() {
     let mut all = Vec::new();
-    all.extend(run(&mut watch(), 1..10, |s| but(s, &[("reward_std", 0.0123)])));
-    all.extend(run(&mut watch(), 1..6, |s| but(s, &[("kl", 0.734)])));
-    all.extend(run(&mut watch(), 1..60, |s| but(s, &[("reward_mean", 0.5)])));
-    all.extend(run(&mut watch(), 1..60, |s| but(s, &[("part/form", 0.0)])));
-    all.extend(run(&mut watch(), 1..10, |s| but(s, &[("truncated_ratio", 0.75)])));
-    all.extend(run(&mut watch(), 1..60, |s| {
-        but(s, &[("completion_length", 30.0 + s as f64), ("part/right", 0.3)])
+    all.extend(run(&mut monitor(), 1..10, |s| healthy_except(s, &[("reward_std", 0.0123)])));
+    all.extend(run(&mut monitor(), 1..6, |s| healthy_except(s, &[("kl", 0.734)])));
+    all.extend(run(&mut monitor(), 1..60, |s| healthy_except(s, &[("reward_mean", 0.5)])));
+    all.extend(run(&mut monitor(), 1..60, |s| healthy_except(s, &[("part/form", 0.0)])));
+    all.extend(run(&mut monitor(), 1..10, |s| healthy_except(s, &[("truncated_ratio", 0.75)])));
+    all.extend(run(&mut monitor(), 1..60, |s| {
+        healthy_except(s, &[("completion_length", 30.0 + s as f64), ("part/right", 0.3)])
     }));
     let text: Vec<&str> = all.iter().map(|w| w.message.as_str()).collect();
     insta::assert_snapshot!(text.join("\n"), @r#"
     the reward's standard deviation within groups fell to 0.012
-    KL to the reference reached 0.734 nats a token, above 0.5
-    the reward went by +0.000 in 40 steps, from completions that differ by 0.300
+    KL to the reference reached 0.734 nats per token, above 0.5
+    the reward changed by +0.000 in 40 steps, at a standard deviation within groups of 0.300
     the part "form" stayed near 0 for 20 steps (0.000)
-    75 % of completions were cut at the token limit
-    completions grew by 39 tokens in 40 steps and the reward by 0.390, but right answers by +0.000
+    75 % of completions ended at the token limit
+    in 40 steps completions grew by 39 tokens and the reward by 0.390, but correctness by +0.000
     "#);
 }
 
 #[test]
-fn roles_come_from_the_kind_then_the_name() {
+fn roles_come_from_the_kind_or_else_the_name() {
     assert_eq!(roles().format, ["form"]);
     assert_eq!(roles().correctness, ["right"]);
-    let scripts = Roles::of([("xml_tags", "script"), ("accuracy", "webhook"), ("tone", "judge")]);
+    let scripts =
+        RewardRoles::of([("xml_tags", "script"), ("accuracy", "webhook"), ("tone", "judge")]);
     assert_eq!(
         (scripts.format, scripts.correctness),
         (vec!["xml_tags".into()], vec!["accuracy".into()])
     );
 }
 
-fn figures() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
+fn metrics() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
     let names = healthy(0).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     let value = prop_oneof![8 => -1.0..2.0f64, 1 => Just(f64::NAN), 1 => Just(0.0)];
     prop::collection::vec((prop::sample::select(names), value), 0..11)
@@ -195,22 +201,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn resuming_anywhere_changes_nothing(
-        steps in prop::collection::vec(figures(), 1..60), cut in 0usize..60,
+    fn resuming_at_any_step_changes_nothing(
+        steps in prop::collection::vec(metrics(), 1..60), cut in 0usize..60,
     ) {
         let config = WarningConfig { window: 6, patience: 2, format_patience: 3, ..WarningConfig::default() };
-        let mut whole = Watch::new(config.clone(), roles(), WatchState::default());
+        let mut whole = HealthMonitor::with_roles(config.clone(), roles(), MonitorState::default());
         let mut resumed = whole.clone();
-        for (i, figures) in steps.iter().enumerate() {
-            let record = record(i as u64 + 1, figures);
+        for (i, metrics) in steps.iter().enumerate() {
+            let record = record(i as u64 + 1, metrics);
             if i == cut {
                 let text = serde_json::to_string(resumed.state()).unwrap();
-                resumed = Watch::new(config.clone(), roles(), serde_json::from_str(&text).unwrap());
+                resumed = HealthMonitor::with_roles(config.clone(), roles(), serde_json::from_str(&text).unwrap());
             }
             let before: Vec<WarningKind> = whole.active().collect();
-            let raised = whole.observe(&record);
-            prop_assert_eq!(&raised, &resumed.observe(&record));
-            prop_assert_eq!(whole.observe(&record), []);
+            let raised = whole.detect(&record);
+            prop_assert_eq!(&raised, &resumed.detect(&record));
+            prop_assert_eq!(whole.detect(&record), []);
             for warning in raised {
                 prop_assert!(!before.contains(&warning.kind));
                 prop_assert!(whole.active().any(|kind| kind == warning.kind));

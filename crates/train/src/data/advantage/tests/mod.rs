@@ -4,12 +4,18 @@ mod rules;
 
 use proptest::prelude::*;
 
-use super::{Baselines, GroupRewards, Moments, PartRewards, RUNNING_LIMIT};
-use crate::config::AdvantageScale;
+use super::compare::RUNNING_LIMIT;
+use super::moments::Moments;
+use super::{Baselines, GroupRewards, PartRewards};
+use crate::config::{AdvantageScale, TrainConfig};
+
+fn scaled(advantage_scale: AdvantageScale) -> TrainConfig {
+    TrainConfig { advantage_scale, ..TrainConfig::default() }
+}
 
 fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
-    let shares = vec![1.0; values.len()];
-    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), shares }
+    let cap_weights = vec![1.0; values.len()];
+    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), cap_weights }
 }
 
 fn group(parts: Vec<PartRewards>) -> GroupRewards {
@@ -26,7 +32,7 @@ fn lone(value: f64) -> GroupRewards {
 }
 
 fn run(groups: &[GroupRewards], scale: AdvantageScale) -> Vec<Vec<f64>> {
-    let out = Baselines::new(100.0).advantages(groups, scale);
+    let out = Baselines::new(100.0).advantages(groups, &scaled(scale));
     out.values.into_iter().map(|g| g.into_iter().map(|a| a.unwrap()).collect()).collect()
 }
 
@@ -35,7 +41,7 @@ fn assert_near(a: f64, b: f64) {
 }
 
 #[test]
-fn a_whole_group_is_compared_within_itself() {
+fn members_of_a_complete_group_are_compared_with_each_other() {
     // Mean 2, sample deviation sqrt((1 + 0 + 1) / 2) = 1.
     let out = run(&[graded(&[1.0, 2.0, 3.0])], AdvantageScale::Group);
     assert_near(out[0][0], -1.0 / 1.0001);
@@ -58,7 +64,7 @@ fn batch_scale_divides_by_the_deviation_of_the_route() {
 fn equal_values_give_zero_and_are_counted() {
     for scale in [AdvantageScale::Group, AdvantageScale::Batch, AdvantageScale::None] {
         let groups = [graded(&[0.1; 5]), graded(&[0.0, 1.0])];
-        let out = Baselines::new(10.0).advantages(&groups, scale);
+        let out = Baselines::new(10.0).advantages(&groups, &scaled(scale));
         assert!(out.values[0].iter().all(|a| *a == Some(0.0)));
         assert_eq!(out.zero_std_groups_ratio, Some(0.5));
         assert_near(out.reward_std.unwrap(), 0.5_f64.sqrt() / 2.0);
@@ -66,7 +72,7 @@ fn equal_values_give_zero_and_are_counted() {
 }
 
 #[test]
-fn parts_are_taken_apart_and_summed_by_weight() {
+fn advantages_of_parts_are_summed_by_weight() {
     let groups = [group(vec![
         part("right", 2.0, &[Some(1.0), Some(0.0)]),
         part("short", -0.5, &[Some(3.0), Some(1.0)]),
@@ -80,18 +86,18 @@ fn parts_are_taken_apart_and_summed_by_weight() {
 fn a_part_that_only_some_have_uses_the_running_baseline() {
     let mut baselines = Baselines::new(1e12);
     let first = [lone(0.0), lone(1.0), lone(1.0)];
-    let out = baselines.advantages(&first, AdvantageScale::None);
+    let out = baselines.advantages(&first, &scaled(AdvantageScale::None));
     assert_eq!((out.group_count, out.running_count), (0, 3));
     assert_eq!(out.zero_std_groups_ratio, None);
-    // Each against the mean of the other two.
+    // Each is compared with the mean of the other two.
     assert_near(out.values[0][0].unwrap(), -1.0);
     assert_near(out.values[1][0].unwrap(), 0.5);
-    // Mixed group: graded within the group, thumbs of one member against the past 0, 1, 1.
+    // Mixed group: graded is compared within the group, the single thumbs with the past 0, 1, 1.
     let mixed = group(vec![
         part("graded", 1.0, &[Some(1.0), Some(0.0)]),
         part("thumbs", 1.0, &[None, Some(1.0)]),
     ]);
-    let out = baselines.advantages(&[mixed], AdvantageScale::Group);
+    let out = baselines.advantages(&[mixed], &scaled(AdvantageScale::Group));
     assert_eq!((out.group_count, out.running_count), (2, 1));
     let graded = 0.5 / (0.5_f64.sqrt() + 1e-4);
     let thumbs = (1.0 - 2.0 / 3.0) / ((1.0_f64 / 3.0).sqrt() + 1e-4);
@@ -105,63 +111,63 @@ fn a_part_that_only_some_have_uses_the_running_baseline() {
 fn missing_is_not_zero() {
     let values = [Some(1.0), None, Some(0.0)];
     let out = Baselines::new(10.0)
-        .advantages(&[group(vec![part("right", 1.0, &values)])], AdvantageScale::None);
+        .advantages(&[group(vec![part("right", 1.0, &values)])], &scaled(AdvantageScale::None));
     // The member without any value leaves the group; the other two are compared with each other.
     assert_eq!(out.values[0], vec![Some(0.5), None, Some(-0.5)]);
     assert_near(out.reward_mean.unwrap(), 0.5);
     let nothing = group(vec![part("right", 1.0, &[None, Some(f64::NAN)])]);
-    let out = Baselines::new(10.0).advantages(&[nothing], AdvantageScale::Group);
+    let out = Baselines::new(10.0).advantages(&[nothing], &scaled(AdvantageScale::Group));
     assert_eq!(out.values[0], vec![None, None]);
     assert_eq!((out.reward_mean, out.reward_std), (None, None));
 }
 
 #[test]
-fn with_nothing_to_compare_with_there_is_no_advantage() {
+fn without_other_values_the_advantage_is_zero() {
     let mut baselines = Baselines::new(10.0);
     for scale in [AdvantageScale::None, AdvantageScale::Group] {
-        let out = Baselines::new(10.0).advantages(&[lone(3.0)], scale);
+        let out = Baselines::new(10.0).advantages(&[lone(3.0)], &scaled(scale));
         assert_eq!(out.values[0], vec![Some(0.0)]);
     }
     // One value of the past has a mean but no deviation.
-    baselines.advantages(&[lone(3.0)], AdvantageScale::Group);
-    let out = baselines.clone().advantages(&[lone(5.0)], AdvantageScale::Group);
+    baselines.advantages(&[lone(3.0)], &scaled(AdvantageScale::Group));
+    let out = baselines.clone().advantages(&[lone(5.0)], &scaled(AdvantageScale::Group));
     assert_eq!(out.values[0], vec![Some(0.0)]);
-    let out = baselines.advantages(&[lone(5.0)], AdvantageScale::None);
+    let out = baselines.advantages(&[lone(5.0)], &scaled(AdvantageScale::None));
     assert_near(out.values[0][0].unwrap(), 2.0);
 }
 
 #[test]
-fn a_surprise_after_equal_values_is_bounded() {
+fn a_running_advantage_after_equal_values_is_bounded() {
     let mut baselines = Baselines::new(100.0);
-    baselines.advantages(&[lone(1.0), lone(1.0), lone(1.0)], AdvantageScale::Group);
-    let out = baselines.advantages(&[lone(0.0)], AdvantageScale::Group);
+    baselines.advantages(&[lone(1.0), lone(1.0), lone(1.0)], &scaled(AdvantageScale::Group));
+    let out = baselines.advantages(&[lone(0.0)], &scaled(AdvantageScale::Group));
     assert_eq!(out.values[0], vec![Some(-RUNNING_LIMIT)]);
 }
 
 #[test]
-fn the_past_fades_and_routes_and_parts_are_kept_apart() {
+fn the_past_decays_and_routes_and_parts_have_separate_baselines() {
     let mut baselines = Baselines::new(4.0);
     for _ in 0..50 {
-        baselines.advantages(&[lone(10.0)], AdvantageScale::None);
+        baselines.advantages(&[lone(10.0)], &scaled(AdvantageScale::None));
     }
     let past = *baselines.get("default", "thumbs").unwrap();
     assert!((past.count - 4.0).abs() < 1e-4, "count {}", past.count);
     for _ in 0..50 {
-        baselines.advantages(&[lone(0.0)], AdvantageScale::None);
+        baselines.advantages(&[lone(0.0)], &scaled(AdvantageScale::None));
     }
     assert!(baselines.get("default", "thumbs").unwrap().mean < 1e-4);
     let mut other = lone(7.0);
     other.route = "other".to_owned();
-    let out = baselines.advantages(&[other], AdvantageScale::None);
+    let out = baselines.advantages(&[other], &scaled(AdvantageScale::None));
     assert_eq!(out.values[0], vec![Some(0.0)]);
     assert!(baselines.get("other", "graded").is_none());
 }
 
 #[test]
-fn the_state_survives_json_bit_for_bit() {
+fn baselines_survive_json_bit_for_bit() {
     let mut baselines = Baselines::new(3.3);
     let values: Vec<_> = (0..9).map(|i| lone(f64::from(i) / 7.0)).collect();
-    baselines.advantages(&values, AdvantageScale::Group);
+    baselines.advantages(&values, &scaled(AdvantageScale::Group));
     let text = serde_json::to_string(&baselines).unwrap();
     let back: Baselines = serde_json::from_str(&text).unwrap();
     assert_eq!(back, baselines);
@@ -175,7 +181,7 @@ fn any_scale() -> impl Strategy<Value = AdvantageScale> {
     ]
 }
 
-/// A group of two parts with gaps.
+/// A group of two parts with missing values.
 fn any_group(value: BoxedStrategy<f64>) -> impl Strategy<Value = GroupRewards> {
     let member = (prop::option::of(value.clone()), prop::option::weighted(0.8, value));
     (prop::collection::vec(member, 1..7), -2.0..2.0_f64).prop_map(|(members, weight)| {
@@ -184,7 +190,7 @@ fn any_group(value: BoxedStrategy<f64>) -> impl Strategy<Value = GroupRewards> {
     })
 }
 
-fn tame() -> BoxedStrategy<f64> {
+fn moderate() -> BoxedStrategy<f64> {
     prop_oneof![(-3.0..3.0_f64), Just(0.0), Just(1.0)].boxed()
 }
 
@@ -210,28 +216,28 @@ fn close(a: &[Vec<Option<f64>>], b: &[Vec<Option<f64>>], tolerance: f64) -> bool
 proptest! {
     #[test]
     fn adding_a_constant_to_every_reward_changes_nothing(
-        groups in prop::collection::vec(any_group(tame()), 1..5),
-        past in prop::collection::vec(any_group(tame()), 0..3),
+        groups in prop::collection::vec(any_group(moderate()), 1..5),
+        past in prop::collection::vec(any_group(moderate()), 0..3),
         shift in -3.0..3.0_f64,
         scale in any_scale(),
     ) {
         let with = |shift: f64| {
             let mut baselines = Baselines::new(20.0);
-            baselines.advantages(&map_values(&past, |x| x + shift), scale);
-            baselines.advantages(&map_values(&groups, |x| x + shift), scale).values
+            baselines.advantages(&map_values(&past, |x| x + shift), &scaled(scale));
+            baselines.advantages(&map_values(&groups, |x| x + shift), &scaled(scale)).values
         };
-        // Deviations that are 0 but for rounding are magnified by 1 / 1e-4.
+        // Rounding of a deviation of 0 is magnified by 1 / 1e-4.
         prop_assert!(close(&with(0.0), &with(shift), 1e-8));
     }
 
     #[test]
-    fn nothing_is_nan_for_any_finite_rewards(
+    fn finite_rewards_have_finite_advantages_and_metrics(
         groups in prop::collection::vec(any_group(any_finite()), 1..6),
         scale in any_scale(),
     ) {
         let mut baselines = Baselines::new(8.0);
         for _ in 0..3 {
-            let out = baselines.advantages(&groups, scale);
+            let out = baselines.advantages(&groups, &scaled(scale));
             prop_assert!(out.values.iter().flatten().flatten().all(|a| a.is_finite()));
             prop_assert!(out.part_means.values().all(|m| m.is_finite()));
             prop_assert!(out.reward_mean.is_none_or(f64::is_finite));
@@ -240,14 +246,14 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_groups_does_not_matter(
-        groups in prop::collection::vec(any_group(tame()), 2..6),
+    fn advantages_do_not_depend_on_the_order_of_groups(
+        groups in prop::collection::vec(any_group(moderate()), 2..6),
         scale in any_scale(),
     ) {
         let (mut forward, mut backward) = (Baselines::new(9.0), Baselines::new(9.0));
-        let out = forward.advantages(&groups, scale);
+        let out = forward.advantages(&groups, &scaled(scale));
         let reversed: Vec<_> = groups.iter().rev().cloned().collect();
-        let mut other = backward.advantages(&reversed, scale);
+        let mut other = backward.advantages(&reversed, &scaled(scale));
         other.values.reverse();
         prop_assert!(close(&out.values, &other.values, 1e-8));
         prop_assert_eq!(out.group_count, other.group_count);
@@ -255,29 +261,29 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_members_does_not_matter(rewards in any_group(tame()), scale in any_scale()) {
+    fn advantages_do_not_depend_on_the_order_of_members(rewards in any_group(moderate()), scale in any_scale()) {
         let mut reversed = rewards.clone();
         for part in &mut reversed.parts {
             part.values.reverse();
         }
-        let out = Baselines::new(9.0).advantages(&[rewards], scale);
-        let mut other = Baselines::new(9.0).advantages(&[reversed], scale);
+        let out = Baselines::new(9.0).advantages(&[rewards], &scaled(scale));
+        let mut other = Baselines::new(9.0).advantages(&[reversed], &scaled(scale));
         other.values[0].reverse();
         prop_assert!(close(&out.values, &other.values, 1e-8));
     }
 
-    /// The running baseline and its divisor do not depend on the sample itself: its advantage is
-    /// a line in its own value, until the bound.
+    /// The running baseline and its divisor do not depend on the sample itself: up to the bound,
+    /// the advantage is linear in the sample's value.
     #[test]
     fn a_running_baseline_is_independent_of_the_sample(
-        others in prop::collection::vec(tame(), 2..8),
+        others in prop::collection::vec(moderate(), 2..8),
         a in -1.0..1.0_f64,
         b in -1.0..1.0_f64,
     ) {
         let at = |x: f64| {
             let mut groups: Vec<_> = others.iter().map(|y| lone(*y)).collect();
             groups.insert(1, lone(x));
-            Baselines::new(9.0).advantages(&groups, AdvantageScale::Group).values[1][0].unwrap()
+            Baselines::new(9.0).advantages(&groups, &scaled(AdvantageScale::Group)).values[1][0].unwrap()
         };
         let values = Moments::of(others.iter().copied());
         let expected = |x: f64| {
@@ -289,8 +295,8 @@ proptest! {
     }
 
     #[test]
-    fn advantages_of_a_whole_group_sum_to_zero(
-        values in prop::collection::vec(tame(), 2..9),
+    fn advantages_of_a_complete_group_sum_to_zero(
+        values in prop::collection::vec(moderate(), 2..9),
         scale in any_scale(),
     ) {
         let out = run(&[graded(&values)], scale);
@@ -299,17 +305,17 @@ proptest! {
 }
 
 #[test]
-fn a_share_below_one_moves_less_and_is_remembered_less() {
-    let mut cut = lone(4.0);
-    cut.parts[0].shares = vec![0.25];
-    let out =
-        Baselines::new(1e9).advantages(&[lone(0.0), lone(2.0), cut.clone()], AdvantageScale::None);
-    // The others' mean is 1; the cut value's own advantage counts a quarter.
+fn a_cap_weight_scales_the_advantage_and_the_weight_in_the_baseline() {
+    let mut capped = lone(4.0);
+    capped.parts[0].cap_weights = vec![0.25];
+    let out = Baselines::new(1e9)
+        .advantages(&[lone(0.0), lone(2.0), capped.clone()], &scaled(AdvantageScale::None));
+    // The mean of the others is 1; the advantage of the capped value is multiplied by 0.25.
     assert_near(out.values[2][0].unwrap(), 0.25 * 3.0);
-    // Against 2 and a quarter of 4: (2 + 1) / 1.25.
+    // The baseline is 2 with weight 1 and 4 with weight 0.25: (2 + 1) / 1.25.
     assert_near(out.values[0][0].unwrap(), -2.4);
     let mut baselines = Baselines::new(1e9);
-    baselines.advantages(&[lone(0.0), cut], AdvantageScale::None);
+    baselines.advantages(&[lone(0.0), capped], &scaled(AdvantageScale::None));
     let past = baselines.get("default", "thumbs").unwrap();
     assert_near(past.count, 1.25);
     assert_near(past.mean, 0.8);

@@ -1,21 +1,22 @@
-//! The options of advantages, against TRL's own lines (`tests/reference/make_loss_cases.py`) and by
-//! hand.
+//! The configured rules against TRL's code (`tests/reference/make_loss_cases.py`) and worked examples.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{any_group, assert_near, close, graded, group, lone, part, tame};
-use crate::config::{AdvantageBaseline, AdvantageScale, RewardAggregation, ZeroVariance};
-use crate::data::advantage::{AdvantageRules, Advantages, Baselines, GroupRewards};
+use super::{any_group, assert_near, close, graded, group, lone, moderate, part, scaled};
+use crate::config::{
+    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
+};
+use crate::data::advantage::{Advantages, Baselines, GroupRewards};
 
-fn run(groups: &[GroupRewards], rules: AdvantageRules) -> Advantages {
-    Baselines::new(100.0).advantages(groups, rules)
+fn run(groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
+    Baselines::new(100.0).advantages(groups, config)
 }
 
-fn leave_one_out(scale: AdvantageScale) -> AdvantageRules {
-    AdvantageRules { scale, baseline: AdvantageBaseline::LeaveOneOut, ..AdvantageRules::default() }
+fn leave_one_out(scale: AdvantageScale) -> TrainConfig {
+    TrainConfig { advantage_baseline: AdvantageBaseline::LeaveOneOut, ..scaled(scale) }
 }
 
 #[derive(Deserialize)]
@@ -27,11 +28,12 @@ struct Case {
     /// By part, then by sample.
     rewards: Vec<Vec<f64>>,
     advantages: Vec<f64>,
-    figures: BTreeMap<String, f64>,
+    #[serde(rename = "figures")]
+    metrics: BTreeMap<String, f64>,
 }
 
 #[test]
-fn advantages_and_figures_equal_the_peers() {
+fn advantages_and_metrics_equal_those_of_trl() {
     let path = hone_model::testing::test_file("reference/loss_cases.json");
     let mut file: serde_json::Value =
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -48,117 +50,109 @@ fn advantages_and_figures_equal_the_peers() {
                 group(parts.collect())
             })
             .collect();
-        let rules = AdvantageRules {
-            scale: case.scale,
-            aggregation: case.aggregation,
-            ..AdvantageRules::default()
-        };
-        let out = run(&groups, rules);
-        for (own, peer) in out.values.iter().flatten().zip(&case.advantages) {
-            assert!((own.unwrap() - peer).abs() < 1e-8, "{own:?} is not {peer}");
+        let config = TrainConfig { reward_aggregation: case.aggregation, ..scaled(case.scale) };
+        let out = run(&groups, &config);
+        for (own, trl) in out.values.iter().flatten().zip(&case.advantages) {
+            assert!((own.unwrap() - trl).abs() < 1e-8, "{own:?} is not {trl}");
         }
-        let mut own: BTreeMap<String, f64> = out.part_figures().collect();
+        let mut own: BTreeMap<String, f64> = out.part_metrics().collect();
         own.insert("reward".to_owned(), out.reward_mean.unwrap());
         own.insert("reward_std".to_owned(), out.reward_batch_std.unwrap());
         own.insert("frac_reward_zero_std".to_owned(), out.zero_std_groups_ratio.unwrap());
-        for (name, peer) in &case.figures {
+        for (name, trl) in &case.metrics {
             let mapped = match name.strip_prefix("rewards/").and_then(|n| n.split_once('/')) {
                 Some((part, "mean")) => format!("part/{part}"),
                 Some((part, _)) => format!("part_std/{part}"),
                 None => name.clone(),
             };
-            // With the batch's deviation TRL looks at that one, not at the groups'.
+            // At batch scale TRL checks the deviation of the batch, not those of the groups.
             let by_group = case.scale != AdvantageScale::Batch
                 && case.aggregation == RewardAggregation::SumThenNormalize;
             if name != "frac_reward_zero_std" || by_group {
-                assert!(
-                    (own[&mapped] - peer).abs() < 1e-8,
-                    "{name} is {}, not {peer}",
-                    own[&mapped]
-                );
+                assert!((own[&mapped] - trl).abs() < 1e-8, "{name} is {}, not {trl}", own[&mapped]);
             }
         }
-        assert_eq!(case.figures.len(), 9);
+        assert_eq!(case.metrics.len(), 9);
     }
 }
 
 #[test]
-fn leave_one_out_compares_with_the_others() {
+fn leave_one_out_compares_with_the_other_members() {
     let values = [1.0, 2.0, 6.0];
-    let out = run(&[graded(&values)], leave_one_out(AdvantageScale::None)).values[0].clone();
+    let out = run(&[graded(&values)], &leave_one_out(AdvantageScale::None)).values[0].clone();
     assert_near(out[0].unwrap(), 1.0 - 4.0);
     assert_near(out[1].unwrap(), 2.0 - 3.5);
     assert_near(out[2].unwrap(), 6.0 - 1.5);
-    // Scaled by the deviation of all, as the mean baseline is.
-    let mean = run(&[graded(&values)], AdvantageRules::default()).values[0].clone();
-    let out = run(&[graded(&values)], leave_one_out(AdvantageScale::Group)).values[0].clone();
+    // The divisor is the deviation of all members, as with the mean baseline.
+    let mean = run(&[graded(&values)], &TrainConfig::default()).values[0].clone();
+    let out = run(&[graded(&values)], &leave_one_out(AdvantageScale::Group)).values[0].clone();
     for (own, mean) in out.iter().zip(mean) {
         assert_near(own.unwrap(), 1.5 * mean.unwrap());
     }
-    // What only some have keeps its running baseline.
+    // Parts that only some members have keep their running baseline.
     let alone = [lone(0.0), lone(1.0), lone(1.0)];
     assert_eq!(
-        run(&alone, leave_one_out(AdvantageScale::None)),
-        run(&alone, AdvantageScale::None.into())
+        run(&alone, &leave_one_out(AdvantageScale::None)),
+        run(&alone, &scaled(AdvantageScale::None))
     );
 }
 
 #[test]
-fn a_sum_is_of_the_parts_that_all_have() {
-    let rules = AdvantageRules {
-        aggregation: RewardAggregation::SumThenNormalize,
-        ..AdvantageScale::Group.into()
+fn the_sum_covers_the_parts_that_all_members_have() {
+    let config = TrainConfig {
+        reward_aggregation: RewardAggregation::SumThenNormalize,
+        ..scaled(AdvantageScale::Group)
     };
     let groups = [group(vec![
         part("right", 2.0, &[Some(1.0), Some(0.0), None]),
         part("short", 1.0, &[Some(0.5), Some(1.5), None]),
         part("thumbs", 1.0, &[None, Some(1.0), None]),
     ])];
-    let out = run(&groups, rules);
-    // 2.5 and 1.5: the lone thumb has no past, and is not a zero of the other.
+    let out = run(&groups, &config);
+    // The sums are 2.5 and 1.5. The single thumbs has no past, and is not 0 for the other member.
     let gain = 0.5 / (0.5_f64.sqrt() + 1e-4);
     assert_near(out.values[0][0].unwrap(), gain);
     assert_near(out.values[0][1].unwrap(), -gain);
     assert_eq!(out.values[0][2], None);
     assert_eq!((out.group_count, out.running_count), (4, 1));
-    // The least share of a member's parts counts.
-    let mut cut = groups[0].clone();
-    cut.parts[1].shares[0] = 0.25;
-    assert_near(run(&[cut], rules).values[0][0].unwrap(), 0.25 * gain);
+    // The smallest cap weight of a member's parts applies.
+    let mut capped = groups[0].clone();
+    capped.parts[1].cap_weights[0] = 0.25;
+    assert_near(run(&[capped], &config).values[0][0].unwrap(), 0.25 * gain);
 }
 
 #[test]
-fn groups_without_a_difference_are_dropped_where_asked() {
-    let rules = AdvantageRules { zero_variance: ZeroVariance::Drop, ..AdvantageRules::default() };
+fn groups_without_a_difference_are_dropped_if_configured() {
+    let config = TrainConfig { zero_variance_groups: ZeroVariance::Drop, ..TrainConfig::default() };
     let groups = [graded(&[1.0, 1.0]), graded(&[0.0, 1.0]), lone(3.0)];
-    let out = run(&groups, rules);
+    let out = run(&groups, &config);
     assert_eq!(out.values[0], vec![None, None]);
     assert!(out.values[1].iter().all(Option::is_some));
-    // One value alone is no group; it has nothing to be compared with yet.
+    // A single member is not a group, and there is no past to compare it with.
     assert_eq!(out.values[2], vec![Some(0.0)]);
     assert_eq!(out.dropped_groups, 1);
-    // The figures are of all that was rewarded.
-    let kept = run(&groups, AdvantageRules::default());
+    // Metrics include dropped groups.
+    let kept = run(&groups, &TrainConfig::default());
     assert_eq!(
         (out.reward_mean, out.zero_std_groups_ratio),
         (kept.reward_mean, kept.zero_std_groups_ratio)
     );
     assert_eq!(kept.dropped_groups, 0);
-    // Feedback on one of equals tells them apart.
+    // Feedback on one member distinguishes it from the others.
     let mut baselines = Baselines::new(10.0);
-    baselines.advantages(&[lone(0.0), lone(1.0)], rules);
+    baselines.advantages(&[lone(0.0), lone(1.0)], &config);
     let mixed = group(vec![
         part("graded", 1.0, &[Some(1.0), Some(1.0)]),
         part("thumbs", 1.0, &[None, Some(1.0)]),
     ]);
-    let out = baselines.advantages(&[mixed], rules);
+    let out = baselines.advantages(&[mixed], &config);
     assert!(out.values[0][0].is_none() && out.values[0][1].unwrap() > 0.1);
     assert_eq!(out.dropped_groups, 0);
-    let gdpo = AdvantageRules { aggregation: RewardAggregation::Gdpo, ..rules };
-    assert_eq!(run(&[graded(&[0.1; 3]), graded(&[0.0, 0.7])], gdpo).values[0], vec![None; 3]);
+    let gdpo = TrainConfig { reward_aggregation: RewardAggregation::Gdpo, ..config };
+    assert_eq!(run(&[graded(&[0.1; 3]), graded(&[0.0, 0.7])], &gdpo).values[0], vec![None; 3]);
 }
 
-fn any_rules() -> impl Strategy<Value = AdvantageRules> {
+fn any_rules() -> impl Strategy<Value = TrainConfig> {
     let scale = prop::sample::select(vec![
         AdvantageScale::Group,
         AdvantageScale::Batch,
@@ -170,36 +164,42 @@ fn any_rules() -> impl Strategy<Value = AdvantageRules> {
         RewardAggregation::Gdpo,
     ]);
     (scale, aggregation, any::<bool>(), any::<bool>()).prop_map(
-        |(scale, aggregation, others, drops)| AdvantageRules {
-            scale,
-            aggregation,
-            baseline: if others { AdvantageBaseline::LeaveOneOut } else { AdvantageBaseline::Mean },
-            zero_variance: if drops { ZeroVariance::Drop } else { ZeroVariance::Keep },
+        |(scale, reward_aggregation, others, drops)| TrainConfig {
+            reward_aggregation,
+            advantage_baseline: if others {
+                AdvantageBaseline::LeaveOneOut
+            } else {
+                AdvantageBaseline::Mean
+            },
+            zero_variance_groups: if drops { ZeroVariance::Drop } else { ZeroVariance::Keep },
+            ..scaled(scale)
         },
     )
 }
 
 proptest! {
     #[test]
-    fn rules_keep_what_is_missing_missing_and_everything_finite(
-        groups in prop::collection::vec(any_group(tame()), 1..6),
-        rules in any_rules(),
+    fn members_without_values_have_no_advantage_and_the_others_a_finite_one(
+        groups in prop::collection::vec(any_group(moderate()), 1..6),
+        config in any_rules(),
     ) {
-        let out = run(&groups, rules);
+        let out = run(&groups, &config);
         for (group, values) in groups.iter().zip(&out.values) {
             for (member, value) in values.iter().enumerate() {
                 let scored = group.parts.iter().any(|p| p.values[member].is_some());
                 prop_assert!(scored || value.is_none());
                 prop_assert!(value.is_none_or(f64::is_finite));
-                prop_assert!(!scored || value.is_some() || rules.zero_variance == ZeroVariance::Drop);
+                prop_assert!(!scored || value.is_some() || config.zero_variance_groups == ZeroVariance::Drop);
             }
         }
     }
 
     #[test]
-    fn one_part_is_its_own_sum(values in prop::collection::vec(tame(), 2..9), rules in any_rules()) {
-        prop_assume!(rules.aggregation != RewardAggregation::Gdpo);
-        let with = |aggregation| run(&[graded(&values)], AdvantageRules { aggregation, ..rules }).values;
+    fn with_one_part_summing_first_changes_nothing(values in prop::collection::vec(moderate(), 2..9), config in any_rules()) {
+        prop_assume!(config.reward_aggregation != RewardAggregation::Gdpo);
+        let with = |reward_aggregation| {
+            run(&[graded(&values)], &TrainConfig { reward_aggregation, ..config.clone() }).values
+        };
         let (parts, sum) =
             (with(RewardAggregation::NormalizeThenSum), with(RewardAggregation::SumThenNormalize));
         prop_assert!(close(&parts, &sum, 1e-8));

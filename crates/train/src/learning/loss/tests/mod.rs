@@ -1,7 +1,7 @@
-//! The loss against PyTorch's autograd, against its definition, and against an exact KL.
+//! The loss against PyTorch's autograd, its definition, and an exact KL.
 
-mod peer;
 mod properties;
+mod trl;
 
 use candle_core::{Device, Tensor, Var};
 use serde_json::Value;
@@ -9,10 +9,8 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 use hone_model::transformer::token_stats;
 
-use super::{
-    LossConfig, LossSequence, SequenceLoss, TokenWeights, sequence_loss, sequence_weights,
-};
-use crate::config::{KlEstimator, LossKind, TrainConfig};
+use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights};
+use crate::config::{KlConfig, KlEstimator, LossKind, TrainConfig};
 
 fn cases() -> Value {
     let text = std::fs::read(test_file("reference/learning_cases.json")).unwrap();
@@ -26,17 +24,17 @@ fn numbers(value: &Value) -> Vec<f64> {
     }
 }
 
-fn config(clip_low: f64, clip_high: f64, beta: f64) -> LossConfig {
-    LossConfig::new(&TrainConfig { clip_low, clip_high, ..TrainConfig::default() }, beta)
+fn config(clip_low: f64, clip_high: f64, beta: f64) -> TrainConfig {
+    TrainConfig { clip_low, clip_high, beta, ..TrainConfig::default() }
 }
 
-/// A sequence of one token of weight 1.
+/// The loss of a sequence of one token of weight 1.
 fn token_loss(
     logprob: f64,
     recorded: f64,
     reference: Option<f64>,
     advantage: f64,
-    config: &LossConfig,
+    config: &TrainConfig,
 ) -> SequenceLoss {
     let sequence = LossSequence {
         logprobs: &[logprob],
@@ -46,8 +44,9 @@ fn token_loss(
         reference: reference.as_ref().map(std::slice::from_ref),
         advantage,
     };
-    let weights = TokenWeights { loss: 1.0, entropy: 0.0, threshold: None };
-    sequence_loss(&sequence, &weights, config)
+    let coefficients =
+        LossCoefficients { token: 1.0, entropy: 0.0, entropy_threshold: None, beta: config.beta };
+    sequence_loss(&sequence, &coefficients, config)
 }
 
 #[test]
@@ -80,27 +79,22 @@ fn values_and_gradients_equal_those_of_pytorch() {
         let stats = token_stats(var.as_tensor(), &targets, &temperatures).unwrap();
         let reference = token_stats(&logits("reference_logits"), &targets, &temperatures).unwrap();
         let (own, reference) = (values(&stats), values(&reference));
-        let behaviour = numbers(&case["behaviour"]);
+        let recorded = numbers(&case["behaviour"]);
         let (entropy, kl) = (numbers(&case["entropy"]), numbers(&case["kl"]));
-        let (mut loss, mut slopes) = (0.0, Vec::new());
+        let (mut loss, mut dloss_dlogp) = (0.0, Vec::new());
         for t in 0..targets.len() {
-            let token = token_loss(
-                own[2 * t],
-                behaviour[t],
-                Some(reference[2 * t]),
-                advantages[t],
-                &config,
-            );
+            let token =
+                token_loss(own[2 * t], recorded[t], Some(reference[2 * t]), advantages[t], &config);
             loss += weights[t] * token.loss;
-            slopes.push(weights[t] * token.logprob_slopes[0]);
+            dloss_dlogp.push(weights[t] * token.dloss_dlogp[0]);
             assert!((own[2 * t + 1] - entropy[t]).abs() < 1e-10);
             assert!((token.kl - kl[t]).abs() < 1e-10);
             let cut = token.clipped_low + token.clipped_high > 0.0;
             assert_eq!(cut, case["cut"][t], "token {t}");
         }
         assert!((loss - case["loss"].as_f64().unwrap()).abs() < 1e-10);
-        let slopes = Tensor::from_vec(slopes, targets.len(), &Device::Cpu).unwrap();
-        let sum = (stats.narrow(1, 0, 1).unwrap().squeeze(1).unwrap() * slopes).unwrap();
+        let dloss_dlogp = Tensor::from_vec(dloss_dlogp, targets.len(), &Device::Cpu).unwrap();
+        let sum = (stats.narrow(1, 0, 1).unwrap().squeeze(1).unwrap() * dloss_dlogp).unwrap();
         let store = sum.sum_all().unwrap().backward().unwrap();
         let gradient = values(store.get(var.as_tensor()).unwrap());
         for (own, torch) in gradient.iter().zip(numbers(&case["gradient"])) {
@@ -111,7 +105,7 @@ fn values_and_gradients_equal_those_of_pytorch() {
 }
 
 #[test]
-fn the_slope_is_the_derivative_everywhere_but_at_the_bounds() {
+fn the_gradient_is_the_derivative_except_at_the_bounds() {
     let config = config(0.2, 0.3, 0.07);
     for advantage in [-1.5, 0.0, 0.8] {
         for i in -40..=40 {
@@ -119,34 +113,34 @@ fn the_slope_is_the_derivative_everywhere_but_at_the_bounds() {
             let at = |l: f64| token_loss(l, -2.0, Some(-1.7), advantage, &config).loss;
             let measured = (at(logprob + 1e-6) - at(logprob - 1e-6)) / 2e-6;
             let token = token_loss(logprob, -2.0, Some(-1.7), advantage, &config);
-            let slope = token.logprob_slopes[0];
-            assert!((measured - slope).abs() < 1e-7, "{measured} against {slope}");
+            let gradient = token.dloss_dlogp[0];
+            assert!((measured - gradient).abs() < 1e-7, "{measured} against {gradient}");
         }
     }
 }
 
 #[test]
-fn clipping_counts_only_what_cuts_the_gradient() {
+fn only_ratios_whose_gradient_is_cut_count_as_clipped() {
     let config = config(0.2, 0.2, 0.0);
     let token = |ratio: f64, advantage| token_loss(ratio.ln(), 0.0, None, advantage, &config);
     let high = token(1.5, 1.0);
-    assert_eq!((high.clipped_low, high.clipped_high, high.logprob_slopes[0]), (0.0, 1.0, 0.0));
+    assert_eq!((high.clipped_low, high.clipped_high, high.dloss_dlogp[0]), (0.0, 1.0, 0.0));
     assert!((high.loss + 1.2).abs() < 1e-12);
     let low = token(0.5, -1.0);
-    assert_eq!((low.clipped_low, low.clipped_high, low.logprob_slopes[0]), (1.0, 0.0, 0.0));
+    assert_eq!((low.clipped_low, low.clipped_high, low.dloss_dlogp[0]), (1.0, 0.0, 0.0));
     assert!((low.loss - 0.8).abs() < 1e-12);
-    // The bounds hold back what goes too far, never what comes back.
+    // Bounds limit changes away from ratio 1, never changes toward it.
     for (ratio, advantage) in [(1.5, -1.0), (0.5, 1.0), (1.1, 1.0)] {
         let token = token(ratio, advantage);
         assert_eq!(token.clipped_high + token.clipped_low, 0.0);
         assert!((token.loss + ratio * advantage).abs() < 1e-12);
-        assert!((token.logprob_slopes[0] + ratio * advantage).abs() < 1e-12);
+        assert!((token.dloss_dlogp[0] + ratio * advantage).abs() < 1e-12);
     }
 }
 
-/// Expectations over a whole vocabulary instead of samples.
+/// Uses expectations over a whole vocabulary instead of samples.
 #[test]
-fn the_gradient_of_k3_is_what_the_module_says() {
+fn the_mean_gradients_of_k3_and_corrected_are_those_of_reverse_and_forward_kl() {
     let (logits, reference) = ([0.3, -1.0, 0.9, 0.1], [0.5, 0.2, -0.4, 0.0]);
     let log_softmax = |x: &[f64]| -> Vec<f64> {
         let sum: f64 = x.iter().map(|x| x.exp()).sum();
@@ -157,8 +151,9 @@ fn the_gradient_of_k3_is_what_the_module_says() {
     let config = config(0.2, 0.2, 1.0);
     let p: Vec<f64> = policy.iter().map(|l| l.exp()).collect();
     let token = |k: usize| token_loss(policy[k], policy[k], Some(reference[k]), 0.0, &config);
-    let kl = LossConfig { kl: KlEstimator::Corrected, ..config };
-    let corrected = |k: usize| token_loss(policy[k], policy[k], Some(reference[k]), 0.0, &kl);
+    let kl = KlConfig { estimator: KlEstimator::Corrected, ..config.kl.clone() };
+    let by_ratio = TrainConfig { kl, ..config.clone() };
+    let corrected = |k: usize| token_loss(policy[k], policy[k], Some(reference[k]), 0.0, &by_ratio);
     // In the mean, k3 is KL(policy || reference).
     let mean: f64 = (0..4).map(|k| p[k] * token(k).kl).sum();
     let kl: f64 = (0..4).map(|k| p[k] * (policy[k] - reference[k])).sum();
@@ -166,28 +161,28 @@ fn the_gradient_of_k3_is_what_the_module_says() {
     for j in 0..4 {
         // d ln p_k / d x_j = 1[k = j] - p_j
         let d_logp = |k: usize| f64::from(u8::from(k == j)) - p[j];
-        // Its gradient on tokens drawn from the policy is that of KL(reference || policy) ...
-        let plain: f64 = (0..4).map(|k| p[k] * token(k).logprob_slopes[0] * d_logp(k)).sum();
+        // On tokens of the policy, its mean gradient is that of KL(reference || policy) ...
+        let plain: f64 = (0..4).map(|k| p[k] * token(k).dloss_dlogp[0] * d_logp(k)).sum();
         let reverse: f64 = (0..4).map(|k| -reference[k].exp() * d_logp(k)).sum();
         assert!((plain - reverse).abs() < 1e-12);
-        // ... and weighted by the ratio, r k3, that of KL(policy || reference).
-        let weighted: f64 = (0..4).map(|k| p[k] * corrected(k).logprob_slopes[0] * d_logp(k)).sum();
+        // ... and that of r k3, which is weighted by the ratio, that of KL(policy || reference).
+        let weighted: f64 = (0..4).map(|k| p[k] * corrected(k).dloss_dlogp[0] * d_logp(k)).sum();
         let exact: f64 = (0..4).map(|k| p[k] * (policy[k] - reference[k]) * d_logp(k)).sum();
         assert!((weighted - exact).abs() < 1e-12);
     }
 }
 
 #[test]
-fn weights_sum_to_the_published_normalisers() {
+fn weights_are_the_published_normalizers() {
     let lengths = [3, 0, 1, 4];
-    let sum = |kind| -> Vec<f64> { sequence_weights(kind, &lengths, 10) };
+    let weights = |kind| -> Vec<f64> { sequence_weights(kind, &lengths, 10) };
     for kind in [LossKind::Grpo, LossKind::Sapo, LossKind::Gspo] {
-        assert_eq!(sum(kind), vec![1.0 / 9.0, 0.0, 1.0 / 3.0, 1.0 / 12.0]);
+        assert_eq!(weights(kind), vec![1.0 / 9.0, 0.0, 1.0 / 3.0, 1.0 / 12.0]);
     }
-    assert_eq!(sum(LossKind::DrGrpo), vec![1.0 / 30.0, 0.0, 1.0 / 30.0, 1.0 / 30.0]);
+    assert_eq!(weights(LossKind::DrGrpo), vec![1.0 / 30.0, 0.0, 1.0 / 30.0, 1.0 / 30.0]);
     for kind in [LossKind::Bnpo, LossKind::Dapo, LossKind::Cispo, LossKind::Reinforce] {
-        assert_eq!(sum(kind), vec![1.0 / 8.0, 0.0, 1.0 / 8.0, 1.0 / 8.0]);
+        assert_eq!(weights(kind), vec![1.0 / 8.0, 0.0, 1.0 / 8.0, 1.0 / 8.0]);
     }
-    assert_eq!(sum(LossKind::Luspo), vec![1.0 / 3.0, 0.0, 1.0 / 3.0, 1.0 / 3.0]);
+    assert_eq!(weights(LossKind::Luspo), vec![1.0 / 3.0, 0.0, 1.0 / 3.0, 1.0 / 3.0]);
     assert_eq!(sequence_weights(LossKind::Dapo, &[], 10), Vec::<f64>::new());
 }

@@ -2,12 +2,14 @@
 
 use proptest::prelude::*;
 
-use crate::config::{CorrectionMode, KlEstimator, LossKind, RatioLevel};
-use crate::learning::loss::entropy::{acting, adapted_coef, threshold};
-use crate::learning::loss::kl::adapted_beta;
-use crate::learning::loss::{
-    LossConfig, LossSequence, SequenceLoss, TokenWeights, clipped, sequence_loss,
+use crate::config::{
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
+    TrainConfig,
 };
+use crate::learning::loss::entropy::{active_coef, adapted_coef, threshold};
+use crate::learning::loss::kl::adapted_beta;
+use crate::learning::loss::surrogate::clipped;
+use crate::learning::loss::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss};
 
 const KINDS: [LossKind; 10] = [
     LossKind::Grpo,
@@ -22,14 +24,14 @@ const KINDS: [LossKind; 10] = [
     LossKind::Vespo,
 ];
 
-fn any_config() -> impl Strategy<Value = LossConfig> {
-    let kl = prop::sample::select(vec![
+fn any_config() -> impl Strategy<Value = TrainConfig> {
+    let estimator = prop::sample::select(vec![
         KlEstimator::K1,
         KlEstimator::K2,
         KlEstimator::K3,
         KlEstimator::Corrected,
     ]);
-    let correction = prop::sample::select(vec![
+    let mode = prop::sample::select(vec![
         CorrectionMode::None,
         CorrectionMode::TokenTruncate,
         CorrectionMode::TokenMask,
@@ -39,19 +41,16 @@ fn any_config() -> impl Strategy<Value = LossConfig> {
     let level = prop::sample::select(vec![RatioLevel::Token, RatioLevel::Sequence]);
     let bounds = prop::sample::select(vec![(0.0, 0.0), (2.0, 0.0), (0.0, 1.2)]);
     let kind = prop::sample::select(KINDS.to_vec());
-    (kind, level, kl, correction, bounds, 0.0..0.5_f64, 0.0..0.2_f64).prop_map(
-        |(kind, level, kl, correction, (delta, dual_clip), beta, off_policy_threshold)| {
-            LossConfig {
-                kind,
-                level: if kind == LossKind::Gspo { RatioLevel::Sequence } else { level },
+    (kind, level, estimator, mode, bounds, 0.0..0.5_f64, 0.0..0.2_f64).prop_map(
+        |(loss, level, estimator, mode, (delta, dual_clip), beta, off_policy_mask_threshold)| {
+            TrainConfig {
+                loss,
+                importance_sampling_level: level,
                 delta,
                 dual_clip,
-                beta,
-                kl,
-                off_policy_threshold,
-                correction,
-                correction_min: 0.6,
-                correction_max: 1.7,
+                kl: KlConfig { estimator, ..KlConfig::default() },
+                off_policy_mask_threshold,
+                sampler_correction: CorrectionConfig { mode, clip_min: 0.6, clip_max: 1.7 },
                 ..super::config(0.2, 0.3, beta)
             }
         },
@@ -69,11 +68,16 @@ fn any_tokens() -> impl Strategy<Value = Vec<Token>> {
     })
 }
 
+/// Coefficients of a sequence whose tokens have weight 1 and no bonus.
+fn plain(config: &TrainConfig) -> LossCoefficients {
+    LossCoefficients { token: 1.0, entropy: 0.0, entropy_threshold: None, beta: config.beta }
+}
+
 fn run(
     tokens: &[Token],
     advantage: f64,
-    weights: &TokenWeights,
-    config: &LossConfig,
+    coefficients: &LossCoefficients,
+    config: &TrainConfig,
 ) -> SequenceLoss {
     let column = |f: fn(&Token) -> f64| tokens.iter().map(f).collect::<Vec<_>>();
     let old = column(|t| t.3);
@@ -81,32 +85,37 @@ fn run(
         logprobs: &column(|t| t.0),
         entropies: &column(|t| t.1),
         recorded: &column(|t| t.2),
-        old: (config.correction != CorrectionMode::None).then_some(&old),
+        old: (config.sampler_correction.mode != CorrectionMode::None).then_some(&old),
         reference: Some(&column(|t| t.4)),
         advantage,
     };
-    sequence_loss(&sequence, weights, config)
+    sequence_loss(&sequence, coefficients, config)
 }
 
-/// How far a central difference over a small step is from the one over half of it: large at kinks.
+/// The central difference at 0, and the jump of the one-sided differences, which is large at kinks.
 fn derivative(at: impl Fn(f64) -> f64) -> (f64, f64) {
     let over = |step: f64| (at(step) - at(-step)) / (2.0 * step);
-    let sided = (at(1e-5) - 2.0 * at(0.0) + at(-1e-5)) / 1e-5;
-    (over(1e-5), sided.abs())
+    let jump = (at(1e-5) - 2.0 * at(0.0) + at(-1e-5)) / 1e-5;
+    (over(1e-5), jump.abs())
 }
 
 proptest! {
     #[test]
-    fn slopes_are_derivatives_away_from_kinks(
+    fn gradients_are_derivatives_away_from_kinks(
         tokens in any_tokens(),
         advantage in prop_oneof![-2.0..2.0_f64, Just(0.0)],
         config in any_config(),
         entropy in 0.0..0.3_f64,
         least in prop::option::of(0.0..2.0_f64),
     ) {
-        // Of these the ratio is held: see the reference cases.
-        prop_assume!(!matches!(config.kind, LossKind::Cispo | LossKind::Vespo));
-        let weights = TokenWeights { loss: 0.7, entropy, threshold: least };
+        // These treat the ratio as a constant; the reference cases cover them.
+        prop_assume!(!matches!(config.loss, LossKind::Cispo | LossKind::Vespo));
+        let weights = LossCoefficients {
+            token: 0.7,
+            entropy,
+            entropy_threshold: least,
+            beta: config.beta,
+        };
         let out = run(&tokens, advantage, &weights, &config);
         for t in 0..tokens.len() {
             let moved = |column: usize| {
@@ -117,44 +126,47 @@ proptest! {
                     run(&tokens, advantage, weights, config).loss
                 }
             };
-            let (measured, bend) = derivative(moved(0));
-            if bend < 1e-3 {
-                prop_assert!((measured - out.logprob_slopes[t]).abs() < 1e-3 * (1.0 + measured.abs()));
+            let (measured, jump) = derivative(moved(0));
+            if jump < 1e-3 {
+                prop_assert!((measured - out.dloss_dlogp[t]).abs() < 1e-3 * (1.0 + measured.abs()));
             }
-            let (measured, bend) = derivative(moved(1));
-            if bend < 1e-3 {
-                prop_assert!((measured - out.entropy_slopes[t]).abs() < 1e-6);
+            let (measured, jump) = derivative(moved(1));
+            if jump < 1e-3 {
+                prop_assert!((measured - out.dloss_dentropy[t]).abs() < 1e-6);
             }
         }
     }
 
     #[test]
-    fn masked_tokens_have_no_slope(
+    fn unselected_tokens_have_no_gradient(
         tokens in any_tokens(),
         advantage in -2.0..2.0_f64,
         config in any_config(),
         least in 0.0..2.0_f64,
     ) {
-        let config = LossConfig { beta: 0.0, ..config };
-        let weights = TokenWeights { loss: 1.0, entropy: 0.1, threshold: Some(least) };
+        let config = TrainConfig { beta: 0.0, ..config };
+        let weights =
+            LossCoefficients { entropy: 0.1, entropy_threshold: Some(least), ..plain(&config) };
         let out = run(&tokens, advantage, &weights, &config);
         for (t, token) in tokens.iter().enumerate() {
             if token.1 < least {
-                prop_assert_eq!(out.entropy_slopes[t], 0.0);
-                // A sequence's one ratio is moved by all of its tokens.
-                if config.level == RatioLevel::Token {
-                    prop_assert_eq!(out.logprob_slopes[t], 0.0);
+                prop_assert_eq!(out.dloss_dentropy[t], 0.0);
+                // All tokens change the one ratio of a sequence.
+                let by_token = config.importance_sampling_level == RatioLevel::Token;
+                if by_token && config.loss != LossKind::Gspo {
+                    prop_assert_eq!(out.dloss_dlogp[t], 0.0);
                 }
             }
         }
-        let nothing = TokenWeights { threshold: Some(3.0), ..weights };
+        let nothing = LossCoefficients { entropy_threshold: Some(3.0), ..weights };
         let out = run(&tokens, advantage, &nothing, &config);
         prop_assert_eq!(out.loss, 0.0);
-        prop_assert!(out.logprob_slopes.iter().all(|slope| *slope == 0.0));
-        prop_assert_eq!(out.open, (0, 0.0));
+        prop_assert!(out.dloss_dlogp.iter().all(|d| *d == 0.0));
+        prop_assert_eq!((out.selected_tokens, out.selected_entropy), (0, 0.0));
     }
 
-    /// Where old is recorded, the correction weighs 1 and the two ways to state the ratio agree.
+    /// With old equal to recorded, the correction has weight 1 and both definitions of the ratio
+    /// agree.
     #[test]
     fn without_a_difference_a_correction_changes_nothing(
         tokens in any_tokens(),
@@ -162,78 +174,83 @@ proptest! {
         config in any_config(),
     ) {
         let same: Vec<Token> = tokens.iter().map(|t| (t.0, t.1, t.2, t.2, t.4)).collect();
-        let weights = TokenWeights { loss: 1.0, entropy: 0.0, threshold: None };
-        let plain = LossConfig { correction: CorrectionMode::None, ..config };
-        let (a, b) = (run(&same, advantage, &weights, &config), run(&same, advantage, &weights, &plain));
+        let weights = plain(&config);
+        let uncorrected =
+            TrainConfig { sampler_correction: CorrectionConfig::default(), ..config.clone() };
+        let a = run(&same, advantage, &weights, &config);
+        let b = run(&same, advantage, &weights, &uncorrected);
         prop_assert_eq!(a.loss, b.loss);
-        prop_assert_eq!(a.logprob_slopes, b.logprob_slopes);
+        prop_assert_eq!(a.dloss_dlogp, b.dloss_dlogp);
     }
 
-    /// Beyond the upper bound, delta and the dual clip are the same bound.
+    /// Above the upper bound, delta and the dual clip are the same bound.
     #[test]
     fn delta_is_a_dual_clip(ratio in 0.01..6.0_f64, advantage in -2.0..2.0_f64, bound in 1.4..4.0_f64) {
         let plain = super::config(0.2, 0.3, 0.0);
-        let delta = clipped(ratio, advantage, &LossConfig { delta: bound, ..plain });
-        let dual = clipped(ratio, advantage, &LossConfig { dual_clip: bound, ..plain });
+        let delta = clipped(ratio, advantage, &TrainConfig { delta: bound, ..plain.clone() });
+        let dual = clipped(ratio, advantage, &TrainConfig { dual_clip: bound, ..plain });
         prop_assert!((delta.value - dual.value).abs() < 1e-12);
-        prop_assert!((delta.by_log_ratio - dual.by_log_ratio).abs() < 1e-12);
+        prop_assert!((delta.d_log_ratio - dual.d_log_ratio).abs() < 1e-12);
         prop_assert!(-delta.value * advantage.signum() <= bound * advantage.abs() + 1e-12);
     }
 
-    /// The threshold takes at least the share asked for and no more than a token beyond it.
+    /// The threshold selects at least the requested fraction and at most one token more.
     #[test]
-    fn the_entropy_threshold_takes_its_share(
+    fn the_entropy_threshold_selects_its_fraction(
         entropies in prop::collection::hash_set(0_u32..10_000, 1..60),
-        share in 0.01..0.999_f64,
+        fraction in 0.01..0.999_f64,
     ) {
         let entropies: Vec<f64> = entropies.into_iter().map(f64::from).collect();
-        let least = threshold(&entropies, share).unwrap();
-        let taken = entropies.iter().filter(|h| **h >= least).count() as f64;
-        let wanted = share * (entropies.len() - 1) as f64;
-        prop_assert!(taken >= wanted.floor() && taken <= wanted.floor() + 1.0 + 1e-9, "{taken} of {wanted}");
+        let least = threshold(&entropies, fraction).unwrap();
+        let selected = entropies.iter().filter(|h| **h >= least).count() as f64;
+        let wanted = fraction * (entropies.len() - 1) as f64;
+        prop_assert!(
+            selected >= wanted.floor() && selected <= wanted.floor() + 1.0 + 1e-9,
+            "{selected} of {wanted}"
+        );
         prop_assert_eq!(threshold(&entropies, 1.0), None);
     }
 }
 
 #[test]
-fn an_off_policy_sequence_of_negative_advantage_keeps_its_kl_alone() {
-    let config = LossConfig { off_policy_threshold: 0.1, ..super::config(0.2, 0.2, 0.5) };
-    let weights = TokenWeights { loss: 1.0, entropy: 0.0, threshold: None };
-    // Recorded 0.2 above the policy's in the mean.
+fn a_masked_off_policy_sequence_has_only_its_kl() {
+    let config = TrainConfig { off_policy_mask_threshold: 0.1, ..super::config(0.2, 0.2, 0.5) };
+    let weights = plain(&config);
+    // The recorded log-probabilities exceed the policy's by 0.2 in the mean.
     let tokens = [(-1.0, 1.0, -0.7, -1.0, -1.5), (-2.0, 1.0, -1.9, -2.0, -1.0)];
     let out = run(&tokens, -1.0, &weights, &config);
-    let kl_alone = run(&tokens, 0.0, &weights, &config);
-    assert!(out.off_policy && !kl_alone.off_policy);
-    assert_eq!((out.loss, &out.logprob_slopes), (kl_alone.loss, &kl_alone.logprob_slopes));
+    let only_kl = run(&tokens, 0.0, &weights, &config);
+    assert!(out.off_policy && !only_kl.off_policy);
+    assert_eq!((out.loss, &out.dloss_dlogp), (only_kl.loss, &only_kl.dloss_dlogp));
     assert!(!run(&tokens, 1.0, &weights, &config).off_policy);
-    let wider = LossConfig { off_policy_threshold: 0.21, ..config };
+    let wider = TrainConfig { off_policy_mask_threshold: 0.21, ..config.clone() };
     assert!(!run(&tokens, -1.0, &weights, &wider).off_policy);
 }
 
 #[test]
 fn adaptive_coefficients_follow_their_targets() {
-    let kl = crate::config::KlConfig { target: 0.1, horizon: 1000.0, ..Default::default() };
-    // Twice the target is an error of 1, held at 0.2: a factor of 1 + 0.2 * 100 / 1000.
+    let kl = KlConfig { target: 0.1, horizon: 1000.0, ..Default::default() };
+    // Twice the target is an error of 1, clamped to 0.2: a factor of 1 + 0.2 * 100 / 1000.
     assert!((adapted_beta(0.5, 0.2, 100.0, &kl) - 0.51).abs() < 1e-12);
     assert!((adapted_beta(0.5, 0.0, 100.0, &kl) - 0.49).abs() < 1e-12);
     assert!((adapted_beta(0.5, 0.11, 100.0, &kl) - 0.505).abs() < 1e-12);
     assert_eq!(adapted_beta(0.5, f64::NAN, 100.0, &kl), 0.5);
-    let fixed = crate::config::KlConfig { target: 0.0, ..kl };
+    let fixed = KlConfig { target: 0.0, ..kl };
     assert_eq!(adapted_beta(0.5, 9.0, 100.0, &fixed), 0.5);
-    let entropy = crate::config::EntropyConfig {
+    let entropy = EntropyConfig {
         coef: 0.01,
         adaptive: true,
         coef_max: 0.012,
         target: 0.2,
         ..Default::default()
     };
-    // As TRL: nothing before the first entropy is known, nor above the target.
-    assert_eq!(acting(0.01, f64::INFINITY, &entropy), 0.0);
-    assert_eq!(acting(0.01, 0.21, &entropy), 0.0);
-    assert_eq!(acting(0.01, 0.2, &entropy), 0.01);
+    // As in TRL: 0 before the first entropy is known, and above the target.
+    assert_eq!(active_coef(0.01, f64::INFINITY, &entropy), 0.0);
+    assert_eq!(active_coef(0.01, 0.21, &entropy), 0.0);
+    assert_eq!(active_coef(0.01, 0.2, &entropy), 0.01);
     assert_eq!(adapted_coef(0.01, 0.2, &entropy), 0.012);
     assert!((adapted_coef(0.01, 0.3, &entropy) - 0.005).abs() < 1e-15);
     assert_eq!(adapted_coef(0.001, 0.3, &entropy), 0.0);
-    let fixed = crate::config::EntropyConfig { adaptive: false, ..entropy };
-    assert_eq!((acting(0.01, 9.0, &fixed), adapted_coef(0.01, 0.1, &fixed)), (0.01, 0.01));
+    let fixed = EntropyConfig { adaptive: false, ..entropy };
+    assert_eq!((active_coef(0.01, 9.0, &fixed), adapted_coef(0.01, 0.1, &fixed)), (0.01, 0.01));
 }

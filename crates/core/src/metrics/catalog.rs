@@ -1,0 +1,188 @@
+//! The metrics of the service.
+
+use prometheus::Result;
+
+use super::registry::{
+    BATCH, FAST, FIRST_TOKEN, MetricDescription, MetricRegistry, REQUEST, REWARD, SLOW, metric_set,
+};
+use super::remote::{CallMetrics, JudgeMetrics, webhook_calls};
+use super::train::TrainMetrics;
+
+metric_set! {
+    /// Every metric of the process. Share it with an `Arc`.
+    ///
+    /// Label values are bounded: no ids, keys, users or raw paths.
+    Metrics {
+        build_info: IntGaugeVec("hone_build_info",
+            "Constant 1, labeled with the running version.", &["version"]),
+
+        http_requests: IntCounterVec("hone_http_requests_total",
+            "HTTP requests answered, by route pattern and status code.", &["route", "code"]),
+        http_request_duration: HistogramVec("hone_http_request_duration_seconds",
+            "Time from the arrival of a request to the last byte of its response.",
+            REQUEST, &["route"]),
+        http_in_flight: IntGauge("hone_http_requests_in_flight",
+            "HTTP requests that have not been answered yet."),
+        http_time_to_first_token: HistogramVec("hone_http_time_to_first_token_seconds",
+            "Time from the arrival of a chat request to its first token, by the trainer's state.",
+            FIRST_TOKEN, &["trainer"]),
+        http_completion_tokens: IntCounter("hone_http_completion_tokens_total",
+            "Completion tokens sent to clients."),
+        http_prompt_tokens: IntCounter("hone_http_prompt_tokens_total",
+            "Prompt tokens received from clients."),
+        http_disconnects: IntCounter("hone_http_disconnects_total",
+            "Clients that disconnected before their completion ended."),
+        feedback: IntCounterVec("hone_http_feedback_total",
+            "Feedback posts, by outcome.", &["outcome"]),
+
+        engine_slots: IntGaugeVec("hone_engine_sequences",
+            "Sequences that are being generated, by priority.", &["priority"]),
+        engine_waiting: IntGaugeVec("hone_engine_waiting_requests",
+            "Requests that wait for a slot, by priority.", &["priority"]),
+        engine_tokens: IntCounterVec("hone_engine_tokens_total",
+            "Tokens generated, by priority.", &["priority"]),
+        engine_rejected: IntCounter("hone_engine_rejected_requests_total",
+            "Live requests refused because the queue was full."),
+        engine_preempted: IntCounter("hone_engine_preempted_sequences_total",
+            "Shadow sequences stopped to free their slot for live traffic."),
+        engine_failures: IntCounter("hone_engine_failures_total",
+            "Generations that failed in the engine."),
+
+        store_commit_duration: Histogram("hone_store_commit_duration_seconds",
+            "Time of one group commit.", FAST),
+        store_batch_operations: Histogram("hone_store_batch_operations",
+            "Operations in one group commit.", BATCH),
+        store_queue: IntGauge("hone_store_queue_operations",
+            "Operations that wait for the ledger's writer."),
+        store_dropped: IntCounterVec("hone_store_dropped_records_total",
+            "Records that were not written, because the queue was full, their sample or group is \
+             unknown, or the disk kept failing, by table.", &["table"]),
+        store_records: IntCounterVec("hone_store_records_total",
+            "Records committed, by table.", &["table"]),
+
+        reward_value: HistogramVec("hone_reward_value",
+            "Values of reward parts, by route and part.", REWARD, &["route", "part"]),
+        reward_missing: IntCounterVec("hone_reward_missing_total",
+            "Reward parts that could not be scored, by route and part.", &["route", "part"]),
+        reward_feedback_capped: IntCounterVec("hone_reward_feedback_capped_total",
+            "Pieces of feedback that counted less or not at all because their API key exceeded its \
+             share of a batch, by route and part.", &["route", "part"]),
+        reward_quarantined_keys: IntGauge("hone_reward_quarantined_keys",
+            "API keys whose feedback is recorded but not trained on."),
+
+        rollout_groups: IntCounterVec("hone_rollout_groups_total",
+            "Groups completed, by prompt source.", &["source"]),
+        rollout_in_flight: IntGauge("hone_rollout_in_flight_groups",
+            "Groups that are being sampled or scored."),
+        rollout_queue: IntGauge("hone_rollout_queue_prompts",
+            "Prompts that wait for their group to be sampled."),
+        rollout_skipped: IntCounterVec("hone_rollout_skipped_prompts_total",
+            "Prompts for which no group was made, by reason.", &["reason"]),
+        rollout_samples: IntCounter("hone_rollout_samples_total", "Shadow samples generated."),
+
+        policy_version: IntGauge("hone_policy_version",
+            "The policy version that is being served."),
+        policy_published: IntCounter("hone_policy_published_total", "Policy versions published."),
+        policy_rejected: IntCounterVec("hone_policy_rejected_total",
+            "Policy versions rejected before they were served, by reason.", &["reason"]),
+        policy_rollbacks: IntCounter("hone_policy_rollbacks_total",
+            "Policy versions activated by an operator."),
+        policy_swap_duration: Histogram("hone_policy_swap_duration_seconds",
+            "Time for which a hot swap blocked generation.", FAST),
+        policy_load_duration: Histogram("hone_policy_load_duration_seconds",
+            "Time to load a version next to the active one, the drain of its slot included.", SLOW),
+        policy_parity_difference: Gauge("hone_policy_parity_logprob_difference",
+            "Mean absolute difference between served and trained log-probabilities in the last \
+             version's parity probe."),
+        feedback_to_policy: Histogram("hone_feedback_to_policy_seconds",
+            "Time from feedback to the first served version trained on it.", SLOW),
+    }
+    with {
+        /// The trainer.
+        pub train: TrainMetrics = TrainMetrics::register,
+        /// Calls to reward webhooks.
+        pub reward_webhook: CallMetrics = webhook_calls,
+        /// Calls to judges.
+        pub reward_judge: JudgeMetrics = JudgeMetrics::register,
+        // Last, because it copies the descriptions of the metrics above.
+        registry: MetricRegistry = MetricRegistry::share,
+    }
+}
+
+impl Metrics {
+    /// Creates and registers every metric.
+    ///
+    /// # Errors
+    /// If two metrics have the same name, which a test rules out.
+    pub fn new() -> Result<Self> {
+        let metrics = Self::register(&mut MetricRegistry::default())?;
+        metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        Ok(metrics)
+    }
+
+    /// Every metric, including those without a sample, which [`Self::encode`] omits.
+    pub fn descriptions(&self) -> &[MetricDescription] {
+        &self.registry.descriptions
+    }
+
+    /// The body of `GET /metrics`.
+    ///
+    /// # Errors
+    /// If a metric cannot be encoded.
+    pub fn encode(&self) -> Result<String> {
+        self.registry.encode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::registry::MetricKind;
+    use super::*;
+
+    fn is_name(text: &str) -> bool {
+        text.starts_with(|c: char| c.is_ascii_lowercase())
+            && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    }
+
+    #[test]
+    fn names_are_unique_and_follow_the_conventions() {
+        let metrics = Metrics::new().unwrap();
+        let all = metrics.descriptions();
+        let names: BTreeSet<&str> = all.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names.len(), all.len());
+        assert!(all.len() > 50, "{} metrics", all.len());
+        for d in all {
+            assert!(is_name(&d.name) && d.name.starts_with("hone_"), "{}", d.name);
+            assert_eq!(d.name.ends_with("_total"), d.kind == MetricKind::Counter, "{}", d.name);
+            assert!(d.help.ends_with('.'), "{}: help is not a sentence: {}", d.name, d.help);
+            for label in &d.labels {
+                assert!(is_name(label) && label != "le", "{}: label {label}", d.name);
+            }
+            // Prometheus reserves these suffixes for the series of histograms.
+            for suffix in ["_bucket", "_sum", "_count"] {
+                assert!(!d.name.ends_with(suffix), "{}", d.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_exported_metric_is_described() {
+        let metrics = Metrics::new().unwrap();
+        metrics.http_requests.with_label_values(&["/v1/models", "200"]).inc();
+        metrics.http_time_to_first_token.with_label_values(&["idle"]).observe(0.02);
+        let text = metrics.encode().unwrap();
+        assert!(text.contains("hone_http_requests_total{code=\"200\",route=\"/v1/models\"} 1\n"));
+        assert!(text.contains(
+            "hone_http_time_to_first_token_seconds_bucket{trainer=\"idle\",le=\"0.025\"} 1\n"
+        ));
+        assert!(text.contains("hone_build_info{version="));
+        let described: BTreeSet<&str> =
+            metrics.descriptions().iter().map(|d| d.name.as_str()).collect();
+        for line in text.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {
+            let name = line.split(' ').next().unwrap();
+            assert!(described.contains(name), "{name} is exported but not described");
+        }
+    }
+}

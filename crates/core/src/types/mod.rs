@@ -1,0 +1,19 @@
+//! Plain data of the learning loop: conversations, samples, rewards, groups and policy versions.
+//!
+//! These types do no I/O and round-trip through `serde`. Log-probabilities are natural logarithms
+//! everywhere; times are Unix milliseconds.
+
+mod chat;
+mod ids;
+mod records;
+mod sampling;
+mod time;
+
+pub use chat::{Message, Role};
+pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
+pub use records::{
+    Group, GroupState, Interaction, PolicyRecord, PolicyState, PromptSource, Rating, Reward,
+    RewardSource, Sample, SampleOrigin, StepRecord,
+};
+pub use sampling::{FinishReason, SamplingParams};
+pub use time::{UnixMillis, now_ms};

@@ -1,0 +1,223 @@
+//! The records of the ledger.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::chat::Message;
+use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
+use super::sampling::{FinishReason, SamplingParams};
+use super::time::UnixMillis;
+
+/// Where a prompt came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptSource {
+    /// A client's request.
+    Live,
+    /// A row of the dataset.
+    Dataset,
+}
+
+/// One prompt, exactly as the model received it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interaction {
+    /// The key, and the client's completion id.
+    pub id: InteractionId,
+    /// When the request arrived, or the row was drawn.
+    pub created: UnixMillis,
+    /// Live traffic or dataset.
+    pub source: PromptSource,
+    /// The route whose rewards apply.
+    pub route: String,
+    /// The model name in the client's request.
+    pub model: String,
+    /// Identifies the client's API key without revealing it.
+    pub key_id: Option<String>,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// The client's `metadata`, or the other columns of the dataset's row.
+    pub metadata: BTreeMap<String, String>,
+    /// The sampling parameters of the request.
+    pub params: SamplingParams,
+    /// The tokens of the rendered prompt.
+    pub prompt_ids: Vec<TokenId>,
+    /// First 16 hexadecimal digits of the SHA-256 of the chat template.
+    pub template_hash: String,
+}
+
+impl Interaction {
+    /// The conversation that this prompt belongs to: `metadata.session_id`, unless it is empty.
+    pub fn session(&self) -> Option<&str> {
+        self.metadata.get("session_id").map(String::as_str).filter(|session| !session.is_empty())
+    }
+}
+
+/// Whether a client received a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SampleOrigin {
+    /// A client received it.
+    Served,
+    /// Sampled for training only.
+    Shadow,
+}
+
+/// One completion, exactly as sampled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The key.
+    pub id: SampleId,
+    /// Its prompt.
+    pub interaction: InteractionId,
+    /// Index among the served choices (`n`); 0 for shadow samples.
+    pub choice: u32,
+    /// Served or shadow.
+    pub origin: SampleOrigin,
+    /// When sampling ended.
+    pub created: UnixMillis,
+    /// Sampled tokens, the stop token included.
+    pub ids: Vec<TokenId>,
+    /// Natural-log probability of each token under the behavior policy; as long as `ids`.
+    pub logprobs: Vec<f32>,
+    /// Smallest probability mass that truncation kept at any token; 1 without truncation.
+    pub kept_mass: f32,
+    /// Decoded text without stop token and stop string.
+    pub text: String,
+    /// Why sampling ended.
+    pub finish: FinishReason,
+    /// The version that produced every token; a sample never mixes versions.
+    pub version: PolicyVersion,
+    /// The sampling parameters, seed included.
+    pub params: SamplingParams,
+    /// Why the sample must not be trained on; `None` if it may be.
+    pub untrainable: Option<String>,
+}
+
+/// Who set the value of a reward part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardSource {
+    /// A built-in or configured grader.
+    Grader,
+    /// A client, with `POST /v1/feedback`.
+    Feedback,
+}
+
+/// One named part of one sample's reward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reward {
+    /// The key.
+    pub id: RewardId,
+    /// The judged sample.
+    pub sample: SampleId,
+    /// The part's name, unique within a route.
+    pub name: String,
+    /// The value; `None` if the sample could not be scored, which is different from 0.
+    pub value: Option<f64>,
+    /// Grader or client.
+    pub source: RewardSource,
+    /// When the value arrived.
+    pub created: UnixMillis,
+    /// The client's key that makes repeated posts count once.
+    pub idempotency_key: Option<String>,
+    /// The client's remark.
+    pub comment: Option<String>,
+    /// Identifies the API key that posted it.
+    pub key_id: Option<String>,
+}
+
+/// The newest value of one rater for one sample and reward part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rating {
+    /// Identifies the API key. All posts without a key count as one rater, because they cannot be
+    /// distinguished.
+    pub key_id: Option<String>,
+    /// The value.
+    pub value: f64,
+    /// When it arrived.
+    pub created: UnixMillis,
+}
+
+/// Progress of a group toward training.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupState {
+    /// Sampled and scored; waits for the trainer.
+    Ready,
+    /// Consumed by this optimizer step.
+    Trained(u64),
+    /// Never trained on, with the reason (`stale`, `unscored`, …).
+    Dropped(String),
+}
+
+/// Samples of one prompt that are trained on together; a single one if only feedback scores it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// The key.
+    pub id: GroupId,
+    /// The prompt.
+    pub interaction: InteractionId,
+    /// The route whose part weights and running baselines apply.
+    pub route: String,
+    /// The samples.
+    pub members: Vec<SampleId>,
+    /// The reward parts to train on; late feedback makes a group for its own part only.
+    pub parts: Vec<String>,
+    /// The oldest policy version among the members, for the limit on staleness.
+    pub oldest_version: PolicyVersion,
+    /// When the group was complete.
+    pub created: UnixMillis,
+    /// Progress toward training.
+    pub state: GroupState,
+}
+
+/// Life cycle of a policy version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyState {
+    /// Written, not served yet.
+    Candidate,
+    /// Being served.
+    Active,
+    /// Was served until another version replaced it.
+    Retired,
+    /// Never served; `reason` explains why.
+    Rejected,
+}
+
+/// One version of the policy and its origin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyRecord {
+    /// The key.
+    pub version: PolicyVersion,
+    /// The version that training started from.
+    pub parent: Option<PolicyVersion>,
+    /// The optimizer step that made it.
+    pub step: u64,
+    /// PEFT directory relative to the data directory; `None` for the base model.
+    pub adapter: Option<String>,
+    /// SHA-256 of `adapter_model.safetensors` in hexadecimal.
+    pub sha256: Option<String>,
+    /// Measurements of the step that made it, by name.
+    pub metrics: BTreeMap<String, f64>,
+    /// Life cycle.
+    pub state: PolicyState,
+    /// Why it was rejected, or made active by a rollback.
+    pub reason: Option<String>,
+    /// When it was made.
+    pub created: UnixMillis,
+}
+
+/// One optimizer step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// The key, from 1.
+    pub step: u64,
+    /// The groups that it consumed.
+    pub groups: Vec<GroupId>,
+    /// Measurements, by name.
+    pub metrics: BTreeMap<String, f64>,
+    /// When it ended.
+    pub created: UnixMillis,
+}

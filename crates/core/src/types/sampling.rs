@@ -1,0 +1,95 @@
+//! How completions are sampled, and why they end.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::TokenId;
+
+/// Sampling parameters. The behavior policy is `softmax(logits / temperature)`, truncated by
+/// `top_k`, then `top_p`, then `min_p`, and renormalized over the remaining tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 is greedy decoding.
+    pub temperature: f32,
+    /// Keeps the smallest set of tokens whose probability mass is at least this; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps this many tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keeps tokens with at least this fraction of the top token's probability; 0 keeps all.
+    pub min_p: f32,
+    /// OpenAI's presence penalty: subtracted from the logits of tokens already sampled.
+    pub presence_penalty: f32,
+    /// OpenAI's frequency penalty: subtracted once for each time that a token was sampled.
+    pub frequency_penalty: f32,
+    /// Added to logits, by token id.
+    pub logit_bias: BTreeMap<TokenId, f32>,
+    /// Seed of this request's random numbers.
+    pub seed: u64,
+    /// Largest number of sampled tokens, the stop token included.
+    pub max_tokens: u32,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+            max_tokens: 256,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Why samples with these parameters cannot be trained on, as a short label; `None` if they
+    /// can.
+    ///
+    /// The trainer recomputes log-probabilities under `softmax(logits / temperature)`. Truncation,
+    /// penalties and biases change the behavior policy, which would bias the importance ratio.
+    pub fn untrainable_reason(&self) -> Option<&'static str> {
+        if self.temperature <= 0.0 {
+            Some("greedy")
+        } else if self.top_p < 1.0 {
+            Some("top_p")
+        } else if self.top_k > 0 {
+            Some("top_k")
+        } else if self.min_p > 0.0 {
+            Some("min_p")
+        } else if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
+            Some("penalty")
+        } else if !self.logit_bias.is_empty() {
+            Some("logit_bias")
+        } else {
+            None
+        }
+    }
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// A stop token or a stop string.
+    Stop,
+    /// `max_tokens` or the model's context length.
+    Length,
+    /// The client disconnected.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The value of OpenAI's `finish_reason`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Opens a dataset: reads its files, checks every row and splits the prompts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::config::{DatasetConfig, OnBadRow};
+use crate::curriculum::Curriculum;
+use crate::error::{BadRow, DESCRIBED_ROWS, DatasetError};
+use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId};
+use crate::read::{DatasetRow, read_rows};
+use crate::report::DatasetReport;
+use crate::split;
+
+/// A dataset that was read and split.
+#[derive(Clone, Debug, Default)]
+pub struct Dataset {
+    /// Prompts to train on, in the file's order.
+    pub train: Vec<Arc<Prompt>>,
+    /// Prompts for evaluation, which are never trained on, in the file's order.
+    pub held_out: Vec<Arc<Prompt>>,
+    /// Statistics.
+    pub report: DatasetReport,
+}
+
+/// Checks the templates and filters of a configuration without reading the file.
+///
+/// # Errors
+/// [`DatasetError::Config`] with the key, its value and the reason.
+pub fn check(config: &DatasetConfig) -> Result<(), DatasetError> {
+    PromptBuilder::new(config)?;
+    Curriculum::new(&config.stages)?;
+    Ok(())
+}
+
+impl Dataset {
+    /// Reads `config.path`, and `config.eval_path` if it is set, checks every row and splits the
+    /// prompts.
+    ///
+    /// # Errors
+    /// If a file cannot be read or has no prompt. Also if a row is bad, unless `config.on_bad_row`
+    /// is `skip`; all rows are read first, so that the error has the number of bad rows.
+    pub fn open(config: &DatasetConfig) -> Result<Self, DatasetError> {
+        let mut builder = PromptBuilder::new(config)?;
+        Curriculum::new(&config.stages)?;
+        let (prompts, mut report) = load(&config.path, config, &mut builder)?;
+        let has_eval_file = !config.eval_path.as_os_str().is_empty();
+        let (held_ids, mut held_out) = if has_eval_file {
+            // The first file provided the worked examples, so every row of this one is a prompt.
+            let (separate, _) = load(&config.eval_path, config, &mut builder)?;
+            (separate.iter().map(|prompt| prompt.id).collect(), separate)
+        } else {
+            let ids: BTreeSet<PromptId> = prompts.iter().map(|prompt| prompt.id).collect();
+            (split::held_out(&ids, config.held_out, config.seed), Vec::new())
+        };
+        let (held, train): (Vec<_>, Vec<_>) =
+            prompts.into_iter().partition(|prompt| held_ids.contains(&prompt.id));
+        if has_eval_file {
+            report.leaked = held.len();
+        } else {
+            held_out = held;
+        }
+        if train.is_empty() {
+            return Err(DatasetError::File {
+                path: config.path.clone(),
+                reason: "no prompt is left to train on: every prompt is held out".to_owned(),
+            });
+        }
+        (report.train, report.held_out) = (train.len(), held_out.len());
+        Ok(Self { train, held_out, report })
+    }
+}
+
+/// Reads the prompts of one file.
+fn load(
+    path: &Path,
+    config: &DatasetConfig,
+    builder: &mut PromptBuilder,
+) -> Result<(Vec<Arc<Prompt>>, DatasetReport), DatasetError> {
+    let mut report = DatasetReport { path: path.to_owned(), ..DatasetReport::default() };
+    let mut prompts: Vec<Arc<Prompt>> = Vec::new();
+    let mut columns = BTreeSet::new();
+    let mut visit = |row: Result<DatasetRow, BadRow>| {
+        report.rows += 1;
+        let used = row.and_then(|row| {
+            for name in row.columns.keys() {
+                if !columns.contains(name) {
+                    columns.insert(name.clone());
+                }
+            }
+            if builder.needs_example() {
+                builder.add_example(&row)?;
+                report.few_shot += 1;
+                return Ok(());
+            }
+            prompts.push(Arc::new(builder.prompt(&row)?));
+            Ok(())
+        });
+        if let Err(bad) = used {
+            report.bad += 1;
+            if report.bad_rows.len() < DESCRIBED_ROWS {
+                report.bad_rows.push(bad);
+            }
+        }
+    };
+    read_rows(path, config.format, config.max_row_bytes, &mut visit)
+        .map_err(|reason| DatasetError::File { path: path.to_owned(), reason })?;
+    let path = path.to_owned();
+    if report.bad > 0 && config.on_bad_row == OnBadRow::Refuse {
+        return Err(DatasetError::BadRows { path, total: report.bad, first: report.bad_rows });
+    }
+    if prompts.is_empty() {
+        let first = report.bad_rows.first().cloned();
+        return Err(DatasetError::Empty { path, bad: report.bad, first });
+    }
+    report.columns = columns.into_iter().collect();
+    count_duplicates(&prompts, &mut report);
+    Ok((prompts, report))
+}
+
+fn count_duplicates(prompts: &[Arc<Prompt>], report: &mut DatasetReport) {
+    let mut first: BTreeMap<PromptId, Option<&String>> = BTreeMap::new();
+    for prompt in prompts {
+        let answer = prompt.metadata.get(ANSWER);
+        match first.get(&prompt.id) {
+            None => {
+                first.insert(prompt.id, answer);
+            }
+            Some(earlier) => {
+                report.duplicates += 1;
+                report.contradictions += u64::from(*earlier != answer);
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Temperature sampling without truncation: one vectorized pass for the weights and one for the
+//! choice. All training samples are drawn this way.
+
+use hone_core::simd::{SimdTask, dispatch};
+
+/// Weights per partial sum.
+const BLOCK: usize = 64;
+
+/// Independent accumulators of a sum, so that it vectorizes.
+const LANES: usize = 8;
+
+/// The weights `exp((logit - max logit) / temperature)` of all tokens.
+#[derive(Debug, Default)]
+pub(super) struct SoftmaxWeights {
+    values: Vec<f64>,
+    /// The sum of each [`BLOCK`] of values; [`Self::pick`] skips whole blocks.
+    sums: Vec<f64>,
+}
+
+impl SoftmaxWeights {
+    /// Computes the weights and returns their sum; `max` is the greatest logit.
+    pub fn fill(&mut self, logits: &[f32], max: f64, temperature: f64) -> f64 {
+        self.values.resize(logits.len(), 0.0);
+        self.sums.resize(logits.len().div_ceil(BLOCK), 0.0);
+        let (values, sums) = (&mut self.values[..], &mut self.sums[..]);
+        dispatch(WeighTask { values, sums, logits, max, inverse: 1.0 / temperature });
+        self.sums.iter().sum()
+    }
+
+    /// The token at which the running sum of weights passes `target`, and its weight. If rounding
+    /// leaves the sum below the target, it is the last token with a weight above 0.
+    pub fn pick(&self, target: f64) -> Option<(usize, f64)> {
+        let mut sum = 0.0;
+        for (block, (values, block_sum)) in self.values.chunks(BLOCK).zip(&self.sums).enumerate() {
+            if sum + block_sum <= target {
+                sum += block_sum;
+                continue;
+            }
+            let mut inner = sum;
+            for (i, weight) in values.iter().enumerate() {
+                inner += weight;
+                if inner > target {
+                    return Some((block * BLOCK + i, *weight));
+                }
+            }
+            sum += block_sum;
+        }
+        let last = self.values.iter().rposition(|weight| *weight > 0.0)?;
+        Some((last, self.values[last]))
+    }
+}
+
+/// The greatest of logits without NaN; minus infinity if there are none.
+pub(super) fn max_logit(logits: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; 2 * LANES];
+    let chunks = logits.chunks_exact(2 * LANES);
+    let rest = chunks.remainder().iter();
+    for logits in chunks {
+        for (lane, logit) in lanes.iter_mut().zip(logits) {
+            *lane = larger(*lane, *logit);
+        }
+    }
+    rest.chain(&lanes).fold(f32::NEG_INFINITY, |max, logit| larger(max, *logit))
+}
+
+struct WeighTask<'a> {
+    values: &'a mut [f64],
+    sums: &'a mut [f64],
+    logits: &'a [f32],
+    max: f64,
+    inverse: f64,
+}
+
+impl SimdTask for WeighTask<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let Self { values, sums, logits, max, inverse } = self;
+        for (value, logit) in values.iter_mut().zip(logits) {
+            *value = exp((f64::from(*logit) - max) * inverse);
+        }
+        for (sum, values) in sums.iter_mut().zip(values.chunks(BLOCK)) {
+            let mut lanes = [0.0; LANES];
+            let chunks = values.chunks_exact(LANES);
+            let rest: f64 = chunks.remainder().iter().sum();
+            for values in chunks {
+                for (lane, value) in lanes.iter_mut().zip(values) {
+                    *lane += value;
+                }
+            }
+            *sum = lanes.iter().sum::<f64>() + rest;
+        }
+    }
+}
+
+/// `e^x` for `x <= 0`, within 2 units in the last place: `2^n e^r` with `x = n ln 2 + r`,
+/// `|r| <= ln 2 / 2`, and the Taylor polynomial of `e^r` of degree 13 (its remainder is below
+/// 5e-18). It has no branches, so that a loop over it vectorizes.
+#[inline(always)]
+fn exp(x: f64) -> f64 {
+    // 1.5 * 2^52: adding it rounds to an integer, which is then in the low bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    // ln 2 in two parts. Products of the first with small integers are exact.
+    const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
+    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    const TERMS: [f64; 12] = [
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+    ];
+    // The result is 0 below this bound.
+    let x = if x < -746.0 { -746.0 } else { x };
+    let shifted = x * std::f64::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * LN2_HIGH - n * LN2_LOW;
+    let mut p = 1.0 / 6_227_020_800.0;
+    for term in TERMS {
+        p = p * r + term;
+    }
+    p = p * r + 1.0;
+    let n = (shifted.to_bits() as i64).wrapping_sub(ROUND.to_bits() as i64);
+    // 2^n as two factors, because it may be subnormal.
+    let half = n >> 1;
+    let power = |n: i64| f64::from_bits((n.wrapping_add(1023) as u64) << 52);
+    p * power(half) * power(n.wrapping_sub(half))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_of_the_last_place() {
+        let (mut x, mut worst) = (-700.0_f64, 0.0_f64);
+        while x <= 0.0 {
+            let (exact, got) = (x.exp(), exp(x));
+            let unit = f64::from_bits(exact.to_bits() + 1) - exact;
+            worst = worst.max(((got - exact) / unit).abs());
+            x += 0.013_7;
+        }
+        assert!(worst <= 2.0, "{worst} units");
+        assert_eq!(exp(0.0).to_bits(), 1.0_f64.to_bits());
+        assert_eq!(exp(f64::NEG_INFINITY).to_bits(), 0.0_f64.to_bits());
+        assert!((exp(-720.0) / (-720.0_f64).exp() - 1.0).abs() < 1e-9, "a subnormal number");
+    }
+
+    #[test]
+    fn pick_returns_the_token_at_which_the_running_sum_passes_the_target() {
+        let logits: Vec<f32> = (0..300).map(|i| ((i * 7919 % 1009) as f32 / 200.0) - 3.0).collect();
+        let mut weights = SoftmaxWeights::default();
+        let sum = weights.fill(&logits, 2.04, 0.9);
+        let naive: Vec<f64> = logits.iter().map(|l| ((f64::from(*l) - 2.04) / 0.9).exp()).collect();
+        let total: f64 = naive.iter().sum();
+        assert!((sum / total - 1.0).abs() < 1e-13);
+        for step in 0..1000 {
+            let share = (f64::from(step) + 0.5) / 1000.0;
+            let mut running = 0.0;
+            let expected = naive.iter().position(|w| {
+                running += w;
+                running > share * total
+            });
+            assert_eq!(weights.pick(share * sum).map(|p| p.0), expected);
+        }
+        // A target beyond the sum picks the last token with weight.
+        weights.fill(&[0.0, 1.0, f32::NEG_INFINITY], 1.0, 1.0);
+        assert_eq!(weights.pick(9.0).map(|p| p.0), Some(1));
+        assert_eq!(weights.pick(0.0).map(|p| p.0), Some(0));
+    }
+}

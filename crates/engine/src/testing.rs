@@ -1,0 +1,345 @@
+//! An engine without a model, for tests of everything that uses an engine.
+//!
+//! Slots, queue, preemption, versions, stop strings, limits and cancellation are real (`Admission`,
+//! `GenerationRun`). Only the tokens come from a script. Always compiled, so that integration tests
+//! can use it; the daemon never does.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+
+use crate::admission::{Admission, Color, Lease};
+use crate::api::{
+    Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Publisher, Token,
+};
+use crate::codec::Codec;
+use crate::error::EngineError;
+use crate::run;
+use crate::run::GenerationRun;
+use crate::sampling::TokenSampler;
+
+/// Returns the text with which a version answers a request.
+pub type Script = dyn Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync;
+
+/// Properties of a [`FakeEngine`].
+#[derive(Clone)]
+pub struct FakeConfig {
+    /// The model's name.
+    pub name: String,
+    /// Context length in tokens.
+    pub context: usize,
+    /// Logits per position.
+    pub vocab: usize,
+    /// Sequences that run at once.
+    pub slots: usize,
+    /// Live requests that may wait.
+    pub queue: usize,
+    /// Time before each token.
+    pub delay: Duration,
+    /// The answers. An answer that exceeds the token limit ends with `length`.
+    pub script: Arc<Script>,
+}
+
+impl FakeConfig {
+    /// Two slots, no delay, and one of ten short sentences as an answer, chosen by the seed.
+    pub fn new(codec: &Codec) -> Self {
+        Self {
+            name: "fake".to_owned(),
+            context: 512,
+            vocab: codec.vocab(),
+            slots: 2,
+            queue: 64,
+            delay: Duration::ZERO,
+            script: Arc::new(|request, _| format!("The answer is {}.", request.params.seed % 10)),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Records {
+    requests: Vec<GenerateRequest>,
+    staged: Vec<(PolicyVersion, Option<PathBuf>)>,
+    /// The color staged last.
+    color: Option<Color>,
+    next_generation_error: Option<EngineError>,
+    next_stage_error: Option<EngineError>,
+}
+
+/// An [`Engine`] and [`Publisher`] that answers from a script. Generating needs a tokio runtime.
+pub struct FakeEngine {
+    info: ModelInfo,
+    codec: Arc<Codec>,
+    admission: Arc<Admission>,
+    metrics: Arc<Metrics>,
+    delay: Duration,
+    script: Arc<Script>,
+    records: Mutex<Records>,
+}
+
+impl FakeEngine {
+    /// A fake that serves version 0.
+    pub fn new(codec: Arc<Codec>, config: FakeConfig, metrics: Arc<Metrics>) -> Arc<Self> {
+        let FakeConfig { name, context, vocab, slots, queue, delay, script } = config;
+        Arc::new(Self {
+            info: ModelInfo { name, context, vocab, slots },
+            codec,
+            admission: Admission::new(slots, queue, PolicyVersion::BASE, Arc::clone(&metrics)),
+            metrics,
+            delay,
+            script,
+            records: Mutex::new(Records::default()),
+        })
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every request so far, in order, including refused ones.
+    pub fn requests(&self) -> Vec<GenerateRequest> {
+        self.records().requests.clone()
+    }
+
+    /// Every staged version so far with its adapter directory, in order.
+    pub fn staged(&self) -> Vec<(PolicyVersion, Option<PathBuf>)> {
+        self.records().staged.clone()
+    }
+
+    /// Makes the next generation end with this error before its first token.
+    pub fn fail_next_generation(&self, error: EngineError) {
+        self.records().next_generation_error = Some(error);
+    }
+
+    /// Makes the next staging fail.
+    pub fn fail_next_stage(&self, error: EngineError) {
+        self.records().next_stage_error = Some(error);
+    }
+
+    /// The log-probability of a token: a fixed negative function of its id.
+    pub fn logprob(id: TokenId) -> f32 {
+        -0.1 - (id % 10) as f32 / 10.0
+    }
+
+    fn run(&self, lease: Lease, request: &GenerateRequest) -> Result<Generation, EngineError> {
+        let limit = run::check(request, self.info.context, self.info.vocab)?;
+        let mut ids = self.codec.encode(&(self.script)(request, lease.version))?;
+        ids.extend(self.codec.stop_ids().first());
+        let (mut run, generation) =
+            GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
+        let (delay, top) = (self.delay, u32::from(request.top_logprobs));
+        let failure = self.records().next_generation_error.take();
+        tokio::spawn(async move {
+            if let Some(error) = failure {
+                run.fail(error);
+            }
+            for id in ids {
+                if !delay.is_zero() {
+                    tokio::time::sleep(delay).await;
+                }
+                let logprob = Self::logprob(id);
+                let alternative = |k: u32| (id.saturating_add(k), logprob - k as f32);
+                let top = (0..top).map(alternative).collect();
+                let token = Token { id, logprob, kept_mass: 1.0, top, text: String::new() };
+                if run.is_over() || run.push(token) {
+                    break;
+                }
+            }
+            run.finish();
+        });
+        Ok(generation)
+    }
+
+    /// The color staged last.
+    fn staged_color(&self) -> Result<Color, EngineError> {
+        let color = self.records().color;
+        color.ok_or_else(|| EngineError::Invalid("no version is staged".to_owned()))
+    }
+}
+
+#[async_trait]
+impl Engine for FakeEngine {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn codec(&self) -> &Arc<Codec> {
+        &self.codec
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
+        self.records().requests.push(request.clone());
+        run::check(&request, self.info.context, self.info.vocab)?;
+        TokenSampler::new(&request.params, request.top_logprobs)?;
+        let lease = self.admission.acquire(request.priority).await?;
+        self.run(lease, &request)
+    }
+
+    fn active_version(&self) -> PolicyVersion {
+        self.admission.active_version()
+    }
+
+    fn load(&self) -> EngineLoad {
+        self.admission.load()
+    }
+}
+
+#[async_trait]
+impl Publisher for FakeEngine {
+    async fn stage(
+        &self,
+        version: PolicyVersion,
+        adapter: Option<&Path>,
+    ) -> Result<(), EngineError> {
+        self.records().color = None;
+        if let Some(error) = self.records().next_stage_error.take() {
+            return Err(error);
+        }
+        let color = match self.admission.color_of(version) {
+            Some(color) => color,
+            None => {
+                let color = self.admission.idle_color();
+                self.admission.wait_until_idle(color).await;
+                self.admission.set_version(color, Some(version));
+                color
+            }
+        };
+        let mut records = self.records();
+        records.staged.push((version, adapter.map(Path::to_path_buf)));
+        records.color = Some(color);
+        Ok(())
+    }
+
+    async fn probe(
+        &self,
+        prompt_ids: &[TokenId],
+        params: &SamplingParams,
+    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
+        let request = GenerateRequest {
+            prompt_ids: prompt_ids.to_vec(),
+            params: params.clone(),
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Live,
+        };
+        let lease = match self.admission.acquire_on(self.staged_color()?) {
+            Some(lease) => lease,
+            None => self.admission.acquire(Priority::Live).await?,
+        };
+        let completion = self.run(lease, &request)?.collect().await?;
+        Ok(completion.tokens.into_iter().map(|token| (token.id, token.logprob)).collect())
+    }
+
+    async fn activate(&self) -> Result<Duration, EngineError> {
+        let color = self.staged_color()?;
+        let start = Instant::now();
+        // A staged color holds a version.
+        self.admission.activate(color);
+        Ok(start.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_core::types::FinishReason;
+
+    use super::*;
+    use crate::api::Event;
+    use crate::model_dir::ModelDir;
+
+    fn fake(change: impl FnOnce(&mut FakeConfig)) -> Arc<FakeEngine> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
+        let codec = Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap());
+        let mut config = FakeConfig::new(&codec);
+        change(&mut config);
+        FakeEngine::new(codec, config, Arc::new(Metrics::new().unwrap()))
+    }
+
+    fn request(seed: u64, priority: Priority) -> GenerateRequest {
+        let params = SamplingParams { seed, ..Default::default() };
+        GenerateRequest { params, priority, ..probe(&[1]) }
+    }
+
+    fn probe(prompt_ids: &[TokenId]) -> GenerateRequest {
+        GenerateRequest {
+            prompt_ids: prompt_ids.to_vec(),
+            params: SamplingParams::default(),
+            stop: Vec::new(),
+            top_logprobs: 2,
+            priority: Priority::Live,
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_from_the_script() {
+        let fake = fake(|config| {
+            config.script =
+                Arc::new(|request, version| format!("v{version} {}", request.params.seed));
+        });
+        let generation = fake.generate(request(7, Priority::Live)).await.unwrap();
+        let completion = generation.collect().await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.finish), ("v0 7", FinishReason::Stop));
+        let last = completion.tokens.last().unwrap();
+        assert!(fake.codec.stop_ids().contains(&last.id) && last.text.is_empty());
+        assert_eq!((last.logprob, last.top.len()), (FakeEngine::logprob(last.id), 2));
+        assert_eq!(fake.requests().len(), 1);
+
+        let adapter = Path::new("some/adapter");
+        assert!(fake.activate().await.is_err());
+        fake.stage(PolicyVersion(3), Some(adapter)).await.unwrap();
+        assert_eq!(fake.active_version(), PolicyVersion(0));
+        assert!(!fake.probe(&[1], &SamplingParams::default()).await.unwrap().is_empty());
+        fake.activate().await.unwrap();
+        let generation = fake.generate(request(7, Priority::Shadow)).await.unwrap();
+        let completion = generation.collect().await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.version), ("v3 7", PolicyVersion(3)));
+        assert_eq!(fake.staged(), [(PolicyVersion(3), Some(adapter.to_path_buf()))]);
+        fake.fail_next_stage(EngineError::Model("no".to_owned()));
+        assert!(fake.stage(PolicyVersion(4), None).await.is_err());
+        assert!(fake.activate().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn limits_stop_strings_and_failures_end_a_generation() {
+        let fake = fake(|config| config.script = Arc::new(|_, _| "one two three".to_owned()));
+        let run = async |request: GenerateRequest| fake.generate(request).await?.collect().await;
+        let mut stopped = probe(&[1]);
+        stopped.stop = vec!["two".to_owned()];
+        let completion = run(stopped).await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.finish), ("one ", FinishReason::Stop));
+        let mut short = probe(&[1]);
+        short.params.max_tokens = 2;
+        let completion = run(short).await.unwrap();
+        assert_eq!((completion.tokens.len(), completion.finish), (2, FinishReason::Length));
+        assert!("one two three".starts_with(&completion.text));
+        fake.fail_next_generation(EngineError::Internal("boom".to_owned()));
+        assert!(matches!(run(probe(&[1])).await, Err(EngineError::Internal(_))));
+        assert_eq!(fake.metrics.engine_failures.get(), 1);
+        assert!(matches!(run(probe(&[])).await, Err(EngineError::Invalid(_))));
+        assert!(matches!(run(probe(&[9999])).await, Err(EngineError::Invalid(_))));
+        assert!(matches!(run(probe(&[1; 512])).await, Err(EngineError::PromptTooLong { .. })));
+        assert!(run(probe(&[1])).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn live_requests_preempt_shadows_and_end_when_dropped() {
+        let fake = fake(|config| {
+            config.slots = 1;
+            config.delay = Duration::from_millis(20);
+        });
+        let shadow = fake.generate(request(1, Priority::Shadow)).await.unwrap();
+        let mut live = fake.generate(request(2, Priority::Live)).await.unwrap();
+        assert!(matches!(shadow.collect().await, Err(EngineError::Preempted)));
+        assert!(matches!(live.events.recv().await, Some(Event::Token(_))));
+        drop(live);
+        let started = Instant::now();
+        while fake.load() != EngineLoad::default() {
+            assert!(started.elapsed() < Duration::from_secs(5));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The open database file: snapshots for readers, durable transactions for the writer.
+//!
+//! After an I/O error redb refuses every operation until the file is opened again. [`LedgerFile`]
+//! can reopen it, so that the ledger survives a full disk or a failed write.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use redb::{
+    Builder, Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase,
+    WriteTransaction,
+};
+
+use hone_core::files::{remove_any, sibling, sync_parent};
+
+use crate::error::StoreError;
+
+/// Size of redb's page cache. Its default of 1 GiB is too much next to a model.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// Opens the file, at first and again after an error.
+pub(crate) type Opener = Box<dyn Fn() -> Result<Database, StoreError> + Send + Sync>;
+
+enum FileState {
+    Open(Database),
+    Failed(StoreError),
+    Closed,
+}
+
+/// The database file and how to reopen it.
+pub(crate) struct LedgerFile {
+    /// Readers and the writer share the lock; only reopening and closing are exclusive.
+    state: RwLock<FileState>,
+    open: Opener,
+}
+
+impl LedgerFile {
+    /// Opens the file with `open` and migrates it with `prepare`.
+    pub(crate) fn new(
+        open: Opener,
+        prepare: fn(&Database) -> Result<(), StoreError>,
+    ) -> Result<Self, StoreError> {
+        let database = open()?;
+        prepare(&database)?;
+        Ok(Self { state: RwLock::new(FileState::Open(database)), open })
+    }
+
+    /// Runs `f` on a snapshot of the last commit.
+    pub(crate) fn read<T>(
+        &self,
+        f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let state = self.shared();
+        f(&database(&state)?.begin_read()?)
+    }
+
+    /// Runs `f` in a durable transaction; see [`write`].
+    pub(crate) fn write<T>(
+        &self,
+        f: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let state = self.shared();
+        write(database(&state)?, f)
+    }
+
+    /// Closes the file and opens it again. Waits for running reads.
+    pub(crate) fn reopen(&self) -> Result<(), StoreError> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        // The old database holds the lock of the file until it is dropped.
+        *state = FileState::Closed;
+        let (next, result) = match (self.open)() {
+            Ok(database) => (FileState::Open(database), Ok(())),
+            Err(error) => (FileState::Failed(error.clone()), Err(error)),
+        };
+        *state = next;
+        result
+    }
+
+    /// Closes the file. Waits for running reads.
+    pub(crate) fn close(&self) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = FileState::Closed;
+    }
+
+    fn shared(&self) -> RwLockReadGuard<'_, FileState> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn database(state: &FileState) -> Result<&Database, StoreError> {
+    match state {
+        FileState::Open(database) => Ok(database),
+        FileState::Failed(error) => Err(error.clone()),
+        FileState::Closed => Err(StoreError::Closed),
+    }
+}
+
+/// Runs `f` in one durable transaction and commits it. An error of `f` rolls it back.
+///
+/// The commit has two phases, because prompts and completions are untrusted bytes that could forge
+/// a one-phase commit slot. Quick repair avoids a walk over the whole file when it is reopened
+/// after a crash.
+pub(crate) fn write<T>(
+    database: &Database,
+    f: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let mut tx = database.begin_write()?;
+    tx.set_durability(Durability::Immediate)?;
+    tx.set_two_phase_commit(true);
+    tx.set_quick_repair(true);
+    match f(&tx) {
+        Ok(value) => {
+            tx.commit()?;
+            Ok(value)
+        }
+        Err(error) => {
+            tx.abort()?;
+            Err(error)
+        }
+    }
+}
+
+/// Opens the file at `path`, or creates it.
+pub(crate) fn create(path: &Path) -> Result<Database, StoreError> {
+    if !path.exists() {
+        create_atomically(path)?;
+    }
+    open_existing(path)
+}
+
+/// Creates an empty database at `path` in one step. redb cannot open a file whose creation was
+/// interrupted, so a kill during a direct creation would leave a ledger that never opens.
+fn create_atomically(path: &Path) -> Result<(), StoreError> {
+    let temporary = sibling(path, &format!(".{}.new", std::process::id()));
+    remove_any(&temporary)?;
+    drop(builder().create(&temporary).map_err(|e| open_error(&temporary, e))?);
+    // Unlike a rename, a link never replaces a file that another process created meanwhile.
+    match fs::hard_link(&temporary, path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            // A file system without links.
+            fs::rename(&temporary, path).map_err(StoreError::io(&path.display().to_string()))?;
+        }
+        _ => remove_any(&temporary)?,
+    }
+    Ok(sync_parent(path)?)
+}
+
+/// Opens the file at `path`, which must exist.
+pub(crate) fn open_existing(path: &Path) -> Result<Database, StoreError> {
+    builder().open(path).map_err(|e| open_error(path, e))
+}
+
+/// An [`Opener`] that opens or creates the file at `path`.
+pub(crate) fn opener(path: &Path) -> Opener {
+    let path = path.to_owned();
+    Box::new(move || create(&path))
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+fn open_error(path: &Path, error: DatabaseError) -> StoreError {
+    match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.display().to_string()),
+        other => StoreError::Open { path: path.to_owned(), source: Arc::new(other.into()) },
+    }
+}

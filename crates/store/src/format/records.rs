@@ -1,0 +1,257 @@
+//! The stored form of each record, version 1.
+//!
+//! These types mirror `hone_core::types`. postcard stores no field names, so a field that is added,
+//! removed or reordered there would silently change the format. The conversions here are
+//! exhaustive: such a change does not compile until someone decides how to read existing files. The
+//! order of fields and variants in this file is the format; `tests/fixtures` holds a file in it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use hone_core::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyRecord,
+    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Role, Sample,
+    SampleId, SampleOrigin, SamplingParams, StepRecord,
+};
+
+/// The stored form of `P`.
+pub(crate) trait StoredForm<P>: Sized {
+    /// Converts a record for writing.
+    fn store(plain: &P) -> Self;
+    /// Converts a stored record to its current form.
+    fn load(self) -> P;
+}
+
+macro_rules! stored_as_is {
+    ($($t:ty),+ $(,)?) => {$(
+        impl StoredForm<$t> for $t {
+            fn store(plain: &$t) -> Self {
+                plain.clone()
+            }
+            fn load(self) -> $t {
+                self
+            }
+        }
+    )+};
+}
+
+stored_as_is!(
+    u32,
+    u64,
+    f32,
+    f64,
+    String,
+    BTreeMap<String, String>,
+    BTreeMap<String, f64>,
+    BTreeMap<u32, f32>,
+);
+
+macro_rules! stored_id {
+    ($($t:ident),+) => {$(
+        impl StoredForm<$t> for [u8; 16] {
+            fn store(plain: &$t) -> Self {
+                plain.0.into_bytes()
+            }
+            fn load(self) -> $t {
+                $t(Uuid::from_bytes(self))
+            }
+        }
+    )+};
+}
+
+stored_id!(InteractionId, SampleId, GroupId, RewardId);
+
+impl StoredForm<PolicyVersion> for u64 {
+    fn store(plain: &PolicyVersion) -> Self {
+        plain.0
+    }
+    fn load(self) -> PolicyVersion {
+        PolicyVersion(self)
+    }
+}
+
+impl<P, S: StoredForm<P>> StoredForm<Vec<P>> for Vec<S> {
+    fn store(plain: &Vec<P>) -> Self {
+        plain.iter().map(S::store).collect()
+    }
+    fn load(self) -> Vec<P> {
+        self.into_iter().map(S::load).collect()
+    }
+}
+
+impl<P, S: StoredForm<P>> StoredForm<Option<P>> for Option<S> {
+    fn store(plain: &Option<P>) -> Self {
+        plain.as_ref().map(S::store)
+    }
+    fn load(self) -> Option<P> {
+        self.map(S::load)
+    }
+}
+
+macro_rules! mirror_enum {
+    ($stored:ident = $plain:ident { $($variant:ident),+ $(,)? }) => {
+        #[derive(Serialize, Deserialize)]
+        pub(crate) enum $stored { $($variant),+ }
+
+        impl StoredForm<$plain> for $stored {
+            fn store(plain: &$plain) -> Self {
+                match plain { $($plain::$variant => Self::$variant),+ }
+            }
+            fn load(self) -> $plain {
+                match self { $(Self::$variant => $plain::$variant),+ }
+            }
+        }
+    };
+}
+
+macro_rules! mirror_struct {
+    ($stored:ident = $plain:ident { $($field:ident: $type:ty),+ $(,)? }) => {
+        #[derive(Serialize, Deserialize)]
+        pub(crate) struct $stored { $($field: $type),+ }
+
+        impl StoredForm<$plain> for $stored {
+            fn store(plain: &$plain) -> Self {
+                let $plain { $($field),+ } = plain;
+                Self { $($field: StoredForm::store($field)),+ }
+            }
+            fn load(self) -> $plain {
+                $plain { $($field: self.$field.load()),+ }
+            }
+        }
+    };
+}
+
+mirror_enum!(RoleV1 = Role { System, Developer, User, Assistant, Tool });
+mirror_enum!(FinishReasonV1 = FinishReason { Stop, Length, Cancelled });
+mirror_enum!(PromptSourceV1 = PromptSource { Live, Dataset });
+mirror_enum!(SampleOriginV1 = SampleOrigin { Served, Shadow });
+mirror_enum!(RewardSourceV1 = RewardSource { Grader, Feedback });
+mirror_enum!(PolicyStateV1 = PolicyState { Candidate, Active, Retired, Rejected });
+
+mirror_struct!(MessageV1 = Message { role: RoleV1, content: String });
+
+mirror_struct!(
+    SamplingParamsV1 = SamplingParams {
+        temperature: f32,
+        top_p: f32,
+        top_k: u32,
+        min_p: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        logit_bias: BTreeMap<u32, f32>,
+        seed: u64,
+        max_tokens: u32,
+    }
+);
+
+mirror_struct!(
+    InteractionV1 = Interaction {
+        id: [u8; 16],
+        created: u64,
+        source: PromptSourceV1,
+        route: String,
+        model: String,
+        key_id: Option<String>,
+        messages: Vec<MessageV1>,
+        metadata: BTreeMap<String, String>,
+        params: SamplingParamsV1,
+        prompt_ids: Vec<u32>,
+        template_hash: String,
+    }
+);
+
+mirror_struct!(
+    SampleV1 = Sample {
+        id: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        origin: SampleOriginV1,
+        created: u64,
+        ids: Vec<u32>,
+        logprobs: Vec<f32>,
+        kept_mass: f32,
+        text: String,
+        finish: FinishReasonV1,
+        version: u64,
+        params: SamplingParamsV1,
+        untrainable: Option<String>,
+    }
+);
+
+mirror_struct!(
+    RewardV1 = Reward {
+        id: [u8; 16],
+        sample: [u8; 16],
+        name: String,
+        value: Option<f64>,
+        source: RewardSourceV1,
+        created: u64,
+        idempotency_key: Option<String>,
+        comment: Option<String>,
+        key_id: Option<String>,
+    }
+);
+
+/// The stored form of [`GroupState`], whose variants carry data that `mirror_enum` does not
+/// support.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum GroupStateV1 {
+    Ready,
+    Trained(u64),
+    Dropped(String),
+}
+
+impl StoredForm<GroupState> for GroupStateV1 {
+    fn store(plain: &GroupState) -> Self {
+        match plain {
+            GroupState::Ready => Self::Ready,
+            GroupState::Trained(step) => Self::Trained(*step),
+            GroupState::Dropped(reason) => Self::Dropped(reason.clone()),
+        }
+    }
+    fn load(self) -> GroupState {
+        match self {
+            Self::Ready => GroupState::Ready,
+            Self::Trained(step) => GroupState::Trained(step),
+            Self::Dropped(reason) => GroupState::Dropped(reason),
+        }
+    }
+}
+
+mirror_struct!(
+    GroupV1 = Group {
+        id: [u8; 16],
+        interaction: [u8; 16],
+        route: String,
+        members: Vec<[u8; 16]>,
+        parts: Vec<String>,
+        oldest_version: u64,
+        created: u64,
+        state: GroupStateV1,
+    }
+);
+
+mirror_struct!(
+    PolicyRecordV1 = PolicyRecord {
+        version: u64,
+        parent: Option<u64>,
+        step: u64,
+        adapter: Option<String>,
+        sha256: Option<String>,
+        metrics: BTreeMap<String, f64>,
+        state: PolicyStateV1,
+        reason: Option<String>,
+        created: u64,
+    }
+);
+
+mirror_struct!(
+    StepRecordV1 = StepRecord {
+        step: u64,
+        groups: Vec<[u8; 16]>,
+        metrics: BTreeMap<String, f64>,
+        created: u64,
+    }
+);

@@ -1,0 +1,125 @@
+//! Operations on the ledger and their results.
+
+use hone_core::types::{
+    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, Sample,
+    SampleId, StepRecord, UnixMillis,
+};
+
+/// Reason of groups dropped because all their feedback is quarantined.
+pub const QUARANTINED: &str = "quarantined";
+
+/// One write. A batch of operations is one transaction.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// Records a prompt.
+    Interaction(Box<Interaction>),
+    /// Records a completion.
+    Sample(Box<Sample>),
+    /// Records a grader's value, in place of an earlier one for the same sample and part.
+    Reward(Box<Reward>),
+    /// Records a client's rating, in place of the same rater's earlier one for the same sample and
+    /// part, and combines it with the ratings of the other raters.
+    Feedback(Box<FeedbackEntry>),
+    /// Records one rating for each turn of a conversation that has exactly one finished completion.
+    /// Records nothing if the first entry's idempotency key is known.
+    Conversation(Vec<FeedbackEntry>),
+    /// Quarantines an API key. If it is quarantined already, the first reason stays.
+    Quarantine(QuarantinedKey),
+    /// Ends the quarantine of an API key. Feedback whose group was dropped with the reason
+    /// [`QUARANTINED`] waits for a group again.
+    Release(String),
+    /// Records or replaces a group.
+    Group(Box<Group>),
+    /// Changes a group's state.
+    GroupState(GroupId, GroupState),
+    /// Records or replaces a policy version.
+    Policy(Box<PolicyRecord>),
+    /// Records an optimizer step and marks its groups as `Trained`.
+    Step(Box<StepRecord>),
+}
+
+impl Op {
+    /// The table that the operation writes, as a metric label.
+    pub(crate) fn table(&self) -> &'static str {
+        match self {
+            Self::Interaction(_) => "interactions",
+            Self::Sample(_) => "samples",
+            Self::Reward(_) => "rewards",
+            Self::Feedback(_) | Self::Conversation(_) => "feedback",
+            Self::Quarantine(_) | Self::Release(_) => "quarantine",
+            Self::Group(_) | Self::GroupState(..) => "groups",
+            Self::Policy(_) => "policy_versions",
+            Self::Step(_) => "steps",
+        }
+    }
+}
+
+/// One piece of feedback, as a client posts it.
+#[derive(Clone, Debug)]
+pub struct FeedbackEntry {
+    /// The completion it rates.
+    pub interaction: InteractionId,
+    /// Index among the completion's served choices.
+    pub choice: u32,
+    /// The reward part.
+    pub name: String,
+    /// The rating; `None` for a comment alone, which is not trained on.
+    pub value: Option<f64>,
+    /// The client's remark.
+    pub comment: Option<String>,
+    /// Posts with the same key count once.
+    pub idempotency_key: Option<String>,
+    /// Identifies the API key, which identifies the rater.
+    pub key_id: Option<String>,
+    /// When it arrived.
+    pub created: UnixMillis,
+    /// Combines the newest ratings of all raters for one sample and part, in any order, into the
+    /// value to train on. `None` means that the value is missing, not that it is 0.
+    pub join: fn(&[Rating]) -> Option<f64>,
+}
+
+/// An API key whose feedback is recorded but not trained on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuarantinedKey {
+    /// Identifies the key.
+    pub key_id: String,
+    /// The reason as JSON. The ledger does not interpret it.
+    pub reason: String,
+    /// When the quarantine began.
+    pub since: UnixMillis,
+}
+
+/// The result of an [`Op::Feedback`] or [`Op::Conversation`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedbackOutcome {
+    /// Recorded for this sample.
+    Recorded(SampleId),
+    /// The idempotency key was recorded earlier, for this sample.
+    Duplicate(SampleId),
+    /// The completion does not exist.
+    UnknownCompletion,
+    /// The completion has no such choice.
+    UnknownChoice,
+    /// Recorded for this number of turns.
+    Credited(usize),
+    /// The idempotency key was recorded earlier, for this number of turns.
+    AlreadyCredited(usize),
+}
+
+impl FeedbackOutcome {
+    /// Whether the operation recorded a row.
+    pub(crate) fn is_recorded(&self) -> bool {
+        match self {
+            Self::Recorded(_) => true,
+            Self::Credited(turns) => *turns > 0,
+            _ => false,
+        }
+    }
+}
+
+/// The result of a committed batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Committed {
+    /// One outcome for each [`Op::Feedback`] and [`Op::Conversation`] of the batch, in order.
+    pub feedback: Vec<FeedbackOutcome>,
+}

@@ -1,0 +1,283 @@
+//! The handle that the rest of Hone uses.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use redb::ReadTransaction;
+use tokio::sync::{oneshot, watch};
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{
+    Group, GroupId, Interaction, InteractionId, PolicyRecord, PolicyVersion, Rating, Reward,
+    Sample, SampleId, StepRecord, UnixMillis,
+};
+
+use crate::config::StoreConfig;
+use crate::error::StoreError;
+use crate::file::{LedgerFile, Opener, opener};
+use crate::format::schema;
+use crate::migrate;
+use crate::op::{Committed, Op, QuarantinedKey};
+use crate::reader::{self, StoreStats};
+use crate::write::{WriteQueue, Writer, WriterEnd};
+
+/// The ledger. Clones share it. [`Store::close`], or dropping the last clone, ends the writer
+/// thread.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) inner: Arc<StoreInner>,
+}
+
+pub(crate) struct StoreInner {
+    pub(crate) file: Arc<LedgerFile>,
+    queue: Arc<WriteQueue>,
+    ready: watch::Receiver<usize>,
+    feedback: watch::Receiver<u64>,
+    ended: watch::Receiver<WriterEnd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for StoreInner {
+    /// Waits for the writer, so that the file can be opened again when the last clone is gone.
+    fn drop(&mut self) {
+        self.queue.close();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the ledger's writer panicked");
+        }
+    }
+}
+
+impl Store {
+    /// Opens or creates the file, migrates it and starts the writer thread.
+    ///
+    /// # Errors
+    /// `InUse`, `NewerSchema`, `Corrupt` if the file is a redb file but not a ledger, or the error
+    /// of redb or the operating system.
+    pub fn open(
+        path: &Path,
+        config: &StoreConfig,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StoreError> {
+        Self::start(opener(path), config, metrics, |_| {})
+    }
+
+    /// [`Self::open`] with another opener, and a writer that `adjust` may change, for tests.
+    pub(crate) fn start(
+        opener: Opener,
+        config: &StoreConfig,
+        metrics: Arc<Metrics>,
+        adjust: impl FnOnce(&mut Writer),
+    ) -> Result<Self, StoreError> {
+        let file = Arc::new(LedgerFile::new(opener, migrate::to_current)?);
+        let queue = Arc::new(WriteQueue::new(config.queue, metrics.clone()));
+        let quarantined = file.read(reader::quarantined)?.len();
+        metrics.reward_quarantined_keys.set(i64::try_from(quarantined).unwrap_or(i64::MAX));
+        let ready_count = file.read(reader::ready_count)?;
+        metrics.train.ready_groups.set(i64::try_from(ready_count).unwrap_or(i64::MAX));
+        let (ready_sender, ready) = watch::channel(ready_count);
+        let (feedback_sender, feedback) = watch::channel(0);
+        let (ended_sender, ended) = watch::channel(None);
+        let mut writer = Writer {
+            file: file.clone(),
+            queue: queue.clone(),
+            metrics,
+            gather: Duration::from_millis(config.group_commit_ms),
+            limit: config.queue,
+            ready: ready_sender,
+            feedback: feedback_sender,
+            ended: ended_sender,
+            #[cfg(test)]
+            breakpoint: Box::new(|_| {}),
+        };
+        adjust(&mut writer);
+        let thread = std::thread::Builder::new()
+            .name("hone-ledger".to_owned())
+            .spawn(move || writer.run())
+            .map_err(StoreError::io("the writer cannot start"))?;
+        let thread = Mutex::new(Some(thread));
+        Ok(Self { inner: Arc::new(StoreInner { file, queue, ready, feedback, ended, thread }) })
+    }
+
+    /// Writes a batch in one transaction and waits until it is durable.
+    ///
+    /// # Errors
+    /// `Closed`, or why the commit failed. After an I/O error the batch may be in the file as a
+    /// whole, or not at all.
+    pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        self.push(ops, false).await
+    }
+
+    /// [`Self::commit`] without the wait of `store.group_commit_ms`, for writes that block other
+    /// work.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub async fn commit_now(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        self.push(ops, true).await
+    }
+
+    /// [`Self::commit_now`] for threads outside the async runtime.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn commit_blocking(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        futures::executor::block_on(self.commit_now(ops))
+    }
+
+    async fn push(&self, ops: Vec<Op>, urgent: bool) -> Result<Committed, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.inner.queue.push(ops, reply, urgent)?;
+        answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Waits until everything queued earlier is durable and visible to reads.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.commit(Vec::new()).await.map(|_| ())
+    }
+
+    /// Queues a batch without waiting. If the queue is full, sheds the batch's shadow samples
+    /// together with their rewards and groups, and queues the rest.
+    ///
+    /// # Errors
+    /// `Overloaded` if it shed operations, or `Closed`.
+    pub fn enqueue(&self, ops: Vec<Op>) -> Result<(), StoreError> {
+        self.inner.queue.push_or_shed(ops)
+    }
+
+    /// The number of groups in state `Ready`, updated after each commit.
+    pub fn watch_ready(&self) -> watch::Receiver<usize> {
+        self.inner.ready.clone()
+    }
+
+    /// A counter that increases after each commit that recorded feedback.
+    pub fn watch_feedback(&self) -> watch::Receiver<u64> {
+        self.inner.feedback.clone()
+    }
+
+    /// Commits everything queued, ends the writer thread and closes the file. Later calls return
+    /// `Closed`.
+    ///
+    /// # Errors
+    /// If queued writes could not be saved.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.inner.queue.close();
+        let mut ended = self.inner.ended.clone();
+        match ended.wait_for(Option::is_some).await {
+            Ok(result) => result.clone().unwrap_or(Ok(())),
+            Err(_) => Err(StoreError::Writer("the writer ended early".to_owned())),
+        }
+    }
+}
+
+/// Queries. Each runs on its own snapshot of the last commit.
+///
+/// # Errors
+/// Every query fails if the file or a record cannot be read, and after [`Store::close`].
+impl Store {
+    fn read<T>(
+        &self,
+        f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.inner.file.read(f)
+    }
+
+    /// One prompt.
+    pub fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
+        self.read(|tx| reader::find(tx, schema::INTERACTIONS, id.0.as_bytes()))
+    }
+
+    /// One completion.
+    pub fn sample(&self, id: SampleId) -> Result<Option<Sample>, StoreError> {
+        self.read(|tx| reader::find(tx, schema::SAMPLES, id.0.as_bytes()))
+    }
+
+    /// Every completion of a prompt, in key order.
+    pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
+        self.read(|tx| reader::indexed(tx, schema::SAMPLES_OF, schema::SAMPLES, id))
+    }
+
+    /// At most `limit` prompts of an API key's conversation, oldest first.
+    pub fn turns_of(
+        &self,
+        key_id: Option<&str>,
+        session: &str,
+        limit: usize,
+    ) -> Result<Vec<InteractionId>, StoreError> {
+        self.read(|tx| reader::turns_of(tx, key_id, session, limit))
+    }
+
+    /// Every reward part of a completion, by name.
+    pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
+        self.read(|tx| reader::rewards_of(tx, id))
+    }
+
+    /// Each rater's newest rating of a completion and part.
+    pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
+        self.read(|tx| {
+            let feedback = tx.open_table(schema::FEEDBACK)?;
+            reader::ratings(&tx.open_table(schema::RATINGS)?, &feedback, id, name)
+        })
+    }
+
+    /// QuarantinedKey API keys, by id.
+    pub fn quarantined(&self) -> Result<Vec<QuarantinedKey>, StoreError> {
+        self.read(reader::quarantined)
+    }
+
+    /// One group.
+    pub fn group(&self, id: GroupId) -> Result<Option<Group>, StoreError> {
+        self.read(|tx| reader::find(tx, schema::GROUPS, id.0.as_bytes()))
+    }
+
+    /// Every group of a prompt, in key order.
+    pub fn groups_of(&self, id: InteractionId) -> Result<Vec<Group>, StoreError> {
+        self.read(|tx| reader::indexed(tx, schema::GROUPS_OF, schema::GROUPS, id))
+    }
+
+    /// At most `limit` groups in state `Ready`, oldest first.
+    pub fn ready_groups(&self, limit: usize) -> Result<Vec<Group>, StoreError> {
+        self.read(|tx| reader::ready_groups(tx, limit))
+    }
+
+    /// Feedback that waits for a group, as `(sample, part name)`: at most `limit` entries, oldest
+    /// first, recorded at or before `until`. A committed group removes the entries of its members
+    /// and parts. A value that changes after that group was trained on is added again.
+    pub fn ungrouped_feedback(
+        &self,
+        until: UnixMillis,
+        limit: usize,
+    ) -> Result<Vec<(SampleId, String)>, StoreError> {
+        self.read(|tx| reader::ungrouped(tx, until, limit))
+    }
+
+    /// One policy version.
+    pub fn policy(&self, version: PolicyVersion) -> Result<Option<PolicyRecord>, StoreError> {
+        self.read(|tx| reader::find(tx, schema::POLICIES, version.0))
+    }
+
+    /// Every policy version, in order.
+    pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
+        self.read(|tx| reader::from_number(tx, schema::POLICIES, 0, usize::MAX))
+    }
+
+    /// The last optimizer step.
+    pub fn last_step(&self) -> Result<Option<StepRecord>, StoreError> {
+        self.read(reader::last_step)
+    }
+
+    /// At most `limit` optimizer steps from `first` on.
+    pub fn steps(&self, first: u64, limit: usize) -> Result<Vec<StepRecord>, StoreError> {
+        self.read(|tx| reader::from_number(tx, schema::STEPS, first, limit))
+    }
+
+    /// Number of rows in each table.
+    pub fn stats(&self) -> Result<StoreStats, StoreError> {
+        self.read(reader::stats)
+    }
+}

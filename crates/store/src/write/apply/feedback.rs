@@ -1,0 +1,174 @@
+//! Applies feedback: records each post, combines the raters' newest ratings, and marks the combined
+//! value as waiting for a group.
+
+use redb::ReadableTable;
+use uuid::Uuid;
+
+use hone_core::types::{GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId};
+
+use super::tables::LedgerTables;
+use crate::error::StoreError;
+use crate::format::codec::encode;
+use crate::op::{FeedbackEntry, FeedbackOutcome};
+use crate::reader;
+
+impl LedgerTables<'_> {
+    /// Records one piece of feedback, unless its idempotency key is known.
+    pub(super) fn add_feedback(
+        &mut self,
+        entry: &FeedbackEntry,
+        id: RewardId,
+    ) -> Result<FeedbackOutcome, StoreError> {
+        if let Some((sample, first)) = self.find_idempotent(entry)? {
+            // If the row is the same, this operation is being repeated; it is not another post.
+            return Ok(if first == id {
+                FeedbackOutcome::Recorded(sample)
+            } else {
+                FeedbackOutcome::Duplicate(sample)
+            });
+        }
+        if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
+            return Ok(FeedbackOutcome::UnknownCompletion);
+        }
+        let served = self.served_choices(entry.interaction)?;
+        let Some((_, sample)) = served.into_iter().find(|(choice, _)| *choice == entry.choice)
+        else {
+            return Ok(FeedbackOutcome::UnknownChoice);
+        };
+        if self.feedback.get(id.0.as_bytes())?.is_none() {
+            self.record_feedback(entry, id, sample)?;
+        }
+        Ok(FeedbackOutcome::Recorded(sample))
+    }
+
+    /// Records one rating for several turns. Turns with several choices, or without a finished one,
+    /// are skipped, because it is unknown which completion the conversation continued from.
+    pub(super) fn add_conversation(
+        &mut self,
+        turns: &[FeedbackEntry],
+        id: RewardId,
+    ) -> Result<FeedbackOutcome, StoreError> {
+        let Some(first) = turns.first() else { return Ok(FeedbackOutcome::Credited(0)) };
+        if let Some((_, known)) = self.find_idempotent(first)?
+            && known != id
+        {
+            return Ok(FeedbackOutcome::AlreadyCredited(self.count_credited(known)?));
+        }
+        let mut credited = 0;
+        for turn in turns {
+            let [(_, sample)] = self.served_choices(turn.interaction)?[..] else { continue };
+            let turn_id = id_of_turn(id, credited);
+            // The first row holds the idempotency key for the whole post.
+            let key = turn.idempotency_key.clone().filter(|_| credited == 0);
+            let turn = FeedbackEntry { idempotency_key: key, ..turn.clone() };
+            if self.feedback.get(turn_id.0.as_bytes())?.is_none() {
+                self.record_feedback(&turn, turn_id, sample)?;
+            }
+            credited += 1;
+        }
+        Ok(FeedbackOutcome::Credited(credited))
+    }
+
+    /// Number of rows that an earlier conversation's feedback created.
+    fn count_credited(&self, id: RewardId) -> Result<usize, StoreError> {
+        let mut count = 0;
+        while self.feedback.get(id_of_turn(id, count).0.as_bytes())?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The sample and row of the first feedback with the entry's idempotency key.
+    fn find_idempotent(
+        &self,
+        entry: &FeedbackEntry,
+    ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
+        let Some(key) = entry.idempotency_key.as_deref() else { return Ok(None) };
+        let found = self.idempotency.get((entry.key_id.as_deref(), key))?;
+        Ok(found.map(|guard| {
+            let (sample, reward) = guard.value();
+            (SampleId(Uuid::from_bytes(*sample)), RewardId(Uuid::from_bytes(*reward)))
+        }))
+    }
+
+    /// Index and sample of each served choice.
+    fn served_choices(
+        &self,
+        interaction: InteractionId,
+    ) -> Result<Vec<(u32, SampleId)>, StoreError> {
+        let mut found = Vec::new();
+        for entry in reader::entries_of(&self.samples_of, interaction.0.as_bytes())? {
+            let (key, value) = entry?;
+            if let (true, choice) = value.value() {
+                found.push((choice, SampleId(Uuid::from_bytes(*key.value().1))));
+            }
+        }
+        Ok(found)
+    }
+
+    fn record_feedback(
+        &mut self,
+        entry: &FeedbackEntry,
+        id: RewardId,
+        sample: SampleId,
+    ) -> Result<(), StoreError> {
+        let posted = Reward {
+            id,
+            sample,
+            name: entry.name.clone(),
+            value: entry.value,
+            source: RewardSource::Feedback,
+            created: entry.created,
+            idempotency_key: entry.idempotency_key.clone(),
+            comment: entry.comment.clone(),
+            key_id: entry.key_id.clone(),
+        };
+        self.feedback.insert(id.0.as_bytes(), encode(&posted)?.as_slice())?;
+        self.count_written("feedback");
+        if let Some(key) = entry.idempotency_key.as_deref() {
+            self.idempotency
+                .insert((entry.key_id.as_deref(), key), (sample.0.as_bytes(), id.0.as_bytes()))?;
+        }
+        if posted.value.is_some() {
+            let rater = (sample.0.as_bytes(), entry.name.as_str(), entry.key_id.as_deref());
+            self.ratings.insert(rater, id.0.as_bytes())?;
+        }
+        let ratings = reader::ratings(&self.ratings, &self.feedback, sample, &entry.name)?;
+        // The trainer uses the combined value; the table `feedback` keeps what each rater posted.
+        let reward = Reward { value: (entry.join)(&ratings), ..posted };
+        let previous = self.put_reward(&reward)?;
+        let changed = previous.is_none_or(|p| p.value != reward.value);
+        if reward.value.is_some() && self.needs_group(entry.interaction, &reward, changed)? {
+            self.ungrouped
+                .insert((reward.created, sample.0.as_bytes(), reward.name.as_str()), ())?;
+        }
+        Ok(())
+    }
+
+    /// Whether feedback must wait for a new group: either no group contains it, or its value
+    /// changed after every group that contains it was trained on or dropped.
+    fn needs_group(
+        &self,
+        interaction: InteractionId,
+        reward: &Reward,
+        changed: bool,
+    ) -> Result<bool, StoreError> {
+        let mut in_past_group = false;
+        for entry in reader::entries_of(&self.groups_of, interaction.0.as_bytes())? {
+            let Some(group) = self.group(entry?.0.value().1)? else { continue };
+            if group.members.contains(&reward.sample) && group.parts.contains(&reward.name) {
+                if group.state == GroupState::Ready {
+                    return Ok(false);
+                }
+                in_past_group = true;
+            }
+        }
+        Ok(changed || !in_past_group)
+    }
+}
+
+/// The id of a conversation's row `number`. It is a function of the operation's id, so that a
+/// repeated operation finds the rows that it created.
+fn id_of_turn(id: RewardId, number: usize) -> RewardId {
+    RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
+}

@@ -1,0 +1,118 @@
+//! Applies operations to the tables.
+//!
+//! Applying an operation twice has the same effect as once; for feedback the caller chooses the
+//! row's id for that reason. The writer can therefore repeat a commit after an I/O error even if
+//! the first attempt may have succeeded.
+
+mod feedback;
+mod quarantine;
+mod tables;
+
+use redb::ReadableTable;
+
+use hone_core::types::{
+    Group, GroupId, GroupState, Interaction, PolicyRecord, Reward, RewardId, Sample, SampleOrigin,
+    StepRecord,
+};
+
+use crate::error::StoreError;
+use crate::format::codec::encode;
+use crate::op::{FeedbackOutcome, Op};
+
+pub(crate) use tables::{AppliedCounts, LedgerTables};
+
+impl LedgerTables<'_> {
+    /// Applies one operation. `feedback_id` is the id of the row that feedback creates.
+    pub(crate) fn apply(
+        &mut self,
+        op: &Op,
+        feedback_id: RewardId,
+    ) -> Result<Option<FeedbackOutcome>, StoreError> {
+        match op {
+            Op::Interaction(row) => self.add_interaction(row)?,
+            Op::Sample(row) => self.add_sample(row)?,
+            Op::Reward(row) => self.add_reward(row)?,
+            Op::Feedback(entry) => return self.add_feedback(entry, feedback_id).map(Some),
+            Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
+            Op::Quarantine(row) => self.quarantine_key(row)?,
+            Op::Release(key_id) => self.release_key(key_id)?,
+            Op::Group(row) => self.add_group(row)?,
+            Op::GroupState(id, state) => self.set_group_state(*id, state)?,
+            Op::Policy(row) => self.add_policy(row)?,
+            Op::Step(row) => self.add_step(row)?,
+        }
+        Ok(None)
+    }
+
+    fn add_interaction(&mut self, row: &Interaction) -> Result<(), StoreError> {
+        self.interactions.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
+        if let Some(session) = row.session() {
+            self.sessions.insert((row.key_id.as_deref(), session, row.id.0.as_bytes()), ())?;
+        }
+        self.count_written("interactions");
+        Ok(())
+    }
+
+    fn add_sample(&mut self, row: &Sample) -> Result<(), StoreError> {
+        self.samples.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
+        let served = row.origin == SampleOrigin::Served;
+        self.samples_of
+            .insert((row.interaction.0.as_bytes(), row.id.0.as_bytes()), (served, row.choice))?;
+        self.count_written("samples");
+        Ok(())
+    }
+
+    fn add_reward(&mut self, row: &Reward) -> Result<(), StoreError> {
+        if self.samples.get(row.sample.0.as_bytes())?.is_none() {
+            self.count_orphan("rewards");
+            return Ok(());
+        }
+        self.put_reward(row)?;
+        Ok(())
+    }
+
+    fn add_group(&mut self, row: &Group) -> Result<(), StoreError> {
+        for member in &row.members {
+            if self.samples.get(member.0.as_bytes())?.is_none() {
+                self.count_orphan("groups");
+                return Ok(());
+            }
+        }
+        self.put_group(row)?;
+        self.groups_of.insert((row.interaction.0.as_bytes(), row.id.0.as_bytes()), ())?;
+        for member in &row.members {
+            for part in &row.parts {
+                if let Some(reward) = self.current_reward(*member, part)? {
+                    let key = (reward.created, member.0.as_bytes(), part.as_str());
+                    self.ungrouped.remove(key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_group_state(&mut self, id: GroupId, state: &GroupState) -> Result<(), StoreError> {
+        match self.group(id.0.as_bytes())? {
+            Some(group) => self.put_group(&Group { state: state.clone(), ..group }),
+            None => {
+                self.count_orphan("groups");
+                Ok(())
+            }
+        }
+    }
+
+    fn add_policy(&mut self, row: &PolicyRecord) -> Result<(), StoreError> {
+        self.policies.insert(row.version.0, encode(row)?.as_slice())?;
+        self.count_written("policy_versions");
+        Ok(())
+    }
+
+    fn add_step(&mut self, row: &StepRecord) -> Result<(), StoreError> {
+        self.steps.insert(row.step, encode(row)?.as_slice())?;
+        self.count_written("steps");
+        for group in &row.groups {
+            self.set_group_state(*group, &GroupState::Trained(row.step))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! The tables, opened for writing, and the writes that keep their indexes consistent.
+
+use std::collections::BTreeMap;
+
+use redb::{ReadableTableMetadata, Table, WriteTransaction};
+
+use hone_core::types::{Group, GroupState, Reward, SampleId};
+
+use crate::error::StoreError;
+use crate::format::codec::encode;
+use crate::format::schema::{self, Bytes, Id, IdPair};
+use crate::reader;
+
+/// Effects of a transaction, for metrics.
+#[derive(Default)]
+pub(crate) struct AppliedCounts {
+    /// Rows written, by table.
+    pub(crate) written: BTreeMap<&'static str, u64>,
+    /// Operations without effect because their sample or group is unknown, by table.
+    pub(crate) orphans: BTreeMap<&'static str, u64>,
+}
+
+/// Every table, opened in one write transaction.
+pub(crate) struct LedgerTables<'t> {
+    pub(super) interactions: Table<'t, &'static Id, Bytes>,
+    pub(super) samples: Table<'t, &'static Id, Bytes>,
+    pub(super) rewards: Table<'t, (&'static Id, &'static str), Bytes>,
+    pub(super) feedback: Table<'t, &'static Id, Bytes>,
+    pub(super) groups: Table<'t, &'static Id, Bytes>,
+    pub(super) policies: Table<'t, u64, Bytes>,
+    pub(super) steps: Table<'t, u64, Bytes>,
+    pub(super) samples_of: Table<'t, IdPair, (bool, u32)>,
+    pub(super) groups_of: Table<'t, IdPair, ()>,
+    ready: Table<'t, (u64, &'static Id), ()>,
+    pub(super) ungrouped: Table<'t, (u64, &'static Id, &'static str), ()>,
+    pub(super) idempotency:
+        Table<'t, (Option<&'static str>, &'static str), (&'static Id, &'static Id)>,
+    pub(super) ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
+    pub(super) sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
+    pub(super) quarantine: Table<'t, &'static str, (&'static str, u64)>,
+    /// Effects so far.
+    pub(crate) counts: AppliedCounts,
+}
+
+impl<'t> LedgerTables<'t> {
+    /// Opens every table.
+    pub(crate) fn new(tx: &'t WriteTransaction) -> Result<Self, StoreError> {
+        Ok(Self {
+            interactions: tx.open_table(schema::INTERACTIONS)?,
+            samples: tx.open_table(schema::SAMPLES)?,
+            rewards: tx.open_table(schema::REWARDS)?,
+            feedback: tx.open_table(schema::FEEDBACK)?,
+            groups: tx.open_table(schema::GROUPS)?,
+            policies: tx.open_table(schema::POLICIES)?,
+            steps: tx.open_table(schema::STEPS)?,
+            samples_of: tx.open_table(schema::SAMPLES_OF)?,
+            groups_of: tx.open_table(schema::GROUPS_OF)?,
+            ready: tx.open_table(schema::READY)?,
+            ungrouped: tx.open_table(schema::UNGROUPED)?,
+            idempotency: tx.open_table(schema::IDEMPOTENCY)?,
+            ratings: tx.open_table(schema::RATINGS)?,
+            sessions: tx.open_table(schema::SESSIONS)?,
+            quarantine: tx.open_table(schema::QUARANTINE)?,
+            counts: AppliedCounts::default(),
+        })
+    }
+
+    /// Number of groups in state `Ready`.
+    pub(crate) fn ready_count(&self) -> Result<u64, StoreError> {
+        Ok(self.ready.len()?)
+    }
+
+    /// Counts a written row.
+    pub(super) fn count_written(&mut self, table: &'static str) {
+        *self.counts.written.entry(table).or_default() += 1;
+    }
+
+    /// Counts an operation without effect.
+    pub(super) fn count_orphan(&mut self, table: &'static str) {
+        *self.counts.orphans.entry(table).or_default() += 1;
+    }
+
+    /// The current value of a reward part.
+    pub(super) fn current_reward(
+        &self,
+        sample: SampleId,
+        name: &str,
+    ) -> Result<Option<Reward>, StoreError> {
+        reader::get(&self.rewards, (sample.0.as_bytes(), name))
+    }
+
+    /// Writes the current value of a reward part; returns the previous one. The value does not wait
+    /// for a group until the caller adds it to `ungrouped`.
+    pub(super) fn put_reward(&mut self, row: &Reward) -> Result<Option<Reward>, StoreError> {
+        let sample = row.sample.0.as_bytes();
+        let previous = self.current_reward(row.sample, &row.name)?;
+        if let Some(previous) = &previous {
+            self.ungrouped.remove((previous.created, sample, row.name.as_str()))?;
+        }
+        self.rewards.insert((sample, row.name.as_str()), encode(row)?.as_slice())?;
+        self.count_written("rewards");
+        Ok(previous)
+    }
+
+    /// The group under `id`.
+    pub(super) fn group(&self, id: &Id) -> Result<Option<Group>, StoreError> {
+        reader::get(&self.groups, id)
+    }
+
+    /// Writes a group, and updates the index of ready groups.
+    pub(super) fn put_group(&mut self, row: &Group) -> Result<(), StoreError> {
+        let id = row.id.0.as_bytes();
+        if let Some(previous) = self.group(id)? {
+            self.ready.remove((previous.created, id))?;
+        }
+        self.groups.insert(id, encode(row)?.as_slice())?;
+        if row.state == GroupState::Ready {
+            self.ready.insert((row.created, id), ())?;
+        }
+        self.count_written("groups");
+        Ok(())
+    }
+}

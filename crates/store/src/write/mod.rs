@@ -1,0 +1,249 @@
+//! The writer thread: takes batches from the queue, commits them in one transaction and answers.
+
+mod apply;
+mod queue;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use hone_core::metrics::Metrics;
+
+use crate::error::StoreError;
+use crate::file::LedgerFile;
+use crate::op::{Committed, FeedbackOutcome};
+
+pub(crate) use apply::{AppliedCounts, LedgerTables};
+pub(crate) use queue::{WriteJob, WriteQueue};
+
+/// Pause before writes that a failing disk refused are tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How the writer ended; `None` while it runs.
+pub(crate) type WriterEnd = Option<Result<(), StoreError>>;
+
+/// A hook that tests run inside a transaction, with the batch.
+#[cfg(test)]
+pub(crate) type Breakpoint = Box<dyn Fn(&[crate::op::Op]) + Send>;
+
+/// The state of the writer thread.
+pub(crate) struct Writer {
+    /// The file.
+    pub(crate) file: Arc<LedgerFile>,
+    /// Source of the batches.
+    pub(crate) queue: Arc<WriteQueue>,
+    /// Counts commits and records.
+    pub(crate) metrics: Arc<Metrics>,
+    /// Time that a batch waits for others to share its commit.
+    pub(crate) gather: Duration,
+    /// Largest number of operations, of batches without a waiting caller, to keep while the disk
+    /// fails.
+    pub(crate) limit: usize,
+    /// Receives the number of ready groups.
+    pub(crate) ready: watch::Sender<usize>,
+    /// Incremented after commits that recorded feedback.
+    pub(crate) feedback: watch::Sender<u64>,
+    /// Receives the result when the thread ends.
+    pub(crate) ended: watch::Sender<WriterEnd>,
+    /// Runs before each batch is applied.
+    #[cfg(test)]
+    pub(crate) breakpoint: Breakpoint,
+}
+
+/// Why a transaction failed.
+enum TransactionFailure {
+    /// The file failed. The same batches may succeed after it is reopened; others fail until then.
+    Storage(StoreError),
+    /// A batch cannot be applied, or panicked. Trying it again fails again.
+    Batch(StoreError),
+}
+
+/// The result of a committed transaction.
+struct Transaction {
+    /// The answer to each job.
+    answers: Vec<Committed>,
+    counts: AppliedCounts,
+    ready: u64,
+}
+
+/// Abandons the queue when the thread ends, even by a panic, so that no caller waits forever.
+struct AbandonOnDrop(Arc<WriteQueue>);
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
+
+impl Writer {
+    /// Commits batches until the queue is closed and empty.
+    pub(crate) fn run(self) {
+        let _abandon = AbandonOnDrop(self.queue.clone());
+        // Jobs without a waiting caller that a failing disk refused. They precede newer ones.
+        let mut retry = Vec::new();
+        loop {
+            let timeout = (!retry.is_empty()).then_some(RETRY);
+            let Some(jobs) = self.queue.take(self.gather, timeout) else { break };
+            retry.extend(jobs);
+            retry = self.commit(retry);
+        }
+        let lost_jobs = self.commit(retry);
+        let lost: usize = lost_jobs.iter().map(|job| job.ops.len()).sum();
+        self.drop_jobs(lost_jobs);
+        self.file.close();
+        let result = match lost {
+            0 => Ok(()),
+            n => Err(StoreError::Writer(format!("{n} writes could not be saved"))),
+        };
+        self.ended.send_replace(Some(result));
+    }
+
+    /// Commits jobs in one transaction, or one by one if that fails. Returns the jobs to try again.
+    fn commit(&self, jobs: Vec<WriteJob>) -> Vec<WriteJob> {
+        if jobs.is_empty() {
+            return jobs;
+        }
+        match self.try_commit(&jobs) {
+            Ok(transaction) => {
+                self.report(jobs, transaction);
+                Vec::new()
+            }
+            Err(TransactionFailure::Storage(error) | TransactionFailure::Batch(error)) => {
+                tracing::warn!(%error, jobs = jobs.len(), "a commit failed: trying one by one");
+                self.commit_one_by_one(jobs)
+            }
+        }
+    }
+
+    fn commit_one_by_one(&self, jobs: Vec<WriteJob>) -> Vec<WriteJob> {
+        let mut retry = Vec::new();
+        let mut broken = None;
+        for job in jobs {
+            let result = match &broken {
+                Some(error) => Err(TransactionFailure::Storage(StoreError::clone(error))),
+                None => self.try_commit(std::slice::from_ref(&job)),
+            };
+            match result {
+                Ok(transaction) => self.report(vec![job], transaction),
+                Err(TransactionFailure::Batch(error)) => self.refuse(job, error),
+                Err(TransactionFailure::Storage(error)) => {
+                    broken = Some(error.clone());
+                    match job.reply {
+                        Some(_) => self.refuse(job, error),
+                        None => retry.push(job),
+                    }
+                }
+            }
+        }
+        self.within_limit(retry)
+    }
+
+    /// Applies all jobs in one transaction.
+    fn try_commit(&self, jobs: &[WriteJob]) -> Result<Transaction, TransactionFailure> {
+        let started = Instant::now();
+        match catch_unwind(AssertUnwindSafe(|| self.transaction(jobs))) {
+            Ok(Ok(transaction)) => {
+                let operations: usize = jobs.iter().map(|job| job.ops.len()).sum();
+                self.metrics.store_commit_duration.observe(started.elapsed().as_secs_f64());
+                self.metrics.store_batch_operations.observe(operations as f64);
+                Ok(transaction)
+            }
+            Ok(Err(error @ StoreError::Corrupt { .. })) => Err(TransactionFailure::Batch(error)),
+            Ok(Err(error)) => {
+                self.reopen();
+                Err(TransactionFailure::Storage(error))
+            }
+            Err(_) => {
+                // The panic dropped the transaction half-way. Reopening restores the last commit.
+                self.reopen();
+                let error = StoreError::Writer("the writer panicked".to_owned());
+                Err(TransactionFailure::Batch(error))
+            }
+        }
+    }
+
+    fn transaction(&self, jobs: &[WriteJob]) -> Result<Transaction, StoreError> {
+        self.file.write(|tx| {
+            let mut tables = LedgerTables::new(tx)?;
+            let mut answers = Vec::with_capacity(jobs.len());
+            for job in jobs {
+                #[cfg(test)]
+                (self.breakpoint)(&job.ops);
+                let mut feedback = Vec::new();
+                for (op, id) in job.ops.iter().zip(&job.feedback_ids) {
+                    feedback.extend(tables.apply(op, *id)?);
+                }
+                answers.push(Committed { feedback });
+            }
+            let ready = tables.ready_count()?;
+            Ok(Transaction { answers, counts: tables.counts, ready })
+        })
+    }
+
+    fn reopen(&self) {
+        if let Err(error) = self.file.reopen() {
+            tracing::error!(%error, "the ledger cannot be reopened");
+        }
+    }
+
+    /// Updates metrics and watchers after a commit, then answers the callers.
+    fn report(&self, jobs: Vec<WriteJob>, transaction: Transaction) {
+        let Transaction { answers, counts, ready } = transaction;
+        for (table, count) in &counts.written {
+            self.metrics.store_records.with_label_values(&[table]).inc_by(*count);
+        }
+        for (table, count) in &counts.orphans {
+            tracing::debug!(table, count, "dropped records of unknown samples or groups");
+            self.metrics.store_dropped.with_label_values(&[table]).inc_by(*count);
+        }
+        self.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
+        let ready = usize::try_from(ready).unwrap_or(usize::MAX);
+        self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
+        if answers.iter().flat_map(|answer| &answer.feedback).any(FeedbackOutcome::is_recorded) {
+            self.feedback.send_modify(|n| *n += 1);
+        }
+        for (job, answer) in jobs.into_iter().zip(answers) {
+            if let Some(reply) = job.reply {
+                // The caller may have stopped waiting.
+                let _ = reply.send(Ok(answer));
+            }
+        }
+    }
+
+    fn refuse(&self, job: WriteJob, error: StoreError) {
+        match job.reply {
+            Some(reply) => {
+                let _ = reply.send(Err(error));
+            }
+            None => {
+                tracing::error!(%error, operations = job.ops.len(), "writes are lost");
+                self.queue.count_dropped(&job.ops);
+            }
+        }
+    }
+
+    /// Drops the oldest jobs beyond the limit.
+    fn within_limit(&self, mut jobs: Vec<WriteJob>) -> Vec<WriteJob> {
+        let mut free = self.limit;
+        let fitting = jobs
+            .iter()
+            .rev()
+            .take_while(|job| {
+                let fits = job.ops.len() <= free;
+                free = free.saturating_sub(job.ops.len());
+                fits
+            })
+            .count();
+        let newest = jobs.split_off(jobs.len() - fitting);
+        self.drop_jobs(jobs);
+        newest
+    }
+
+    fn drop_jobs(&self, jobs: Vec<WriteJob>) {
+        for job in jobs {
+            self.refuse(job, StoreError::Writer("the disk keeps failing".to_owned()));
+        }
+    }
+}

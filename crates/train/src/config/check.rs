@@ -1,0 +1,199 @@
+//! Ranges of the keys of `[train]`, and combinations that are refused.
+
+use std::fmt::Display;
+
+use serde::Serialize;
+
+use hone_core::config::range::{above, at_least, below, between, finite};
+use hone_core::config::{Checked, Problem};
+
+use super::objective::{AdvantageScale, CorrectionMode, LossKind, RatioLevel, RewardAggregation};
+use super::optimizer::ScheduleKind;
+use super::train::TrainConfig;
+
+impl TrainConfig {
+    /// Checks every range, including the adapter's and the loss's.
+    ///
+    /// # Errors
+    /// The first value out of range, with its full key.
+    pub fn check(&self) -> Checked {
+        between("train.samples_per_step", self.samples_per_step, 1, 1 << 20)?;
+        between("train.micro_batch", self.micro_batch, 1, 1 << 16)?;
+        between("train.num_iterations", self.num_iterations, 1, 64)?;
+        above("train.learning_rate", self.learning_rate, 0.0)?;
+        optimizer(self)?;
+        below("train.adam_beta1", self.adam_beta1, 0.0, 1.0)?;
+        below("train.adam_beta2", self.adam_beta2, 0.0, 1.0)?;
+        above("train.adam_eps", self.adam_eps, 0.0)?;
+        at_least("train.weight_decay", self.weight_decay, 0.0)?;
+        at_least("train.max_grad_norm", self.max_grad_norm, 0.0)?;
+        objective(self)?;
+        at_least("train.baseline_window", self.baseline_window, 1.0)?;
+        at_least("train.max_sampler_difference", self.max_sampler_difference, 0.0)?;
+        between("train.threads", self.threads, 0, 4096)?;
+        between("train.keep_checkpoints", self.keep_checkpoints, 1, 10_000)?;
+        self.lora.check()
+    }
+}
+
+/// Refuses `value` unless `ok`; `allowed` completes the sentence "it must be ...".
+fn ensure(ok: bool, key: &str, value: impl Display, allowed: impl AsRef<str>) -> Checked {
+    if ok { Ok(()) } else { Err(Problem::value(key, value, allowed.as_ref())) }
+}
+
+/// A value as TOML, strings in quotation marks.
+fn toml_text(value: &impl Serialize) -> String {
+    toml::Value::try_from(value).map_or_else(|e| e.to_string(), |v| v.to_string())
+}
+
+/// Keys of the loss and of the advantages.
+fn objective(c: &TrainConfig) -> Checked {
+    at_least("train.beta", c.beta, 0.0)?;
+    between("train.clip_low", c.clip_low, 0.0, 1.0)?;
+    at_least("train.clip_high", c.clip_high, 0.0)?;
+    at_least("train.delta", c.delta, 0.0)?;
+    at_least("train.dual_clip", c.dual_clip, 0.0)?;
+    above("train.sapo_tau_pos", c.sapo_tau_pos, 0.0)?;
+    above("train.sapo_tau_neg", c.sapo_tau_neg, 0.0)?;
+    at_least("train.vespo.k_pos", c.vespo.k_pos, 0.0)?;
+    at_least("train.vespo.lambda_pos", c.vespo.lambda_pos, 1e-4)?;
+    at_least("train.vespo.k_neg", c.vespo.k_neg, 0.0)?;
+    at_least("train.vespo.lambda_neg", c.vespo.lambda_neg, 1e-4)?;
+    at_least("train.off_policy_mask_threshold", c.off_policy_mask_threshold, 0.0)?;
+    share("train.top_entropy_quantile", c.top_entropy_quantile)?;
+    clips(c)?;
+    ratios(c)?;
+    kl(c)?;
+    entropy(c)?;
+    correction(c)?;
+    ensure(
+        c.reward_aggregation != RewardAggregation::Gdpo
+            || c.advantage_scale == AdvantageScale::Group,
+        "train.advantage_scale",
+        toml_text(&c.advantage_scale),
+        "\"group\" with train.reward_aggregation \"gdpo\", which divides by the group's deviation",
+    )
+}
+
+fn share(key: &str, value: f64) -> Checked {
+    ensure(value > 0.0 && value <= 1.0, key, value, "greater than 0 and at most 1")
+}
+
+fn clips(c: &TrainConfig) -> Checked {
+    let unclipped = format!("0 with train.loss {}, which has no clipped ratio", toml_text(&c.loss));
+    ensure(c.delta == 0.0 || c.loss.clips(), "train.delta", c.delta, &unclipped)?;
+    ensure(c.dual_clip == 0.0 || c.loss.clips(), "train.dual_clip", c.dual_clip, &unclipped)?;
+    let high = 1.0 + c.clip_high;
+    let allowed = format!("0 or greater than 1 + train.clip_high ({high})");
+    ensure(c.delta == 0.0 || c.delta > high, "train.delta", c.delta, allowed)?;
+    let in_range = c.dual_clip == 0.0 || c.dual_clip > 1.0;
+    ensure(in_range, "train.dual_clip", c.dual_clip, "0 or greater than 1")?;
+    let allowed = "0 with train.delta set: both bound the loss of negative advantages";
+    ensure(c.delta == 0.0 || c.dual_clip == 0.0, "train.dual_clip", c.dual_clip, allowed)
+}
+
+fn ratios(c: &TrainConfig) -> Checked {
+    let why = match c.loss {
+        LossKind::Reinforce => "which has no importance ratio",
+        LossKind::Vespo => "which weighs sequences by itself",
+        _ => return Ok(()),
+    };
+    let with = format!("with train.loss {}", toml_text(&c.loss));
+    let level = c.importance_sampling_level;
+    ensure(
+        level == RatioLevel::Token,
+        "train.importance_sampling_level",
+        toml_text(&level),
+        format!("\"token\" {with}, {why}"),
+    )?;
+    if c.loss == LossKind::Reinforce {
+        let iterations = c.num_iterations;
+        let allowed = format!("1 {with}, {why}");
+        return ensure(iterations <= 1, "train.num_iterations", iterations, allowed);
+    }
+    let mode = c.sampler_correction.mode;
+    ensure(
+        !matches!(mode, CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask),
+        "train.sampler_correction.mode",
+        toml_text(&mode),
+        format!("\"none\", \"token_truncate\" or \"token_mask\" {with}"),
+    )
+}
+
+fn kl(c: &TrainConfig) -> Checked {
+    let (steps, target, horizon) = (c.kl.sync_steps, c.kl.target, c.kl.horizon);
+    at_least("train.kl.target", target, 0.0)?;
+    share("train.kl.sync_mixup", c.kl.sync_mixup)?;
+    let has_kl = c.beta != 0.0;
+    let allowed = "0 with train.beta 0, which uses no reference";
+    ensure(steps == 0 || has_kl, "train.kl.sync_steps", steps, allowed)?;
+    if target == 0.0 {
+        return above("train.kl.horizon", horizon, 0.0);
+    }
+    let allowed = "0 with train.beta 0, which disables the KL term";
+    ensure(has_kl, "train.kl.target", target, allowed)?;
+    let samples = c.samples_per_step;
+    let allowed = format!("at least train.samples_per_step ({samples}) and finite");
+    let in_range = horizon.is_finite() && horizon >= samples as f64;
+    ensure(in_range, "train.kl.horizon", horizon, allowed)
+}
+
+fn entropy(c: &TrainConfig) -> Checked {
+    let e = &c.entropy;
+    at_least("train.entropy.coef", e.coef, 0.0)?;
+    at_least("train.entropy.coef_min", e.coef_min, 0.0)?;
+    finite("train.entropy.coef_max", e.coef_max)?;
+    at_least("train.entropy.coef_delta", e.coef_delta, 0.0)?;
+    at_least("train.entropy.target", e.target, 0.0)?;
+    let (low, high) = (e.coef_min, e.coef_max);
+    let allowed = format!("at least train.entropy.coef_min ({low})");
+    ensure(high >= low, "train.entropy.coef_max", high, allowed)?;
+    let allowed = format!(
+        "from train.entropy.coef_min ({low}) to train.entropy.coef_max ({high}) with \
+         train.entropy.adaptive"
+    );
+    let in_range = !e.adaptive || (low..=high).contains(&e.coef);
+    ensure(in_range, "train.entropy.coef", e.coef, allowed)
+}
+
+fn correction(c: &TrainConfig) -> Checked {
+    const CLIP_MAX: &str = "train.sampler_correction.clip_max";
+    let (mode, low, high) =
+        (c.sampler_correction.mode, c.sampler_correction.clip_min, c.sampler_correction.clip_max);
+    at_least("train.sampler_correction.clip_min", low, 0.0)?;
+    at_least(CLIP_MAX, high, 0.0)?;
+    let allowed = format!("0 or greater than train.sampler_correction.clip_min ({low})");
+    ensure(high == 0.0 || high > low, CLIP_MAX, high, allowed)?;
+    let truncates =
+        matches!(mode, CorrectionMode::TokenTruncate | CorrectionMode::SequenceTruncate);
+    let allowed = format!("greater than 0, or clip_min, with mode {}", toml_text(&mode));
+    ensure(!truncates || low != 0.0 || high != 0.0, CLIP_MAX, high, allowed)
+}
+
+fn optimizer(c: &TrainConfig) -> Checked {
+    let (peak, low, warmup) = (c.learning_rate, c.min_learning_rate, c.warmup_steps);
+    below("train.warmup_ratio", c.warmup_ratio, 0.0, 1.0)?;
+    let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
+    ensure(c.warmup_ratio <= 0.0 || warmup == 0, "train.warmup_steps", warmup, allowed)?;
+    at_least("train.min_learning_rate", low, 0.0)?;
+    let allowed = format!("at most train.learning_rate ({peak})");
+    ensure(low <= peak, "train.min_learning_rate", low, allowed)?;
+    let has_minimum = matches!(c.schedule, ScheduleKind::Cosine | ScheduleKind::Polynomial);
+    let allowed = "0 unless train.schedule is \"cosine\" or \"polynomial\"";
+    ensure(low <= 0.0 || has_minimum, "train.min_learning_rate", low, allowed)?;
+    above("train.schedule_power", c.schedule_power, 0.0)?;
+    below("train.ema_decay", c.ema_decay, 0.0, 1.0)?;
+    let allowed = format!("0 where train.ema_decay ({}) is set", c.ema_decay);
+    ensure(c.ema_decay <= 0.0 || c.swa_start == 0, "train.swa_start", c.swa_start, allowed)?;
+    // A schedule that ends, or a share of its steps, needs their number.
+    let (ends, steps) = (
+        !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt),
+        c.schedule_steps(),
+    );
+    let key = if ends { "schedule" } else { "warmup_ratio" };
+    let allowed = format!("at least 1 with train.{key} set and no train.max_steps");
+    let is_endless = !ends && c.warmup_ratio <= 0.0;
+    ensure(is_endless || steps > 0, "train.total_steps", c.total_steps, allowed)?;
+    let allowed = format!("less than the schedule's steps ({steps})");
+    ensure(!ends || warmup < steps, "train.warmup_steps", warmup, allowed)
+}

@@ -1,0 +1,184 @@
+//! The keys of `[train]`.
+
+use serde::{Deserialize, Serialize};
+
+use hone_core::threads::BackgroundPriority;
+use hone_model::adapter::{BaseDtype, LoraConfig};
+
+use super::objective::{
+    AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
+    RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
+};
+use super::optimizer::{OptimizerKind, Recompute, ScheduleKind};
+
+/// Settings of the trainer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Whether to train at all.
+    pub enabled: bool,
+    /// Seed of initialization, dropout and batch order.
+    pub seed: u64,
+    /// Stop after this many optimizer steps; 0 never stops.
+    pub max_steps: u64,
+    /// Trainable samples per optimizer step.
+    pub samples_per_step: usize,
+    /// Samples per forward and backward pass; gradients accumulate over the passes of a step.
+    pub micro_batch: usize,
+    /// Which layers the backward pass recomputes.
+    pub recompute: Recompute,
+    /// Data type of the frozen base in memory.
+    pub base_dtype: BaseDtype,
+    /// Optimizer updates per step, all on the same samples.
+    pub num_iterations: usize,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// How the learning rate changes after warm-up.
+    pub schedule: ScheduleKind,
+    /// Steps over which the learning rate rises linearly to its peak.
+    pub warmup_steps: u64,
+    /// Warm-up as a share of [`Self::schedule_steps`], instead of `warmup_steps`; 0 is off.
+    pub warmup_ratio: f64,
+    /// Last step of the linear, cosine and polynomial schedules; 0 is `max_steps`.
+    pub total_steps: u64,
+    /// Learning rate at the end of the cosine and polynomial schedules.
+    pub min_learning_rate: f64,
+    /// Exponent of the polynomial schedule.
+    pub schedule_power: f64,
+    /// The optimizer.
+    pub optimizer: OptimizerKind,
+    /// AdamW's decay of the first moment.
+    pub adam_beta1: f64,
+    /// AdamW's decay of the second moment.
+    pub adam_beta2: f64,
+    /// AdamW's epsilon.
+    pub adam_eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Maximum of the global gradient norm; 0 is no maximum.
+    pub max_grad_norm: f64,
+    /// Serve an exponential average of the adapter with this decay per step; 0 serves the adapter.
+    pub ema_decay: f64,
+    /// Serve the mean of the adapter over all steps from this one on; 0 serves the adapter.
+    pub swa_start: u64,
+    /// Coefficient of the KL to the reference policy.
+    pub beta: f64,
+    /// The lower clip bound of the importance ratio is 1 minus this.
+    pub clip_low: f64,
+    /// The upper clip bound of the importance ratio is 1 plus this.
+    pub clip_high: f64,
+    /// The surrogate, and how token losses are combined.
+    pub loss: LossKind,
+    /// Whether a sequence has one importance ratio or one per token.
+    pub importance_sampling_level: RatioLevel,
+    /// Upper bound of the unclipped ratio in the clipped surrogate's minimum; 0 is no bound.
+    pub delta: f64,
+    /// For a negative advantage A, the loss is at most -A times this; 0 is no bound.
+    pub dual_clip: f64,
+    /// Sharpness of the `sapo` gate for positive advantages.
+    pub sapo_tau_pos: f64,
+    /// Sharpness of the `sapo` gate for other advantages.
+    pub sapo_tau_neg: f64,
+    /// Only this share of the step's tokens, those of the highest entropy, has a surrogate.
+    pub top_entropy_quantile: f64,
+    /// A sequence of negative advantage has no surrogate if its recorded log-probabilities exceed
+    /// the policy's by more than this in the mean; 0 keeps all.
+    pub off_policy_mask_threshold: f64,
+    /// Leave out completions that ended at their token limit.
+    pub mask_truncated_completions: bool,
+    /// The divisor of group advantages.
+    pub advantage_scale: AdvantageScale,
+    /// The baseline that is subtracted from a group's rewards.
+    pub advantage_baseline: AdvantageBaseline,
+    /// How several reward parts become one advantage.
+    pub reward_aggregation: RewardAggregation,
+    /// The treatment of groups whose rewards are all equal.
+    pub zero_variance_groups: ZeroVariance,
+    /// Effective number of samples in a running baseline (an exponential window).
+    pub baseline_window: f64,
+    /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
+    pub max_staleness: u64,
+    /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
+    /// more than this in the mean, in nats; 0 never refuses.
+    pub max_sampler_difference: f64,
+    /// Threads of the trainer's pool; 0 is one per core.
+    pub threads: usize,
+    /// Processor priority of background threads: the trainer's, the native sampler's, rollouts'.
+    pub priority: BackgroundPriority,
+    /// Number of checkpoints to keep.
+    pub keep_checkpoints: usize,
+    /// `[train.vespo]`
+    pub vespo: VespoConfig,
+    /// `[train.kl]`
+    pub kl: KlConfig,
+    /// `[train.entropy]`
+    pub entropy: EntropyConfig,
+    /// `[train.sampler_correction]`
+    pub sampler_correction: CorrectionConfig,
+    /// `[train.lora]`
+    pub lora: LoraConfig,
+}
+
+impl TrainConfig {
+    /// Number of steps of the whole schedule; 0 if it has no end.
+    pub fn schedule_steps(&self) -> u64 {
+        if self.total_steps > 0 { self.total_steps } else { self.max_steps }
+    }
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            seed: 0,
+            max_steps: 0,
+            samples_per_step: 64,
+            micro_batch: 64,
+            recompute: Recompute::default(),
+            base_dtype: BaseDtype::default(),
+            num_iterations: 1,
+            learning_rate: 1e-4,
+            schedule: ScheduleKind::Constant,
+            warmup_steps: 0,
+            warmup_ratio: 0.0,
+            total_steps: 0,
+            min_learning_rate: 0.0,
+            schedule_power: 1.0,
+            optimizer: OptimizerKind::default(),
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_eps: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            ema_decay: 0.0,
+            swa_start: 0,
+            beta: 0.01,
+            clip_low: 0.2,
+            clip_high: 0.2,
+            loss: LossKind::default(),
+            importance_sampling_level: RatioLevel::default(),
+            delta: 0.0,
+            dual_clip: 0.0,
+            sapo_tau_pos: 1.0,
+            sapo_tau_neg: 1.05,
+            top_entropy_quantile: 1.0,
+            off_policy_mask_threshold: 0.0,
+            mask_truncated_completions: false,
+            advantage_scale: AdvantageScale::default(),
+            advantage_baseline: AdvantageBaseline::default(),
+            reward_aggregation: RewardAggregation::default(),
+            zero_variance_groups: ZeroVariance::default(),
+            baseline_window: 256.0,
+            max_staleness: 8,
+            max_sampler_difference: 0.05,
+            threads: 0,
+            priority: BackgroundPriority::default(),
+            keep_checkpoints: 2,
+            vespo: VespoConfig::default(),
+            kl: KlConfig::default(),
+            entropy: EntropyConfig::default(),
+            sampler_correction: CorrectionConfig::default(),
+            lora: LoraConfig::default(),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! A batch that is ready for the optimizer.
+
+use super::skipped::{SkipReason, SkippedBatch};
+use crate::data::advantage::{Advantages, Baselines};
+use crate::data::batch_builder::TrainBatch;
+use crate::data::packing::TrainSample;
+
+/// Groups with their advantages and the samples to train on.
+pub(super) struct PreparedBatch {
+    pub(super) batch: TrainBatch,
+    pub(super) advantages: Advantages,
+    /// Every member that has an advantage.
+    pub(super) samples: Vec<TrainSample>,
+    /// The running baselines including this batch, which replace the old ones if a step is taken.
+    pub(super) baselines: Baselines,
+    /// Mean number of versions between sampling and training.
+    pub(super) staleness: f64,
+}
+
+impl PreparedBatch {
+    /// The batch as skipped for the reason that the learner reports.
+    pub(super) fn skip(&self, mut message: String) -> SkippedBatch {
+        let groups = self.batch.group_ids();
+        let reason = SkipReason::of(&message, self.advantages.dropped_groups, groups.len());
+        if reason == SkipReason::EqualRewards {
+            message = format!("all {} groups of the batch have equal rewards", groups.len());
+        }
+        SkippedBatch { reason, message, groups }
+    }
+
+    /// The group of a sample that cannot be trained on, as skipped.
+    pub(super) fn skip_sample(&self, index: usize, message: String) -> SkippedBatch {
+        let groups = self.batch.group_of(&self.advantages, index);
+        SkippedBatch { reason: SkipReason::Invalid, message, groups }
+    }
+}

@@ -1,0 +1,190 @@
+//! Batches without a step, and what the log reports of them.
+
+use hone_core::types::GroupId;
+
+use crate::learning::learner::NO_SAMPLE;
+
+/// Why a batch got no step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SkipReason {
+    /// A sample cannot be trained on. Only its group is dropped.
+    Invalid,
+    /// The loss, the gradient norm or an updated value is not finite.
+    NonFinite,
+    /// Every sample was refused, masked or without an advantage.
+    NoSample,
+    /// `train.zero_variance_groups = "drop"` left no group, because each had equal rewards.
+    EqualRewards,
+}
+
+impl SkipReason {
+    /// The reason of a step that the learner skipped with `message`, of a batch of `groups` groups
+    /// of which `dropped` had equal rewards.
+    pub(super) fn of(message: &str, dropped: u64, groups: usize) -> Self {
+        if message != NO_SAMPLE {
+            Self::NonFinite
+        } else if dropped == groups as u64 {
+            Self::EqualRewards
+        } else {
+            Self::NoSample
+        }
+    }
+
+    /// The label in metrics and the reason of dropped groups in the ledger.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::NonFinite => "non_finite",
+            Self::NoSample | Self::EqualRewards => "no_sample",
+        }
+    }
+}
+
+/// A batch without a step. The weights have not changed.
+#[derive(Debug)]
+pub(super) struct SkippedBatch {
+    pub(super) reason: SkipReason,
+    /// The reason in words.
+    pub(super) message: String,
+    /// The groups to drop: training on them again would fail again.
+    pub(super) groups: Vec<GroupId>,
+}
+
+/// Logs skipped batches. A weak model can produce batches of equal rewards for hours, so only the
+/// first of them is logged, and how many there were when learning resumes.
+#[derive(Debug, Default)]
+pub(super) struct SkipLog {
+    has_warned: bool,
+    /// Batches of equal rewards since the last step.
+    equal_batches: u64,
+}
+
+impl SkipLog {
+    pub(super) fn skipped(&mut self, batch: &SkippedBatch) {
+        let (state, reason, groups) = (batch.reason.label(), &batch.message, batch.groups.len());
+        if batch.reason != SkipReason::EqualRewards {
+            tracing::warn!(state, reason, groups, "optimizer step skipped");
+            return;
+        }
+        self.equal_batches += 1;
+        if !self.has_warned {
+            self.has_warned = true;
+            tracing::warn!(
+                state,
+                reason,
+                groups,
+                "all {groups} groups of the batch have equal rewards, so there is nothing to learn \
+                 from: add worked examples (`dataset.few_shot`), add an easier reward part, or raise \
+                 `rollout.temperature`; further batches like this are not logged, but counted in \
+                 hone_train_skipped_steps_total"
+            );
+        }
+    }
+
+    /// Reports the end of a run of batches with equal rewards.
+    pub(super) fn stepped(&mut self) {
+        let batches = std::mem::take(&mut self.equal_batches);
+        if batches > 0 {
+            tracing::info!(batches, "learning resumes after {batches} batches of equal rewards");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::field::{Field, Visit};
+    use tracing::{Event, Level, Metadata, Subscriber, span};
+
+    use super::*;
+
+    /// Records the level and the message of every event.
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<Vec<(Level, String)>>>);
+
+    impl Subscriber for Recorder {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let mut message = Message::default();
+            event.record(&mut message);
+            self.0.lock().unwrap().push((*event.metadata().level(), message.0));
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[derive(Default)]
+    struct Message(String);
+
+    impl Visit for Message {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            if field.name() == "message" {
+                self.0 = format!("{value:?}");
+            }
+        }
+    }
+
+    fn logged(calls: impl FnOnce(&mut SkipLog)) -> Vec<(Level, String)> {
+        let recorder = Recorder::default();
+        tracing::subscriber::with_default(recorder.clone(), || calls(&mut SkipLog::default()));
+        let events = recorder.0.lock().unwrap();
+        events.clone()
+    }
+
+    fn batch(reason: SkipReason) -> SkippedBatch {
+        let groups = vec![GroupId::new(), GroupId::new()];
+        SkippedBatch { reason, message: "why".to_owned(), groups }
+    }
+
+    #[test]
+    fn only_a_batch_whose_groups_were_all_dropped_has_equal_rewards() {
+        assert_eq!(SkipReason::of(NO_SAMPLE, 8, 8), SkipReason::EqualRewards);
+        assert_eq!(SkipReason::of(NO_SAMPLE, 7, 8), SkipReason::NoSample);
+        assert_eq!(SkipReason::of("loss NaN, gradient norm 1", 8, 8), SkipReason::NonFinite);
+        assert_eq!(SkipReason::EqualRewards.label(), "no_sample");
+    }
+
+    #[test]
+    fn equal_rewards_are_explained_once_and_counted_when_learning_resumes() {
+        let events = logged(|log| {
+            log.stepped();
+            for _ in 0..3 {
+                log.skipped(&batch(SkipReason::EqualRewards));
+            }
+            log.stepped();
+            log.stepped();
+            log.skipped(&batch(SkipReason::EqualRewards));
+            log.stepped();
+        });
+        let levels: Vec<Level> = events.iter().map(|(level, _)| *level).collect();
+        assert_eq!(levels, [Level::WARN, Level::INFO, Level::INFO]);
+        assert!(events[0].1.starts_with("all 2 groups of the batch have equal rewards"));
+        for key in ["`dataset.few_shot`", "reward part", "`rollout.temperature`"] {
+            assert!(events[0].1.contains(key), "{key}: {}", events[0].1);
+        }
+        assert_eq!(events[1].1, "learning resumes after 3 batches of equal rewards");
+        assert_eq!(events[2].1, "learning resumes after 1 batches of equal rewards");
+    }
+
+    #[test]
+    fn other_reasons_are_logged_once_for_each_batch() {
+        let events = logged(|log| {
+            for reason in [SkipReason::Invalid, SkipReason::NonFinite, SkipReason::NoSample] {
+                log.skipped(&batch(reason));
+                log.skipped(&batch(reason));
+            }
+            log.stepped();
+        });
+        let expected = (Level::WARN, "optimizer step skipped".to_owned());
+        assert_eq!(events, vec![expected; 6]);
+    }
+}

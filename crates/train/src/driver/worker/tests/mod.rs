@@ -1,0 +1,275 @@
+//! Steps, commands, dropped groups, rollbacks and crashes.
+
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hone_core::types::{GroupState, PolicyState, PolicyVersion};
+
+use crate::config::{TrainConfig, ZeroVariance};
+use crate::{TrainError, TrainState};
+use world::World;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn enough_ready_groups_make_a_step_and_a_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let first = world.group(4, 0).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.worker.handle().status().step, 0, "two samples of four are not enough");
+    let second = world.group(6, 0).await;
+    world.wait_for_version(1).await;
+    for group in [first, second] {
+        assert_eq!(world.state(group), GroupState::Trained(1));
+    }
+    let step = world.store.last_step().unwrap().unwrap();
+    assert_eq!((step.step, step.groups), (1, vec![first, second]));
+    assert!((step.metrics["reward_mean"] - 0.5).abs() < 1e-9);
+    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 4);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_step_is_computed_while_a_version_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let groups = world.start_two_steps().await;
+    // The second step is not recorded before the first one's version is served.
+    let states = groups.map(|id| world.state(id));
+    let [trained, ready] = [GroupState::Trained(1), GroupState::Ready];
+    assert_eq!(states, [trained.clone(), trained.clone(), ready.clone(), ready]);
+    assert_eq!(world.policies.active(), PolicyVersion::BASE);
+    world.publisher.staging.add_permits(1000);
+    world.wait_for_version(2).await;
+    assert_eq!(
+        groups.map(|id| world.state(id))[2..],
+        [GroupState::Trained(2), GroupState::Trained(2)]
+    );
+    // The second step trained version 1 on samples of the base.
+    let step = world.store.last_step().unwrap().unwrap();
+    assert!((step.metrics["staleness_versions"] - 1.0).abs() < 1e-9, "{:?}", step.metrics);
+    let parents: Vec<_> = world.policies.list().unwrap().into_iter().map(|p| p.parent).collect();
+    assert_eq!(parents[1..], [Some(PolicyVersion(0)), Some(PolicyVersion(1))]);
+    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_from_rejected_weights_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.publisher.rejects.store(1, Ordering::Release);
+    let groups = world.start_two_steps().await;
+    world.publisher.staging.add_permits(1000);
+    world.wait_for_version(2).await;
+    let states = groups.map(|id| world.state(id));
+    let (first, second) = (GroupState::Trained(1), GroupState::Trained(2));
+    assert_eq!(states, [first.clone(), first, second.clone(), second]);
+    let policies = world.policies.list().unwrap();
+    let versions: Vec<_> = policies[1..].iter().map(|p| (p.step, p.parent, p.state)).collect();
+    let base = Some(PolicyVersion::BASE);
+    assert_eq!(versions, [(1, base, PolicyState::Rejected), (2, base, PolicyState::Active)]);
+    let step = world.store.last_step().unwrap().unwrap();
+    assert!(step.metrics["staleness_versions"].abs() < 1e-9, "{:?}", step.metrics);
+    // The feedback of the rejected version reaches clients with the next one.
+    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
+    assert_eq!(world.worker.handle().status().restarts, 0);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_from_superseded_weights_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.train_versions(2).await;
+    let groups = world.prepare_two_steps(2).await;
+    // The activation comes first, so the third step's version waits for it.
+    let requested = world.publisher.requested.load(Ordering::Acquire);
+    let policies = Arc::clone(&world.policies);
+    let activation = tokio::spawn(async move { policies.activate(PolicyVersion(1), "test").await });
+    world.until("activation", |w| w.publisher.requested.load(Ordering::Acquire) > requested).await;
+    world.worker.handle().resume().unwrap();
+    world.wait_for_state(TrainState::Publishing).await;
+    world.publisher.staging.add_permits(1000);
+    activation.await.unwrap().unwrap();
+    world.wait_for_version(3).await;
+    let policies = world.policies.list().unwrap();
+    let versions: Vec<_> = policies[2..].iter().map(|p| (p.version.0, p.step, p.parent)).collect();
+    assert_eq!(versions, [(2, 2, Some(PolicyVersion(1))), (3, 4, Some(PolicyVersion(1)))]);
+    let states = groups.map(|id| world.state(id));
+    let (third, fourth) = (GroupState::Trained(3), GroupState::Trained(4));
+    assert_eq!(states, [third.clone(), third, fourth.clone(), fourth]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_takes_effect_before_further_ready_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let groups = world.start_two_steps().await;
+    // Each group sends a wake-up, and every two are enough for another step.
+    for token in [9, 10, 11, 12, 13, 14] {
+        world.group(token, 0).await;
+    }
+    world.worker.handle().pause().unwrap();
+    world.publisher.staging.add_permits(1000);
+    world.wait_for_state(TrainState::Paused).await;
+    assert_eq!(world.store.last_step().unwrap().unwrap().step, 2);
+    assert_eq!(world.state(groups[3]), GroupState::Trained(2));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_trainer_steps_only_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    let handle = world.worker.handle();
+    handle.pause().unwrap();
+    world.wait_for_state(TrainState::Paused).await;
+    assert!(matches!(handle.step().await, Err(TrainError::NothingReady)));
+    let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.state(first), GroupState::Ready);
+    assert_eq!(handle.step().await.unwrap().step, 1);
+    assert_eq!(world.state(second), GroupState::Trained(1));
+    world.group(4, 1).await;
+    world.group(6, 1).await;
+    handle.resume().unwrap();
+    world.wait_for_version(2).await;
+    // A step limit has the same effect.
+    handle.set_step_limit(Some(2)).unwrap();
+    let waiting = [world.group(4, 2).await, world.group(6, 2).await];
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(waiting.map(|id| world.state(id)), [GroupState::Ready, GroupState::Ready]);
+    handle.set_step_limit(None).unwrap();
+    world.wait_for_version(3).await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stale_and_invalid_groups_are_dropped_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.train_versions(3).await;
+    let stale = world.group(4, 0).await;
+    let invalid = world.group(1_000_000, 3).await;
+    let (good, better) = (world.group(4, 3).await, world.group(6, 3).await);
+    world.wait_for_version(4).await;
+    assert_eq!(world.state(stale), GroupState::Dropped("stale".to_owned()));
+    assert_eq!(world.state(invalid), GroupState::Dropped("invalid".to_owned()));
+    for group in [good, better] {
+        assert_eq!(world.state(group), GroupState::Trained(4));
+    }
+    assert_eq!(world.worker.handle().status().restarts, 0);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_of_equal_rewards_are_dropped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let drop = |config: &mut TrainConfig| config.zero_variance_groups = ZeroVariance::Drop;
+    let world = World::start_with(dir.path(), drop).await;
+    let handle = world.worker.handle();
+    for skipped in 1..=2 {
+        let (first, second) = (
+            world.rewarded_group(4, 0, [1.0, 1.0]).await,
+            world.rewarded_group(6, 0, [0.0, 0.0]).await,
+        );
+        let dropped = GroupState::Dropped("no_sample".to_owned());
+        world.until("dropped", |w| [first, second].iter().all(|id| w.state(*id) == dropped)).await;
+        assert_eq!(handle.status().skipped_batches, skipped);
+    }
+    let status = handle.status();
+    let reason = "all 2 groups of the batch have equal rewards";
+    assert_eq!((status.step, status.last_error.as_deref()), (0, Some(reason)));
+    let counter = &world.metrics.train.skipped_steps;
+    assert_eq!(counter.with_label_values(&["no_sample"]).get(), 2);
+    // One group with a difference is enough to learn from.
+    world.rewarded_group(4, 0, [1.0, 1.0]).await;
+    world.group(6, 0).await;
+    world.wait_for_version(1).await;
+    assert_eq!((handle.status().step, handle.status().skipped_batches), (1, 2));
+    let json = serde_json::to_value(handle.status()).unwrap();
+    assert_eq!(json["skipped_batches"], 2);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_is_followed_and_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.train_versions(2).await;
+    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
+    world.wait_for_version(1).await;
+    world.stop().await;
+    let world = World::start(dir.path()).await;
+    assert_eq!(world.policies.active(), PolicyVersion(1));
+    world.wait_for_version(1).await;
+    world.group(4, 1).await;
+    world.group(6, 1).await;
+    world.wait_for_version(3).await;
+    let made = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_after_the_checkpoint_repeats_the_record_and_the_publication() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ledger, copy) = (dir.path().join("ledger.redb"), dir.path().join("copy.redb"));
+    let world = World::start(dir.path()).await;
+    let handle = world.worker.handle();
+    handle.pause().unwrap();
+    let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
+    world.stop().await;
+    std::fs::copy(&ledger, &copy).unwrap();
+
+    let world = World::start(dir.path()).await;
+    world.wait_for_version(1).await;
+    world.stop().await;
+    // The ledger from before the step and the checkpoint from after it.
+    std::fs::copy(&copy, &ledger).unwrap();
+    let world = World::start(dir.path()).await;
+    world.wait_for_version(1).await;
+    for group in [first, second] {
+        assert_eq!(world.state(group), GroupState::Trained(1));
+    }
+    assert_eq!(world.store.last_step().unwrap().unwrap().step, 1);
+    assert_eq!(world.policies.active(), PolicyVersion(1));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_initial_adapter_is_served_before_the_first_step() {
+    let (before, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let world = World::start(before.path()).await;
+    world.group(4, 0).await;
+    world.group(6, 0).await;
+    world.wait_for_version(1).await;
+    let source = world.policies.list().unwrap().pop().unwrap();
+    world.stop().await;
+    let adapter = before.path().join(source.adapter.unwrap());
+
+    let world = World::start_from(dir.path(), &adapter).await;
+    world.wait_for_version(1).await;
+    let first = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((first.step, first.parent), (0, Some(PolicyVersion::BASE)));
+    assert_eq!(first.sha256, source.sha256, "the same weights");
+    // A restart before the first step publishes no second version of it.
+    world.stop().await;
+    let world = World::start_from(dir.path(), &adapter).await;
+    world.wait_for_version(1).await;
+    assert_eq!(world.policies.list().unwrap().len(), 2);
+    let group = world.group(4, 1).await;
+    world.group(6, 1).await;
+    world.wait_for_version(2).await;
+    assert_eq!(world.state(group), GroupState::Trained(1));
+    // A start continues from the checkpoint once there is one.
+    world.stop().await;
+    let world = World::start_from(dir.path(), &adapter).await;
+    world.wait_for_version(2).await;
+    assert_eq!(world.policies.list().unwrap().len(), 3);
+    world.stop().await;
+}

@@ -1,0 +1,275 @@
+//! A trainer over a real ledger and a scripted publisher.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::sync::Semaphore;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
+    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    TokenId, now_ms,
+};
+use hone_engine::{EngineError, ModelDir, Publisher};
+use hone_model::adapter::LoraConfig;
+use hone_reward::Routes;
+use hone_reward::kinds::{FeedbackParams, RewardKind};
+use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
+use hone_store::{Op, Store, StoreConfig};
+
+use crate::config::TrainConfig;
+use crate::policy::{Policies, PolicyConfig};
+use crate::{TrainSetup, TrainState, TrainWorker};
+
+/// Accepts every version but `rejects`; each staging waits for a permit.
+pub(super) struct ScriptedPublisher {
+    /// One permit per staging.
+    pub(super) staging: Semaphore,
+    /// The version whose probe returns NaN.
+    pub(super) rejects: AtomicU64,
+    staged: AtomicU64,
+    /// Stagings that were requested, including those that still wait.
+    pub(super) requested: AtomicU64,
+}
+
+impl Default for ScriptedPublisher {
+    fn default() -> Self {
+        let staging = Semaphore::new(Semaphore::MAX_PERMITS);
+        let [staged, requested] = <[AtomicU64; 2]>::default();
+        Self { staging, rejects: AtomicU64::new(u64::MAX), staged, requested }
+    }
+}
+
+#[async_trait]
+impl Publisher for ScriptedPublisher {
+    async fn stage(&self, version: PolicyVersion, _: Option<&Path>) -> Result<(), EngineError> {
+        self.requested.fetch_add(1, Ordering::AcqRel);
+        self.staging.acquire().await.unwrap().forget();
+        self.staged.store(version.0, Ordering::Release);
+        Ok(())
+    }
+
+    async fn probe(
+        &self,
+        _: &[TokenId],
+        _: &SamplingParams,
+    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
+        let staged = self.staged.load(Ordering::Acquire);
+        let is_rejected = staged == self.rejects.load(Ordering::Acquire);
+        Ok(vec![(1, if is_rejected { f32::NAN } else { -1.0 })])
+    }
+
+    async fn activate(&self) -> Result<Duration, EngineError> {
+        Ok(Duration::ZERO)
+    }
+}
+
+pub(super) struct World {
+    pub(super) publisher: Arc<ScriptedPublisher>,
+    pub(super) store: Store,
+    pub(super) policies: Arc<Policies>,
+    pub(super) worker: TrainWorker,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+impl World {
+    /// Starts a trainer on the data directory `dir`, whose steps take two groups of two samples.
+    pub(super) async fn start(dir: &Path) -> Self {
+        Self::start_with(dir, |_| {}).await
+    }
+
+    /// As [`Self::start`], starting from an adapter.
+    pub(super) async fn start_from(dir: &Path, init_adapter: &Path) -> Self {
+        Self::start_with(dir, |config| config.lora.init_adapter = init_adapter.to_owned()).await
+    }
+
+    /// As [`Self::start`], with a changed configuration.
+    pub(super) async fn start_with(dir: &Path, change: impl FnOnce(&mut TrainConfig)) -> Self {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let ledger = dir.join("ledger.redb");
+        let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
+        let routes = RouteList(vec![RouteConfig {
+            name: "route".to_owned(),
+            rewards: vec![RewardConfig::new(
+                "thumbs",
+                1.0,
+                RewardKind::Feedback(FeedbackParams::default()),
+            )],
+            ..RouteConfig::default()
+        }]);
+        let policy = PolicyConfig { parity_tolerance: 1e9, ..PolicyConfig::default() };
+        let publisher = Arc::new(ScriptedPublisher::default());
+        let policies = Policies::restore(
+            publisher.clone(),
+            store.clone(),
+            policy,
+            metrics.clone(),
+            dir,
+            vec![1, 2],
+        );
+        let policies = Arc::new(policies.await.unwrap());
+        let mut config = TrainConfig {
+            samples_per_step: 4,
+            micro_batch: 4,
+            max_staleness: 2,
+            max_sampler_difference: 0.0,
+            learning_rate: 0.01,
+            threads: 1,
+            lora: LoraConfig { r: 2, ..LoraConfig::default() },
+            ..TrainConfig::default()
+        };
+        change(&mut config);
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
+        let worker = TrainWorker::start(TrainSetup {
+            config,
+            publish_every: 1,
+            step_limit: None,
+            peak_rates: Vec::new(),
+            max_completion_tokens: 8,
+            model: ModelDir::open(Path::new(fixture)).unwrap(),
+            base: None,
+            model_name: "tiny".to_owned(),
+            checkpoints: dir.join("checkpoints"),
+            store: store.clone(),
+            routes: Arc::new(Routes::new(&routes).unwrap()),
+            policies: policies.clone(),
+            metrics: metrics.clone(),
+        })
+        .unwrap();
+        Self { publisher, store, policies, worker, metrics }
+    }
+
+    /// Records a ready group of two samples of `version`, rewarded with 0 and 1.
+    pub(super) async fn group(&self, token: TokenId, version: u64) -> GroupId {
+        self.rewarded_group(token, version, [0.0, 1.0]).await
+    }
+
+    /// As [`Self::group`], with these rewards.
+    pub(super) async fn rewarded_group(
+        &self,
+        token: TokenId,
+        version: u64,
+        rewards: [f64; 2],
+    ) -> GroupId {
+        let interaction = InteractionId::new();
+        let mut ops = vec![Op::Interaction(Box::new(Interaction {
+            id: interaction,
+            created: now_ms(),
+            source: PromptSource::Live,
+            route: "route".to_owned(),
+            model: "default".to_owned(),
+            key_id: None,
+            messages: Vec::new(),
+            metadata: std::collections::BTreeMap::new(),
+            params: SamplingParams::default(),
+            prompt_ids: vec![1, 2, 3],
+            template_hash: String::new(),
+        }))];
+        let mut members = Vec::new();
+        for value in rewards {
+            let id = SampleId::new();
+            members.push(id);
+            ops.push(Op::Sample(Box::new(Sample {
+                id,
+                interaction,
+                choice: 0,
+                origin: SampleOrigin::Shadow,
+                created: now_ms(),
+                ids: vec![token, 5],
+                logprobs: vec![-2.0, -2.0],
+                kept_mass: 1.0,
+                text: String::new(),
+                finish: FinishReason::Stop,
+                version: PolicyVersion(version),
+                params: SamplingParams::default(),
+                untrainable: None,
+            })));
+            ops.push(Op::Reward(Box::new(Reward {
+                id: RewardId::new(),
+                sample: id,
+                name: "thumbs".to_owned(),
+                value: Some(value),
+                source: RewardSource::Feedback,
+                created: now_ms(),
+                idempotency_key: None,
+                comment: None,
+                key_id: None,
+            })));
+        }
+        let id = GroupId::new();
+        ops.push(Op::Group(Box::new(Group {
+            id,
+            interaction,
+            route: "route".to_owned(),
+            members,
+            parts: vec!["thumbs".to_owned()],
+            oldest_version: PolicyVersion(version),
+            created: now_ms(),
+            state: GroupState::Ready,
+        })));
+        self.store.commit(ops).await.unwrap();
+        id
+    }
+
+    pub(super) async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let started = Instant::now();
+        while !holds(self) {
+            let status = self.worker.handle().status();
+            assert!(started.elapsed() < Duration::from_secs(20), "{what}: {status:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Pauses the trainer, blocks staging, and records groups of `version` for two steps.
+    pub(super) async fn prepare_two_steps(&self, version: u64) -> [GroupId; 4] {
+        self.worker.handle().pause().unwrap();
+        self.wait_for_state(TrainState::Paused).await;
+        self.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
+        let mut groups = Vec::new();
+        for token in [4, 6, 7, 8] {
+            groups.push(self.group(token, version).await);
+        }
+        groups.try_into().unwrap()
+    }
+
+    /// Runs two steps until the second is computed and waits for the first one's version, whose
+    /// staging is blocked.
+    pub(super) async fn start_two_steps(&self) -> [GroupId; 4] {
+        let groups = self.prepare_two_steps(0).await;
+        self.worker.handle().resume().unwrap();
+        // With a batch ready, the trainer waits for the version only after the second step.
+        self.wait_for_state(TrainState::Publishing).await;
+        groups
+    }
+
+    pub(super) async fn wait_for_state(&self, state: TrainState) {
+        self.until(state.as_str(), |w| w.worker.handle().status().state == state).await;
+    }
+
+    pub(super) async fn wait_for_version(&self, wanted: u64) {
+        let what = format!("version {wanted}");
+        self.until(&what, |w| w.worker.handle().status().policy_version == wanted).await;
+    }
+
+    /// Trains the first `count` versions, each on samples of the previous one.
+    pub(super) async fn train_versions(&self, count: u64) {
+        for version in 0..count {
+            self.group(4, version).await;
+            self.group(6, version).await;
+            self.wait_for_version(version + 1).await;
+        }
+    }
+
+    pub(super) fn state(&self, group: GroupId) -> GroupState {
+        self.store.group(group).unwrap().unwrap().state
+    }
+
+    pub(super) async fn stop(self) {
+        self.worker.stop(Duration::from_secs(20)).await;
+        self.store.close().await.unwrap();
+    }
+}

@@ -1,0 +1,211 @@
+//! The commands, keys and links in the documents exist.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Folders that documents name in backquotes.
+const FOLDERS: &[&str] = &[
+    "src/",
+    "crates/",
+    "configs/",
+    "deploy/",
+    "dashboards/",
+    "datasets/",
+    "tests/",
+    "examples/",
+    "migrations/",
+    "benches/",
+    "docs/",
+    ".ci/",
+];
+
+/// The documents, relative to the repository, each with its text.
+fn documents() -> Vec<(String, String)> {
+    let root = super::root();
+    let top = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(PathBuf::from);
+    let docs = fs::read_dir(root.join("docs")).unwrap();
+    let docs = docs.map(|entry| PathBuf::from("docs").join(entry.unwrap().file_name()));
+    let mut all: Vec<PathBuf> = top.into_iter().chain(docs).collect();
+    all.sort();
+    assert!(all.len() > 10, "{all:?}");
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(root.join(&path)).unwrap();
+        (path.display().to_string(), text)
+    };
+    all.into_iter().map(read).collect()
+}
+
+/// The lines of fenced shell blocks, without prompts, continuation lines joined.
+fn commands(text: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut inside = false;
+    let mut joined = String::new();
+    for line in text.lines() {
+        if let Some(fence) = line.strip_prefix("```") {
+            inside = !inside && matches!(fence, "sh" | "console" | "bash");
+        } else if inside {
+            let line = line.trim().trim_start_matches("$ ");
+            if let Some(part) = line.strip_suffix('\\') {
+                joined.push_str(part);
+            } else {
+                joined.push_str(line);
+                all.push(std::mem::take(&mut joined));
+            }
+        }
+    }
+    all
+}
+
+/// The arguments of a call of `hone`, installed or through cargo.
+fn of_hone(command: &str) -> Option<Vec<&str>> {
+    let arguments = command
+        .strip_prefix("hone ")
+        .or_else(|| command.strip_prefix("cargo run --release -- "))?;
+    let arguments = arguments.split(" #").next().unwrap_or_default();
+    Some(arguments.split_whitespace().take_while(|a| !["|", "&", ">"].contains(a)).collect())
+}
+
+fn help(words: &[&str]) -> Result<String, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(words)
+        .arg("--help")
+        .output()
+        .map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() && !text.is_empty() { Ok(text) } else { Err(format!("{words:?}")) }
+}
+
+#[test]
+fn every_command_in_the_documents_exists() {
+    let mut seen = BTreeSet::new();
+    for (document, text) in documents() {
+        for command in commands(&text) {
+            let Some(arguments) = of_hone(&command) else {
+                seen.insert(command);
+                continue;
+            };
+            // `db stats`: the words before the first flag or value that clap knows as commands.
+            let words: Vec<&str> =
+                arguments.iter().copied().take_while(|a| !a.starts_with('-')).collect();
+            assert!(!words.is_empty(), "{document}: {command}");
+            let help = help(&words).unwrap_or_else(|e| panic!("{document}: {command}: {e}"));
+            for flag in arguments.iter().filter(|a| a.starts_with("--")) {
+                let flag = flag.split('=').next().unwrap();
+                assert!(help.contains(flag), "{document}: {command}: there is no {flag}");
+            }
+            seen.insert(words.join(" "));
+        }
+    }
+    for promised in ["demo", "serve", "cargo test --release"] {
+        assert!(seen.contains(promised), "no document shows {promised}: {seen:?}");
+    }
+}
+
+/// Every key of the default configuration by its path, tables included; those of lists of tables
+/// without a number.
+fn configuration_keys() -> BTreeSet<String> {
+    fn collect(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (name, inner) in table {
+                    let key =
+                        if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                    collect(&key, inner, found);
+                    found.insert(key);
+                }
+            }
+            toml::Value::Array(items) => {
+                for item in items {
+                    collect(prefix, item, found);
+                }
+            }
+            _ => {}
+        }
+    }
+    let text = fs::read_to_string(super::root().join("configs/default.toml")).unwrap();
+    let table: toml::Table = text.parse().unwrap();
+    let mut found = BTreeSet::new();
+    collect("", &toml::Value::Table(table), &mut found);
+    found
+}
+
+/// Texts in backquotes outside of code blocks that look like the path of a key.
+fn keys_named(text: &str) -> Vec<String> {
+    let mut named = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            inside = !inside;
+        } else if !inside {
+            for quoted in line.split('`').skip(1).step_by(2) {
+                // `train.kl.target = 0.1` names its key.
+                let path = quoted.split(" = ").next().unwrap();
+                let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+                if path.contains('.')
+                    && path.split('.').all(|p| !p.is_empty() && p.chars().all(plain))
+                {
+                    named.push(path.to_owned());
+                }
+            }
+        }
+    }
+    named
+}
+
+#[test]
+fn every_key_in_the_documents_is_a_key() {
+    let keys = configuration_keys();
+    let mut checked = 0;
+    for (document, text) in documents() {
+        for path in keys_named(&text) {
+            let section = path.split('.').next().unwrap();
+            // Files, such as `state.json`, are in no section.
+            if keys.contains(section) {
+                assert!(keys.contains(&path), "{document}: {path} is not in configs/default.toml");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 100, "{checked} keys");
+}
+
+/// `tests/reference/check_trl_options.py` compares the first column with an installed TRL.
+#[test]
+fn every_option_of_trl_has_a_key_or_a_reason() {
+    let text = fs::read_to_string(super::root().join("docs/trl.md")).unwrap();
+    let mut rows = 0;
+    for row in text.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 5, "{row}");
+        let (key, why) = (cells[2], cells[3]);
+        assert!(!(key.is_empty() && why.is_empty()), "neither a key nor a reason: {row}");
+        assert_eq!(key.is_empty(), keys_named(key).is_empty(), "not a key: {row}");
+        rows += 1;
+    }
+    assert!(rows > 60, "{rows} rows");
+}
+
+#[test]
+fn every_link_in_the_documents_leads_somewhere() {
+    let root = super::root();
+    let mut checked = 0;
+    for (document, text) in documents() {
+        let folder = root.join(&document).parent().unwrap().to_owned();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let quoted = text.split('`').skip(1).step_by(2);
+        let quoted = quoted.filter(|q| FOLDERS.iter().any(|folder| q.starts_with(folder)));
+        let links = links.map(|target| (folder.clone(), target));
+        for (base, target) in links.chain(quoted.map(|target| (root.clone(), target))) {
+            if target.contains("://") || target.starts_with('#') || target.contains(['*', '{', ' '])
+            {
+                continue;
+            }
+            let path = target.split('#').next().unwrap();
+            assert!(base.join(path).exists(), "{document}: {target} does not exist");
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "{checked} links");
+}
