@@ -59,15 +59,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The message, followed by the causes that it does not contain already.
+/// An error and its causes, without causes that the text already contains.
 fn with_causes(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
-        match (text.is_empty(), text.contains(&cause)) {
-            (true, _) => cause,
-            (_, true) => text,
-            _ => format!("{text}: {cause}"),
-        }
-    })
+    let texts = error.chain().map(ToString::to_string);
+    let join = |text: String, cause: String| {
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    };
+    texts.reduce(join).unwrap_or_default()
 }
 
 #[expect(clippy::print_stderr, reason = "the one place that tells a person what went wrong")]

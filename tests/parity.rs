@@ -39,10 +39,10 @@ impl Pair {
     fn new(model: &str, lora: LoraConfig, short: bool) -> Self {
         let files = tempfile::tempdir().unwrap();
         let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap();
-        let normalised = dir.normalised(files.path()).unwrap();
+        let normalized = dir.write_normalized(files.path()).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let config = EngineConfig { replicas: 1, queue: 8 };
-        let engine = MistralEngine::start(&dir, &normalised, &config, metrics.clone()).unwrap();
+        let engine = MistralEngine::start(&dir, &normalized, &config, metrics.clone()).unwrap();
         let config = TrainConfig { lora, learning_rate: 0.02, ..TrainConfig::default() };
         let learner = Learner::new(&dir, &config).unwrap();
         let config = SamplerConfig { context: dir.context(), ..SamplerConfig::default() };

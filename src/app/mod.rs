@@ -137,7 +137,7 @@ impl Core {
         };
         let background = Background::start()?;
         let rollout = || {
-            Rollout::start_kept(
+            Rollout::start(
                 &config.rollout,
                 config.dataset_in_use().as_ref(),
                 (config.train.seed, Some(data.join("dataset.json"))),
@@ -375,8 +375,8 @@ async fn load_engine(
         if !serves {
             return Ok((dir, None));
         }
-        let normalised = dir.normalised(&data.join("models"))?;
-        let engine = MistralEngine::start(&dir, &normalised, &config.engine, metrics)?;
+        let normalized = dir.write_normalized(&data.join("models"))?;
+        let engine = MistralEngine::start(&dir, &normalized, &config.engine, metrics)?;
         anyhow::Ok((dir, Some(engine)))
     })
     .await?

@@ -21,11 +21,11 @@ impl OwnModel {
     pub(super) async fn load(&self, dir: &ModelDir, data: &Path) -> anyhow::Result<()> {
         let (dir, models) = (dir.clone(), data.join("models"));
         let engine = tokio::task::spawn_blocking(move || {
-            let normalised = dir.normalised(&models)?;
+            let normalized = dir.write_normalized(&models)?;
             // Its figures are not the policy's: they go nowhere.
             let metrics = Arc::new(Metrics::new()?);
             let config = EngineConfig { replicas: 1, queue: 4096 };
-            anyhow::Ok(MistralEngine::start(&dir, &normalised, &config, metrics)?)
+            anyhow::Ok(MistralEngine::start(&dir, &normalized, &config, metrics)?)
         });
         let engine: Arc<dyn Engine> = engine.await??;
         // Loaded once, by the one caller.

@@ -26,7 +26,7 @@ use super::machine::Peak;
 use super::train::Subject;
 use super::{Folder, machine};
 
-pub(crate) use hone_model::adapter::weights::LoraConfig;
+pub(crate) use hone_model::adapter::LoraConfig;
 
 /// Bytes that are read, at least, to measure how fast the weights can be.
 const READ: usize = 512 << 20;

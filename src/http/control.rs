@@ -79,6 +79,6 @@ pub trait ServedSink: Send + Sync {
 
 impl ServedSink for Rollout {
     fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
-        self.offer(interaction, served);
+        self.submit(interaction, served);
     }
 }

@@ -186,7 +186,7 @@ impl From<EngineError> for ApiError {
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
-            EngineError::Model(_) | EngineError::Internal(_) => Self::logged(&error),
+            _ => Self::logged(&error),
         }
     }
 }

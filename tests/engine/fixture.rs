@@ -36,11 +36,11 @@ pub async fn start_model(model: &str, replicas: usize, queue: usize) -> Fixture 
     let alone = ALONE.lock().await;
     let files = tempfile::tempdir().unwrap();
     let dir = ModelDir::open(&here(model)).unwrap();
-    let normalised = dir.normalised(files.path()).unwrap();
+    let normalized = dir.write_normalized(files.path()).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
     let start = Instant::now();
     let config = EngineConfig { replicas, queue };
-    let engine = MistralEngine::start(&dir, &normalised, &config, Arc::clone(&metrics)).unwrap();
+    let engine = MistralEngine::start(&dir, &normalized, &config, Arc::clone(&metrics)).unwrap();
     println!("{model}: {replicas} replicas a colour started in {:?}", start.elapsed());
     Fixture { engine, metrics, dir, _alone: alone, files }
 }

@@ -18,7 +18,7 @@ use hone::config::ServerConfig;
 use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
-use hone_engine::fake::FakeConfig;
+use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
 use hone_reward::Routes;
 use hone_reward::config::RouteList;

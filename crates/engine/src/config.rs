@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use hone_core::config::Checked;
 use hone_core::config::range::between;
 
-/// Token generation.
+/// Configuration of the serving engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Engines a colour, each running one sequence at a time on CPU. Two colours are loaded, so
-    /// memory holds twice this many copies of the weights.
+    /// Replicas of the model per color; on CPU each runs one sequence at a time. Two colors are
+    /// loaded, so memory holds twice as many copies of the weights.
     pub replicas: usize,
-    /// Live requests that may wait for a slot before 429.
+    /// Live requests that may wait for a slot. A request beyond that is answered with 429.
     pub queue: usize,
 }
 

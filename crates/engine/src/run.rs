@@ -1,4 +1,4 @@
-//! One generation from its first token to its last event, whoever computes the logits.
+//! One generation from its first token to its last event. Every engine uses it.
 
 use std::sync::Arc;
 
@@ -6,16 +6,17 @@ use prometheus::IntCounter;
 use tokio::sync::mpsc;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{FinishReason, PolicyVersion};
+use hone_core::types::FinishReason;
 
-use super::admission::Lease;
-use super::{Codec, EngineError, Event, GenerateRequest, Generation, Priority, TextStream, Token};
+use crate::admission::Lease;
+use crate::api::{Event, GenerateRequest, Generation, Priority, Token};
+use crate::codec::{Codec, TextStream};
+use crate::error::EngineError;
 use crate::sampling;
-use crate::sampling::Drawn;
 
-pub use super::admission::{Cancel, CancelFlag};
+pub use crate::admission::{CancelFlag, CancelReason};
 
-/// Checks a request against the model and returns how many tokens it may have.
+/// Checks a request against the model and returns its token limit, which is at least 1.
 ///
 /// # Errors
 /// [`EngineError::Invalid`] or [`EngineError::PromptTooLong`].
@@ -23,7 +24,7 @@ pub fn check(request: &GenerateRequest, context: usize, vocab: usize) -> Result<
     sampling::check(&request.params)?;
     let prompt = request.prompt_ids.len();
     if prompt == 0 {
-        return Err(EngineError::Invalid("the prompt holds no token".to_owned()));
+        return Err(EngineError::Invalid("the prompt has no tokens".to_owned()));
     }
     if prompt >= context {
         return Err(EngineError::PromptTooLong { prompt, context });
@@ -34,95 +35,75 @@ pub fn check(request: &GenerateRequest, context: usize, vocab: usize) -> Result<
             "token {id} does not exist; the model's vocabulary holds {vocab}"
         )));
     }
-    let room = u32::try_from(context - prompt).unwrap_or(u32::MAX);
-    Ok(request.params.max_tokens.min(room))
+    let free = u32::try_from(context - prompt).unwrap_or(u32::MAX);
+    Ok(request.params.max_tokens.min(free))
 }
 
-/// Who runs, on what.
-pub struct SequenceSlot {
-    /// The version every token comes from.
-    pub version: PolicyVersion,
-    /// Live or shadow.
-    pub priority: Priority,
-    /// Asks the sequence to end early.
-    pub cancel: Arc<CancelFlag>,
-    /// The slot, where there are slots to give back.
-    pub lease: Option<Lease>,
-}
-
-impl From<Lease> for SequenceSlot {
-    fn from(lease: Lease) -> Self {
-        let (version, priority, cancel) =
-            (lease.version, lease.priority, Arc::clone(&lease.cancel));
-        Self { version, priority, cancel, lease: Some(lease) }
-    }
-}
-
-/// Turns drawn tokens into events and decides when the generation ends.
+/// The writing end of a [`Generation`]: turns sampled tokens into events and decides when the
+/// generation ends.
 pub struct GenerationRun {
-    codec: Arc<Codec>,
     text: TextStream,
     events: mpsc::Sender<Event>,
-    /// A shadow's tokens, which nobody reads before its end: sent then, they wake the reader once.
-    held: Vec<Token>,
-    seat: SequenceSlot,
+    /// Tokens of a shadow sequence. Its reader only needs the whole completion, so they are sent at
+    /// the end and wake the reader once.
+    shadow_tokens: Vec<Token>,
+    lease: Lease,
     produced: u32,
     limit: u32,
     outcome: Option<Result<(FinishReason, String), EngineError>>,
-    tokens: IntCounter,
+    token_counter: IntCounter,
     metrics: Arc<Metrics>,
 }
 
 impl GenerationRun {
-    /// A run that holds `seat` until its end, and the generation that reads it. Its channel holds
-    /// every event of `limit` tokens, so that whoever computes them never waits for a reader.
+    /// Creates both ends of a generation that ends after `limit` tokens at the latest.
+    ///
+    /// The channel holds all its events, so that the thread that computes never waits for a reader.
     pub fn new(
         codec: &Arc<Codec>,
         stop: &[String],
         limit: u32,
-        seat: impl Into<SequenceSlot>,
+        lease: Lease,
         metrics: &Arc<Metrics>,
     ) -> (Self, Generation) {
         let (sender, receiver) = mpsc::channel(limit as usize + 1);
-        let seat = seat.into();
-        let label = match seat.priority {
+        let label = match lease.priority {
             Priority::Live => "live",
             Priority::Shadow => "shadow",
         };
-        let generation = Generation { version: seat.version, events: receiver };
+        let generation = Generation { version: lease.version, events: receiver };
         let run = Self {
-            codec: Arc::clone(codec),
             text: TextStream::new(Arc::clone(codec), stop),
             events: sender,
-            held: Vec::new(),
-            seat,
+            shadow_tokens: Vec::new(),
+            lease,
             produced: 0,
             limit,
             outcome: None,
-            tokens: metrics.engine_tokens.with_label_values(&[label]),
+            token_counter: metrics.engine_tokens.with_label_values(&[label]),
             metrics: Arc::clone(metrics),
         };
         (run, generation)
     }
 
-    /// Whether no further token should be computed: it has ended, or somebody asked for that.
+    /// Whether no further token should be computed, because the generation has ended or was
+    /// cancelled.
     pub fn is_over(&self) -> bool {
         if self.events.is_closed() {
-            self.seat.cancel.set(Cancel::Gone);
+            self.lease.cancel.set(CancelReason::ReaderGone);
         }
-        self.outcome.is_some() || self.seat.cancel.get().is_some()
+        self.outcome.is_some() || self.lease.cancel.get().is_some()
     }
 
-    /// Reports a drawn token. Returns whether it was the last.
-    pub fn push(&mut self, drawn: Drawn) -> bool {
+    /// Reports a sampled token, whose text it fills in. Returns [`Self::is_over`].
+    pub fn push(&mut self, mut token: Token) -> bool {
         self.produced += 1;
-        self.tokens.inc();
-        let mut text = String::new();
-        if self.codec.stop_ids().contains(&drawn.id) {
+        self.token_counter.inc();
+        if self.text.codec.stop_ids().contains(&token.id) {
             self.outcome = Some(Ok((FinishReason::Stop, self.text.finish().text)));
         } else {
-            let piece = self.text.push(drawn.id);
-            text = piece.text;
+            let piece = self.text.push(token.id);
+            token.text = piece.text;
             if piece.stopped {
                 self.outcome = Some(Ok((FinishReason::Stop, String::new())));
             } else if self.produced >= self.limit {
@@ -131,46 +112,42 @@ impl GenerationRun {
                 self.outcome = Some(Ok((finish, rest.text)));
             }
         }
-        let Drawn { id, logprob, kept_mass, top } = drawn;
-        let token = Token { id, logprob, kept_mass, top, text };
-        if self.seat.priority == Priority::Shadow {
-            self.held.push(token);
+        if self.lease.priority == Priority::Shadow {
+            self.shadow_tokens.push(token);
         } else if self.events.try_send(Event::Token(token)).is_err() {
-            self.seat.cancel.set(Cancel::Gone);
+            self.lease.cancel.set(CancelReason::ReaderGone);
         }
         self.is_over()
     }
 
-    /// Ends the run with an error, unless it has ended already.
+    /// Ends the generation with an error, unless it has already ended.
     pub fn fail(&mut self, error: EngineError) {
         self.outcome.get_or_insert(Err(error));
     }
 
-    /// Gives the slot back, then sends the last event. The computation must have stopped.
-    pub fn conclude(self) {
-        let asked = self.seat.cancel.get();
-        drop(self.seat.lease);
-        for token in self.held {
-            // As for the last event: nobody may be reading any more.
-            let _ = self.events.try_send(Event::Token(token));
-        }
-        let event = match (self.outcome, asked) {
+    /// Frees the slot, then sends the last event. The computation must have stopped.
+    pub fn finish(self) {
+        let cancelled = self.lease.cancel.get();
+        drop(self.lease);
+        let event = match (self.outcome, cancelled) {
             (Some(Ok((finish, text))), _) => Event::Done { finish, text },
             (Some(Err(error)), _) => {
                 self.metrics.engine_failures.inc();
                 tracing::warn!(%error, "a generation failed");
                 Event::Failed(error)
             }
-            (None, Some(Cancel::Preempted)) => Event::Failed(EngineError::Preempted),
-            (None, Some(Cancel::ShuttingDown)) => Event::Failed(EngineError::ShuttingDown),
-            (None, Some(Cancel::Gone)) => return,
+            (None, Some(CancelReason::Preempted)) => Event::Failed(EngineError::Preempted),
+            (None, Some(CancelReason::ShuttingDown)) => Event::Failed(EngineError::ShuttingDown),
+            (None, Some(CancelReason::ReaderGone)) => return,
             (None, None) => {
                 self.metrics.engine_failures.inc();
                 tracing::warn!("a generation ended before its last token");
                 Event::Failed(EngineError::Internal("the sequence ended too early".to_owned()))
             }
         };
-        // Nobody may be reading any more.
-        let _ = self.events.try_send(event);
+        for event in self.shadow_tokens.into_iter().map(Event::Token).chain([event]) {
+            // Fails only if the reader is gone.
+            let _ = self.events.try_send(event);
+        }
     }
 }

@@ -1,22 +1,23 @@
-//! Renders chat templates as transformers does (`apply_chat_template`, jinja2 with `trim_blocks`,
-//! `lstrip_blocks` and loop controls), on minijinja.
+//! Renders chat templates with minijinja, as transformers' `apply_chat_template` does: jinja2 with
+//! `trim_blocks`, `lstrip_blocks` and loop controls.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io;
 use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Kwargs, Object, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
-use regex::Regex;
+use regex::{Captures, Regex};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
-use sha2::{Digest, Sha256};
 
+use hone_core::digest::sha256;
 use hone_core::types::{Message, Role};
 
-use super::EngineError;
+use crate::error::EngineError;
 
-/// The name under which the environment keeps the template.
+/// The template's name in its environment.
 const NAME: &str = "chat_template";
 
 /// A compiled chat template.
@@ -28,10 +29,10 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `special_tokens` (`bos_token`, …) are variables in it.
+    /// Compiles a template. `special_tokens` (`bos_token`, …) are variables in it.
     ///
     /// # Errors
-    /// [`EngineError::Model`] if it does not parse.
+    /// [`EngineError::Component`] if the template does not parse.
     pub fn new(text: &str, special_tokens: &BTreeMap<String, String>) -> Result<Self, EngineError> {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
@@ -43,22 +44,23 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment
             .add_template_owned(NAME, without_generation_blocks(text)?)
-            .map_err(|e| EngineError::Model(format!("the chat template does not parse: {e}")))?;
-        let digest = Sha256::digest(text.as_bytes());
+            .map_err(|error| EngineError::component("the chat template does not parse", error))?;
+        let mut hash = sha256(text);
+        hash.truncate(16);
         Ok(Self {
             environment,
             special_tokens: special_tokens.clone(),
             knows_developer: text.contains("developer"),
-            hash: digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect(),
+            hash,
         })
     }
 
-    /// The conversation as text, with the generation prompt added.
+    /// The conversation as text, with the generation prompt.
     ///
-    /// A `developer` message is rendered as `system` by templates that do not know the former.
+    /// A `developer` message becomes `system` if the template never mentions `developer`.
     ///
     /// # Errors
-    /// [`EngineError::Invalid`] with the template's own words where it refuses the conversation.
+    /// [`EngineError::Invalid`] with the template's message if it refuses the conversation.
     pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
         let fail = |e: Error| {
             let reason = e.detail().map_or_else(|| e.to_string(), str::to_owned);
@@ -86,13 +88,13 @@ impl ChatTemplate {
             .map_err(fail)
     }
 
-    /// First 16 hex digits of the SHA-256 of the template's text.
+    /// First 16 hexadecimal digits of the SHA-256 of the template's text.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 }
 
-/// A message whose keys keep Python's order when a template prints it.
+/// A message that prints its keys in Python's order.
 #[derive(Debug)]
 struct TemplateMessage {
     role: Role,
@@ -113,14 +115,16 @@ impl Object for TemplateMessage {
     }
 }
 
-/// `{% generation %}` marks what the assistant said, for training masks; it prints nothing.
+/// Replaces `{% generation %}` blocks, which mark the assistant's tokens for training masks and
+/// print nothing else, by `{% if true %}`.
 fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
-    let replace = |text: &str, tag: &str, with: &str| {
-        let regex = Regex::new(&format!(r"\{{%([-+]?)\s*{tag}\s*([-+]?)%\}}"))
-            .map_err(|e| EngineError::Internal(e.to_string()))?;
-        Ok(regex.replace_all(text, format!("{{%${{1}} {with} ${{2}}%}}")).into_owned())
+    let tag = Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+        .map_err(|error| EngineError::component("chat template", error))?;
+    let replace = |tag: &Captures| {
+        let statement = if tag.get(2).is_some() { "endif" } else { "if true" };
+        format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
     };
-    replace(&replace(text, "generation", "if true")?, "endgeneration", "endif")
+    Ok(tag.replace_all(text, replace).into_owned())
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -136,10 +140,10 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`: jinja's own filter escapes HTML.
+/// `json.dumps(value, ensure_ascii=False, indent=indent)`. Jinja's filter would escape HTML.
 fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
-    // Accepted as transformers accepts them; the defaults are what templates ask for.
+    // Accepted and ignored, as in transformers. Templates pass the defaults.
     for option in ["ensure_ascii", "separators", "sort_keys"] {
         let _: Option<Value> = kwargs.get(option)?;
     }
@@ -159,30 +163,27 @@ fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(text))
 }
 
-/// Python's one-line separators: `", "` and `": "`.
+/// Writes JSON on one line with Python's separators `", "` and `": "`.
 struct PythonFormatter;
 
 impl Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
+    fn begin_array_value<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
         first: bool,
-    ) -> std::io::Result<()> {
+    ) -> io::Result<()> {
         if first { Ok(()) } else { writer.write_all(b", ") }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(
+    fn begin_object_key<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
         first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+    ) -> io::Result<()> {
+        self.begin_array_value(writer, first)
     }
 
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         writer.write_all(b": ")
     }
 }
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn trims_blocks_as_jinja_does() {
+    fn trims_blocks_like_jinja() {
         let template = "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n\
                         [{{ m['content'].strip() }}]\n  {% endif %}\n{% endfor %}\n\
                         {%- if add_generation_prompt %}<a>{% endif %}";
@@ -213,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn prints_json_as_python_does() {
+    fn prints_json_like_python() {
         let template = "{{ messages[0] | tojson }} {{ [1, 'ü'] | tojson(indent=2) }}";
         let text = render(template, &user("a<b>&'\"")).unwrap();
         assert_eq!(text, "{\"role\": \"user\", \"content\": \"a<b>&'\\\"\"} [\n  1,\n  \"ü\"\n]");
     }
 
     #[test]
-    fn passes_the_templates_own_refusal_on() {
+    fn a_refusal_has_the_templates_message() {
         let error = render("{{ raise_exception('no system role here') }}", &user("x"));
         assert_eq!(
             error.unwrap_err().to_string(),
@@ -229,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn knows_what_templates_in_the_wild_use() {
+    fn supports_features_of_published_templates() {
         let template = "{% if tools is not none %}tools{% endif %}\
             {% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}\
             {% generation %}{{ m.content }}{% endgeneration %}{% endfor %}\
             {{ strftime_now('%Y') | length }}{{ 'a,b'.split(',')[1] }}{{ missing.none_is_fine is defined }}";
         let messages = [message(Role::User, "one"), message(Role::User, "two")];
-        // An attribute of something undefined is an error in jinja2 as well.
+        // An attribute of an undefined value is an error in jinja2, too.
         assert!(render(template, &messages).is_err());
         let template = template.replace("missing.none_is_fine", "missing");
         assert_eq!(render(&template, &messages).unwrap(), "one4bFalse");
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn developer_becomes_system_where_unknown() {
+    fn developer_becomes_system_in_templates_without_that_role() {
         let dev = [message(Role::Developer, "d")];
         assert_eq!(render("{{ messages[0].role }}", &dev).unwrap(), "system");
         let knows = "{# developer #}{{ messages[0].role }}";
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_is_of_the_text() {
+    fn the_hash_is_that_of_the_text() {
         let hash =
             |text: &str| ChatTemplate::new(text, &BTreeMap::new()).unwrap().hash().to_owned();
         assert_eq!(hash("abc"), "ba7816bf8f01cfea");

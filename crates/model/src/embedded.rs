@@ -1,17 +1,19 @@
-//! The model that comes with the binary, as an ordinary Hugging Face directory.
+//! The model inside the binary, an ordinary Hugging Face directory.
 //!
-//! `cargo run --release --example pretrain_embedded` makes it; see there for what it was taught.
+//! The example `pretrain_embedded` creates it, and documents its task.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// The model's own name in `/v1/models`.
+use hone_core::digest::{Digest, hex};
+use hone_core::files::{FileError, at, remove_any, sync_dir, write_synced};
+
+/// The model's name in `/v1/models`.
 pub const NAME: &str = "hone-adder";
 
-/// Its files, by name.
+/// The model's files, by name.
 pub const FILES: [(&str, &[u8]); 5] = [
     ("config.json", include_bytes!("../../../models/embedded/config.json")),
     ("generation_config.json", include_bytes!("../../../models/embedded/generation_config.json")),
@@ -21,52 +23,50 @@ pub const FILES: [(&str, &[u8]); 5] = [
 ];
 
 /// First 12 hex digits of the SHA-256 over the files' names, lengths and bytes.
-pub fn digest() -> String {
-    let mut hash = Sha256::new();
-    for (name, bytes) in FILES {
-        hash.update(name);
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    }
-    hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+fn digest() -> String {
+    let add = |digest: Digest, (name, bytes): &(&str, &[u8])| digest.bytes(name).field(bytes);
+    hex(&FILES.iter().fold(Digest::new(), add).prefix::<6>())
 }
 
-/// Makes `<data>/models/embedded-<digest>/` hold the model and returns its path. A directory that
-/// is whole is kept as it is; anything else in its place is replaced. It appears under its name
-/// only when it is complete, so a crash leaves no torn model behind.
+/// Creates `<data>/models/embedded-<digest>/` with the model's files and returns its path. A complete
+/// directory is kept, an incomplete one is replaced. The files are synced before the directory gets its
+/// name, so a crash leaves it complete or absent. Several processes may call this at once.
 ///
 /// # Errors
 /// If the data directory cannot be written.
-pub fn unpack(data: &Path) -> io::Result<PathBuf> {
+pub fn unpack(data: &Path) -> Result<PathBuf, FileError> {
     let models = data.join("models");
     let target = models.join(format!("embedded-{}", digest()));
-    if is_whole(&target) {
+    if is_complete(&target) {
         return Ok(target);
     }
+    // Its name is unique: another process may be at the same point.
     let temporary = models.join(format!(".embedded-{}", Uuid::now_v7()));
-    fs::create_dir_all(&temporary)?;
-    let placed = place(&temporary, &target);
-    if placed.is_err() {
-        // Best effort: the first error is the one to report.
-        let _ = fs::remove_dir_all(&temporary);
+    let written = write(&temporary, &target).and_then(|()| sync_dir(&models));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _second = remove_any(&temporary);
     }
-    // Another process may have placed it first; then the rename failed, and all is well.
-    if is_whole(&target) { Ok(target) } else { placed.map(|()| target) }
+    // If another process renamed its directory first, the rename failed, and the target is complete.
+    if is_complete(&target) { Ok(target) } else { written.map(|()| target) }
 }
 
-/// Fills `temporary` and gives it the name `target`.
-fn place(temporary: &Path, target: &Path) -> io::Result<()> {
+/// Writes the files to `temporary` and renames it to `target`.
+fn write(temporary: &Path, target: &Path) -> Result<(), FileError> {
+    fs::create_dir_all(temporary).map_err(at(temporary))?;
     for (name, bytes) in FILES {
-        fs::write(temporary.join(name), bytes)?;
+        write_synced(&temporary.join(name), bytes)?;
     }
-    if target.exists() && !is_whole(target) {
-        fs::remove_dir_all(target)?;
+    sync_dir(temporary)?;
+    // In this order: a directory that another process renames meanwhile is kept.
+    if target.exists() && !is_complete(target) {
+        remove_any(target)?;
     }
-    fs::rename(temporary, target)
+    fs::rename(temporary, target).map_err(at(target))
 }
 
-/// Whether every file is there, byte for byte.
-fn is_whole(dir: &Path) -> bool {
+/// Whether every file exists with the right content.
+fn is_complete(dir: &Path) -> bool {
     FILES.iter().all(|(name, bytes)| fs::read(dir.join(name)).is_ok_and(|found| found == *bytes))
 }
 
@@ -75,38 +75,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unpacks_once_and_repairs_what_is_torn() {
+    fn a_complete_directory_is_kept_and_a_damaged_one_is_replaced() {
         let data = tempfile::tempdir().unwrap();
         let dir = unpack(data.path()).unwrap();
-        assert!(is_whole(&dir));
-        let made = fs::metadata(dir.join("config.json")).unwrap().modified().unwrap();
+        assert!(is_complete(&dir));
+        let written = fs::metadata(dir.join("config.json")).unwrap().modified().unwrap();
 
         assert_eq!(unpack(data.path()).unwrap(), dir);
         let again = fs::metadata(dir.join("config.json")).unwrap().modified().unwrap();
-        assert_eq!(made, again, "a whole directory is kept");
+        assert_eq!(written, again, "a complete directory is kept");
 
         fs::write(dir.join("model.safetensors"), b"torn").unwrap();
         fs::remove_file(dir.join("tokenizer.json")).unwrap();
         assert_eq!(unpack(data.path()).unwrap(), dir);
-        assert!(is_whole(&dir));
+        assert!(is_complete(&dir));
         let left = fs::read_dir(data.path().join("models")).unwrap().count();
-        assert_eq!(left, 1, "no temporary directory stays behind");
+        assert_eq!(left, 1, "no temporary directory remains");
     }
 
     #[test]
-    fn many_at_once_agree() {
+    fn concurrent_calls_return_the_same_complete_directory() {
         let data = tempfile::tempdir().unwrap();
         std::thread::scope(|scope| {
             let workers: Vec<_> =
                 (0..8).map(|_| scope.spawn(|| unpack(data.path()).unwrap())).collect();
             for worker in workers {
-                assert!(is_whole(&worker.join().unwrap()));
+                assert!(is_complete(&worker.join().unwrap()));
             }
         });
     }
 
     #[test]
-    fn it_is_as_small_as_promised() {
+    fn the_model_is_smaller_than_4_mb() {
         let bytes: usize = FILES.iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(bytes < 4_000_000, "{bytes} bytes");
     }

@@ -1,4 +1,4 @@
-//! Tensors as files.
+//! Tensors in files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,9 +6,12 @@ use candle_core::Tensor;
 
 use crate::{ModelError, Result};
 
-/// Tensors as the bytes of a safetensors file; equal tensors give equal bytes.
+/// The bytes of a safetensors file. Equal tensors have equal bytes.
+///
+/// # Errors
+/// If a tensor cannot be read.
 pub fn safetensors_bytes(tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>> {
-    // Python tools look for this entry.
+    // transformers and PEFT require this entry.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize(tensors, Some(metadata))
         .map_err(|e| ModelError::Tensor(candle_core::Error::wrap(e)))

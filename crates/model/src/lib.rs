@@ -1,11 +1,28 @@
-//! The transformer, its LoRA adapters and the embedded model.
+//! The transformer, its LoRA adapters, PEFT files, merging, and the model inside the binary.
 //!
-//! Trainer and sampler share this crate: both compute with the same frozen base and the same
-//! adapters.
+//! Trainer and native sampler share this crate: [`ModelSpec`] describes the base model, [`Model`] holds
+//! its weights and computes forward and backward passes, [`adapter`] has the adapter's settings, weights
+//! and files. The native sampler has its own decoder over the same weights.
+//!
+//! This crate starts no threads. A fused operation runs on the calling thread, or, within
+//! [`kernels::parallel::with_threads`], on up to that many threads of the caller's rayon pool.
+//! `hone-train` decides: its pool has `train.threads` threads, and its `forward_backward` module runs
+//! either one shard per thread or one shard on all threads. Candle graphs use candle's own setting.
+//!
+//! Callers may rely on these properties:
+//!
+//! - There are two numeric paths. Fused CPU kernels run a frozen base; candle graphs run everything
+//!   else: other devices, and weights that are trained. `transformer::fused_layer::tests` compares
+//!   values and gradients of the two paths for every model family.
+//! - Results of the fused path are bit-equal for any number of threads, because sums run in a fixed
+//!   order, and with or without recomputation of activations ([`Model::forward_saving`]).
+//! - Matrices of a frozen base may stay in 16 bits ([`adapter::BaseDtype`]); they are upcast when used,
+//!   and computation is in f32.
+//! - [`Model::digest`] is stable: it is part of checkpoints.
 
 pub mod adapter;
 pub mod embedded;
-pub mod error;
+mod error;
 pub mod files;
 pub mod kernels;
 pub mod spec;

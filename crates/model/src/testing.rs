@@ -1,6 +1,5 @@
-//! A tiny model and comparisons of tensors, for tests of this crate and of those that build on it.
-//!
-//! Every function panics on an error: nothing here runs outside tests.
+//! A tiny model and comparisons of tensors, for tests of this crate and of its dependents. Functions
+//! panic on errors.
 
 #![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "test helpers fail loudly")]
 
@@ -20,7 +19,7 @@ pub fn test_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
 }
 
-/// The shape of `tests/fixtures/qwen2-tiny`.
+/// The shape of the tiny model, `tests/fixtures/qwen2-tiny`.
 pub fn tiny_spec() -> ModelSpec {
     let text = std::fs::read(test_file("fixtures/qwen2-tiny/config.json")).unwrap();
     ModelSpec::from_config(&serde_json::from_slice::<Value>(&text).unwrap()).unwrap()
@@ -41,8 +40,8 @@ pub fn tiny_model(dtype: DType) -> Model {
     Model::new(tiny_spec(), tiny_weights(dtype)).unwrap()
 }
 
-/// Fills A and B with random values, so that the policy is not the base.
-pub fn randomise(lora: &LoraWeights, seed: u64) {
+/// Fills A and B with random values, so that the policy differs from the base.
+pub fn randomize(lora: &LoraWeights, seed: u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for (_, var) in lora.parameters() {
         let values: Vec<f64> = (0..var.elem_count()).map(|_| rng.random_range(-0.3..0.3)).collect();
@@ -58,8 +57,7 @@ pub fn relative_difference(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Te
     assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
     let (mut difference, mut scale) = (0.0_f64, 0.0_f64);
     for (name, x) in a {
-        let (x, y) = (values(x), values(&b[name]));
-        for (x, y) in x.iter().zip(&y) {
+        for (x, y) in values(x).into_iter().zip(values(&b[name])) {
             difference = difference.max((x - y).abs());
             scale = scale.max(x.abs());
         }

@@ -7,33 +7,33 @@ use serde::{Deserialize, Serialize};
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem};
 
-/// Shadow groups.
+/// Configuration of shadow groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// Whether to sample shadow siblings at all.
+    /// Whether to sample shadow completions.
     pub enabled: bool,
-    /// Members of a group, the served completion included where it may be trained on.
+    /// Members of a group. The served completion is one of them if it may be trained on.
     pub group_size: usize,
     /// Sampling temperature of shadows.
     pub temperature: f32,
     /// Token limit of shadows.
     pub max_tokens: u32,
-    /// Shadow sequences that may run at once; 0 takes every slot that no client needs.
+    /// Shadow sequences that may run at once; 0 uses every slot that no client needs.
     pub max_concurrent: usize,
-    /// What samples shadows.
+    /// The engine that samples shadows.
     pub sampler: SamplerKind,
-    /// Tokens, prompts included, whose keys and values the native sampler's cache holds.
+    /// Capacity of the native sampler's KV cache in tokens, prompts included.
     pub max_batch_tokens: usize,
-    /// Prompts that may wait for a group; a full queue skips new prompts and counts them.
+    /// Prompts that may wait for a group. While the queue is full, new prompts are skipped.
     pub queue: usize,
-    /// Milliseconds a completed group waits for its client's feedback before it is handed on.
+    /// Milliseconds that a scored group waits for its client's feedback before it is committed.
     pub feedback_wait_ms: u64,
-    /// The same as `dataset.path`: prompts that are sampled when live ones run out.
+    /// Alias of `dataset.path`: prompts to sample when live ones run out.
     pub dataset: Option<PathBuf>,
     /// Route whose rewards score the dataset.
     pub dataset_route: String,
-    /// Hold rollout back while this many groups wait for the trainer.
+    /// Groups that may wait for the trainer. Sampling pauses at this number.
     pub max_ready_groups: usize,
 }
 
@@ -56,21 +56,21 @@ impl Default for RolloutConfig {
     }
 }
 
-/// What samples shadows.
+/// The engine that samples shadows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplerKind {
-    /// The native sampler on the CPU, else the engine.
+    /// The native sampler if the serving engine runs on the CPU, else the serving engine.
     #[default]
     Auto,
-    /// The engine that serves, in slots that no client needs.
+    /// The serving engine, in slots that no client needs.
     Engine,
-    /// The trainer's own model, in batches.
+    /// The native sampler: the trainer's model, in batches.
     Native,
 }
 
 impl SamplerKind {
-    /// Whether the native sampler is meant where the engine runs on the CPU or not.
+    /// Whether this selects the native sampler; `cpu` is whether the engine runs on the CPU.
     pub fn is_native(self, cpu: bool) -> bool {
         match self {
             Self::Auto => cpu,
@@ -91,19 +91,15 @@ impl RolloutConfig {
         between("rollout.max_tokens", self.max_tokens, 1, 1 << 20)?;
         between("rollout.max_concurrent", self.max_concurrent, 0, 65_536)?;
         between("rollout.max_batch_tokens", self.max_batch_tokens, 32, 1 << 30)?;
-        if self.sampler != SamplerKind::Engine
-            && self.max_batch_tokens < self.max_tokens as usize + 32
-        {
+        let least = self.max_tokens as usize + 32;
+        if self.sampler != SamplerKind::Engine && self.max_batch_tokens < least {
             let allowed = format!(
-                "{} or more, so that a prompt and rollout.max_tokens {} fit, or rollout.sampler = \"engine\"",
-                self.max_tokens as usize + 32,
+                "{least} or more, so that a prompt and rollout.max_tokens {} fit, or \
+                 rollout.sampler = \"engine\"",
                 self.max_tokens
             );
-            return Err(Problem::value(
-                "rollout.max_batch_tokens",
-                self.max_batch_tokens,
-                &allowed,
-            ));
+            let key = "rollout.max_batch_tokens";
+            return Err(Problem::value(key, self.max_batch_tokens, &allowed));
         }
         between("rollout.queue", self.queue, 1, 1 << 20)?;
         between("rollout.feedback_wait_ms", self.feedback_wait_ms, 0, 3_600_000)?;

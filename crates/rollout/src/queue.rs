@@ -1,8 +1,7 @@
 //! Prompts that wait for a group: bounded, newest first.
 //!
-//! Newest first, because the newest prompt's served completion comes from the newest version and
-//! its user's feedback is still to come in time for the group; the older ones are what spare time
-//! is filled with when traffic ebbs.
+//! The newest prompt's completion comes from the newest policy version, and its user's feedback can
+//! still arrive in time for the group. Older prompts fill idle time when traffic is low.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,80 +10,86 @@ use hone_core::types::{Interaction, Sample, SampleId, UnixMillis, now_ms};
 use hone_dataset::PromptId;
 use hone_reward::Route;
 
-/// Prompts older than this no longer resemble what is asked now.
+/// Age at which a prompt is dropped, because it no longer represents current traffic.
 const MAX_AGE_MS: UnixMillis = 10 * 60 * 1000;
 
-/// A prompt that is to get a group.
+/// A prompt for which a group is to be sampled.
 pub(super) struct PromptJob {
     pub interaction: Arc<Interaction>,
-    /// What it is in the dataset; `None` for a live one.
+    /// The prompt's id in the dataset; `None` for a live prompt.
     pub prompt: Option<PromptId>,
     pub route: Arc<Route>,
-    /// Trainable completions that a client received.
+    /// Completions that a client received and that may be trained on.
     pub served: Vec<Sample>,
-    /// Completions whose feedback waits for the group.
-    pub held: Vec<SampleId>,
-    /// When the last of the served completions ended.
+    /// The served completions whose feedback is reserved for this group.
+    pub reserved: Vec<SampleId>,
+    /// When the last served completion ended.
     pub completed: UnixMillis,
 }
 
 impl PromptJob {
-    /// A served prompt; completions that may not be trained on are left out.
-    pub fn live(interaction: Arc<Interaction>, served: Vec<Sample>, route: Arc<Route>) -> Self {
-        let completed =
-            served.iter().map(|s| s.created).max().unwrap_or(interaction.created).min(now_ms());
-        let served: Vec<Sample> = served.into_iter().filter(|s| s.untrainable.is_none()).collect();
-        let held = served.iter().map(|s| s.id).collect();
-        Self { interaction, prompt: None, route, served, held, completed }
+    /// A served prompt. Completions that may not be trained on are left out.
+    pub fn live(interaction: Arc<Interaction>, mut served: Vec<Sample>, route: Arc<Route>) -> Self {
+        let last = served.iter().map(|sample| sample.created).max();
+        let completed = last.unwrap_or(interaction.created).min(now_ms());
+        served.retain(|sample| sample.untrainable.is_none());
+        let reserved = served.iter().map(|sample| sample.id).collect();
+        Self { interaction, prompt: None, route, served, reserved, completed }
     }
 
-    /// A prompt that nobody was served.
-    pub fn fresh(interaction: Arc<Interaction>, route: Arc<Route>) -> Self {
-        let completed = interaction.created;
-        Self { interaction, prompt: None, route, served: Vec::new(), held: Vec::new(), completed }
+    /// A prompt of the dataset.
+    pub fn dataset(interaction: Interaction, prompt: PromptId, route: Arc<Route>) -> Self {
+        Self {
+            completed: interaction.created,
+            interaction: Arc::new(interaction),
+            prompt: Some(prompt),
+            route,
+            served: Vec::new(),
+            reserved: Vec::new(),
+        }
     }
 }
 
-/// The queue. Shared between requests, which push, and the scheduler, which takes.
+/// The queue between requests, which push, and the scheduler, which pops.
 pub(super) struct PromptQueue {
     jobs: Mutex<VecDeque<PromptJob>>,
-    limit: usize,
+    capacity: usize,
 }
 
 impl PromptQueue {
-    pub fn new(limit: usize) -> Self {
-        Self { jobs: Mutex::default(), limit }
+    pub fn new(capacity: usize) -> Self {
+        Self { jobs: Mutex::default(), capacity }
     }
 
     fn jobs(&self) -> MutexGuard<'_, VecDeque<PromptJob>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a job and returns the queue's length; a full queue gives the job back.
+    /// Adds a job and returns the queue's length; a full queue returns the job.
     pub fn push(&self, job: PromptJob) -> Result<usize, Box<PromptJob>> {
         let mut jobs = self.jobs();
-        if jobs.len() >= self.limit {
+        if jobs.len() >= self.capacity {
             return Err(Box::new(job));
         }
         jobs.push_back(job);
         Ok(jobs.len())
     }
 
-    /// Takes the newest job.
+    /// Removes and returns the newest job.
     pub fn pop(&self) -> Option<PromptJob> {
         self.jobs().pop_back()
     }
 
-    /// Takes every job that is too old.
+    /// Removes and returns the jobs that are too old.
     pub fn expired(&self, now: UnixMillis) -> Vec<PromptJob> {
         let mut jobs = self.jobs();
         let old = |job: &PromptJob| now.saturating_sub(job.completed) > MAX_AGE_MS;
-        // Jobs stand in the order of their completion, but for requests that overtake each other.
+        // Nearly in the order of completion: concurrent requests may overtake each other.
         let count = jobs.iter().take_while(|job| old(job)).count();
         jobs.drain(..count).collect()
     }
 
-    /// Takes all of them.
+    /// Removes and returns all jobs.
     pub fn drain(&self) -> Vec<PromptJob> {
         self.jobs().drain(..).collect()
     }
@@ -121,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_goes_first_and_a_full_queue_refuses() {
+    fn the_newest_job_goes_first_and_a_full_queue_returns_the_job() {
         let queue = PromptQueue::new(2);
         assert_eq!(queue.push(job(1)).ok(), Some(1));
         assert_eq!(queue.push(job(2)).ok(), Some(2));

@@ -1,4 +1,4 @@
-//! Takes prompts while there is room for another group and a slot to sample in.
+//! Starts groups while the trainer's backlog is below its limit and a sampling slot is free.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,148 +7,128 @@ use std::time::Duration;
 use rand::RngCore;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use hone_core::types::{Sample, SampleId, now_ms};
 
-use super::dataset::DatasetPrompts;
-use super::queue::PromptJob;
-use super::{Shared, shadow};
-use crate::group_commit;
+use crate::context::RolloutContext;
+use crate::dataset::DatasetPrompts;
+use crate::queue::PromptJob;
+use crate::{group_commit, shadow};
 
-/// How often room and age are looked at when nothing else wakes the scheduler.
+/// Longest time between two looks at the queue, because jobs expire without a wake-up.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A served completion this many versions behind is left out of its group: the rest of what
-/// `train.max_staleness` allows is for waiting on the trainer.
-const SERVED_LAG: u64 = 4;
+/// A served completion that lags the active version by more versions is left out of its group. The
+/// rest of `train.max_staleness` is for the time that the group waits for the trainer.
+const MAX_SERVED_LAG: u64 = 4;
 
-/// How long a group being sampled may hold back feedback on its served completion, at most.
-const HOLD_MS: u64 = 30_000;
+/// Longest time for which a group in flight reserves the feedback on its served completions.
+const RESERVE_MS: u64 = 30_000;
 
-/// A group between its first shadow and its commit. Dropping it, panics included, frees its place
-/// and its feedback.
-pub(super) struct InFlight {
-    shared: Arc<Shared>,
-    held: Vec<SampleId>,
+/// A group between its first shadow and its commit. Dropping it, even by a panic, ends the group
+/// and releases its feedback.
+struct GroupInFlight {
+    context: Arc<RolloutContext>,
+    reserved: Vec<SampleId>,
 }
 
-impl InFlight {
-    fn begin(shared: &Arc<Shared>, job: &PromptJob) -> Self {
-        shared.in_flight.fetch_add(1, Ordering::AcqRel);
-        shared.metrics.rollout_in_flight.inc();
-        let until = job.completed + shared.config.feedback_wait_ms;
-        shared.hold(&job.held, until.max(now_ms() + HOLD_MS));
-        Self { shared: Arc::clone(shared), held: job.held.clone() }
+impl GroupInFlight {
+    fn new(context: &Arc<RolloutContext>, job: &PromptJob) -> Self {
+        context.in_flight.fetch_add(1, Ordering::AcqRel);
+        context.metrics.rollout_in_flight.inc();
+        let until = job.completed + context.config.feedback_wait_ms;
+        context.reserve_feedback(&job.reserved, until.max(now_ms() + RESERVE_MS));
+        Self { context: Arc::clone(context), reserved: job.reserved.clone() }
     }
 }
 
-impl Drop for InFlight {
+impl Drop for GroupInFlight {
     fn drop(&mut self) {
-        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
-        self.shared.metrics.rollout_in_flight.dec();
-        self.shared.release(&self.held);
-        self.shared.wake.notify_one();
+        self.context.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.context.metrics.rollout_in_flight.dec();
+        self.context.release_feedback(&self.reserved);
+        self.context.wake_scheduler.notify_one();
     }
 }
 
-impl Shared {
-    /// Whether another group may be begun: the groups waiting for the trainer, those under way
-    /// included, hold fewer samples than `max_ready_groups` full groups.
-    ///
-    /// Samples rather than groups are counted, because groups of one (feedback alone) would
-    /// otherwise fill the bound with too few samples for a step, and both sides would wait.
-    pub(super) fn has_room(&self) -> bool {
-        let bound = self.config.max_ready_groups;
-        let under_way = self.in_flight.load(Ordering::Acquire);
-        if *self.store.watch_ready().borrow() + under_way < bound {
-            return true;
-        }
-        let size = self.config.group_size.max(1);
-        let limit = bound.saturating_mul(size);
-        match self.store.ready_groups(limit) {
-            Ok(groups) => {
-                let waiting: usize = groups.iter().map(|group| group.members.len()).sum();
-                waiting + under_way * size < limit
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot count the groups that wait for the trainer");
-                false
-            }
-        }
-    }
-}
-
-/// Runs until [`super::Rollout::stop`], then waits for the groups under way.
-pub(super) async fn run(shared: Arc<Shared>, dataset: Option<DatasetPrompts>, rng: ChaCha12Rng) {
-    let slots = match shared.config.max_concurrent {
-        0 => shared.engine.info().slots,
-        bound => bound,
+/// Runs until [`crate::Rollout::stop`], then waits for the groups in flight.
+pub(super) async fn run(
+    context: Arc<RolloutContext>,
+    dataset: Option<DatasetPrompts>,
+    rng: ChaCha12Rng,
+) {
+    let slots = match context.config.max_concurrent {
+        0 => context.engine.info().slots,
+        limit => limit,
     };
-    let permits = Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS)));
-    let mut scheduler = Scheduler { shared, dataset, rng, permits };
+    let slots = Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS)));
+    let mut scheduler = GroupScheduler { context, dataset, rng, slots };
     let mut groups = JoinSet::new();
-    while let Some(()) = scheduler.step(&mut groups).await {
-        while let Some(done) = groups.try_join_next() {
-            report(done);
+    while let Some(()) = scheduler.start_group(&mut groups).await {
+        while let Some(result) = groups.try_join_next() {
+            log_panic(result);
         }
     }
-    for job in scheduler.shared.queue.drain() {
-        scheduler.shared.release(&job.held);
-        scheduler.shared.skip("stopping");
+    let GroupScheduler { context, dataset, .. } = scheduler;
+    for job in context.queue.drain() {
+        context.release_feedback(&job.reserved);
+        context.count_skipped("stopping");
     }
-    scheduler.shared.queue_gauge(0);
-    while let Some(done) = groups.join_next().await {
-        report(done);
+    context.report_queue(0);
+    while let Some(result) = groups.join_next().await {
+        log_panic(result);
     }
-    if let Some(dataset) = &mut scheduler.dataset {
+    if let Some(mut dataset) = dataset {
         dataset.save();
     }
 }
 
-fn report(done: Result<(), tokio::task::JoinError>) {
-    if let Err(error) = done {
+fn log_panic(result: Result<(), JoinError>) {
+    if let Err(error) = result {
         tracing::error!(%error, "a group was lost");
     }
 }
 
-struct Scheduler {
-    shared: Arc<Shared>,
+struct GroupScheduler {
+    context: Arc<RolloutContext>,
     dataset: Option<DatasetPrompts>,
     rng: ChaCha12Rng,
-    permits: Arc<Semaphore>,
+    /// Shadow samples that may run at once.
+    slots: Arc<Semaphore>,
 }
 
-impl Scheduler {
-    /// Begins one group; `None` when the daemon stops.
+impl GroupScheduler {
+    /// Starts one group; `None` when rollout stops.
     ///
-    /// The slot comes before the prompt, so that the prompt taken is the newest of that moment.
-    async fn step(&mut self, groups: &mut JoinSet<()>) -> Option<()> {
-        let slot = self.slot().await?;
+    /// Waits for the first slot before it takes a prompt, so that the prompt is the newest one at
+    /// that time.
+    async fn start_group(&mut self, groups: &mut JoinSet<()>) -> Option<()> {
+        let slot = self.acquire_slot().await?;
         let mut job = self.next_job().await?;
-        let in_flight = InFlight::begin(&self.shared, &job);
-        let active = self.shared.engine.active_version().0;
-        job.served.retain(|sample| active.saturating_sub(sample.version.0) <= SERVED_LAG);
-        let wanted = self.shared.config.group_size.saturating_sub(job.served.len());
-        let shadows = self.sample(&job, wanted, slot).await?;
-        let shared = Arc::clone(&self.shared);
+        let in_flight = GroupInFlight::new(&self.context, &job);
+        let active = self.context.engine.active_version().0;
+        job.served.retain(|sample| active.saturating_sub(sample.version.0) <= MAX_SERVED_LAG);
+        let wanted = self.context.config.group_size.saturating_sub(job.served.len());
+        let shadows = self.start_shadows(&job, wanted, slot).await?;
+        let context = Arc::clone(&self.context);
         groups.spawn(async move {
-            group_commit::run(&shared, job, shadows, wanted).await;
+            group_commit::run(&context, job, shadows, wanted).await;
             drop(in_flight);
         });
         Some(())
     }
 
-    async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+    async fn acquire_slot(&self) -> Option<OwnedSemaphorePermit> {
         tokio::select! {
             biased;
-            () = self.shared.stopped() => None,
-            permit = Arc::clone(&self.permits).acquire_owned() => permit.ok(),
+            () = self.context.stopped() => None,
+            permit = Arc::clone(&self.slots).acquire_owned() => permit.ok(),
         }
     }
 
-    /// Starts `wanted` shadows, each once a slot is free.
-    async fn sample(
+    /// Starts `wanted` shadow samples, each when a slot is free.
+    async fn start_shadows(
         &mut self,
         job: &PromptJob,
         wanted: usize,
@@ -159,12 +139,12 @@ impl Scheduler {
         for _ in 0..wanted {
             let slot = match first.take() {
                 Some(slot) => slot,
-                None => self.slot().await?,
+                None => self.acquire_slot().await?,
             };
             let seed = self.rng.next_u64();
-            let (shared, interaction) = (Arc::clone(&self.shared), Arc::clone(&job.interaction));
+            let (context, interaction) = (Arc::clone(&self.context), Arc::clone(&job.interaction));
             shadows.spawn(async move {
-                let sample = shadow::sample(&shared, &interaction, seed).await;
+                let sample = shadow::sample(&context, &interaction, seed).await;
                 drop(slot);
                 sample
             });
@@ -172,36 +152,37 @@ impl Scheduler {
         Some(shadows)
     }
 
-    /// Waits for room and a prompt: the newest live one or the dataset's next, as
-    /// `dataset.mix.live_share` shares them out while both wait.
+    /// Waits until a group may start and there is a prompt: the newest live one or the dataset's
+    /// next. `dataset.mix.live_share` decides if there are both.
     async fn next_job(&mut self) -> Option<PromptJob> {
-        let shared = Arc::clone(&self.shared);
-        let mut ready = shared.store.watch_ready();
+        let context = Arc::clone(&self.context);
+        let mut ready = context.store.watch_ready();
         loop {
-            if shared.is_stopping() {
+            if context.is_stopping() {
                 return None;
             }
-            for job in shared.queue.expired(now_ms()) {
-                shared.release(&job.held);
-                shared.skip("expired");
+            for job in context.queue.expired(now_ms()) {
+                context.release_feedback(&job.reserved);
+                context.count_skipped("expired");
             }
             ready.mark_unchanged();
-            if shared.has_room() {
-                let waits = shared.queue.len() > 0;
-                let live = self.dataset.as_mut().is_none_or(|dataset| dataset.takes_live(waits));
-                let job = if live { shared.queue.pop() } else { None };
-                let drawn = || self.dataset.as_mut()?.next_job(&shared);
-                // The dataset may turn out to hold nothing that the model can take.
-                let job = job.or_else(drawn).or_else(|| shared.queue.pop());
-                shared.queue_gauge(shared.queue.len());
+            if context.can_start_group() {
+                let live_waits = context.queue.len() > 0;
+                let dataset = self.dataset.as_mut();
+                let live = dataset.is_none_or(|dataset| dataset.takes_live(live_waits));
+                let job = if live { context.queue.pop() } else { None };
+                let from_dataset = || self.dataset.as_mut()?.next_job(&context);
+                // The model may be unable to take any of the dataset's prompts.
+                let job = job.or_else(from_dataset).or_else(|| context.queue.pop());
+                context.report_queue(context.queue.len());
                 if job.is_some() {
                     return job;
                 }
             }
             tokio::select! {
-                () = shared.stopped() => return None,
+                () = context.stopped() => return None,
                 changed = ready.changed() => changed.ok()?,
-                () = shared.wake.notified() => {}
+                () = context.wake_scheduler.notified() => {}
                 () = tokio::time::sleep(TICK) => {}
             }
         }

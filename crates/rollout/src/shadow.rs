@@ -1,6 +1,5 @@
-//! One shadow sample: plain temperature sampling in spare capacity.
+//! Samples one shadow completion in spare capacity.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hone_core::types::{
@@ -8,60 +7,55 @@ use hone_core::types::{
 };
 use hone_engine::{Completion, EngineError, GenerateRequest, Priority};
 
-use super::Shared;
+use crate::context::RolloutContext;
 
-/// Pause after the first attempt that led to nothing; it doubles up to [`PAUSE_MAX`].
-const PAUSE: Duration = Duration::from_millis(5);
-const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Attempts at a sample that the engine fails on (giving way to live traffic is not a failure).
-const FAILURES: u32 = 4;
-/// Pause after a sample is given up, so that a broken engine is not asked in a hot loop.
-const GIVEN_UP: Duration = Duration::from_millis(500);
+/// Pause after the first unsuccessful attempt. It doubles up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const MAX_PAUSE: Duration = Duration::from_millis(100);
+/// Failed attempts after which a sample is abandoned. Preemption is not a failure.
+const MAX_FAILURES: u32 = 4;
+/// Pause after a sample is abandoned, which keeps a broken engine from causing a busy loop.
+const ABANDONED_PAUSE: Duration = Duration::from_millis(500);
 
-/// Samples until it is done; `None` when the engine cannot, or the daemon stops.
-///
-/// A sample that gave way to live traffic is drawn again with the same seed: were it drawn anew,
-/// long completions, which are interrupted more often, would be under-represented.
+/// Samples a completion; `None` if the engine fails or rollout stops.
 pub(super) async fn sample(
-    shared: &Shared,
-    interaction: &Arc<Interaction>,
+    context: &RolloutContext,
+    interaction: &Interaction,
     seed: u64,
 ) -> Option<Sample> {
-    let params = params(shared, interaction, seed);
+    let params = params(context, interaction, seed);
     tokio::select! {
         biased;
-        () = shared.stopped() => None,
-        completion = complete(shared, interaction, &params) => {
+        () = context.stopped() => None,
+        completion = complete(context, interaction, &params) => {
             Some(record(interaction, params, completion?))
         }
     }
 }
 
-/// Plain temperature sampling: the trainer's distribution is `softmax(logits / temperature)`.
-/// Siblings of a served completion get no more tokens than it did, so that they compare fairly.
-fn params(shared: &Shared, interaction: &Interaction, seed: u64) -> SamplingParams {
-    let context = shared.engine.info().context;
-    let room = context.saturating_sub(interaction.prompt_ids.len());
-    let max_tokens = shared
-        .config
-        .max_tokens
-        .min(interaction.params.max_tokens)
-        .min(u32::try_from(room).unwrap_or(u32::MAX));
+/// Temperature sampling without truncation or penalties, because the trainer's distribution is
+/// `softmax(logits / temperature)`. The token limit is at most that of the served completion, so
+/// that the members of a group are comparable.
+fn params(context: &RolloutContext, interaction: &Interaction, seed: u64) -> SamplingParams {
+    let config = &context.config;
+    let free = context.engine.info().context.saturating_sub(interaction.prompt_ids.len());
+    let free = u32::try_from(free).unwrap_or(u32::MAX);
     SamplingParams {
-        temperature: shared.config.temperature,
+        temperature: config.temperature,
         seed,
-        max_tokens,
+        max_tokens: config.max_tokens.min(interaction.params.max_tokens).min(free),
         ..SamplingParams::default()
     }
 }
 
+/// Repeats the request with the same seed until it succeeds or fails permanently.
 async fn complete(
-    shared: &Shared,
+    context: &RolloutContext,
     interaction: &Interaction,
     params: &SamplingParams,
 ) -> Option<Completion> {
     let mut failures = 0;
-    let mut pause = PAUSE;
+    let mut pause = FIRST_PAUSE;
     loop {
         let request = GenerateRequest {
             prompt_ids: interaction.prompt_ids.clone(),
@@ -70,7 +64,7 @@ async fn complete(
             top_logprobs: 0,
             priority: Priority::Shadow,
         };
-        let outcome = match shared.engine.generate(request).await {
+        let outcome = match context.engine.generate(request).await {
             Ok(generation) => generation.collect().await,
             Err(error) => Err(error),
         };
@@ -79,16 +73,17 @@ async fn complete(
             Err(EngineError::Preempted | EngineError::Overloaded { .. }) => {}
             Err(error) => {
                 failures += 1;
-                tracing::warn!(%error, interaction = %interaction.id, failures, "a shadow sample failed");
-                let hopeless = !matches!(error, EngineError::Internal(_));
-                if hopeless || failures >= FAILURES {
-                    tokio::time::sleep(GIVEN_UP).await;
+                let id = interaction.id;
+                tracing::warn!(%error, interaction = %id, failures, "a shadow sample failed");
+                let transient = matches!(error, EngineError::Internal(_) | EngineError::Sample(_));
+                if !transient || failures >= MAX_FAILURES {
+                    tokio::time::sleep(ABANDONED_PAUSE).await;
                     return None;
                 }
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 

@@ -4,7 +4,7 @@
 //! and its prompt's length alone.
 
 use hone_core::simd::{SimdTask, mul_add};
-use hone_model::kernels::simd::exp_f32;
+use hone_model::kernels::exp::exp_f32;
 use hone_model::spec::AttentionOptions;
 
 use crate::kv_cache::{CacheShape, Keys, PAGE, Page};

@@ -12,7 +12,8 @@ use rayon::prelude::*;
 use hone_core::threads::pause_point;
 use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::EngineError;
-use hone_engine::run::{CancelFlag, GenerationRun, SequenceSlot};
+use hone_engine::admission::Lease;
+use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 
 use super::engine::{Current, Shared, Waiting};
@@ -61,7 +62,7 @@ impl Running {
                 self.token = drawn.id;
                 self.over = self.run.push(drawn);
             }
-            Err(error) => self.fail(EngineError::Internal(error.to_string())),
+            Err(error) => self.fail(error.into()),
         }
     }
 
@@ -220,16 +221,11 @@ impl Scheduler {
         };
         let none = || SamplerError::Internal("pages were counted wrongly".to_owned());
         let sequence = SequencePages::new(&mut self.pool, &prompt, limit).ok_or_else(none)?;
-        let seat = SequenceSlot {
-            version,
-            priority: request.priority,
-            cancel: Arc::new(CancelFlag::default()),
-            lease: None,
-        };
-        let flag = (request.priority, Arc::clone(&seat.cancel));
+        let lease = Lease::without_slot(version, request.priority);
+        let flag = (request.priority, Arc::clone(&lease.cancel));
         let shared = Arc::clone(&self.shared);
         let (run, generation) =
-            GenerationRun::new(&shared.codec, &request.stop, waiting.limit, seat, &shared.metrics);
+            GenerationRun::new(&shared.codec, &request.stop, waiting.limit, lease, &shared.metrics);
         let token = prompt.last();
         // In the same order as `running`.
         self.shared.lock().cancel.push(flag);
@@ -338,7 +334,7 @@ impl Scheduler {
             let running = self.running.remove(at);
             self.shared.lock().cancel.remove(at);
             drop(running.sequence.free(&mut self.pool));
-            running.run.conclude();
+            running.run.finish();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Loops over activations `[feature, width]` whose lanes are tokens, and between them and rows.
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
-use hone_model::kernels::simd::exp_f32;
+use hone_model::kernels::exp::exp_f32;
 use hone_model::spec::Activation;
 
 use crate::matmul::LANES;

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, DType, Storage, Tensor};
 
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
-use hone_model::kernels::custom_op::{is_half, with_wide};
+use hone_model::kernels::storage::{is_16_bit, with_upcast};
 use hone_model::spec::AttentionOptions;
 use hone_model::{Model, ModelError, ModelSpec};
 
@@ -98,7 +98,7 @@ impl BaseWeights {
             )));
         }
         let range = token * hidden..(token + 1) * hidden;
-        Ok(with_wide(&self.embedding, range, NAME, |row: &[f32]| {
+        Ok(with_upcast(&self.embedding, range, NAME, |row: &[f32]| {
             out.iter_mut().zip(row).for_each(|(out, x)| *out = x * scale);
             Ok(())
         })?)
@@ -188,7 +188,7 @@ impl Linear {
 
 /// A tensor that [`stored`] reads.
 fn usable(tensor: &Tensor) -> Result<Tensor, SamplerError> {
-    let read = tensor.dtype() == DType::F32 || is_half(tensor.dtype());
+    let read = tensor.dtype() == DType::F32 || is_16_bit(tensor.dtype());
     if read && tensor.device().is_cpu() && tensor.is_contiguous() {
         return Ok(tensor.clone());
     }
@@ -222,7 +222,7 @@ fn stored(
     for (i, out) in out.chunks_mut(at_once * x.width).enumerate() {
         let first = first + i * at_once;
         let range = first * inner..(first + out.len() / x.width) * inner;
-        with_wide(weight, range, NAME, |values| {
+        with_upcast(weight, range, NAME, |values| {
             part(out, Rows { values, inner }, x, start);
             Ok(())
         })?;

@@ -17,7 +17,7 @@ use hone_train::{Learner, MemoryPlan, StepTiming};
 use super::machine;
 use super::machine::{Peak, Seconds};
 
-pub(crate) use hone_model::adapter::weights::LoraConfig;
+pub(crate) use hone_model::adapter::LoraConfig;
 pub use subject::{Data, Row, Subject, Workload};
 pub use work::Work;
 

@@ -1,130 +1,157 @@
-//! Who may run where: two colours of slots, live before shadow, bounded waiting, preemption.
+//! Slot scheduler: blue/green, live before shadow, bounded queue, preemption.
 //!
-//! Invariants: new leases are of the active colour only; a slot has one lease at a time; a shadow
-//! never gets a slot while a client waits; a lease names the version its colour held when it
-//! began, and that version stays until the lease ends ([`Admission::drained`]).
+//! A slot runs one sequence at a time. There are two colors of slots, and each color holds one
+//! policy version, so that the idle color can load the next version while the active one serves.
+//!
+//! Invariants: new leases are of the active color; a slot has at most one lease; a shadow request
+//! gets no slot while a live request waits; a lease names the version that its color held when the
+//! lease began, and the color keeps that version until the lease ends
+//! ([`Admission::wait_until_idle`]).
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{Notify, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::PolicyVersion;
 
-use super::{EngineError, EngineLoad, Priority};
+use crate::api::{EngineLoad, Priority};
+use crate::error::EngineError;
 
-/// One of the two sets of engines.
-pub type Colour = usize;
-
-/// Why a running sequence should end early.
+/// One of the two sets of slots. As a number it is an index: `color as usize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cancel {
-    /// Nobody reads its events any more.
-    Gone = 1,
-    /// A client needs its slot.
-    Preempted = 2,
-    /// The daemon stops.
-    ShuttingDown = 3,
+pub enum Color {
+    /// The color that is active at start.
+    Blue = 0,
+    /// The other color.
+    Green = 1,
 }
 
-/// Asks a running sequence to end; the first reason stays.
-#[derive(Debug, Default)]
-pub struct CancelFlag(AtomicU8);
+impl Color {
+    /// Both colors.
+    pub const BOTH: [Self; 2] = [Self::Blue, Self::Green];
 
-impl CancelFlag {
-    /// Asks for the end; false if that was done already.
-    pub fn set(&self, reason: Cancel) -> bool {
-        self.0.compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// The reason, if somebody asked.
-    pub fn get(&self) -> Option<Cancel> {
-        match self.0.load(Ordering::Acquire) {
-            0 => None,
-            1 => Some(Cancel::Gone),
-            2 => Some(Cancel::Preempted),
-            _ => Some(Cancel::ShuttingDown),
+    fn other(self) -> Self {
+        match self {
+            Self::Blue => Self::Green,
+            Self::Green => Self::Blue,
         }
     }
 }
 
-struct Running {
+/// Why a running sequence must end early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelReason {
+    /// The reader dropped the generation.
+    ReaderGone,
+    /// A live request needs the slot.
+    Preempted,
+    /// The daemon is shutting down.
+    ShuttingDown,
+}
+
+/// Asks the thread that runs a sequence to end it. The first reason wins.
+#[derive(Debug, Default)]
+pub struct CancelFlag(OnceLock<CancelReason>);
+
+impl CancelFlag {
+    /// Sets the reason; false if one is set already.
+    pub fn set(&self, reason: CancelReason) -> bool {
+        self.0.set(reason).is_ok()
+    }
+
+    /// The reason, if one is set.
+    pub fn get(&self) -> Option<CancelReason> {
+        self.0.get().copied()
+    }
+}
+
+struct RunningSequence {
     priority: Priority,
     cancel: Arc<CancelFlag>,
-    /// Grows with every lease: the newest shadow has lost the least when it is preempted.
+    /// Increases with every lease. Preemption takes the newest shadow, which loses the least work.
     order: u64,
 }
 
-#[derive(Default)]
-struct Slots {
-    /// What this colour holds; none while it is being replaced.
+struct ColorSlots {
+    /// The loaded version; `None` while it is being replaced.
     version: Option<PolicyVersion>,
-    running: Vec<Option<Running>>,
+    running: Vec<Option<RunningSequence>>,
 }
 
-struct State {
-    colours: [Slots; 2],
-    active: Colour,
-    live: VecDeque<oneshot::Sender<Lease>>,
-    shadow: VecDeque<oneshot::Sender<Lease>>,
+struct AdmissionState {
+    colors: [ColorSlots; 2],
+    active: Color,
+    /// Requests by priority, oldest first.
+    waiting: [VecDeque<oneshot::Sender<Lease>>; 2],
     closed: bool,
-    order: u64,
+    /// Leases so far.
+    leases: u64,
 }
 
-/// Gives slots out. Shared behind an [`Arc`].
+/// Leases slots to requests.
 pub struct Admission {
-    state: Mutex<State>,
-    /// Live requests that may wait when no slot is about to become free.
+    state: Mutex<AdmissionState>,
+    /// Live requests that may wait beyond those that preemption is about to serve.
     queue: usize,
     metrics: Arc<Metrics>,
     released: Notify,
 }
 
-/// The right to run one sequence on one slot. Dropping it gives the slot back.
+/// The right to run one sequence. Dropping it frees the slot.
 pub struct Lease {
-    admission: Arc<Admission>,
-    /// The slot's colour.
-    pub colour: Colour,
-    /// The slot's index within the colour.
-    pub slot: usize,
-    /// The version every token will come from.
-    pub(super) version: PolicyVersion,
-    /// Live or shadow.
-    pub(super) priority: Priority,
+    /// The version that produces every token.
+    pub version: PolicyVersion,
+    /// The scheduling class.
+    pub priority: Priority,
     /// Asks the sequence to end early.
-    pub(super) cancel: Arc<CancelFlag>,
-    /// False once the slot is given back.
-    held: bool,
+    pub cancel: Arc<CancelFlag>,
+    slot: Option<(Arc<Admission>, Color, usize)>,
+}
+
+impl Lease {
+    /// A lease for an engine without slots.
+    pub fn without_slot(version: PolicyVersion, priority: Priority) -> Self {
+        Self { version, priority, cancel: Arc::default(), slot: None }
+    }
+
+    /// The slot's color, and its index within the color.
+    pub fn slot(&self) -> Option<(Color, usize)> {
+        self.slot.as_ref().map(|(_, color, index)| (*color, *index))
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.held {
-            self.admission.release(self.colour, self.slot);
+        if let Some((admission, color, slot)) = self.slot.take() {
+            let mut state = admission.lock();
+            state.free(color, slot);
+            admission.dispatch(&mut state);
+            drop(state);
+            admission.released.notify_waiters();
         }
     }
 }
 
 impl Admission {
-    /// `slots` slots a colour, both holding `version`; colour 0 is active.
+    /// `slots` slots per color; both colors hold `version`, and [`Color::Blue`] is active.
     pub fn new(
         slots: usize,
         queue: usize,
         version: PolicyVersion,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
-        let colour =
-            || Slots { version: Some(version), running: (0..slots).map(|_| None).collect() };
+        let color =
+            |_| ColorSlots { version: Some(version), running: (0..slots).map(|_| None).collect() };
         Arc::new(Self {
-            state: Mutex::new(State {
-                colours: [colour(), colour()],
-                active: 0,
-                live: VecDeque::new(),
-                shadow: VecDeque::new(),
+            state: Mutex::new(AdmissionState {
+                colors: Color::BOTH.map(color),
+                active: Color::Blue,
+                waiting: Default::default(),
                 closed: false,
-                order: 0,
+                leases: 0,
             }),
             queue,
             metrics,
@@ -132,176 +159,152 @@ impl Admission {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AdmissionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a slot of the active colour.
+    /// Waits for a slot of the active color.
+    ///
+    /// # Errors
+    /// [`EngineError::Overloaded`] if the queue is full, [`EngineError::ShuttingDown`] after
+    /// [`Self::close`].
     pub async fn acquire(self: &Arc<Self>, priority: Priority) -> Result<Lease, EngineError> {
         let receiver = {
             let mut state = self.lock();
             if state.closed {
                 return Err(EngineError::ShuttingDown);
             }
-            state.forget_gone();
-            if priority == Priority::Live && state.live.len() >= state.obtainable() + self.queue {
+            state.forget_abandoned();
+            let queued = state.waiting[Priority::Live as usize].len();
+            if priority == Priority::Live && queued >= state.obtainable() + self.queue {
                 self.metrics.engine_rejected.inc();
-                return Err(EngineError::Overloaded {
-                    slots: state.active_slots().running.len(),
-                    queued: state.live.len(),
-                });
+                let slots = state.slots(state.active).running.len();
+                return Err(EngineError::Overloaded { slots, queued });
             }
             let (sender, receiver) = oneshot::channel();
-            match priority {
-                Priority::Live => state.live.push_back(sender),
-                Priority::Shadow => state.shadow.push_back(sender),
-            }
+            state.waiting[priority as usize].push_back(sender);
             self.dispatch(&mut state);
             receiver
         };
         receiver.await.map_err(|_| EngineError::ShuttingDown)
     }
 
-    /// A slot of a given colour at once, for probing what is staged there.
-    pub fn acquire_on(self: &Arc<Self>, colour: Colour) -> Option<Lease> {
+    /// Leases a slot of the given color without waiting, to probe the version staged there.
+    pub fn acquire_on(self: &Arc<Self>, color: Color) -> Option<Lease> {
         let mut state = self.lock();
-        let slot = state.colours.get(colour)?.free()?;
-        let lease = self.lease(&mut state, colour, slot, Priority::Shadow);
+        let lease = self.lease(&mut state, color, Priority::Shadow);
         self.report(&state);
         lease
     }
 
-    /// Makes a lease of a free slot.
+    /// Leases a free slot; `None` if the color has none or holds no version.
     fn lease(
         self: &Arc<Self>,
-        state: &mut State,
-        colour: Colour,
-        slot: usize,
+        state: &mut AdmissionState,
+        color: Color,
         priority: Priority,
     ) -> Option<Lease> {
-        state.order += 1;
-        let order = state.order;
-        let slots = state.colours.get_mut(colour)?;
-        let version = slots.version?;
-        let cancel = Arc::new(CancelFlag::default());
-        let running = Running { priority, cancel: Arc::clone(&cancel), order };
-        *slots.running.get_mut(slot)? = Some(running);
-        let admission = Arc::clone(self);
-        Some(Lease { admission, colour, slot, version, priority, cancel, held: true })
+        let slots = &mut state.colors[color as usize];
+        let slot = slots.free_slot()?;
+        let mut lease = Lease::without_slot(slots.version?, priority);
+        lease.slot = Some((Arc::clone(self), color, slot));
+        state.leases += 1;
+        let (cancel, order) = (Arc::clone(&lease.cancel), state.leases);
+        slots.running[slot] = Some(RunningSequence { priority, cancel, order });
+        Some(lease)
     }
 
-    fn release(self: &Arc<Self>, colour: Colour, slot: usize) {
-        let mut state = self.lock();
-        if let Some(place) = state.colours.get_mut(colour).and_then(|c| c.running.get_mut(slot)) {
-            *place = None;
-        }
-        self.dispatch(&mut state);
-        drop(state);
-        self.released.notify_waiters();
-    }
-
-    /// Gives free slots to those who wait, clients first, then asks shadows to make room for
-    /// clients that still wait.
-    fn dispatch(self: &Arc<Self>, state: &mut State) {
-        let colour = state.active;
-        while let Some(slot) = state.active_slots().free() {
-            let (sender, priority) = match state.live.pop_front() {
-                Some(sender) => (sender, Priority::Live),
-                None => match state.shadow.pop_front() {
-                    Some(sender) => (sender, Priority::Shadow),
-                    None => break,
-                },
-            };
+    /// Leases free slots to waiting requests, live ones first. Then preempts shadow sequences for
+    /// the live requests that still wait.
+    fn dispatch(self: &Arc<Self>, state: &mut AdmissionState) {
+        let color = state.active;
+        while state.slots(color).free_slot().is_some() {
+            let mut next =
+                |priority| Some((state.waiting[priority as usize].pop_front()?, priority));
+            let request = next(Priority::Live).or_else(|| next(Priority::Shadow));
+            let Some((sender, priority)) = request else { break };
             if sender.is_closed() {
                 continue;
             }
-            let Some(lease) = self.lease(state, colour, slot, priority) else { break };
-            if let Err(mut lease) = sender.send(lease) {
-                // Gone in this very moment. The lock is held: give the slot back by hand.
-                lease.held = false;
-                if let Some(place) =
-                    state.colours.get_mut(colour).and_then(|c| c.running.get_mut(slot))
-                {
-                    *place = None;
-                }
+            let Some(lease) = self.lease(state, color, priority) else { break };
+            // The receiver may just have gone. Dropping the lease would lock `state` a second time.
+            if let Err(mut lease) = sender.send(lease)
+                && let Some((_, color, slot)) = lease.slot.take()
+            {
+                state.free(color, slot);
             }
         }
-        for _ in 0..state.make_room() {
-            self.metrics.engine_preempted.inc();
-        }
+        self.metrics.engine_preempted.inc_by(state.preempt() as u64);
         self.report(state);
     }
 
-    /// Waits until nothing runs on a colour. The caller makes sure that it is not active.
-    pub async fn drained(&self, colour: Colour) {
+    /// Waits until no sequence runs on a color. The caller ensures that the color is not active.
+    pub async fn wait_until_idle(&self, color: Color) {
         loop {
             let released = self.released.notified();
             tokio::pin!(released);
             released.as_mut().enable();
-            if self.lock().colours.get(colour).is_none_or(Slots::is_idle) {
+            if self.lock().slots(color).running.iter().all(Option::is_none) {
                 return;
             }
             released.await;
         }
     }
 
-    /// The colour that holds a version, the active one first.
-    pub fn holding(&self, version: PolicyVersion) -> Option<Colour> {
+    /// The color that holds a version, the active one first.
+    pub fn color_of(&self, version: PolicyVersion) -> Option<Color> {
         let state = self.lock();
-        [state.active, 1 - state.active]
-            .into_iter()
-            .find(|c| state.colours.get(*c).is_some_and(|s| s.version == Some(version)))
+        let colors = [state.active, state.active.other()];
+        colors.into_iter().find(|color| state.slots(*color).version == Some(version))
     }
 
-    /// The colour that new leases do not get.
-    pub fn idle(&self) -> Colour {
-        1 - self.lock().active
+    /// The color that is not active.
+    pub fn idle_color(&self) -> Color {
+        self.lock().active.other()
     }
 
-    /// Says what a colour holds; `None` while it is being replaced.
-    pub fn set_version(&self, colour: Colour, version: Option<PolicyVersion>) {
-        if let Some(slots) = self.lock().colours.get_mut(colour) {
-            slots.version = version;
-        }
+    /// Records the version that a color holds; `None` while it is being replaced.
+    pub fn set_version(&self, color: Color, version: Option<PolicyVersion>) {
+        self.lock().colors[color as usize].version = version;
     }
 
-    /// Makes a colour the one that new leases get; false if it holds no version.
-    pub fn activate(self: &Arc<Self>, colour: Colour) -> bool {
+    /// Makes a color the active one; false if it holds no version.
+    pub fn activate(self: &Arc<Self>, color: Color) -> bool {
         let mut state = self.lock();
-        if state.colours.get(colour).is_none_or(|slots| slots.version.is_none()) {
+        if state.slots(color).version.is_none() {
             return false;
         }
-        state.active = colour;
+        state.active = color;
         self.dispatch(&mut state);
         true
     }
 
-    /// The active colour's version.
+    /// The active color's version.
     pub fn active_version(&self) -> PolicyVersion {
-        self.lock().active_slots().version.unwrap_or_default()
+        let state = self.lock();
+        state.slots(state.active).version.unwrap_or_default()
     }
 
-    /// How busy both colours are now.
+    /// Running and waiting requests of both colors.
     pub fn load(&self) -> EngineLoad {
         self.lock().load()
     }
 
-    /// Refuses everything new, lets nobody wait any longer, and asks shadows to end. Running live
-    /// sequences go on; `cancel_live` asks them to end too.
+    /// Refuses new and waiting requests and cancels shadow sequences. `cancel_live` cancels live
+    /// sequences too; otherwise they run to their end.
     pub fn close(&self, cancel_live: bool) {
         let mut state = self.lock();
         state.closed = true;
-        state.live.clear();
-        state.shadow.clear();
-        for running in state.colours.iter().flat_map(|c| c.running.iter().flatten()) {
+        state.waiting = Default::default();
+        for running in state.running() {
             if cancel_live || running.priority == Priority::Shadow {
-                running.cancel.set(Cancel::ShuttingDown);
+                running.cancel.set(CancelReason::ShuttingDown);
             }
         }
         self.report(&state);
     }
 
-    fn report(&self, state: &State) {
+    fn report(&self, state: &AdmissionState) {
         let load = state.load();
         for (gauge, live, shadow) in [
             (&self.metrics.engine_slots, load.live_running, load.shadow_running),
@@ -313,63 +316,61 @@ impl Admission {
     }
 }
 
-impl Slots {
-    fn free(&self) -> Option<usize> {
+impl ColorSlots {
+    fn free_slot(&self) -> Option<usize> {
         self.running.iter().position(Option::is_none)
     }
 
-    fn is_idle(&self) -> bool {
-        self.running.iter().all(Option::is_none)
-    }
-
-    fn shadows(&self) -> impl Iterator<Item = &Running> {
+    fn shadows(&self) -> impl Iterator<Item = &RunningSequence> {
         self.running.iter().flatten().filter(|r| r.priority == Priority::Shadow)
     }
 }
 
-impl State {
-    fn active_slots(&self) -> &Slots {
-        let [first, second] = &self.colours;
-        if self.active == 0 { first } else { second }
+impl AdmissionState {
+    fn slots(&self, color: Color) -> &ColorSlots {
+        &self.colors[color as usize]
     }
 
-    /// Forgets those who stopped waiting.
-    fn forget_gone(&mut self) {
-        self.live.retain(|sender| !sender.is_closed());
-        self.shadow.retain(|sender| !sender.is_closed());
+    fn free(&mut self, color: Color, slot: usize) {
+        self.colors[color as usize].running[slot] = None;
     }
 
-    /// Slots that clients can have at once or as soon as a shadow gives way.
+    fn forget_abandoned(&mut self) {
+        self.waiting.iter_mut().for_each(|queue| queue.retain(|sender| !sender.is_closed()));
+    }
+
+    fn running(&self) -> impl Iterator<Item = &RunningSequence> {
+        self.colors.iter().flat_map(|slots| slots.running.iter().flatten())
+    }
+
+    /// Active slots that live requests can have now or by preemption.
     fn obtainable(&self) -> usize {
-        let slots = self.active_slots();
-        slots.running.iter().filter(|r| r.is_none()).count() + slots.shadows().count()
+        let slots = self.slots(self.active);
+        slots.running.iter().filter(|slot| slot.is_none()).count() + slots.shadows().count()
     }
 
-    /// Asks as many shadows to end as clients wait, the newest first; returns how many were asked
-    /// now.
-    fn make_room(&mut self) -> usize {
-        self.live.retain(|sender| !sender.is_closed());
-        let mut shadows: Vec<&Running> = self.active_slots().shadows().collect();
-        shadows.sort_by_key(|running| std::cmp::Reverse(running.order));
-        let leaving = shadows.iter().filter(|r| r.cancel.get().is_some()).count();
-        let missing = self.live.len().saturating_sub(leaving);
-        let staying = shadows.iter().filter(|r| r.cancel.get().is_none());
-        staying.take(missing).filter(|r| r.cancel.set(Cancel::Preempted)).count()
+    /// Cancels the newest shadow sequences until as many end as live requests wait. Returns how
+    /// many it cancelled.
+    fn preempt(&mut self) -> usize {
+        self.forget_abandoned();
+        let mut shadows: Vec<_> = self.slots(self.active).shadows().collect();
+        shadows.sort_by_key(|running| Reverse(running.order));
+        let ending = shadows.iter().filter(|r| r.cancel.get().is_some()).count();
+        let missing = self.waiting[Priority::Live as usize].len().saturating_sub(ending);
+        let others = shadows.iter().filter(|r| r.cancel.get().is_none());
+        others.take(missing).filter(|r| r.cancel.set(CancelReason::Preempted)).count()
     }
 
     fn load(&self) -> EngineLoad {
-        let running = |priority: Priority| {
-            let all = self.colours.iter().flat_map(|c| c.running.iter().flatten());
-            all.filter(|r| r.priority == priority).count()
-        };
-        let waiting = |queue: &VecDeque<oneshot::Sender<Lease>>| {
-            queue.iter().filter(|sender| !sender.is_closed()).count()
+        let running = |priority| self.running().filter(|r| r.priority == priority).count();
+        let waiting = |priority| {
+            self.waiting[priority as usize].iter().filter(|sender| !sender.is_closed()).count()
         };
         EngineLoad {
             live_running: running(Priority::Live),
             shadow_running: running(Priority::Shadow),
-            live_waiting: waiting(&self.live),
-            shadow_waiting: waiting(&self.shadow),
+            live_waiting: waiting(Priority::Live),
+            shadow_waiting: waiting(Priority::Shadow),
         }
     }
 }

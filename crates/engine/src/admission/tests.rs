@@ -9,7 +9,7 @@ fn admission(slots: usize, queue: usize) -> Arc<Admission> {
     Admission::new(slots, queue, V0, Arc::new(Metrics::new().unwrap()))
 }
 
-/// Starts waiting; returns once the request is in the queue.
+/// Requests a slot in a task; returns once the load has changed.
 async fn wait(
     admission: &Arc<Admission>,
     priority: Priority,
@@ -23,21 +23,16 @@ async fn wait(
     task
 }
 
-fn load(live: usize, shadow: usize, live_waits: usize, shadow_waits: usize) -> EngineLoad {
-    EngineLoad {
-        live_running: live,
-        shadow_running: shadow,
-        live_waiting: live_waits,
-        shadow_waiting: shadow_waits,
-    }
+fn load(live: usize, shadow: usize, live_waiting: usize, shadow_waiting: usize) -> EngineLoad {
+    EngineLoad { live_running: live, shadow_running: shadow, live_waiting, shadow_waiting }
 }
 
 #[tokio::test]
-async fn slots_are_given_once_and_come_back() {
+async fn a_slot_has_one_lease_and_is_reused_after_it() {
     let admission = admission(2, 0);
     let a = admission.acquire(Priority::Live).await.unwrap();
     let b = admission.acquire(Priority::Live).await.unwrap();
-    assert_ne!(a.slot, b.slot);
+    assert_ne!(a.slot(), b.slot());
     assert!(matches!(
         admission.acquire(Priority::Live).await,
         Err(EngineError::Overloaded { slots: 2, queued: 0 })
@@ -50,13 +45,13 @@ async fn slots_are_given_once_and_come_back() {
 }
 
 #[tokio::test]
-async fn the_queue_is_bounded_for_clients() {
+async fn the_queue_of_live_requests_is_bounded() {
     let admission = admission(1, 2);
     let held = admission.acquire(Priority::Live).await.unwrap();
     let first = wait(&admission, Priority::Live).await;
     let _second = wait(&admission, Priority::Live).await;
     assert!(admission.acquire(Priority::Live).await.is_err());
-    // One that gives up makes room for another.
+    // A dropped request frees its place in the queue.
     first.abort();
     assert!(first.await.is_err());
     let third = wait(&admission, Priority::Live).await;
@@ -66,7 +61,7 @@ async fn the_queue_is_bounded_for_clients() {
 }
 
 #[tokio::test]
-async fn clients_go_before_shadows_in_order() {
+async fn live_requests_go_before_shadows_and_in_order() {
     let admission = admission(1, 8);
     let held = admission.acquire(Priority::Live).await.unwrap();
     let shadow = wait(&admission, Priority::Shadow).await;
@@ -82,15 +77,15 @@ async fn clients_go_before_shadows_in_order() {
 }
 
 #[tokio::test]
-async fn the_newest_shadows_make_room_and_no_more_than_needed() {
-    // No queue at all: a client may still wait for a shadow to end.
+async fn the_newest_shadows_are_preempted_and_no_more_than_needed() {
+    // The queue holds 0 requests, but a live request may wait for a preempted shadow to end.
     let admission = admission(2, 0);
     let old = admission.acquire(Priority::Shadow).await.unwrap();
     let new = admission.acquire(Priority::Shadow).await.unwrap();
     let client = wait(&admission, Priority::Live).await;
-    assert_eq!((old.cancel.get(), new.cancel.get()), (None, Some(Cancel::Preempted)));
+    assert_eq!((old.cancel.get(), new.cancel.get()), (None, Some(CancelReason::Preempted)));
     let other = wait(&admission, Priority::Live).await;
-    assert_eq!(old.cancel.get(), Some(Cancel::Preempted));
+    assert_eq!(old.cancel.get(), Some(CancelReason::Preempted));
     assert_eq!(admission.metrics.engine_preempted.get(), 2);
     assert!(admission.acquire(Priority::Live).await.is_err());
     drop((old, new));
@@ -100,10 +95,10 @@ async fn the_newest_shadows_make_room_and_no_more_than_needed() {
 }
 
 #[tokio::test]
-async fn a_client_that_gave_up_preempts_nobody() {
+async fn an_abandoned_request_preempts_no_shadow() {
     let admission = admission(1, 8);
     let shadow = admission.acquire(Priority::Shadow).await.unwrap();
-    let held = admission.acquire_on(1).unwrap();
+    let held = admission.acquire_on(Color::Green).unwrap();
     let client = wait(&admission, Priority::Live).await;
     client.abort();
     assert!(client.await.is_err());
@@ -114,14 +109,14 @@ async fn a_client_that_gave_up_preempts_nobody() {
 }
 
 #[tokio::test]
-async fn leases_keep_their_colour_and_version() {
+async fn leases_keep_their_color_and_version() {
     let admission = admission(1, 8);
     let old = admission.acquire(Priority::Live).await.unwrap();
     let waiting = wait(&admission, Priority::Live).await;
-    let idle = admission.idle();
-    admission.drained(idle).await;
+    let idle = admission.idle_color();
+    admission.wait_until_idle(idle).await;
     admission.set_version(idle, None);
-    assert!(!admission.activate(idle), "it holds nothing");
+    assert!(!admission.activate(idle), "the color holds no version");
     assert!(admission.acquire_on(idle).is_none());
     admission.set_version(idle, Some(V1));
     let probe = admission.acquire_on(idle).unwrap();
@@ -129,33 +124,33 @@ async fn leases_keep_their_colour_and_version() {
     assert!(admission.acquire_on(idle).is_none());
     drop(probe);
     assert!(admission.activate(idle));
-    // Who waited gets the new colour at once, though the old one is busy.
+    // The waiting request gets a slot of the new color, though the old one is busy.
     let new = waiting.await.unwrap().unwrap();
     assert_eq!((old.version, new.version), (V0, V1));
     assert_eq!(
-        (admission.holding(V0), admission.holding(V1)),
-        (Some(old.colour), Some(new.colour))
+        (admission.color_of(V0), admission.color_of(V1)),
+        (old.slot().map(|s| s.0), new.slot().map(|s| s.0))
     );
-    let drained = tokio::spawn({
-        let (admission, colour) = (Arc::clone(&admission), old.colour);
-        async move { admission.drained(colour).await }
+    let idle = tokio::spawn({
+        let (admission, color) = (Arc::clone(&admission), old.slot().unwrap().0);
+        async move { admission.wait_until_idle(color).await }
     });
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert!(!drained.is_finished());
+    assert!(!idle.is_finished());
     drop(old);
-    drained.await.unwrap();
+    idle.await.unwrap();
 }
 
 #[tokio::test]
-async fn closing_refuses_and_ends() {
+async fn closing_refuses_new_requests_and_ends_shadows() {
     let admission = admission(2, 8);
     let live = admission.acquire(Priority::Live).await.unwrap();
     let shadow = admission.acquire(Priority::Shadow).await.unwrap();
     let waiting = wait(&admission, Priority::Shadow).await;
     admission.close(false);
     assert!(matches!(waiting.await.unwrap(), Err(EngineError::ShuttingDown)));
-    assert_eq!((live.cancel.get(), shadow.cancel.get()), (None, Some(Cancel::ShuttingDown)));
+    assert_eq!((live.cancel.get(), shadow.cancel.get()), (None, Some(CancelReason::ShuttingDown)));
     admission.close(true);
-    assert_eq!(live.cancel.get(), Some(Cancel::ShuttingDown));
+    assert_eq!(live.cancel.get(), Some(CancelReason::ShuttingDown));
     assert!(matches!(admission.acquire(Priority::Live).await, Err(EngineError::ShuttingDown)));
 }

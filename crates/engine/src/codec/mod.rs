@@ -1,4 +1,4 @@
-//! Text to ids and back: tokenizer, chat template, stop tokens.
+//! Text to token ids and back: tokenizer, chat template and stop tokens.
 
 mod stream;
 
@@ -9,46 +9,44 @@ use tokenizers::{DecoderWrapper, Tokenizer};
 
 use hone_core::types::{Message, TokenId};
 
-use super::template::ChatTemplate;
-use super::{EngineError, ModelDir};
+use crate::error::EngineError;
+use crate::model_dir::ModelDir;
+use crate::template::ChatTemplate;
 
-pub use stream::{Piece, TextStream};
+pub use stream::{TextPiece, TextStream};
 
-/// Tokenizer, chat template and stop tokens of one model. Needs no engine.
+/// Tokenizer, chat template and stop tokens of one model.
 pub struct Codec {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     stop_ids: Vec<TokenId>,
-    /// The byte behind each character of a byte-level token, by code point.
+    /// The byte for each character of a byte-level token, by code point.
     byte_of_char: Vec<Option<u8>>,
-    /// Special tokens, which leave no text.
+    /// Special tokens, which add no text.
     special: HashSet<TokenId>,
-    /// What the tokens add to the text, one behind the other, and where each ends: the tokenizer looks
-    /// a token up by two maps and copies it.
-    texts: (Vec<u8>, Vec<usize>),
-}
-
-impl std::fmt::Debug for Codec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Codec").field("stop_ids", &self.stop_ids).finish_non_exhaustive()
-    }
+    /// The text of all tokens, concatenated. The tokenizer needs two map look-ups and a copy.
+    token_text: Vec<u8>,
+    /// The text of token `id` is `token_text[bounds[id]..bounds[id + 1]]`.
+    bounds: Vec<usize>,
 }
 
 impl Codec {
-    /// Reads them from a model directory.
+    /// Reads the tokenizer and the template of a model directory.
     ///
     /// # Errors
-    /// [`EngineError::Model`] if the tokenizer or the template cannot be read, or if the tokenizer
-    /// is not byte-level.
+    /// [`EngineError::Component`] if one of them cannot be read, or [`EngineError::Model`] if the
+    /// tokenizer is not byte-level.
     pub fn load(dir: &ModelDir) -> Result<Self, EngineError> {
         let path = dir.path.join("tokenizer.json");
-        let fail = |reason: String| EngineError::Model(format!("{}: {reason}", path.display()));
-        let mut tokenizer = Tokenizer::from_file(&path).map_err(|e| fail(e.to_string()))?;
-        // Files written after training a model may cut or pad; a prompt must be whole.
-        tokenizer.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        let fail = |error| EngineError::component(path.display(), error);
+        let mut tokenizer = Tokenizer::from_file(&path).map_err(fail)?;
+        // Tokenizers that were saved after training may truncate or pad. A prompt must stay whole.
+        tokenizer.with_truncation(None).map_err(fail)?;
         tokenizer.with_padding(None);
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            return Err(fail("the decoder's type must be \"ByteLevel\"".to_owned()));
+            let path = path.display();
+            let reason = format!("{path}: the decoder's type must be \"ByteLevel\"");
+            return Err(EngineError::Model(reason));
         }
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
@@ -58,19 +56,20 @@ impl Codec {
             stop_ids: dir.stop_ids.clone(),
             byte_of_char: byte_of_char(),
             special,
-            texts: (Vec::new(), Vec::new()),
+            token_text: Vec::new(),
+            bounds: Vec::new(),
         };
-        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(codec.vocab()));
+        let (mut text, mut bounds) = (Vec::new(), vec![0]);
         for id in 0..codec.vocab() {
-            bytes.extend_from_slice(&codec.text_bytes(id as TokenId));
-            ends.push(bytes.len());
+            text.extend_from_slice(&codec.text_bytes(id as TokenId));
+            bounds.push(text.len());
         }
-        codec.texts = (bytes, ends);
+        (codec.token_text, codec.bounds) = (text, bounds);
         Ok(codec)
     }
 
-    /// The conversation as the model sees it, ready for its answer: no special token is added
-    /// beyond those in the template.
+    /// The ids of a conversation, with the generation prompt. No special token is added beyond
+    /// those of the template.
     ///
     /// # Errors
     /// [`EngineError::Invalid`] if the template refuses the conversation.
@@ -78,45 +77,43 @@ impl Codec {
         self.encode(&self.template.render(messages)?)
     }
 
-    /// Ids of a text, special tokens in it recognised, none added.
+    /// The ids of a text. Special tokens in it are recognized; none are added.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the tokenizer fails.
+    /// [`EngineError::Component`] if the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EngineError> {
         let encoding = self.tokenizer.encode_fast(text, false);
         encoding
-            .map(|e| e.get_ids().to_vec())
-            .map_err(|e| EngineError::Internal(format!("tokenizer: {e}")))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| EngineError::component("tokenizer", error))
     }
 
-    /// Text of ids, special tokens left out; bytes that are not UTF-8 become U+FFFD.
+    /// The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the tokenizer fails.
+    /// [`EngineError::Component`] if the tokenizer fails.
     pub fn decode(&self, ids: &[TokenId]) -> Result<String, EngineError> {
-        self.tokenizer
-            .decode(ids, true)
-            .map_err(|e| EngineError::Internal(format!("tokenizer: {e}")))
+        let text = self.tokenizer.decode(ids, true);
+        text.map_err(|error| EngineError::component("tokenizer", error))
     }
 
-    /// The bytes one token stands for, for the `bytes` of OpenAI's logprobs. Empty for ids that
-    /// the tokenizer does not know (padding rows of the embedding).
+    /// The bytes of one token, for the `bytes` of OpenAI's logprobs. Empty for ids that the
+    /// tokenizer does not know (padding rows of the embedding).
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
         let Some(token) = self.tokenizer.id_to_token(id) else { return Vec::new() };
         let byte = |c: char| self.byte_of_char.get(c as usize).copied().flatten();
-        // An added token may hold characters that stand for no byte; then it stands for itself.
+        // An added token may have characters outside the byte alphabet. It is literal text then.
         token.chars().map(byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.into_bytes())
     }
 
-    /// What a token adds to the text: nothing if it is special.
+    /// The bytes that a token adds to the text; none for a special token.
     fn text_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
-        let (bytes, ends) = &self.texts;
         let at = id as usize;
-        if let Some(end) = ends.get(at) {
-            let start = at.checked_sub(1).and_then(|before| ends.get(before)).copied();
-            return Cow::Borrowed(bytes.get(start.unwrap_or(0)..*end).unwrap_or_default());
+        match self.bounds.get(at..at + 2) {
+            Some(&[start, end]) => Cow::Borrowed(&self.token_text[start..end]),
+            _ if self.special.contains(&id) => Cow::Borrowed(&[]),
+            _ => Cow::Owned(self.token_bytes(id)),
         }
-        Cow::Owned(if self.special.contains(&id) { Vec::new() } else { self.token_bytes(id) })
     }
 
     /// Tokens that end a completion.
@@ -124,32 +121,28 @@ impl Codec {
         &self.stop_ids
     }
 
-    /// First 16 hex digits of the SHA-256 of the chat template.
+    /// First 16 hexadecimal digits of the SHA-256 of the chat template.
     pub fn template_hash(&self) -> &str {
         self.template.hash()
     }
 
-    /// Ids that the tokenizer knows, from 0.
+    /// Number of ids that the tokenizer knows, from 0.
     pub fn vocab(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
 }
 
-/// GPT-2's alphabet: printable Latin-1 characters stand for their own byte, the other bytes for
-/// the characters from U+0100 on, in order.
+/// GPT-2's byte alphabet: printable Latin-1 characters represent their own byte, the characters
+/// from U+0100 on represent the other bytes in order.
 fn byte_of_char() -> Vec<Option<u8>> {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut table = vec![None; 512];
     let mut next = 256;
     for byte in 0..=u8::MAX {
-        let at = if printable(byte) {
-            usize::from(byte)
+        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
+            table[usize::from(byte)] = Some(byte);
         } else {
+            table[next] = Some(byte);
             next += 1;
-            next - 1
-        };
-        if let Some(slot) = table.get_mut(at) {
-            *slot = Some(byte);
         }
     }
     table

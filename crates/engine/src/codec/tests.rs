@@ -16,19 +16,19 @@ fn codec() -> &'static Arc<Codec> {
 }
 
 /// All pieces of a stream, and whether it stopped.
-fn stream(ids: &[TokenId], stop: &[String]) -> (Vec<Piece>, bool) {
+fn stream(ids: &[TokenId], stop: &[String]) -> (Vec<TextPiece>, bool) {
     let mut stream = TextStream::new(Arc::clone(codec()), stop);
-    let mut pieces: Vec<Piece> = ids.iter().map(|id| stream.push(*id)).collect();
+    let mut pieces: Vec<TextPiece> = ids.iter().map(|id| stream.push(*id)).collect();
     pieces.push(stream.finish());
     let stopped = pieces.iter().any(|piece| piece.stopped);
     (pieces, stopped)
 }
 
-fn joined(pieces: &[Piece]) -> String {
+fn joined(pieces: &[TextPiece]) -> String {
     pieces.iter().map(|piece| piece.text.as_str()).collect()
 }
 
-/// One token for every byte, so that characters are split at every place.
+/// One token per byte, so that characters are split at every position.
 fn byte_tokens(bytes: &[u8]) -> Vec<TokenId> {
     let of = |byte: u8| {
         (0..codec().vocab() as TokenId).find(|id| codec().token_bytes(*id) == [byte]).unwrap()
@@ -57,7 +57,7 @@ fn renders_the_prompt_without_additions() {
 }
 
 #[test]
-fn holds_back_only_what_may_be_a_stop() {
+fn only_possible_stop_strings_are_held_back() {
     let stop = ["</answer>".to_owned(), "STOP".to_owned()];
     let mut stream = TextStream::new(Arc::clone(codec()), &stop);
     let mut push = |text: &str| -> String {
@@ -68,11 +68,11 @@ fn holds_back_only_what_may_be_a_stop() {
     assert_eq!(push("a1"), "</a1");
     assert_eq!(push("x</answer> and more"), "x");
     assert_eq!(push("more"), "");
-    assert_eq!(stream.finish(), Piece { text: String::new(), stopped: true });
+    assert_eq!(stream.finish(), TextPiece { text: String::new(), stopped: true });
 }
 
 #[test]
-fn unfinished_characters_wait_and_then_become_a_mark() {
+fn an_incomplete_character_waits_and_becomes_a_replacement_character_at_the_end() {
     let bytes = "a漢".as_bytes();
     let ids = byte_tokens(&bytes[..3]);
     let (pieces, _) = stream(&ids, &[]);
@@ -86,21 +86,21 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn pieces_joined_are_the_whole_of_any_ids(ids in prop::collection::vec(0_u32..300, 0..60)) {
+    fn concatenated_pieces_equal_the_decoded_ids(ids in prop::collection::vec(0_u32..300, 0..60)) {
         let (pieces, stopped) = stream(&ids, &[]);
         prop_assert!(!stopped);
         prop_assert_eq!(joined(&pieces), codec().decode(&ids).unwrap());
     }
 
     #[test]
-    fn pieces_joined_are_the_whole_of_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn concatenated_pieces_equal_the_lossy_text_of_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
         let (pieces, _) = stream(&byte_tokens(&bytes), &[]);
         prop_assert_eq!(joined(&pieces), String::from_utf8_lossy(&bytes).into_owned());
     }
 
     #[test]
-    fn text_survives_any_split(text in text(), cuts in prop::collection::vec(any::<bool>(), 64)) {
-        // Runs of bytes as the tokenizer would merge them, and single bytes, mixed.
+    fn text_is_the_same_for_any_split_into_tokens(text in text(), cuts in prop::collection::vec(any::<bool>(), 64)) {
+        // A mixture of single bytes and of merged tokens.
         let mut ids = Vec::new();
         for (at, character) in text.char_indices() {
             let whole = &text[at..at + character.len_utf8()];
@@ -115,25 +115,25 @@ proptest! {
     }
 
     #[test]
-    fn nothing_at_or_after_a_stop_is_ever_told(
+    fn no_text_at_or_after_a_stop_string_is_returned(
         before in text(), stop in prop::collection::vec(text(), 1..4), after in text(),
     ) {
         let whole = format!("{before}{}{after}", stop[0]);
         let ids = byte_tokens(whole.as_bytes());
         let (pieces, stopped) = stream(&ids, &stop);
-        let told = joined(&pieces);
+        let text = joined(&pieces);
         let stops: Vec<&String> = stop.iter().filter(|stop| !stop.is_empty()).collect();
         prop_assert_eq!(stopped, stops.iter().any(|stop| whole.contains(*stop)));
-        prop_assert!(stops.iter().all(|stop| !told.contains(*stop)));
+        prop_assert!(stops.iter().all(|stop| !text.contains(*stop)));
         if stopped {
-            // What follows the told text is a stop string, and it is the first to be complete.
-            let rest = whole.strip_prefix(&told).unwrap();
+            // The returned text is followed by the stop string that is complete first.
+            let rest = whole.strip_prefix(&text).unwrap();
             let hits = stops.iter().filter(|stop| rest.starts_with(**stop));
             let hit = hits.min_by_key(|stop| stop.len()).unwrap();
-            let upto = &whole[..told.len() + hit.len() - hit.chars().last().unwrap().len_utf8()];
+            let upto = &whole[..text.len() + hit.len() - hit.chars().last().unwrap().len_utf8()];
             prop_assert!(stops.iter().all(|stop| !upto.contains(*stop)));
         } else {
-            prop_assert_eq!(told, whole);
+            prop_assert_eq!(text, whole);
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Fetches a model from the Hugging Face hub.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, CacheRepo};
 
-use super::refuse;
-use crate::EngineError;
+use super::ModelDir;
+use super::values::refuse;
+use crate::error::EngineError;
 
-/// Files besides weights; only the first two must exist.
-const SMALL: [&str; 6] = [
+/// Files other than weights. Only the first two are required.
+const SMALL_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -18,29 +20,37 @@ const SMALL: [&str; 6] = [
     "chat_template.json",
 ];
 
-/// See [`super::ModelDir::resolve`].
-pub(super) fn resolve(model: &str, cache: &Path) -> Result<PathBuf, EngineError> {
-    let path = Path::new(model);
-    if path.exists() {
-        return Ok(path.to_path_buf());
+impl ModelDir {
+    /// The directory of a model: `model` itself if that path exists, else the cached snapshot of a
+    /// hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, whose files are fetched into `cache` if they
+    /// are not there. Blocks while it downloads.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`] if `model` is neither a path nor a hub id, or
+    /// [`EngineError::Component`] if it cannot be fetched.
+    pub fn resolve(model: &str, cache: &Path) -> Result<PathBuf, EngineError> {
+        let path = Path::new(model);
+        if path.exists() {
+            return Ok(path.to_path_buf());
+        }
+        if !is_hub_id(model) {
+            return Err(refuse(format!(
+                "{model:?} is neither a directory nor a hub id of the form organization/name"
+            )));
+        }
+        let cache = Cache::new(cache.to_path_buf());
+        if let Some(dir) = cached_snapshot(&cache.model(model.to_owned())) {
+            return Ok(dir);
+        }
+        fetch(model, cache).map_err(|error| {
+            let failed =
+                format!("{model:?} is not a directory and could not be fetched from the hub");
+            EngineError::component(failed, error)
+        })
     }
-    if !is_hub_id(model) {
-        return Err(refuse(format!(
-            "{model:?} is neither a directory nor a hub id of the form organisation/name"
-        )));
-    }
-    let cache = Cache::new(cache.to_path_buf());
-    if let Some(dir) = complete(&cache.model(model.to_owned())) {
-        return Ok(dir);
-    }
-    fetch(model, cache).map_err(|reason| {
-        refuse(format!(
-            "{model:?} is no directory here and could not be fetched from the hub: {reason}"
-        ))
-    })
 }
 
-/// `organisation/name` in the hub's alphabet.
+/// Whether `model` is `organization/name` in the hub's alphabet.
 fn is_hub_id(model: &str) -> bool {
     let part = |text: &str| {
         !text.is_empty()
@@ -50,24 +60,19 @@ fn is_hub_id(model: &str) -> bool {
     model.split_once('/').is_some_and(|(owner, name)| part(owner) && part(name))
 }
 
-/// The cached snapshot's directory, if every file it needs is there.
-fn complete(cached: &CacheRepo) -> Option<PathBuf> {
+/// The directory of the cached snapshot, if it is complete.
+fn cached_snapshot(cached: &CacheRepo) -> Option<PathBuf> {
     let config = cached.get("config.json")?;
-    let dir = config.parent()?.to_path_buf();
-    super::ModelDir::open(&dir).ok().map(|_| dir)
+    let dir = config.parent()?;
+    ModelDir::open(dir).ok().map(|model| model.path)
 }
 
-fn fetch(model: &str, cache: Cache) -> Result<PathBuf, String> {
-    let api = ApiBuilder::from_cache(cache)
-        .with_progress(false)
-        .with_retries(2)
-        .build()
-        .map_err(|e| e.to_string())?;
+fn fetch(model: &str, cache: Cache) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
+    let api = ApiBuilder::from_cache(cache).with_progress(false).with_retries(2).build()?;
     let repo = api.model(model.to_owned());
-    let listing = repo.info().map_err(|e| e.to_string())?;
-    let files: Vec<String> = listing.siblings.into_iter().map(|file| file.rfilename).collect();
+    let files: Vec<String> = repo.info()?.siblings.into_iter().map(|file| file.rfilename).collect();
     let has = |name: &str| files.iter().any(|file| file == name);
-    for name in SMALL.into_iter().filter(|name| has(name)) {
+    for name in SMALL_FILES.into_iter().filter(|name| has(name)) {
         get(&repo, name)?;
     }
     if has("model.safetensors") {
@@ -80,12 +85,12 @@ fn fetch(model: &str, cache: Cache) -> Result<PathBuf, String> {
         }
     }
     let config = get(&repo, "config.json")?;
-    config.parent().map(Path::to_path_buf).ok_or_else(|| "the cache has no directory".to_owned())
+    Ok(config.parent().ok_or("the cache has no directory")?.to_path_buf())
 }
 
-fn get(repo: &ApiRepo, file: &str) -> Result<PathBuf, String> {
+fn get(repo: &ApiRepo, file: &str) -> Result<PathBuf, EngineError> {
     tracing::info!(file, "fetching from the hub");
-    repo.get(file).map_err(|e| format!("{file}: {e}"))
+    repo.get(file).map_err(|error| EngineError::component(file, error))
 }
 
 #[cfg(test)]
@@ -93,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_hub_ids_from_paths() {
+    fn hub_ids_are_distinguished_from_paths() {
         assert!(is_hub_id("Qwen/Qwen2.5-0.5B-Instruct"));
         for path in ["./qwen", "/models/qwen", "a/b/c", "qwen", "a/", "a b/c", "../x"] {
             assert!(!is_hub_id(path), "{path}");
@@ -101,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn says_what_it_looked_for() {
+    fn an_unknown_model_is_named_in_the_error() {
         let cache = tempfile::tempdir().unwrap();
-        let error = resolve("no such model", cache.path()).unwrap_err().to_string();
+        let error = ModelDir::resolve("no such model", cache.path()).unwrap_err().to_string();
         assert!(error.contains("\"no such model\" is neither a directory nor a hub id"), "{error}");
         let here = cache.path().to_str().unwrap();
-        assert_eq!(resolve(here, cache.path()).unwrap(), cache.path());
+        assert_eq!(ModelDir::resolve(here, cache.path()).unwrap(), cache.path());
     }
 }

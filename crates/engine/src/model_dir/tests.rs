@@ -1,14 +1,16 @@
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::*;
+use super::ModelDir;
+use super::files::object;
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny")
 }
 
-/// A copy of the fixture to spoil.
+/// A copy of the fixture that a test may change.
 fn copy() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in fs::read_dir(fixture()).unwrap() {
@@ -18,7 +20,7 @@ fn copy() -> tempfile::TempDir {
     dir
 }
 
-/// Changes one JSON file.
+/// Edits one JSON file.
 fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Map<String, Value>)) {
     let mut value = object(&dir.join(file)).unwrap();
     change(&mut value);
@@ -34,7 +36,7 @@ fn error(dir: &Path) -> String {
 }
 
 #[test]
-fn reads_what_transformers_5_writes() {
+fn reads_the_format_of_transformers_5() {
     let model = ModelDir::open(&fixture()).unwrap();
     assert_eq!(model.config["rope_theta"], 50_000.0);
     assert!(model.config.get("rope_parameters").is_none());
@@ -46,7 +48,7 @@ fn reads_what_transformers_5_writes() {
 }
 
 #[test]
-fn reads_what_earlier_versions_wrote() {
+fn reads_the_format_of_transformers_4() {
     let dir = copy();
     edit(dir.path(), "config.json", |config| {
         config.remove("rope_parameters");
@@ -73,7 +75,7 @@ fn stop_tokens_come_from_three_files() {
     set(dir.path(), "config.json", "eos_token_id", json!(288));
     assert_eq!(error(dir.path()), "eos_token_id 288 is outside the vocabulary of 288 tokens");
     set(dir.path(), "config.json", "eos_token_id", json!("x"));
-    assert_eq!(error(dir.path()), "config.json: eos_token_id holds \"x\", not a token id");
+    assert_eq!(error(dir.path()), "config.json: eos_token_id is \"x\", not a token id");
     for file in ["generation_config.json", "config.json"] {
         set(dir.path(), file, "eos_token_id", Value::Null);
     }
@@ -82,7 +84,7 @@ fn stop_tokens_come_from_three_files() {
 }
 
 #[test]
-fn the_template_is_looked_for_in_order() {
+fn the_chat_template_is_searched_in_three_files_in_order() {
     let dir = copy();
     let template = || ModelDir::open(dir.path()).map(|model| model.chat_template);
     fs::write(dir.path().join("chat_template.json"), r#"{"chat_template":"third"}"#).unwrap();
@@ -100,7 +102,7 @@ fn the_template_is_looked_for_in_order() {
 }
 
 #[test]
-fn weights_come_from_the_index_and_never_from_an_adapter() {
+fn weights_come_from_the_index_and_not_from_an_adapter() {
     let dir = copy();
     fs::rename(dir.path().join("model.safetensors"), dir.path().join("adapter_model.safetensors"))
         .unwrap();
@@ -124,15 +126,15 @@ fn weights_come_from_the_index_and_never_from_an_adapter() {
 }
 
 #[test]
-fn says_what_cannot_be_served() {
-    for (key, value, says) in [
+fn errors_name_the_value_that_cannot_be_served() {
+    for (key, value, expected) in [
         (
             "architectures",
             json!(["MambaForCausalLM"]),
             "supported is one of Qwen2ForCausalLM, Qwen3",
         ),
         ("architectures", Value::Null, "config.json: architectures is missing; supported"),
-        ("quantization_config", json!({ "bits": 4 }), "{\"bits\":4}; only unquantised"),
+        ("quantization_config", json!({ "bits": 4 }), "{\"bits\":4}; only unquantized"),
         (
             "rope_parameters",
             json!({ "rope_type": "yarn" }),
@@ -151,23 +153,23 @@ fn says_what_cannot_be_served() {
     ] {
         let dir = copy();
         set(dir.path(), "config.json", key, value);
-        assert!(error(dir.path()).contains(says), "{key}: {}", error(dir.path()));
+        assert!(error(dir.path()).contains(expected), "{key}: {}", error(dir.path()));
     }
     let dir = copy();
     fs::write(dir.path().join("config.json"), "{").unwrap();
-    assert!(error(dir.path()).contains("config.json is not what it should be"));
+    assert!(error(dir.path()).contains("config.json: EOF while parsing an object"));
     fs::remove_file(dir.path().join("config.json")).unwrap();
     assert!(error(dir.path()).contains("config.json: No such file"));
     assert!(error(Path::new("/nowhere")).contains("/nowhere is not a directory"));
 }
 
 #[test]
-fn writes_a_directory_for_the_engine_once() {
+fn the_normalized_directory_is_written_once() {
     let dir = copy();
     edit(dir.path(), "config.json", |c| drop(c.insert("sliding_window".to_owned(), json!(64))));
     let cache = tempfile::tempdir().unwrap();
     let model = ModelDir::open(dir.path()).unwrap();
-    let written = model.normalised(cache.path()).unwrap();
+    let written = model.write_normalized(cache.path()).unwrap();
     let config = object(&written.join("config.json")).unwrap();
     assert_eq!(config["rope_theta"], 50_000.0);
     assert_eq!(
@@ -180,18 +182,21 @@ fn writes_a_directory_for_the_engine_once() {
     );
     let weights = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
     assert_eq!(weights(&written), weights(dir.path()));
-    assert_eq!(model.normalised(cache.path()).unwrap(), written);
-    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "nothing is left beside it");
-    // Another model under the same path gets another directory.
+    assert_eq!(model.write_normalized(cache.path()).unwrap(), written);
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "no temporary directory remains");
+    // A changed model at the same path gets another directory.
     set(dir.path(), "config.json", "rope_parameters", json!({ "rope_theta": 2.0 }));
-    assert_ne!(ModelDir::open(dir.path()).unwrap().normalised(cache.path()).unwrap(), written);
+    assert_ne!(
+        ModelDir::open(dir.path()).unwrap().write_normalized(cache.path()).unwrap(),
+        written
+    );
 }
 
 fn families() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families")
 }
 
-/// A family's `config.json` with a key changed, through `open` in a copy of another directory.
+/// The error for a family's `config.json` with one key changed.
 fn family_error(name: &str, key: &str, value: Value) -> String {
     let dir = copy();
     fs::copy(families().join(name).join("config.json"), dir.path().join("config.json")).unwrap();
@@ -200,7 +205,7 @@ fn family_error(name: &str, key: &str, value: Value) -> String {
 }
 
 #[test]
-fn every_family_is_read_and_written_for_the_engine() {
+fn every_family_is_read_and_normalized() {
     let cache = tempfile::tempdir().unwrap();
     for (name, context) in [
         ("qwen2", 24),
@@ -215,7 +220,7 @@ fn every_family_is_read_and_written_for_the_engine() {
     ] {
         let model = ModelDir::open(&families().join(name)).unwrap();
         assert_eq!(model.context(), context, "{name}");
-        let written = model.normalised(cache.path()).unwrap();
+        let written = model.write_normalized(cache.path()).unwrap();
         let tokenizer = |dir: &Path| object(&dir.join("tokenizer.json")).unwrap();
         let (lean, whole) = (tokenizer(&written), tokenizer(&model.path));
         assert_eq!(lean["model"]["vocab"], whole["model"]["vocab"], "{name}: every token is known");
@@ -225,7 +230,7 @@ fn every_family_is_read_and_written_for_the_engine() {
         assert_eq!(config["max_position_embeddings"], 512, "{name}");
         assert!(config["rope_theta"].is_f64() && config.get("rope_parameters").is_none());
         let window = if name == "gemma2" { json!(512) } else { Value::Null };
-        assert_eq!(config["sliding_window"], window, "{name}: no window is left to be misread");
+        assert_eq!(config["sliding_window"], window, "{name}: the loader must not apply a window");
         match name {
             "llama3" => assert_eq!(config["rope_scaling"]["rope_type"], "llama3"),
             "phi3-longrope" => {
@@ -246,7 +251,7 @@ fn every_family_is_read_and_written_for_the_engine() {
 }
 
 #[test]
-fn options_that_the_engine_would_ignore_are_refused() {
+fn options_that_mistral_rs_ignores_are_refused() {
     insta::assert_snapshot!(family_error("llama-biases", "x", json!(1)), @"config.json: attention_bias is true; only false can be served");
     insta::assert_snapshot!(
         family_error("mistral", "rope_scaling", json!({"type": "linear", "factor": 2.0})), @r#"config.json: rope_scaling.rope_type is "linear"; only plain rotary embeddings ("default") can be served"#);

@@ -7,18 +7,29 @@ fn params(temperature: f32) -> SamplingParams {
     SamplingParams { temperature, ..Default::default() }
 }
 
-fn draw(logits: &[f32], params: &SamplingParams, top: u8) -> Drawn {
+fn draw(logits: &[f32], params: &SamplingParams, top: u8) -> Token {
     TokenSampler::new(params, top).unwrap().draw(logits).unwrap()
 }
 
-/// A softmax, computed the obvious way.
+/// The behavior distribution `(id, p)`, best first.
+fn behavior(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f64)> {
+    let mut adjusted = logits.to_vec();
+    adjust(&mut adjusted, params, &HashMap::new()).unwrap();
+    let mut candidates = Vec::new();
+    let total = weigh(&adjusted, f64::from(params.temperature), &mut candidates).unwrap();
+    let kept = truncate(&mut candidates, params, total);
+    candidates.sort_unstable_by(best_first);
+    candidates.into_iter().map(|(id, weight)| (id, weight / kept)).collect()
+}
+
+/// The definition of softmax.
 fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     let weights: Vec<f64> = logits.iter().map(|l| (f64::from(*l) / temperature).exp()).collect();
     let total: f64 = weights.iter().sum();
     weights.into_iter().map(|w| w / total).collect()
 }
 
-/// Truncation by definition: sort everything, then cut.
+/// The definition of truncation: sort all tokens, then cut.
 fn truncated_by_definition(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f64)> {
     let probabilities = softmax(logits, f64::from(params.temperature));
     let mut all: Vec<Candidate> =
@@ -61,11 +72,11 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn keeps_what_the_definition_keeps(logits in logits(700), params in truncation()) {
-        let got = behaviour(&logits, &params, &HashMap::new()).unwrap();
+    fn truncation_matches_its_definition(logits in logits(700), params in truncation()) {
+        let got = behavior(&logits, &params);
         let wanted = truncated_by_definition(&logits, &params);
         prop_assert!((got.iter().map(|c| c.1).sum::<f64>() - 1.0).abs() < 1e-9);
-        // Where a cut lies within rounding of a token's mass, one token more or less is right.
+        // If a cut is within rounding of a token's mass, one token more or less is correct.
         prop_assert!(got.len().abs_diff(wanted.len()) <= 1);
         if got.len() == wanted.len() {
             for (got, wanted) in got.iter().zip(&wanted) {
@@ -75,27 +86,27 @@ proptest! {
     }
 
     #[test]
-    fn what_is_reported_is_what_was_drawn_from(
+    fn reported_probabilities_are_those_of_the_behavior_policy(
         logits in logits(300), params in truncation(), top in 0_u8..=20,
     ) {
         let drawn = draw(&logits, &params, top);
-        let behaviour = behaviour(&logits, &params, &HashMap::new()).unwrap();
-        let (_, p) = behaviour.iter().find(|c| c.0 == drawn.id).unwrap();
+        let behavior = behavior(&logits, &params);
+        let (_, p) = behavior.iter().find(|c| c.0 == drawn.id).unwrap();
         prop_assert!(drawn.logprob.is_finite() && drawn.logprob <= 0.0);
         prop_assert!((f64::from(drawn.logprob) - p.ln()).abs() < 1e-5);
         let kept: f64 = {
             let all = softmax(&logits, f64::from(params.temperature));
-            behaviour.iter().map(|c| all[c.0 as usize]).sum()
+            behavior.iter().map(|c| all[c.0 as usize]).sum()
         };
         prop_assert!((f64::from(drawn.kept_mass) - kept).abs() < 1e-5);
-        prop_assert_eq!(drawn.top.len(), usize::from(top).min(behaviour.len()));
-        for (got, wanted) in drawn.top.iter().zip(&behaviour) {
+        prop_assert_eq!(drawn.top.len(), usize::from(top).min(behavior.len()));
+        for (got, wanted) in drawn.top.iter().zip(&behavior) {
             prop_assert!(got.0 == wanted.0 && (f64::from(got.1) - wanted.1.ln()).abs() < 1e-5);
         }
     }
 
     #[test]
-    fn the_seed_decides_everything(logits in logits(100), params in truncation()) {
+    fn the_seed_determines_the_tokens(logits in logits(100), params in truncation()) {
         let run = |params: &SamplingParams| {
             let mut sampler = TokenSampler::new(params, 3).unwrap();
             (0..20).map(|_| sampler.draw(&logits).unwrap()).collect::<Vec<_>>()
@@ -104,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn greedy_takes_the_greatest(logits in logits(300)) {
+    fn greedy_draws_the_greatest_logit(logits in logits(300)) {
         let drawn = draw(&logits, &params(0.0), 1);
         let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         prop_assert_eq!(logits[drawn.id as usize], greatest);
@@ -138,7 +149,7 @@ proptest! {
     }
 }
 
-/// Pearson's statistic of 40,000 draws from a known distribution stays below its 99.9 % quantile.
+/// Pearson's chi-squared statistic of 40,000 draws is below its 99.9 % quantile.
 #[test]
 fn frequencies_match_the_distribution() {
     let logits = [1.0, 0.5, -0.3, 2.0, -1.5, 0.0, 1.2, -4.0];
@@ -149,7 +160,7 @@ fn frequencies_match_the_distribution() {
         (SamplingParams { top_p: 0.8, ..params(1.3) }, 18.5),
         (SamplingParams { min_p: 0.2, ..params(1.0) }, 18.5),
     ] {
-        let expected = behaviour(&logits, &params, &HashMap::new()).unwrap();
+        let expected = behavior(&logits, &params);
         let mut sampler = TokenSampler::new(&params, 0).unwrap();
         let mut counts = HashMap::new();
         let n = 40_000;
@@ -162,17 +173,17 @@ fn frequencies_match_the_distribution() {
             let got = f64::from(counts.remove(id).unwrap_or(0));
             statistic += (got - expected).powi(2) / expected;
         }
-        assert!(counts.is_empty(), "drew what was cut: {counts:?}");
+        assert!(counts.is_empty(), "drew truncated tokens: {counts:?}");
         assert!(statistic < quantile, "{params:?}: {statistic}");
     }
 }
 
 #[test]
-fn penalties_and_biases_move_logits() {
+fn penalties_and_biases_change_logits() {
     let logits = [2.0, 1.85, 0.0];
-    let penalised = SamplingParams { frequency_penalty: 0.1, presence_penalty: 0.2, ..params(0.0) };
-    let mut sampler = TokenSampler::new(&penalised, 0).unwrap();
-    // Token 0 stands at 2.0, then 1.7, 1.6 and 1.5; token 1 at 1.85, then 1.55.
+    let penalized = SamplingParams { frequency_penalty: 0.1, presence_penalty: 0.2, ..params(0.0) };
+    let mut sampler = TokenSampler::new(&penalized, 0).unwrap();
+    // Token 0 has the logits 2.0, 1.7, 1.6 and 1.5 in turn; token 1 has 1.85, then 1.55.
     let drawn: Vec<TokenId> = (0..5).map(|_| sampler.draw(&logits).unwrap().id).collect();
     assert_eq!(drawn, [0, 1, 0, 0, 1]);
     let biased = SamplingParams { logit_bias: [(2, 5.0)].into(), ..params(0.0) };
@@ -187,15 +198,15 @@ fn penalties_and_biases_move_logits() {
 }
 
 #[test]
-fn a_bias_beyond_floats_is_an_error() {
+fn a_bias_that_overflows_is_an_error() {
     let biased = SamplingParams { logit_bias: [(0, f32::MAX)].into(), ..params(1.0) };
     let error = TokenSampler::new(&biased, 0).unwrap().draw(&[f32::MAX, 0.0]).unwrap_err();
     assert_eq!(error, SampleError::NotFinite { id: 0, value: f32::INFINITY });
 }
 
 #[test]
-fn names_the_bad_parameter() {
-    for (params, says) in [
+fn errors_name_the_invalid_parameter() {
+    for (params, expected) in [
         (params(f32::NAN), "temperature is NaN; 0 or more was expected"),
         (params(-1.0), "temperature is -1; 0 or more was expected"),
         (SamplingParams { top_p: 1.5, ..params(1.0) }, "top_p is 1.5;"),
@@ -205,12 +216,12 @@ fn names_the_bad_parameter() {
         (SamplingParams { logit_bias: [(7, f32::NAN)].into(), ..params(1.0) }, "logit_bias[7]"),
     ] {
         let error = TokenSampler::new(&params, 0).unwrap_err().to_string();
-        assert!(error.starts_with(says), "{error}");
+        assert!(error.starts_with(expected), "{error}");
     }
     assert!(TokenSampler::new(&params(1.0), 21).is_err());
 }
 
-/// Not a check but a measurement; run it with `--ignored --nocapture`.
+/// Measures; run it with `--ignored --nocapture`.
 #[test]
 #[ignore = "measures speed"]
 fn speed() {
@@ -219,7 +230,7 @@ fn speed() {
         let logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-8.0..8.0)).collect();
         for (name, params) in [
             ("greedy", params(0.0)),
-            ("plain", params(1.0)),
+            ("temperature 1", params(1.0)),
             ("top_k 50", SamplingParams { top_k: 50, ..params(1.0) }),
             ("top_p 0.9", SamplingParams { top_p: 0.9, ..params(1.0) }),
         ] {

@@ -1,8 +1,8 @@
 //! [`Engine`] and [`Publisher`] on mistral.rs.
 //!
-//! Two colours of `replicas` engines each; [`Admission`] says who runs where, one worker thread a
+//! Two colors of `replicas` engines each; [`Admission`] says who runs where, one worker thread a
 //! replica runs one sequence at a time (batched decoding on CPU is wrong in mistral.rs 0.8.1), and
-//! [`exchange`](crate::hot_swap) changes the weights of the colour that serves nobody.
+//! [`exchange`](crate::hot_swap) changes the weights of the idle color.
 
 mod processor;
 mod worker;
@@ -19,7 +19,7 @@ use worker::{GenerateJob, ReplicaWorker};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::admission::{Admission, Colour, Lease};
+use hone_engine::admission::{Admission, Color, Lease};
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
@@ -29,7 +29,7 @@ use hone_engine::{
 
 use crate::hot_swap::{Adapter, Loader, Pipeline};
 
-/// One engine of one colour.
+/// One engine of one color.
 struct Replica {
     pipeline: Box<dyn Pipeline>,
     worker: ReplicaWorker,
@@ -42,16 +42,16 @@ pub struct MistralEngine {
     admission: Arc<Admission>,
     metrics: Arc<Metrics>,
     loader: Arc<Loader>,
-    /// `[colour][slot]`
+    /// `[color][slot]`
     replicas: Arc<[Vec<Replica>; 2]>,
-    /// The colour last staged. Held locked while staging.
-    staged: Arc<Mutex<Option<Colour>>>,
+    /// The color last staged. Held locked while staging.
+    staged: Arc<Mutex<Option<Color>>>,
 }
 
 impl MistralEngine {
     /// Loads `2 * replicas` copies of the base model and starts serving version 0.
     ///
-    /// `normalised` is what [`ModelDir::normalised`] returned. Blocks while it loads (10 ms a copy
+    /// `normalized` is what [`ModelDir::write_normalized`] returned. Blocks while it loads (10 ms a copy
     /// for the embedded model, seconds for a large one), needs no runtime, and may be called
     /// within one; there, prefer a blocking thread.
     ///
@@ -59,20 +59,20 @@ impl MistralEngine {
     /// [`EngineError::Model`] if the model cannot be loaded or fails to produce a token.
     pub fn start(
         dir: &ModelDir,
-        normalised: &Path,
+        normalized: &Path,
         config: &EngineConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, EngineError> {
         let codec = Arc::new(Codec::load(dir)?);
-        let loader = Arc::new(Loader::new(dir, normalised));
+        let loader = Arc::new(Loader::new(dir, normalized));
         let slots = config.replicas.max(1);
         let end = codec.stop_ids().first().copied().unwrap_or_default();
         let make = Arc::clone(&loader);
         let threads = threads(dir, slots);
         let replicas = on_thread("hone-load", move || {
-            let colour =
+            let color =
                 || (0..slots).map(|_| replica(&make, end, threads)).collect::<Result<Vec<_>, _>>();
-            Ok([colour()?, colour()?])
+            Ok([color()?, color()?])
         })?;
         let engine = Arc::new(Self {
             info: ModelInfo {
@@ -102,8 +102,8 @@ impl MistralEngine {
     fn warm_up(&self) -> Result<(), EngineError> {
         let params = SamplingParams { temperature: 0.0, max_tokens: 1, ..Default::default() };
         let mut running = Vec::new();
-        for colour in 0..self.replicas.len() {
-            while let Some(lease) = self.admission.acquire_on(colour) {
+        for color in Color::BOTH {
+            while let Some(lease) = self.admission.acquire_on(color) {
                 let request = probe_request(self.codec.stop_ids(), &params);
                 running.push(self.run(lease, request)?);
             }
@@ -122,15 +122,12 @@ impl MistralEngine {
     fn run(&self, lease: Lease, request: GenerateRequest) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
         let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
-        let (colour, slot) = (lease.colour, lease.slot);
+        let no_slot = || EngineError::Internal("the lease has no slot".to_owned());
+        let (color, slot) = lease.slot().ok_or_else(no_slot)?;
         let (run, generation) =
             GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
-        let replica = self.replicas.get(colour).and_then(|replicas| replicas.get(slot));
         let job = GenerateJob { prompt: request.prompt_ids, limit, run, sampler };
-        match replica {
-            Some(replica) => replica.worker.start(job)?,
-            None => return Err(EngineError::Internal(format!("there is no slot {slot}"))),
-        }
+        self.replicas[color as usize][slot].worker.start(job)?;
         Ok(generation)
     }
 }
@@ -226,17 +223,17 @@ impl Publisher for MistralEngine {
         let mut staged = Arc::clone(&self.staged).lock_owned().await;
         // Until this succeeds there is nothing to activate.
         *staged = None;
-        if let Some(colour) = self.admission.holding(version) {
-            *staged = Some(colour);
+        if let Some(color) = self.admission.color_of(version) {
+            *staged = Some(color);
             return Ok(());
         }
-        let colour = self.admission.idle();
-        self.admission.drained(colour).await;
+        let color = self.admission.idle_color();
+        self.admission.wait_until_idle(color).await;
         let staging = Staging {
             loader: Arc::clone(&self.loader),
             admission: Arc::clone(&self.admission),
             replicas: Arc::clone(&self.replicas),
-            colour,
+            color,
             version,
             adapter: adapter.map(Path::to_path_buf),
             staged,
@@ -267,13 +264,13 @@ impl Publisher for MistralEngine {
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
         let staged = *self.staged.lock().await;
         let none = || EngineError::Invalid("no version is staged".to_owned());
-        let colour = staged.ok_or_else(none)?;
+        let color = staged.ok_or_else(none)?;
         let mut request = probe_request(prompt_ids, params);
-        let lease = if colour == self.admission.idle() {
+        let lease = if color == self.admission.idle_color() {
             // Nobody else gets a slot there, but requests of the version's last turn may still run.
-            self.admission.drained(colour).await;
+            self.admission.wait_until_idle(color).await;
             let busy = || EngineError::Internal("the staged engines are busy".to_owned());
-            self.admission.acquire_on(colour).ok_or_else(busy)?
+            self.admission.acquire_on(color).ok_or_else(busy)?
         } else {
             request.priority = Priority::Live;
             self.admission.acquire(Priority::Live).await?
@@ -286,43 +283,43 @@ impl Publisher for MistralEngine {
         let staged = self.staged.lock().await;
         let start = Instant::now();
         match *staged {
-            Some(colour) if self.admission.activate(colour) => Ok(start.elapsed()),
+            Some(color) if self.admission.activate(color) => Ok(start.elapsed()),
             _ => Err(EngineError::Invalid("no version is staged".to_owned())),
         }
     }
 }
 
-/// One exchange of a whole idle colour.
+/// One exchange of a whole idle color.
 struct Staging {
     loader: Arc<Loader>,
     admission: Arc<Admission>,
     replicas: Arc<[Vec<Replica>; 2]>,
-    colour: Colour,
+    color: Color,
     version: PolicyVersion,
     adapter: Option<PathBuf>,
-    staged: OwnedMutexGuard<Option<Colour>>,
+    staged: OwnedMutexGuard<Option<Color>>,
 }
 
 impl Staging {
     /// Loads and exchanges as many replicas at a time as [`Loader::at_once`] allows. If the first
-    /// load fails nothing has changed; if a later one fails the colour holds no version and the next
+    /// load fails nothing has changed; if a later one fails the color holds no version and the next
     /// staging fills it anew.
     fn run(mut self) -> Result<(), EngineError> {
         let start = Instant::now();
         let adapter = self.adapter.as_deref().map(Adapter::read).transpose()?;
-        let replicas = self.replicas.get(self.colour).map_or(&[][..], Vec::as_slice);
+        let replicas = &self.replicas[self.color as usize];
         let mut held = Duration::ZERO;
         for replicas in replicas.chunks(self.loader.at_once(replicas.len())) {
             let fresh = self.load(replicas.len(), adapter.as_ref())?;
-            self.admission.set_version(self.colour, None);
+            self.admission.set_version(self.color, None);
             for (replica, fresh) in replicas.iter().zip(&fresh) {
                 held = held.max(replica.pipeline.exchange(fresh.as_ref())?);
             }
             drop(fresh);
             self.loader.give_memory_back();
         }
-        self.admission.set_version(self.colour, Some(self.version));
-        *self.staged = Some(self.colour);
+        self.admission.set_version(self.color, Some(self.version));
+        *self.staged = Some(self.color);
         tracing::debug!(
             version = %self.version,
             seconds = start.elapsed().as_secs_f64(),

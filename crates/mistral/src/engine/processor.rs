@@ -58,9 +58,7 @@ impl Processor {
         let drawn = logits
             .to_vec1::<f32>()
             .map_err(|e| EngineError::Internal(format!("logits: {e}")))
-            .and_then(|logits| {
-                sampler.draw(&logits).map_err(|e| EngineError::Internal(e.to_string()))
-            });
+            .and_then(|logits| Ok(sampler.draw(&logits)?));
         match drawn {
             Ok(drawn) => {
                 let id = drawn.id;

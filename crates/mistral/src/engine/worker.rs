@@ -65,7 +65,7 @@ fn execute(engine: &MistralRs, end: TokenId, threads: usize, job: GenerateJob) {
         if let Some(reason) = failure {
             run.fail(EngineError::Internal(reason));
         }
-        run.conclude();
+        run.finish();
     }
 }
 

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use hone_engine::EngineError;
-use hone_model::adapter::{LoraConfig as Settings, ModuleRules, ModuleScale, Patterns};
+use hone_model::adapter::{LoraConfig as Settings, ModuleMatcher, ModuleScale, Patterns};
 
 /// What PEFT puts before the model's own names.
 const PREFIX: &str = "base_model.model.";
@@ -41,7 +41,7 @@ impl PeftConfig {
         !self.use_rslora && self.rank_pattern.0.is_empty() && self.alpha_pattern.0.is_empty()
     }
 
-    fn rules(&self) -> Result<ModuleRules, String> {
+    fn rules(&self) -> Result<ModuleMatcher, String> {
         let settings = Settings {
             r: self.r,
             alpha: self.lora_alpha,
@@ -50,7 +50,7 @@ impl PeftConfig {
             alpha_pattern: self.alpha_pattern.clone(),
             ..Settings::default()
         };
-        ModuleRules::new(&settings).map_err(|(key, reason)| format!("{key}: {reason}"))
+        ModuleMatcher::new(&settings).map_err(|(key, reason)| format!("{key}: {reason}"))
     }
 }
 
@@ -188,11 +188,11 @@ fn modules(tensors: &HashMap<String, Tensor>) -> Result<BTreeSet<String>, String
 fn even_out(
     tensors: &mut HashMap<String, Tensor>,
     modules: &BTreeSet<String>,
-    rules: &ModuleRules,
+    rules: &ModuleMatcher,
 ) -> candle_core::Result<usize> {
-    let rank = modules.iter().map(|module| rules.scaled(module).r).max().unwrap_or(1);
+    let rank = modules.iter().map(|module| rules.scale(module).r).max().unwrap_or(1);
     for module in modules {
-        let ModuleScale { r, scale } = rules.scaled(module);
+        let ModuleScale { r, scale } = rules.scale(module);
         for (half, side, factor) in [("lora_A", 0_usize, 1.0), ("lora_B", 1, scale)] {
             let name = format!("{PREFIX}{module}.{half}.weight");
             let Some(tensor) = tensors.get(&name) else { continue };

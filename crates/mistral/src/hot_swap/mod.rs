@@ -100,15 +100,15 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// A loader of the directory that [`ModelDir::normalised`] wrote for `model`.
-    pub(crate) fn new(model: &ModelDir, normalised: &Path) -> Self {
+    /// A loader of the directory that [`ModelDir::write_normalized`] wrote for `model`.
+    pub(crate) fn new(model: &ModelDir, normalized: &Path) -> Self {
         let names = model.weights.iter().filter_map(|path| path.file_name());
         let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(u64::MAX, |file| file.len());
         let bytes = model.weights.iter().map(bytes).fold(0, u64::saturating_add);
         Self {
             id: model.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            dir: normalised.to_path_buf(),
-            weights: names.map(|name| normalised.join(name)).collect(),
+            dir: normalized.to_path_buf(),
+            weights: names.map(|name| normalized.join(name)).collect(),
             small: bytes <= SMALL,
             gave_back: std::sync::Mutex::default(),
         }

@@ -1,10 +1,14 @@
-//! LoRA adapters: their settings, weights, files, and merging into a base model.
+//! LoRA adapters: settings, weights, PEFT files, and merging into a base model.
 
+mod check;
 mod config;
 pub mod merge;
+mod module_matching;
+mod modules;
 pub mod peft;
-mod rules;
 pub mod weights;
 
-pub use config::{BaseDtype, LinearKind, LoraConfig, LoraInit};
-pub use rules::{ModuleRules, ModuleScale, Modules, Patterns};
+pub use crate::spec::LinearKind;
+pub use config::{BaseDtype, LoraConfig, LoraInit};
+pub use module_matching::{ModuleMatcher, ModuleScale};
+pub use modules::{Modules, Patterns};

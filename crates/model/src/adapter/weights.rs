@@ -6,27 +6,28 @@ use candle_core::{DType, Device, Tensor, Var};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
+use super::config::{LoraConfig, LoraInit};
+use super::module_matching::{ModuleMatcher, ModuleScale};
+use crate::spec::LinearKind;
 use crate::{ModelError, ModelSpec, Result};
 
-pub use crate::adapter::{LinearKind, LoraConfig, LoraInit, ModuleRules, ModuleScale};
-
-/// Inverted dropout from our own random stream, so that a step can be repeated bit for bit.
+/// Inverted dropout with a seeded random stream, so that a step can be repeated bit for bit.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     /// Probability that an input is zeroed; the others are scaled by `1 / (1 - p)`.
     pub p: f32,
-    /// Where the masks come from.
+    /// The source of the masks.
     pub rng: ChaCha8Rng,
 }
 
 impl Dropout {
-    /// `x` masked, of any shape.
+    /// `x`, of any shape, times a mask.
     pub(crate) fn apply(&mut self, x: &Tensor) -> candle_core::Result<Tensor> {
         let Some(mask) = self.mask(x.elem_count()) else { return Ok(x.clone()) };
         x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
     }
 
-    /// What `count` inputs are multiplied by, drawn from the stream; `None` where p is 0.
+    /// The factors of `count` inputs, drawn from the stream; `None` if p is 0.
     pub(crate) fn mask(&mut self, count: usize) -> Option<Vec<f32>> {
         if self.p <= 0.0 {
             return None;
@@ -37,9 +38,9 @@ impl Dropout {
     }
 }
 
-/// The two factors on one linear layer: `delta(x) = scale * x A^T B^T`.
+/// The adapter on one linear layer, which adds `scale * x A^T B^T` to its output.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct LoraPair {
     /// `[r, in_features]`
     pub a: Var,
     /// `[out_features, r]`
@@ -48,19 +49,18 @@ pub struct Pair {
     pub scale: f64,
 }
 
-/// Adapters on the chosen linears of every layer.
+/// The adapters on all linear layers that have one.
 #[derive(Clone, Debug)]
 pub struct LoraWeights {
-    pairs: BTreeMap<(usize, LinearKind), Pair>,
+    pairs: BTreeMap<(usize, LinearKind), LoraPair>,
 }
 
 impl LoraWeights {
-    /// A fresh adapter: A as `train.lora.init_weights` says, B zero, so that the policy starts as the
-    /// base. The random numbers come from `rng` in a fixed order.
+    /// A fresh adapter: A by `train.lora.init_weights`, B zero, so that the policy starts as the base.
+    /// The random numbers come from `rng` in a fixed order.
     ///
     /// # Errors
-    /// If a setting is out of range, no module or one that the model does not have is named, or a
-    /// tensor cannot be made.
+    /// As [`plan`], or if a tensor cannot be created.
     pub fn fresh(
         spec: &ModelSpec,
         config: &LoraConfig,
@@ -71,18 +71,19 @@ impl LoraWeights {
         let mut pairs = BTreeMap::new();
         for ((layer, kind), ModuleScale { r, scale }) in plan(spec, config)? {
             let (out, inp) = spec.linear_shape(kind);
-            let a = Tensor::from_vec(starting(config.init_weights, r, inp, rng), (r, inp), device)?
-                .to_dtype(dtype)?;
+            let a = initial_a(config.init_weights, r, inp, rng);
+            let a = Tensor::from_vec(a, (r, inp), device)?.to_dtype(dtype)?;
             let (a, b) = (Var::from_tensor(&a)?, Var::zeros((out, r), dtype, device)?);
-            pairs.insert((layer, kind), Pair { a, b, scale });
+            pairs.insert((layer, kind), LoraPair { a, b, scale });
         }
         Ok(Self { pairs })
     }
 
-    /// An adapter from tensors under their PEFT names: exactly those that `config` asks for.
+    /// An adapter from its tensors by PEFT name.
     ///
     /// # Errors
-    /// If a tensor is missing, has the wrong shape or belongs to no adapter; the message says which.
+    /// If a tensor of the adapter that `config` describes is missing or has the wrong shape, or if
+    /// there are others. The message names the tensor.
     pub fn from_tensors(
         spec: &ModelSpec,
         config: &LoraConfig,
@@ -90,29 +91,25 @@ impl LoraWeights {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        unknown_modules(spec, &tensors)?;
+        check_known_modules(spec, &tensors)?;
         let mut pairs = BTreeMap::new();
         for ((layer, kind), ModuleScale { r, scale }) in plan(spec, config)? {
             let (out, inp) = spec.linear_shape(kind);
             let [a_name, b_name] = peft_names(layer, kind);
             let mut take = |name: String, shape: [usize; 2]| -> Result<Var> {
-                let tensor = tensors
-                    .remove(&name)
-                    .ok_or_else(|| ModelError::Weights(format!("`{name}` is missing")))?;
+                let wrong = |reason: String| ModelError::weights(format!("`{name}` {reason}"));
+                let tensor = tensors.remove(&name).ok_or_else(|| wrong("is missing".to_owned()))?;
                 if tensor.dims() != shape {
-                    return Err(ModelError::Weights(format!(
-                        "`{name}` has shape {:?} instead of {shape:?}",
-                        tensor.dims()
-                    )));
+                    let dims = tensor.dims();
+                    return Err(wrong(format!("has shape {dims:?} instead of {shape:?}")));
                 }
-                let tensor = tensor.to_device(device)?.to_dtype(dtype)?.copy()?;
-                Ok(Var::from_tensor(&tensor)?)
+                Ok(Var::from_tensor(&tensor.to_device(device)?.to_dtype(dtype)?.detach())?)
             };
             let (a, b) = (take(a_name, [r, inp])?, take(b_name, [out, r])?);
-            pairs.insert((layer, kind), Pair { a, b, scale });
+            pairs.insert((layer, kind), LoraPair { a, b, scale });
         }
         if let Some(name) = tensors.keys().next() {
-            return Err(ModelError::Weights(format!(
+            return Err(ModelError::weights(format!(
                 "`{name}` is not on a linear layer that the adapter names"
             )));
         }
@@ -120,22 +117,22 @@ impl LoraWeights {
     }
 
     /// The adapter on one linear layer, if it has one.
-    pub fn pair(&self, layer: usize, kind: LinearKind) -> Option<&Pair> {
+    pub fn pair(&self, layer: usize, kind: LinearKind) -> Option<&LoraPair> {
         self.pairs.get(&(layer, kind))
     }
 
-    /// Rank and scale by the module's name.
-    pub fn factors(&self) -> BTreeMap<String, ModuleScale> {
+    /// Rank and scale of every adapted module, by its name.
+    pub fn module_scales(&self) -> BTreeMap<String, ModuleScale> {
         self.pairs
             .iter()
             .map(|((layer, kind), pair)| {
                 let r = pair.a.dims().first().copied().unwrap_or(0);
-                (module_name(*layer, *kind), ModuleScale { r, scale: pair.scale })
+                (kind.module(*layer), ModuleScale { r, scale: pair.scale })
             })
             .collect()
     }
 
-    /// Every trainable tensor under its PEFT name, in a fixed order.
+    /// Every trainable tensor with its PEFT name, in a fixed order.
     pub fn parameters(&self) -> Vec<(String, &Var)> {
         self.pairs
             .iter()
@@ -146,35 +143,32 @@ impl LoraWeights {
             .collect()
     }
 
-    /// Copies of every trainable tensor under its PEFT name: later updates do not change them.
+    /// Copies of all trainable tensors by PEFT name: later updates do not change them.
     ///
     /// # Errors
     /// If a copy fails.
     pub fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        self.parameters()
-            .into_iter()
-            .map(|(name, var)| Ok((name, var.as_detached_tensor().copy()?)))
-            .collect()
+        let copy = |(name, var): (_, &Var)| Ok((name, var.as_detached_tensor().copy()?));
+        self.parameters().into_iter().map(copy).collect()
     }
 
-    /// An adapter of its own with the same values.
+    /// A deep copy.
     ///
     /// # Errors
     /// If a copy fails.
     pub fn copy(&self) -> Result<Self> {
-        let own =
-            |var: &Var| -> Result<Var> { Ok(Var::from_tensor(&var.as_detached_tensor().copy()?)?) };
+        let copy = |var: &Var| Var::from_tensor(&var.as_detached_tensor());
         let pairs = self.pairs.iter().map(|(place, pair)| {
-            Ok((*place, Pair { a: own(&pair.a)?, b: own(&pair.b)?, scale: pair.scale }))
+            Ok((*place, LoraPair { a: copy(&pair.a)?, b: copy(&pair.b)?, scale: pair.scale }))
         });
         Ok(Self { pairs: pairs.collect::<Result<_>>()? })
     }
 
-    /// A copy that changes nothing: A as here, B zero.
+    /// A copy with B zero, which leaves the base's output unchanged.
     ///
     /// # Errors
     /// If a copy fails.
-    pub fn silent(&self) -> Result<Self> {
+    pub fn zeroed_copy(&self) -> Result<Self> {
         let copy = self.copy()?;
         for pair in copy.pairs.values() {
             pair.b.set(&pair.b.zeros_like()?)?;
@@ -182,20 +176,21 @@ impl LoraWeights {
         Ok(copy)
     }
 
-    /// Moves every factor by `share` of its way to `other`'s, which has the same modules and ranks.
+    /// Interpolates linearly in place: `self + weight * (other - self)`. Both have the same modules
+    /// and ranks.
     ///
     /// # Errors
     /// If the shapes differ.
-    pub fn approach(&self, other: &Self, share: f64) -> Result<()> {
+    pub fn lerp(&self, other: &Self, weight: f64) -> Result<()> {
         for ((_, own), (_, new)) in self.parameters().iter().zip(other.parameters()) {
             let old = own.as_detached_tensor();
-            let change = ((new.as_detached_tensor() - &old)? * share)?;
+            let change = ((new.as_detached_tensor() - &old)? * weight)?;
             own.set(&(old + change)?)?;
         }
         Ok(())
     }
 
-    /// Takes the values of tensors under their PEFT names; names it does not have are ignored.
+    /// Sets values from tensors by PEFT name; names that the adapter does not have are ignored.
     ///
     /// # Errors
     /// If a tensor has another shape than its variable.
@@ -209,8 +204,8 @@ impl LoraWeights {
     }
 }
 
-/// First values of A, `[r, inp]` by rows.
-fn starting(init: LoraInit, r: usize, inp: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
+/// Initial values of A, `[r, inp]` by rows.
+fn initial_a(init: LoraInit, r: usize, inp: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
     match init {
         LoraInit::Kaiming => {
             let bound = 1.0 / (inp as f32).sqrt();
@@ -227,39 +222,36 @@ fn starting(init: LoraInit, r: usize, inp: usize, rng: &mut ChaCha8Rng) -> Vec<f
     }
 }
 
-/// Rank and scale of every linear layer that carries an adapter.
+/// Rank and scale of every linear layer that has an adapter.
 pub(crate) type Plan = BTreeMap<(usize, LinearKind), ModuleScale>;
 
-/// What settings mean for a model.
+/// The adapter that settings describe for a model.
 ///
 /// # Errors
-/// If a rank is 0, a pattern does not compile, no module is chosen, or a name of the list means no
-/// module of the model.
+/// If a rank is 0, a pattern does not compile, no module matches, or a listed name matches no module
+/// of the model.
 pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
     let wrong = |key, value: String, expected| Err(ModelError::Setting { key, value, expected });
     if config.r == 0 {
         return wrong("train.lora.r", "0".to_owned(), "at least 1");
     }
-    let rules = ModuleRules::new(&fitted(spec, config)).map_err(|(key, reason)| {
-        ModelError::Unsupported(format!("`train.lora.{key}` cannot be used: {reason}"))
-    })?;
-    let names: Vec<String> = places(spec).map(|(layer, kind)| module_name(layer, kind)).collect();
-    let unmatched = rules.unmatched(&names);
+    let matcher =
+        ModuleMatcher::new(&with_fused_modules(spec, config)).map_err(|(key, reason)| {
+            ModelError::Unsupported(format!("`train.lora.{key}` cannot be used: {reason}"))
+        })?;
+    let names: Vec<String> = places(spec).map(|(layer, kind)| kind.module(layer)).collect();
+    let unmatched = matcher.unmatched(&names);
     if !unmatched.is_empty() {
-        let hint = match spec.fused {
-            true => {
-                ": its q, k and v are one layer, `qkv_proj`, and gate and up are `gate_up_proj`"
-            }
-            false => "",
-        };
+        let hint = ": its q, k and v are one layer, `qkv_proj`, and gate and up are `gate_up_proj`";
         return Err(ModelError::Unsupported(format!(
-            "`train.lora.target_modules` names {}, but the model has no such linear layer{hint}",
-            list(unmatched)
+            "`train.lora.target_modules` names {}, but the model has no such linear layer{}",
+            list(unmatched),
+            if spec.fused { hint } else { "" }
         )));
     }
     let plan: Plan = places(spec)
         .zip(&names)
-        .filter_map(|(place, name)| Some((place, rules.factor(name)?)))
+        .filter_map(|(place, name)| Some((place, matcher.matched(name)?)))
         .collect();
     if plan.is_empty() {
         return wrong(
@@ -268,50 +260,47 @@ pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
             "names or a pattern of at least one linear layer that is not excluded",
         );
     }
-    if plan.values().any(|factor| factor.r == 0) {
+    if plan.values().any(|module| module.r == 0) {
         return wrong("train.lora.rank_pattern", "0".to_owned(), "at least 1 for every module");
     }
     Ok(plan)
 }
 
-/// Settings as they fit the model: see [`Modules::fused`].
+/// The settings for a model: if it has fused layers (Phi-3), the names of all parts of a fused layer in
+/// `target_modules` become the name of the fused layer.
+pub fn with_fused_modules(spec: &ModelSpec, config: &LoraConfig) -> LoraConfig {
+    let modules = &config.target_modules;
+    let target_modules = if spec.fused { modules.fused() } else { modules.clone() };
+    LoraConfig { target_modules, ..config.clone() }
+}
+
+/// [`plan`] by module name.
 ///
-/// [`Modules::fused`]: crate::adapter::Modules::fused
-pub fn fitted(spec: &ModelSpec, config: &LoraConfig) -> LoraConfig {
-    match spec.fused {
-        true => LoraConfig { target_modules: config.target_modules.fused(), ..config.clone() },
-        false => config.clone(),
-    }
-}
-
-/// The same by the modules' names.
+/// # Errors
+/// As [`plan`].
 pub fn named_plan(spec: &ModelSpec, config: &LoraConfig) -> Result<BTreeMap<String, ModuleScale>> {
-    let named = |((layer, kind), factor)| (module_name(layer, kind), factor);
-    Ok(plan(spec, config)?.into_iter().map(named).collect())
+    let plan = plan(spec, config)?.into_iter();
+    Ok(plan.map(|((layer, kind), module)| (kind.module(layer), module)).collect())
 }
 
-/// The linear layers that can carry an adapter.
+/// The linear layers that can have an adapter.
 fn places(spec: &ModelSpec) -> impl Iterator<Item = (usize, LinearKind)> {
     (0..spec.num_layers).flat_map(|layer| spec.linears(layer).map(move |(kind, _)| (layer, kind)))
 }
 
-/// Tells of tensors on modules that the model does not have.
-fn unknown_modules(spec: &ModelSpec, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+/// Rejects tensors on modules that the model does not have.
+fn check_known_modules(spec: &ModelSpec, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
     let known: BTreeSet<String> =
         places(spec).flat_map(|(layer, kind)| peft_names(layer, kind)).collect();
     let unknown: BTreeSet<String> = tensors
         .keys()
         .filter(|name| !known.contains(*name))
-        .map(|name| {
-            let module = name.strip_prefix(PREFIX).unwrap_or(name);
-            let halves = [".lora_A.weight", ".lora_B.weight"];
-            halves.iter().find_map(|half| module.strip_suffix(half)).unwrap_or(module).to_owned()
-        })
+        .map(|name| module_of(name).unwrap_or(name).to_owned())
         .collect();
     if unknown.is_empty() {
         return Ok(());
     }
-    Err(ModelError::Weights(format!(
+    Err(ModelError::weights(format!(
         "the adapter has tensors on {}, which the model does not have or which cannot be trained",
         list(unknown.iter().map(String::as_str).collect())
     )))
@@ -327,15 +316,21 @@ fn list(names: Vec<&str>) -> String {
     }
 }
 
-/// What PEFT puts before the model's own names.
-pub(crate) const PREFIX: &str = "base_model.model.";
+/// PEFT's prefix of module names.
+const PREFIX: &str = "base_model.model.";
 
-fn module_name(layer: usize, kind: LinearKind) -> String {
-    format!("model.layers.{layer}.{}.{}", kind.parent(), kind.as_str())
+/// The PEFT names of A and B on a linear layer.
+pub(crate) fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
+    factor_names(&kind.module(layer))
 }
 
-/// The names of A and B in `adapter_model.safetensors`.
-pub(crate) fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
-    let module = module_name(layer, kind);
-    [format!("{PREFIX}{module}.lora_A.weight"), format!("{PREFIX}{module}.lora_B.weight")]
+/// The PEFT names of A and B on a module.
+pub(super) fn factor_names(module: &str) -> [String; 2] {
+    ["lora_A", "lora_B"].map(|factor| format!("{PREFIX}{module}.{factor}.weight"))
+}
+
+/// The module that a tensor with a PEFT name of [`factor_names`] is on.
+pub(super) fn module_of(name: &str) -> Option<&str> {
+    let name = name.strip_prefix(PREFIX)?;
+    name.strip_suffix(".lora_A.weight").or_else(|| name.strip_suffix(".lora_B.weight"))
 }

@@ -1,4 +1,4 @@
-//! The two float types that our own operations run in.
+//! The two float types that the kernels compute in.
 
 use std::cell::Cell;
 use std::ops::{Add, Div, Mul, Sub};
@@ -7,9 +7,9 @@ use std::thread::LocalKey;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::simd;
+use super::exp::exp_f32;
 
-/// f32 for work, f64 for checking gradients.
+/// f32 for training, f64 for checking gradients.
 pub trait Real:
     candle_core::WithDType
     + Copy
@@ -19,20 +19,20 @@ pub trait Real:
     + Mul<Output = Self>
     + Div<Output = Self>
 {
-    /// Rounded from f64.
+    /// `x` rounded to this type.
     fn of(x: f64) -> Self;
-    /// `e^x`; in f32 within 2 units in the last place, and vectorised.
+    /// `e^x`; in f32 by [`exp_f32`].
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
-    /// Exact values of `from` into `to`, which is as long.
-    fn widen_f16(to: &mut [Self], from: &[f16]);
-    /// Exact values of `from` into `to`, which is as long.
-    fn widen_bf16(to: &mut [Self], from: &[bf16]);
-    /// A buffer that a thread keeps for widened values.
-    fn widened() -> &'static LocalKey<Cell<Vec<Self>>>;
+    /// Converts `from` into `to`, which has the same length. Exact.
+    fn upcast_f16(to: &mut [Self], from: &[f16]);
+    /// Converts `from` into `to`, which has the same length. Exact.
+    fn upcast_bf16(to: &mut [Self], from: &[bf16]);
+    /// This thread's buffer for values upcast from 16 bits.
+    fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>>;
 
     /// `1 - 2 / (e^2x + 1)`
     #[inline(always)]
@@ -48,7 +48,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ty, $exp:expr, $widen:ident) => {
+    ($type:ty, $exp:expr, $upcast:ident) => {
         impl Real for $type {
             #[inline(always)]
             fn of(x: f64) -> Self {
@@ -66,22 +66,36 @@ macro_rules! real {
             fn sqrt(self) -> Self {
                 <$type>::sqrt(self)
             }
-            fn widen_f16(to: &mut [Self], from: &[f16]) {
-                from.$widen(to);
+            fn upcast_f16(to: &mut [Self], from: &[f16]) {
+                from.$upcast(to);
             }
-            fn widen_bf16(to: &mut [Self], from: &[bf16]) {
-                let wide = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
-                to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(from).into());
+            fn upcast_bf16(to: &mut [Self], from: &[bf16]) {
+                let f32_of = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = f32_of(from).into());
             }
-            fn widened() -> &'static LocalKey<Cell<Vec<Self>>> {
+            fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>> {
                 thread_local! {
-                    static WIDENED: Cell<Vec<$type>> = const { Cell::new(Vec::new()) };
+                    static BUFFER: Cell<Vec<$type>> = const { Cell::new(Vec::new()) };
                 }
-                &WIDENED
+                &BUFFER
             }
         }
     };
 }
 
-real!(f32, simd::exp_f32, convert_to_f32_slice);
+real!(f32, exp_f32, convert_to_f32_slice);
 real!(f64, f64::exp, convert_to_f64_slice);
+
+/// Evaluates an expression with the float type `$T` of a `DType`: f64, or else f32.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        if $dtype == candle_core::DType::F64 {
+            type $T = f64;
+            $body
+        } else {
+            type $T = f32;
+            $body
+        }
+    };
+}
+pub(crate) use with_float;

@@ -1,47 +1,49 @@
-//! A frozen linear layer and its adapter, forwards and backwards (CPU).
+//! A frozen linear layer with its LoRA adapter, forward and backward (CPU).
 //!
-//! `y = x W^T + bias + s (m x) A^T B^T`, where m is dropout's mask, 1 without dropout. With the
+//! `y = x W^T + bias + s (m x) A^T B^T`, where m is the dropout mask, 1 without dropout. With the
 //! gradient g of y and `u = s g B`:
 //!
 //! ```text
 //! dx = g W + m (u A)        dA = u^T (m x)        dB = s g^T (m x A^T)
 //! ```
 //!
-//! The output may be wanted in parts, one after another in the rows of W: that is how a layer which
-//! fuses several gives each of them without copies.
+//! The output is computed in parts, which are consecutive rows of W: a layer that fuses several
+//! projections returns each of them without copies.
 
 use candle_core::{Device, Tensor};
 
-use super::custom_op::{with_values, with_wide};
 use super::float::Real;
 use super::matmul::{Matrix, WriteMode, multiply, product};
 use super::rowwise;
-use crate::adapter::weights::{Dropout, Pair};
+use super::storage::{with_upcast, with_values};
+use crate::adapter::weights::{Dropout, LoraPair};
 
 type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "linear";
 
-/// W `[out, in]`, bias `[out]` and the adapter, where there are such.
+/// The weights of the layer.
 #[derive(Clone, Copy)]
-pub(crate) struct Linear<'a> {
+pub(crate) struct LoraLinear<'a> {
+    /// `[out, in]`
     pub weight: &'a Tensor,
+    /// `[out]`
     pub bias: Option<&'a Tensor>,
-    pub pair: Option<&'a Pair>,
+    pub pair: Option<&'a LoraPair>,
 }
 
-/// What the adapter's first factor gives, `m x A^T` `[n, r]`; empty without an adapter.
-pub(crate) struct Inner<T> {
+/// The input in the adapter's low-rank space, `m x A^T` `[n, r]`; empty without an adapter.
+pub(crate) struct LowRank<T> {
     values: Vec<T>,
-    /// The random stream before the mask was drawn.
+    /// The random stream before the mask was drawn, from which the backward pass draws it again.
     dropout: Option<Dropout>,
 }
 
-impl Linear<'_> {
-    /// The adapter's first factor of x `[n, in]`.
-    pub fn inner<T: Real>(&self, x: &[T], dropout: Option<&mut Dropout>) -> Result<Inner<T>> {
+impl LoraLinear<'_> {
+    /// The low-rank projection of x `[n, in]`.
+    pub fn low_rank<T: Real>(&self, x: &[T], dropout: Option<&mut Dropout>) -> Result<LowRank<T>> {
         let Some(pair) = self.pair else {
-            return Ok(Inner { values: Vec::new(), dropout: None });
+            return Ok(LowRank { values: Vec::new(), dropout: None });
         };
         let (r, width) = pair.a.dims2()?;
         let before = dropout.as_deref().cloned();
@@ -51,14 +53,14 @@ impl Linear<'_> {
         let values = with_values([pair.a.as_tensor()], NAME, |[a]| {
             Ok(product(1.0, x, Matrix::new(a, r, width).t()))
         })?;
-        Ok(Inner { values, dropout: before })
+        Ok(LowRank { values, dropout: before })
     }
 
-    /// The output of x `[n, in]` in `parts` of these widths, each `[n, width]`.
-    pub fn outer<T: Real>(
+    /// The output for x `[n, in]` in `parts` of these widths, each `[n, width]`.
+    pub fn forward<T: Real>(
         &self,
         x: &[T],
-        inner: &Inner<T>,
+        low_rank: &LowRank<T>,
         widths: &[usize],
         parts: &mut [Vec<T>],
     ) -> Result<()> {
@@ -66,11 +68,10 @@ impl Linear<'_> {
         let n = x.len() / width;
         let mut first = 0;
         for (part, count) in parts.iter_mut().zip(widths.iter().copied()) {
-            *part =
-                with_wide(self.weight, first * width..(first + count) * width, NAME, |weight| {
-                    let weight = Matrix::new(weight, count, width);
-                    Ok(product(1.0, Matrix::new(x, n, width), weight.t()))
-                })?;
+            let rows = first * width..(first + count) * width;
+            *part = with_upcast(self.weight, rows, NAME, |weight| {
+                Ok(product(1.0, Matrix::new(x, n, width), Matrix::new(weight, count, width).t()))
+            })?;
             if let Some(bias) = self.bias {
                 with_values([bias], NAME, |[bias]| {
                     rowwise::add_bias(part, &bias[first..first + count]);
@@ -80,9 +81,9 @@ impl Linear<'_> {
             if let Some(pair) = self.pair {
                 let r = pair.a.dim(0)?;
                 with_values([pair.b.as_tensor()], NAME, |[b]| {
-                    let inner = Matrix::new(&inner.values, n, r);
+                    let low_rank = Matrix::new(&low_rank.values, n, r);
                     let b = Matrix::new(&b[first * r..], count, r);
-                    multiply((part, count), WriteMode::Add, pair.scale, inner, b.t());
+                    multiply((part, count), WriteMode::Add, pair.scale, low_rank, b.t());
                     Ok(())
                 })?;
             }
@@ -91,12 +92,12 @@ impl Linear<'_> {
         Ok(())
     }
 
-    /// Gradients of A and B, where those of the output's parts are `grads`; that of x `[n, in]` is
-    /// added to `dx`, an empty one counting as 0, if it is wanted.
+    /// Gradients of A and B from the gradients of the output's parts. The gradient of x `[n, in]` is
+    /// added to `dx` if there is one; an empty `dx` counts as 0.
     pub fn backward<T: Real>(
         &self,
         x: &[T],
-        inner: Inner<T>,
+        low_rank: LowRank<T>,
         grads: &[&[T]],
         mut dx: Option<&mut Vec<T>>,
     ) -> Result<Option<[Tensor; 2]>> {
@@ -113,8 +114,8 @@ impl Linear<'_> {
             .collect();
         if let Some(dx) = &mut dx {
             for (first, count, grad) in &parts {
-                let range = first * width..(first + count) * width;
-                with_wide(self.weight, range, NAME, |weight| {
+                let rows = first * width..(first + count) * width;
+                with_upcast(self.weight, rows, NAME, |weight| {
                     let weight = Matrix::new(weight, *count, width);
                     if dx.is_empty() {
                         **dx = product(1.0, *grad, weight);
@@ -128,25 +129,24 @@ impl Linear<'_> {
         let Some(pair) = self.pair else { return Ok(None) };
         let r = pair.a.dim(0)?;
         with_values([pair.a.as_tensor(), pair.b.as_tensor()], NAME, |[a, b]| {
-            let mut up = vec![T::of(0.0); n * r];
+            let mut u = vec![T::of(0.0); n * r];
             let mut db = vec![T::of(0.0); out * r];
             for (first, count, grad) in parts {
                 let b = Matrix::new(&b[first * r..], count, r);
-                multiply((&mut up, r), WriteMode::Add, pair.scale, grad, b);
-                let inner = Matrix::new(&inner.values, n, r);
+                multiply((&mut u, r), WriteMode::Add, pair.scale, grad, b);
+                let low_rank = Matrix::new(&low_rank.values, n, r);
                 let db = &mut db[first * r..];
-                multiply((db, r), WriteMode::Replace, pair.scale, grad.t(), inner);
+                multiply((db, r), WriteMode::Replace, pair.scale, grad.t(), low_rank);
             }
-            let (up, a) = (Matrix::new(&up, n, r), Matrix::new(a, r, width));
-            let mask = inner.dropout.and_then(|mut dropout| dropout.mask(x.len()));
+            let (u, a) = (Matrix::new(&u, n, r), Matrix::new(a, r, width));
+            let mask = low_rank.dropout.and_then(|mut dropout| dropout.mask(x.len()));
             let dropped = mask.as_ref().map(|mask| masked(x, mask));
-            let seen = Matrix::new(dropped.as_deref().unwrap_or(x), n, width);
-            let da = product(1.0, up.t(), seen);
+            let da = product(1.0, u.t(), Matrix::new(dropped.as_deref().unwrap_or(x), n, width));
             match (dx, mask) {
                 (None, _) => {}
-                (Some(dx), None) => multiply((dx, width), WriteMode::Add, 1.0, up, a),
+                (Some(dx), None) => multiply((dx, width), WriteMode::Add, 1.0, u, a),
                 (Some(dx), Some(mask)) => {
-                    rowwise::add(dx, &masked(&product(1.0, up, a), &mask), width);
+                    rowwise::add(dx, &masked(&product(1.0, u, a), &mask), width);
                 }
             }
             let da = Tensor::from_vec(da, (r, width), &Device::Cpu)?;

@@ -1,11 +1,11 @@
-//! CPU kernels of the transformer: loops over slices, matrix products, and their dispatch to the
-//! vector instructions of the processor.
+//! CPU kernels of the transformer over plain slices, and candle graphs of the same operations.
 
-pub mod custom_op;
-pub mod float;
-pub mod linear;
+pub mod exp;
+pub(crate) mod float;
+pub(crate) mod linear;
 pub mod matmul;
-pub mod ops;
+pub(crate) mod ops;
 pub mod parallel;
-pub mod rowwise;
-pub mod simd;
+pub(crate) mod reductions;
+pub(crate) mod rowwise;
+pub mod storage;

@@ -1,7 +1,7 @@
-//! How many threads one operation may use.
+//! The number of threads that one operation may use.
 //!
-//! Several shards run at the same time, one thread each, or one shard runs on the whole pool. What
-//! comes out is the same, bit for bit.
+//! The trainer runs several shards at the same time on one thread each, or one shard on the whole
+//! pool. The results have the same bits in both cases.
 
 use std::cell::Cell;
 
@@ -13,15 +13,15 @@ thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Rows that one task of a row-wise loop takes.
+/// Rows of one task of a row-wise loop.
 const ROWS: usize = 32;
 
-/// Threads that an operation started from here may use.
+/// Threads that an operation started on this thread may use: 1 outside of [`with_threads`].
 pub(crate) fn threads() -> usize {
     THREADS.get()
 }
 
-/// Runs `f` with operations that spread over `threads` threads of the current pool.
+/// Runs `f`; its operations use up to `threads` threads of the current rayon pool.
 pub fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
     struct Restore(usize);
     impl Drop for Restore {
@@ -36,9 +36,9 @@ pub fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
 /// `f` of every item, in order.
 pub(crate) fn map<I: Sync, O: Send>(items: &[I], f: impl Fn(&I) -> O + Sync + Send) -> Vec<O> {
     let f = |item: &I| {
-        let made = f(item);
+        let output = f(item);
         pause_point();
-        made
+        output
     };
     if threads() > 1 { items.par_iter().map(f).collect() } else { items.iter().map(f).collect() }
 }
@@ -49,35 +49,14 @@ pub(crate) fn rows<T: Send>(
     width: usize,
     f: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
-    let width = width.max(1);
-    if threads() > 1 && out.len() > ROWS * width {
-        let blocks = out.par_chunks_mut(ROWS * width).enumerate();
-        blocks.for_each(|(i, block)| {
-            f(i * ROWS, block);
-            pause_point();
-        });
-    } else {
-        f(0, out);
+    let block = ROWS * width.max(1);
+    let run = |(i, rows): (usize, &mut [T])| {
+        f(i * ROWS, rows);
         pause_point();
-    }
-}
-
-/// [`rows`] of two outputs of the same shape.
-pub(crate) fn rows_of_two<T: Send>(
-    a: &mut [T],
-    b: &mut [T],
-    width: usize,
-    f: impl Fn(usize, &mut [T], &mut [T]) + Sync + Send,
-) {
-    let width = width.max(1);
-    if threads() > 1 && a.len() > ROWS * width {
-        let blocks = a.par_chunks_mut(ROWS * width).zip(b.par_chunks_mut(ROWS * width));
-        blocks.enumerate().for_each(|(i, (a, b))| {
-            f(i * ROWS, a, b);
-            pause_point();
-        });
+    };
+    if threads() > 1 && out.len() > block {
+        out.par_chunks_mut(block).enumerate().for_each(run);
     } else {
-        f(0, a, b);
-        pause_point();
+        run((0, out));
     }
 }

@@ -1,93 +1,79 @@
-//! Row-wise operations of the decoder over plain slices, each in one pass, with their gradients
-//! (CPU). Gradients replace what they are computed from.
+//! Row-wise operations of the decoder over plain slices and their gradients, each in one pass (CPU).
+//! Backward functions replace values by gradients in place.
 
 use candle_core::Tensor;
 
 use hone_core::simd::{SimdTask, dispatch};
 
-use super::custom_op::with_values;
 use super::float::Real;
 use super::parallel;
-use super::simd::dot;
-use crate::spec::Activation;
+use super::reductions::dot;
+use super::storage::with_values;
+use crate::spec::{Activation, ModelSpec};
 
 type Result<T> = candle_core::Result<T>;
 
 /// RMSNorm (Zhang & Sennrich 2019, eq. 4): `x s (weight + offset)` with
 /// `s = 1 / sqrt(mean(x^2) + eps)`, over rows as wide as the weight.
 #[derive(Clone, Copy)]
-pub(crate) struct Norm<'a> {
-    pub weight: &'a Tensor,
-    pub offset: f64,
-    pub eps: f64,
+pub(crate) struct FusedRmsNorm<'a> {
+    weight: &'a Tensor,
+    offset: f64,
+    eps: f64,
 }
 
-impl Norm<'_> {
+impl<'a> FusedRmsNorm<'a> {
+    /// The norm by `weight` in a model.
+    pub fn new(spec: &ModelSpec, weight: &'a Tensor) -> Self {
+        Self { weight, offset: spec.norm_offset, eps: spec.rms_norm_eps }
+    }
+
     pub fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>> {
         let mut out = vec![T::of(0.0); x.len()];
-        with_values([self.weight], "rms-norm", |[weight]| {
-            let width = weight.len();
-            parallel::rows(&mut out, width, |first, out| {
-                let x = &x[first * width..];
-                dispatch(NormLoop { x, weight, offset: self.offset, eps: self.eps, out });
-            });
-            Ok(())
-        })?;
+        self.run(x, &mut out, false)?;
         Ok(out)
     }
 
-    /// Turns the output's gradient g into that of x:
+    /// Replaces the output's gradient g by that of x:
     /// `s (h - x s^2 mean(h x))` with `h = g (weight + offset)`.
     pub fn backward<T: Real>(&self, x: &[T], grad: &mut [T]) -> Result<()> {
+        self.run(x, grad, true)
+    }
+
+    fn run<T: Real>(&self, x: &[T], out: &mut [T], backward: bool) -> Result<()> {
         with_values([self.weight], "rms-norm", |[weight]| {
             let width = weight.len();
-            parallel::rows(grad, width, |first, out| {
-                let x = &x[first * width..];
-                dispatch(NormGrad(NormLoop { x, weight, offset: self.offset, eps: self.eps, out }));
+            parallel::rows(out, width, |first, out| {
+                dispatch(RmsNormTask { norm: self, weight, x: &x[first * width..], out, backward });
             });
             Ok(())
         })
     }
 }
 
-struct NormLoop<'a, T> {
-    x: &'a [T],
+struct RmsNormTask<'a, T> {
+    norm: &'a FusedRmsNorm<'a>,
     weight: &'a [T],
-    offset: f64,
-    eps: f64,
+    x: &'a [T],
+    /// The output, or the gradient if `backward`.
     out: &'a mut [T],
+    backward: bool,
 }
 
-/// `1 / sqrt(mean(x^2) + eps)` of one row.
-#[inline(always)]
-fn inverse_rms<T: Real>(row: &[T], eps: f64) -> T {
-    T::of(1.0) / (dot(row, row) / T::of(row.len() as f64) + T::of(eps)).sqrt()
-}
-
-impl<T: Real> SimdTask for NormLoop<'_, T> {
+impl<T: Real> SimdTask for RmsNormTask<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let (width, offset) = (self.weight.len(), T::of(self.offset));
-        for (out, row) in self.out.chunks_exact_mut(width).zip(self.x.chunks_exact(width)) {
-            let scale = inverse_rms(row, self.eps);
-            for ((out, x), w) in out.iter_mut().zip(row).zip(self.weight) {
-                *out = *x * scale * (*w + offset);
-            }
-        }
-    }
-}
-
-struct NormGrad<'a, T>(NormLoop<'a, T>);
-
-impl<T: Real> SimdTask for NormGrad<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
-        let NormLoop { x, weight, offset, eps, out } = self.0;
-        let (width, offset) = (weight.len(), T::of(offset));
+        let Self { norm, weight, x, out, backward } = self;
+        let (width, offset, eps) = (weight.len(), T::of(norm.offset), T::of(norm.eps));
         for (out, row) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
-            let scale = inverse_rms(row, eps);
+            let scale = T::of(1.0) / (dot(row, row) / T::of(width as f64) + eps).sqrt();
+            if !backward {
+                for ((out, x), w) in out.iter_mut().zip(row).zip(weight) {
+                    *out = *x * scale * (*w + offset);
+                }
+                continue;
+            }
             out.iter_mut().zip(weight).for_each(|(g, w)| *g *= *w + offset);
             let shrink = dot(out, row) * scale * scale / T::of(width as f64);
             for (out, x) in out.iter_mut().zip(row) {
@@ -97,46 +83,46 @@ impl<T: Real> SimdTask for NormGrad<'_, T> {
     }
 }
 
-/// Turns each pair (i, i + half) of the first `2 half` values of every head by its token's angle
-/// (Su et al. 2021, in the half-split layout of Hugging Face), or, for gradients, back; values beyond
-/// stay.
+/// Rotary position embedding (Su et al. 2021) in Hugging Face's half-split layout: rotates each pair
+/// (i, i + half) of the first `2 half` values of every head by its token's angle. The other values
+/// are unchanged.
 #[derive(Clone, Copy)]
-pub(crate) struct Rope<'a> {
+pub(crate) struct RotaryEmbedding<'a> {
     pub head_dim: usize,
     /// Cosines and sines of every token, each `[tokens, half]`.
     pub tables: &'a (Tensor, Tensor),
 }
 
-impl Rope<'_> {
-    /// Turns heads in rows of `width` values.
-    pub fn apply<T: Real>(&self, x: &mut [T], width: usize, back: bool) -> Result<()> {
+impl RotaryEmbedding<'_> {
+    /// Rotates the heads in rows of `width` values; `inverse` rotates back, which is the gradient.
+    pub fn apply<T: Real>(&self, x: &mut [T], width: usize, inverse: bool) -> Result<()> {
         let (head_dim, half) = (self.head_dim, self.tables.0.dim(1)?);
         with_values([&self.tables.0, &self.tables.1], "rope", |[cos, sin]| {
             parallel::rows(x, width, |first, x| {
                 let (cos, sin) = (&cos[first * half..], &sin[first * half..]);
-                dispatch(TurnLoop { x, width, head_dim, half, cos, sin, back });
+                dispatch(RotaryTask { x, width, head_dim, half, cos, sin, inverse });
             });
             Ok(())
         })
     }
 }
 
-struct TurnLoop<'a, T> {
+struct RotaryTask<'a, T> {
     x: &'a mut [T],
     width: usize,
     head_dim: usize,
     half: usize,
     cos: &'a [T],
     sin: &'a [T],
-    back: bool,
+    inverse: bool,
 }
 
-impl<T: Real> SimdTask for TurnLoop<'_, T> {
+impl<T: Real> SimdTask for RotaryTask<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let half = self.half;
-        let sign = if self.back { T::of(-1.0) } else { T::of(1.0) };
+        let sign = if self.inverse { T::of(-1.0) } else { T::of(1.0) };
         let tables = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
         for (row, (cos, sin)) in self.x.chunks_exact_mut(self.width).zip(tables) {
             for head in row.chunks_exact_mut(self.head_dim) {
@@ -152,32 +138,34 @@ impl<T: Real> SimdTask for TurnLoop<'_, T> {
     }
 }
 
-/// `activation(gate) * up` over rows of `width` values.
-pub(crate) fn gated<T: Real>(activation: Activation, gate: &[T], up: &[T], width: usize) -> Vec<T> {
+/// `activation(gate) * up` over rows of `width` values (Shazeer 2020).
+pub(crate) fn glu<T: Real>(activation: Activation, gate: &[T], up: &[T], width: usize) -> Vec<T> {
     let mut out = vec![T::of(0.0); gate.len()];
     parallel::rows(&mut out, width, |first, out| {
         let range = first * width..first * width + out.len();
         let (gate, up) = (&gate[range.clone()], &up[range]);
-        dispatch(Gated { activation, gate, up, out });
+        dispatch(GluTask { activation, gate, up, out });
     });
     out
 }
 
-/// Turns gate and up into their gradients, where that of [`gated`] is `grad`.
-pub(crate) fn gated_backward<T: Real>(
+/// Replaces gate and up by their gradients, where `grad` is the gradient of [`glu`].
+pub(crate) fn glu_backward<T: Real>(
     activation: Activation,
     gate: &mut [T],
     up: &mut [T],
     grad: &[T],
     width: usize,
 ) {
-    parallel::rows_of_two(gate, up, width, |first, gate, up| {
-        let grad = &grad[first * width..][..gate.len()];
-        dispatch(GatedGrad { activation, gate, up, grad });
+    let mut rows: Vec<_> = gate.chunks_mut(width).zip(up.chunks_mut(width)).collect();
+    parallel::rows(&mut rows, 1, |first, rows| {
+        for ((gate, up), grad) in rows.iter_mut().zip(grad[first * width..].chunks(width)) {
+            dispatch(GluGradTask { activation, gate, up, grad });
+        }
     });
 }
 
-/// The activation's value and slope.
+/// The activation's value and derivative.
 #[inline(always)]
 fn silu<T: Real>(x: T) -> (T, T) {
     let s = x.sigmoid();
@@ -190,18 +178,18 @@ fn gelu_tanh<T: Real>(x: T) -> (T, T) {
     let (one, half) = (T::of(1.0), T::of(0.5));
     let (root, cubic) = (T::of((2.0 / std::f64::consts::PI).sqrt()), T::of(0.044715));
     let t = (root * x * (one + cubic * x * x)).tanh();
-    let slope = root * (one + T::of(3.0) * cubic * x * x);
-    (half * x * (one + t), half * (one + t) + half * x * (one - t * t) * slope)
+    let inner = root * (one + T::of(3.0) * cubic * x * x);
+    (half * x * (one + t), half * (one + t) + half * x * (one - t * t) * inner)
 }
 
-struct Gated<'a, T> {
+struct GluTask<'a, T> {
     activation: Activation,
     gate: &'a [T],
     up: &'a [T],
     out: &'a mut [T],
 }
 
-impl<T: Real> SimdTask for Gated<'_, T> {
+impl<T: Real> SimdTask for GluTask<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -213,30 +201,31 @@ impl<T: Real> SimdTask for Gated<'_, T> {
     }
 }
 
-struct GatedGrad<'a, T> {
+struct GluGradTask<'a, T> {
     activation: Activation,
     gate: &'a mut [T],
     up: &'a mut [T],
     grad: &'a [T],
 }
 
-impl<T: Real> SimdTask for GatedGrad<'_, T> {
+impl<T: Real> GluGradTask<'_, T> {
+    #[inline(always)]
+    fn with(self, activation: impl Fn(T) -> (T, T)) {
+        for ((gate, up), grad) in self.gate.iter_mut().zip(self.up).zip(self.grad) {
+            let (value, derivative) = activation(*gate);
+            *gate = *grad * *up * derivative;
+            *up = *grad * value;
+        }
+    }
+}
+
+impl<T: Real> SimdTask for GluGradTask<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let all = self.gate.iter_mut().zip(self.up).zip(self.grad);
-        macro_rules! sweep {
-            ($activation:ident) => {
-                all.for_each(|((gate, up), grad)| {
-                    let (value, slope) = $activation(*gate);
-                    *gate = *grad * *up * slope;
-                    *up = *grad * value;
-                })
-            };
-        }
         match self.activation {
-            Activation::Silu => sweep!(silu),
-            Activation::GeluTanh => sweep!(gelu_tanh),
+            Activation::Silu => self.with(silu),
+            Activation::GeluTanh => self.with(gelu_tanh),
         }
     }
 }

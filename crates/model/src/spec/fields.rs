@@ -1,22 +1,32 @@
 //! Reads single fields of `config.json`.
 
+use std::fmt::Display;
+
 use serde_json::Value;
 
 use crate::{ModelError, Result};
 
-/// The value of a field; `null` counts as absent.
+/// The value of a field. `null` counts as absent.
 pub(crate) fn get<'a>(config: &'a Value, field: &str) -> Option<&'a Value> {
     config.get(field).filter(|value| !value.is_null())
 }
 
-/// A refusal of what a field holds.
+/// The error for a field whose value is not `expected`.
 pub(crate) fn wrong(
     field: &'static str,
     value: Option<&Value>,
     expected: &'static str,
 ) -> ModelError {
-    let value = value.map_or_else(|| "missing".to_owned(), Value::to_string);
-    ModelError::Spec { field, value, expected }
+    invalid(field, value.map_or_else(|| "missing".to_owned(), Value::to_string), expected)
+}
+
+/// The error for a field that leads to `value`, which is not `expected`.
+pub(crate) fn invalid(
+    field: &'static str,
+    value: impl Display,
+    expected: &'static str,
+) -> ModelError {
+    ModelError::Spec { field, value: value.to_string(), expected }
 }
 
 /// A whole number above 0.
@@ -29,28 +39,25 @@ pub(crate) fn size(config: &Value, field: &'static str) -> Result<usize> {
         .ok_or_else(|| wrong(field, value, "a whole number above 0"))
 }
 
-/// A whole number above 0, or what to take where the field is absent.
+/// A whole number above 0, or a default if the field is absent.
 pub(crate) fn size_or(config: &Value, field: &'static str, default: usize) -> Result<usize> {
     optional_size(config, field).map(|found| found.unwrap_or(default))
 }
 
-/// A whole number above 0 where the field is there.
+/// A whole number above 0, if the field is present.
 pub(crate) fn optional_size(config: &Value, field: &'static str) -> Result<Option<usize>> {
     get(config, field).map(|_| size(config, field)).transpose()
 }
 
-/// A finite number above 0, or what to take where the field is absent.
+/// A finite number above 0, or a default if the field is absent.
 pub(crate) fn number_or(config: &Value, field: &'static str, default: f64) -> Result<f64> {
     optional_number(config, field).map(|found| found.unwrap_or(default))
 }
 
-/// A finite number above 0 where the field is there.
+/// A finite number above 0, if the field is present.
 pub(crate) fn optional_number(config: &Value, field: &'static str) -> Result<Option<f64>> {
     let Some(value) = get(config, field) else { return Ok(None) };
-    match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
-        Some(number) => Ok(Some(number)),
-        None => Err(wrong(field, Some(value), "a number above 0")),
-    }
+    positive(value).ok_or_else(|| wrong(field, Some(value), "a number above 0")).map(Some)
 }
 
 /// A finite number above 0.
@@ -58,7 +65,7 @@ pub(crate) fn number(config: &Value, field: &'static str) -> Result<f64> {
     optional_number(config, field)?.ok_or_else(|| wrong(field, None, "a number above 0"))
 }
 
-/// True or false, or what to take where the field is absent.
+/// True or false, or a default if the field is absent.
 pub(crate) fn flag_or(config: &Value, field: &'static str, default: bool) -> Result<bool> {
     match get(config, field) {
         None => Ok(default),
@@ -69,9 +76,11 @@ pub(crate) fn flag_or(config: &Value, field: &'static str, default: bool) -> Res
 /// A list of numbers above 0.
 pub(crate) fn numbers(config: &Value, field: &'static str) -> Result<Vec<f64>> {
     let value = config.get(field);
-    let list = value.and_then(Value::as_array).map(|list| {
-        let number = |x: &Value| x.as_f64().filter(|n| n.is_finite() && *n > 0.0);
-        list.iter().map(number).collect::<Option<Vec<_>>>()
-    });
-    list.flatten().ok_or_else(|| wrong(field, value, "a list of numbers above 0"))
+    let list = value.and_then(Value::as_array);
+    list.and_then(|list| list.iter().map(positive).collect())
+        .ok_or_else(|| wrong(field, value, "a list of numbers above 0"))
+}
+
+fn positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|n| n.is_finite() && *n > 0.0)
 }

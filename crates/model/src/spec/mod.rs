@@ -1,21 +1,27 @@
-//! What `config.json` says about a decoder.
+//! The shape and the options of a decoder, read from `config.json`.
 
 mod attention;
-pub mod family;
+pub(crate) mod family;
 mod fields;
-pub mod rope;
+mod linear_kind;
+mod rope;
 
 use serde_json::Value;
 
-use crate::adapter::LinearKind;
-use crate::spec::family::{AttentionBias, ModelFamily};
-use crate::spec::fields::{flag_or, get, number_or, optional_number, size, size_or, wrong};
-use crate::spec::rope::{RopeScaling, RopeSpec};
 use crate::{ModelError, Result};
+use family::{AttentionBias, ModelFamily};
+use fields::{flag_or, get, invalid, number_or, optional_number, size, size_or, wrong};
 
 pub use attention::AttentionOptions;
+pub(crate) use attention::HeadLayout;
+pub use linear_kind::LinearKind;
+pub(crate) use rope::rope_tables;
+pub use rope::{RopeScaling, RopeSpec};
 
-/// The shape of a decoder-only model, and which of the block's options it uses.
+/// The shape of a decoder-only model, and the options of its blocks.
+///
+/// Checkpoints contain a hash of this type's `Debug` text ([`Model::digest`](crate::Model::digest)). A
+/// new name of a type, field or variant in it makes existing checkpoints unreadable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     /// `model_type`.
@@ -36,9 +42,9 @@ pub struct ModelSpec {
     pub head_dim: usize,
     /// Epsilon inside RMSNorm.
     pub rms_norm_eps: f64,
-    /// Rotary positions of the layers that have them.
+    /// Rotary position embedding, for layers with [`LayerSpec::rope`].
     pub rope: RopeSpec,
-    /// What differs from layer to layer; one entry each.
+    /// Options that differ between layers; one entry per layer.
     pub layers: Vec<LayerSpec>,
     /// Whether q, k and v have biases.
     pub qkv_bias: bool,
@@ -48,15 +54,15 @@ pub struct ModelSpec {
     pub mlp_bias: bool,
     /// Whether q, k and v are one layer (`qkv_proj`), and gate and up another (`gate_up_proj`).
     pub fused: bool,
-    /// Whether queries and keys pass an RMSNorm over each head before they are turned (Qwen3).
+    /// Whether queries and keys pass an RMSNorm over each head before their rotation (Qwen3).
     pub head_norms: bool,
-    /// Whether what attention and MLP put out passes an RMSNorm before the residual sum (Gemma 2).
+    /// Whether the outputs of attention and MLP pass an RMSNorm before the residual sum (Gemma 2).
     pub output_norms: bool,
-    /// What is added to the weights of RMSNorms: 1 in Gemma, else 0.
+    /// Added to the weights of RMSNorms: 1 in Gemma, else 0.
     pub norm_offset: f64,
     /// The gate's activation.
     pub activation: Activation,
-    /// Factor of the embedding's output; in half precision rounded to the weights' type.
+    /// Factor of the embedding's output, rounded to the float type of the computation.
     pub embedding_scale: Option<f64>,
     /// Factor of the attention scores.
     pub attention_scale: f64,
@@ -64,16 +70,16 @@ pub struct ModelSpec {
     pub attention_softcap: Option<f64>,
     /// Soft cap c of the logits: `c tanh(logit / c)`.
     pub final_softcap: Option<f64>,
-    /// Whether the output layer is the embedding transposed.
+    /// Whether the output layer uses the embedding's weight.
     pub tie_word_embeddings: bool,
 }
 
-/// One layer's own options.
+/// Options of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpec {
-    /// Whether queries and keys are turned by their positions.
+    /// Whether queries and keys are rotated by their positions.
     pub rope: bool,
-    /// How many positions a query sees, its own included; all before it without one.
+    /// Positions that a query attends to, including its own; without a window all up to its own.
     pub window: Option<usize>,
 }
 
@@ -87,14 +93,14 @@ pub enum Activation {
 }
 
 impl ModelSpec {
-    /// Reads a parsed `config.json`, as transformers 4 or 5 writes it. What a file leaves out is
-    /// taken from the defaults of transformers' configuration class.
+    /// Reads a parsed `config.json` as written by transformers 4 or 5. Absent fields have the defaults
+    /// of transformers' configuration class.
     ///
     /// # Errors
     /// If the architecture or one of its options is not supported, or a field is missing or wrong.
     pub fn from_config(config: &Value) -> Result<Self> {
         let family = ModelFamily::of(config)?;
-        refuse_unsupported(config, family)?;
+        reject_unsupported(config, family)?;
         let hidden_size = size(config, "hidden_size")?;
         let num_heads = size(config, "num_attention_heads")?;
         let num_layers = size(config, "num_hidden_layers")?;
@@ -119,10 +125,7 @@ impl ModelSpec {
             _ => Ok(None),
         };
         Ok(Self {
-            architecture: get(config, "model_type")
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned(),
+            architecture: family.model_type.to_owned(),
             vocab_size: size(config, "vocab_size")?,
             hidden_size,
             intermediate_size: size(config, "intermediate_size")?,
@@ -153,7 +156,12 @@ impl ModelSpec {
         })
     }
 
-    /// What one layer's attention does to its scores.
+    /// The attention heads of a layer.
+    pub(crate) fn heads(&self) -> HeadLayout {
+        HeadLayout { queries: self.num_heads, keys: self.num_kv_heads, dim: self.head_dim }
+    }
+
+    /// Options of one layer's attention.
     pub fn attention_options(&self, layer: usize) -> AttentionOptions {
         AttentionOptions {
             scale: self.attention_scale,
@@ -162,10 +170,10 @@ impl ModelSpec {
         }
     }
 
-    /// Refuses a sequence of more tokens than the rotary frequencies in use are meant for.
+    /// Checks that a sequence of `tokens` tokens uses the rotary frequencies of [`RopeSpec`].
     ///
     /// # Errors
-    /// If the model's longrope scaling takes other frequencies at this length.
+    /// If the model's longrope scaling has other frequencies at this length.
     pub fn check_length(&self, tokens: usize) -> Result<()> {
         match self.rope.scaling {
             RopeScaling::Long { original, .. } if tokens > original => {
@@ -178,21 +186,16 @@ impl ModelSpec {
         }
     }
 
-    /// The linear layers of a decoder block and their `(out_features, in_features)`, in file order.
-    /// Every layer has the same ones.
-    pub fn linears(
-        &self,
-        layer: usize,
-    ) -> impl Iterator<Item = (LinearKind, (usize, usize))> + use<> {
-        let kinds: &[LinearKind] = if layer >= self.num_layers {
-            &[]
-        } else if self.fused {
-            &[LinearKind::OProj, LinearKind::QkvProj, LinearKind::DownProj, LinearKind::GateUpProj]
-        } else {
-            &LinearKind::ALL
+    /// The linear layers of a block and their `(out_features, in_features)`, in file order. All blocks
+    /// have the same; a layer beyond the last has none.
+    pub fn linears(&self, layer: usize) -> impl Iterator<Item = (LinearKind, (usize, usize))> {
+        use LinearKind::{DownProj, GateUpProj, OProj, QkvProj};
+        let kinds: &[LinearKind] = match layer < self.num_layers {
+            false => &[],
+            true if self.fused => &[OProj, QkvProj, DownProj, GateUpProj],
+            true => &LinearKind::ALL,
         };
-        let shapes: Vec<_> = kinds.iter().map(|kind| (*kind, self.linear_shape(*kind))).collect();
-        shapes.into_iter()
+        kinds.iter().map(|kind| (*kind, self.linear_shape(*kind)))
     }
 
     /// `(out_features, in_features)` of a linear layer.
@@ -210,41 +213,35 @@ impl ModelSpec {
     }
 
     /// Whether a linear layer has a bias.
-    pub fn has_bias(&self, kind: LinearKind) -> bool {
+    pub(crate) fn has_bias(&self, kind: LinearKind) -> bool {
+        use LinearKind::{KProj, OProj, QProj, QkvProj, VProj};
         match kind {
-            LinearKind::QProj | LinearKind::KProj | LinearKind::VProj | LinearKind::QkvProj => {
-                self.qkv_bias
-            }
-            LinearKind::OProj => self.output_bias,
-            LinearKind::GateProj
-            | LinearKind::UpProj
-            | LinearKind::DownProj
-            | LinearKind::GateUpProj => self.mlp_bias,
+            QProj | KProj | VProj | QkvProj => self.qkv_bias,
+            OProj => self.output_bias,
+            _ => self.mlp_bias,
         }
     }
 
-    /// Names of the norms of a block on the residual stream: before the attention, before the MLP,
-    /// and, where there are [`Self::output_norms`], behind either.
-    pub(crate) fn norm_names(&self) -> (&'static str, &'static str, Option<[&'static str; 2]>) {
+    /// Names of a block's norms before attention and MLP, and, with [`Self::output_norms`], of their
+    /// outputs.
+    pub(crate) fn norm_names(&self) -> ([&'static str; 2], Option<[&'static str; 2]>) {
         if self.output_norms {
-            let behind = ["post_attention_layernorm", "post_feedforward_layernorm"];
-            ("input_layernorm", "pre_feedforward_layernorm", Some(behind))
+            let outputs = ["post_attention_layernorm", "post_feedforward_layernorm"];
+            (["input_layernorm", "pre_feedforward_layernorm"], Some(outputs))
         } else {
-            ("input_layernorm", "post_attention_layernorm", None)
+            (["input_layernorm", "post_attention_layernorm"], None)
         }
     }
 
-    /// Name and shape of every weight, as Hugging Face names them.
+    /// Hugging Face name and shape of every weight.
     pub fn weight_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let embedding = vec![self.vocab_size, self.hidden_size];
         let mut names = vec![("model.embed_tokens.weight".to_owned(), embedding.clone())];
-        let (first, second, behind) = self.norm_names();
-        let norms: Vec<&str> =
-            [first, second].into_iter().chain(behind.into_iter().flatten()).collect();
+        let (inputs, outputs) = self.norm_names();
         for layer in 0..self.num_layers {
             let prefix = format!("model.layers.{layer}");
             for (kind, (out, inp)) in self.linears(layer) {
-                let module = format!("{prefix}.{}.{}", kind.parent(), kind.as_str());
+                let module = kind.module(layer);
                 names.push((format!("{module}.weight"), vec![out, inp]));
                 if self.has_bias(kind) {
                     names.push((format!("{module}.bias"), vec![out]));
@@ -253,7 +250,7 @@ impl ModelSpec {
             for norm in ["q_norm", "k_norm"].iter().filter(|_| self.head_norms) {
                 names.push((format!("{prefix}.self_attn.{norm}.weight"), vec![self.head_dim]));
             }
-            for norm in &norms {
+            for norm in inputs.into_iter().chain(outputs.into_iter().flatten()) {
                 names.push((format!("{prefix}.{norm}.weight"), vec![self.hidden_size]));
             }
         }
@@ -272,22 +269,18 @@ fn check_heads(config: &Value, num_heads: usize, head_dim: usize) -> Result<()> 
         return Err(wrong(KV_HEADS, config.get(KV_HEADS), expected));
     }
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(ModelError::Spec {
-            field: "head_dim",
-            value: head_dim.to_string(),
-            expected: "an even number above 0",
-        });
+        return Err(invalid("head_dim", head_dim, "an even number above 0"));
     }
     Ok(())
 }
 
-/// Options that would change the forward pass in ways it does not implement.
-fn refuse_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
+/// Rejects options that change the forward pass and are not implemented.
+fn reject_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
     if let Some(value) = get(config, "quantization_config") {
-        let expected = "absent: only unquantised weights can be trained on";
+        let expected = "absent: only unquantized weights can be trained on";
         return Err(wrong("quantization_config", Some(value), expected));
     }
-    // Gemma 2 files have both names; transformers goes by the second.
+    // Gemma 2 files have both fields; transformers reads the second.
     let (field, only, expected) = if family.gemma {
         ("hidden_activation", "gelu_pytorch_tanh", "`gelu_pytorch_tanh`")
     } else {
@@ -296,15 +289,11 @@ fn refuse_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
     if let Some(value) = get(config, field).filter(|value| **value != only) {
         return Err(wrong(field, Some(value), expected));
     }
-    const BOTH_WAYS: &str = "use_bidirectional_attention";
-    if flag_or(config, BOTH_WAYS, false)? {
-        return Err(wrong(
-            BOTH_WAYS,
-            config.get(BOTH_WAYS),
-            "false: only causal attention is supported",
-        ));
+    let field = "use_bidirectional_attention";
+    match flag_or(config, field, false)? {
+        true => Err(invalid(field, true, "false: only causal attention is supported")),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,52 +1,52 @@
-//! Rotary position embedding (Su et al. 2021): which angles each position turns by.
+//! Rotary position embedding (Su et al. 2021): the angles of each position.
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
-use super::fields::{get, number, number_or, numbers, optional_number, size, size_or};
-use crate::{ModelError, ModelSpec, Result};
+use super::fields::{get, invalid, number, number_or, numbers, optional_number, size, size_or};
+use crate::{ModelError, Result};
 
-/// Rotary positions of a model.
+/// Rotary position embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     /// Base of the frequencies.
     pub theta: f64,
-    /// How many values of a head are turned, from the first; even. The others pass unchanged.
+    /// Values of a head that are rotated, from the first; even. The others are unchanged.
     pub rotary_dim: usize,
-    /// What is done to the frequencies.
+    /// The scaling of the frequencies.
     pub scaling: RopeScaling,
 }
 
-/// Ways to stretch a context, as transformers' `modeling_rope_utils` names them.
+/// Scalings of the frequencies for longer contexts, as named in transformers' `modeling_rope_utils`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// `default`: nothing.
+    /// `default`: no scaling.
     Default,
     /// `linear`: every frequency divided by a factor.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// `llama3`: low frequencies divided by `factor`, high ones kept, those between interpolated.
+    /// `llama3`: low frequencies divided by `factor`, high ones unchanged, those between interpolated.
     Llama3 {
         /// Divisor of low frequencies.
         factor: f64,
-        /// Wavelengths above `original / low` are low.
+        /// Wavelengths above `original / low` have low frequencies.
         low: f64,
-        /// Wavelengths below `original / high` are high.
+        /// Wavelengths below `original / high` have high frequencies.
         high: f64,
-        /// Context length before it was stretched, in tokens.
+        /// Context length before scaling, in tokens.
         original: usize,
     },
-    /// `longrope`: each frequency divided by its own factor, cosines and sines multiplied by one.
-    /// Only the factors for sequences up to `original` tokens are used; longer ones take another set
-    /// for *all* their positions, and are refused ([`ModelSpec::check_length`]).
+    /// `longrope`: each frequency divided by its own factor, cosines and sines multiplied by one factor.
+    /// Longer sequences than `original` have other factors at *all* their positions; they are rejected
+    /// ([`ModelSpec::check_length`](crate::ModelSpec::check_length)).
     Long {
-        /// Divisors, one a frequency (`short_factor`).
+        /// One divisor per frequency (`short_factor`).
         factors: Vec<f64>,
-        /// What cosines and sines are multiplied by.
+        /// Factor of cosines and sines.
         attention_factor: f64,
-        /// Sequences of up to this many tokens take these factors.
+        /// Sequences of up to this many tokens have these factors.
         original: usize,
     },
 }
@@ -60,7 +60,7 @@ impl RopeSpec {
         default_theta: f64,
         phi3: bool,
     ) -> Result<Self> {
-        // As transformers: `rope_scaling` wins over `rope_parameters`, an empty one counts as none.
+        // As in transformers: `rope_scaling` overrides `rope_parameters`; an empty one counts as absent.
         let filled =
             |field| get(config, field).filter(|v| v.as_object().is_none_or(|m| !m.is_empty()));
         let (field, rope) = match (filled("rope_scaling"), filled("rope_parameters")) {
@@ -75,26 +75,20 @@ impl RopeSpec {
                  layers is supported"
             )));
         }
-        let theta = match optional_number(&rope, "rope_theta")? {
-            Some(theta) => theta,
-            None => number_or(config, "rope_theta", default_theta)?,
+        let number_in_either = |field, default| match optional_number(&rope, field)? {
+            Some(number) => Ok(number),
+            None => number_or(config, field, default),
         };
-        let partial = match optional_number(&rope, "partial_rotary_factor")? {
-            Some(partial) => partial,
-            None => number_or(config, "partial_rotary_factor", 1.0)?,
-        };
+        let theta = number_in_either("rope_theta", default_theta)?;
+        let partial = number_in_either("partial_rotary_factor", 1.0)?;
         let rotary_dim = (head_dim as f64 * partial) as usize;
         let partial_fits = rotary_dim == head_dim || (phi3 && rotary_dim < head_dim);
         if !partial_fits || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
-            return Err(ModelError::Spec {
-                field: "partial_rotary_factor",
-                value: partial.to_string(),
-                expected: if phi3 {
-                    "a share of the head's width that is an even number of values"
-                } else {
-                    "1 for this architecture"
-                },
-            });
+            let expected = match phi3 {
+                true => "a share of the head's width that is an even number of values",
+                false => "1 for this architecture",
+            };
+            return Err(invalid("partial_rotary_factor", partial, expected));
         }
         let kind = get(&rope, "rope_type").or_else(|| get(&rope, "type"));
         let scaling = match kind.and_then(Value::as_str) {
@@ -115,11 +109,47 @@ impl RopeSpec {
         Ok(Self { theta, rotary_dim, scaling })
     }
 
-    /// What cosines and sines are multiplied by.
+    /// Factor of cosines and sines.
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Long { attention_factor, .. } => *attention_factor,
             _ => 1.0,
+        }
+    }
+
+    /// Angle per position of each rotated pair of a head, in radians: `rotary_dim / 2` numbers,
+    /// `theta^(-2i / rotary_dim)` before scaling. Rounded to f32 after each step, as in transformers
+    /// (`modeling_rope_utils`).
+    pub fn frequencies(&self) -> Vec<f32> {
+        let powers = (0..self.rotary_dim).step_by(2).map(|i| {
+            let exponent = i as f32 / self.rotary_dim as f32;
+            self.theta.powf(f64::from(exponent)) as f32
+        });
+        match &self.scaling {
+            RopeScaling::Default => powers.map(|power| 1.0 / power).collect(),
+            RopeScaling::Linear { factor } => {
+                powers.map(|power| 1.0 / power / *factor as f32).collect()
+            }
+            RopeScaling::Long { factors, .. } => {
+                powers.zip(factors).map(|(power, factor)| 1.0 / (*factor as f32 * power)).collect()
+            }
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                let (factor, original) = (*factor as f32, *original as f64);
+                let (longest, shortest) = ((original / low) as f32, (original / high) as f32);
+                let scaled = |frequency: f32| {
+                    let wavelength = std::f64::consts::TAU as f32 / frequency;
+                    if wavelength > longest {
+                        frequency / factor
+                    } else if wavelength < shortest {
+                        frequency
+                    } else {
+                        let turns = original as f32 / wavelength;
+                        let smooth = (turns - *low as f32) / (high - low) as f32;
+                        (1.0 - smooth) * frequency / factor + smooth * frequency
+                    }
+                };
+                powers.map(|power| scaled(1.0 / power)).collect()
+            }
         }
     }
 }
@@ -127,119 +157,68 @@ impl RopeSpec {
 fn llama3(config: &Value, rope: &Value) -> Result<RopeScaling> {
     let (low, high) = (number(rope, "low_freq_factor")?, number(rope, "high_freq_factor")?);
     if low >= high {
-        return Err(ModelError::Spec {
-            field: "high_freq_factor",
-            value: high.to_string(),
-            expected: "more than `low_freq_factor`",
-        });
+        return Err(invalid("high_freq_factor", high, "more than `low_freq_factor`"));
     }
-    let original = original_length(config, rope, "max_position_embeddings")?;
+    let original = original_length(config, rope)?;
     Ok(RopeScaling::Llama3 { factor: number(rope, "factor")?, low, high, original })
 }
 
-/// Context length before it was stretched: at the top level, else among the rotary parameters, else
-/// of another field.
-fn original_length(config: &Value, rope: &Value, otherwise: &'static str) -> Result<usize> {
+/// Context length before scaling: at the top level, else in the rotary parameters, else the context
+/// length itself.
+fn original_length(config: &Value, rope: &Value) -> Result<usize> {
     const FIELD: &str = "original_max_position_embeddings";
     match [config, rope].into_iter().find(|place| get(place, FIELD).is_some()) {
         Some(place) => size(place, FIELD),
-        None => size(config, otherwise),
+        None => size(config, "max_position_embeddings"),
     }
 }
 
 fn long(config: &Value, rope: &Value, rotary_dim: usize, phi3: bool) -> Result<RopeScaling> {
-    // Phi-3's configuration has a default of its own, which wins over the rotary parameters.
+    // The default of Phi-3's configuration class overrides the rotary parameters.
     let original = if phi3 {
         size_or(config, "original_max_position_embeddings", 4096)?
     } else {
-        original_length(config, rope, "max_position_embeddings")?
+        original_length(config, rope)?
     };
     let factors = numbers(rope, "short_factor")?;
     if factors.len() != rotary_dim / 2 {
-        return Err(ModelError::Spec {
-            field: "short_factor",
-            value: format!("a list of {}", factors.len()),
-            expected: "one factor for every two values of a head that are turned",
-        });
+        let expected = "one factor for every two rotated values of a head";
+        return Err(invalid("short_factor", format!("a list of {}", factors.len()), expected));
     }
     let factor = match optional_number(rope, "factor")? {
         Some(factor) => factor,
-        None => {
-            let max = size_or(config, "max_position_embeddings", original)?;
-            max as f64 / original as f64
-        }
+        None => size_or(config, "max_position_embeddings", original)? as f64 / original as f64,
     };
     let attention_factor = match optional_number(rope, "attention_factor")? {
-        Some(given) => given,
+        Some(factor) => factor,
         None if factor <= 1.0 => 1.0,
         None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
     };
     Ok(RopeScaling::Long { factors, attention_factor, original })
 }
 
-/// Angle per position of each turned pair of a head, in radians: `rotary_dim / 2` numbers,
-/// `theta^(-2i / rotary_dim)` before scaling. Rounded to f32 after each step, as transformers
-/// computes them (`modeling_rope_utils`).
-pub fn rope_frequencies(spec: &ModelSpec) -> Vec<f32> {
-    let rope = &spec.rope;
-    let powers = (0..rope.rotary_dim).step_by(2).map(|i| {
-        let exponent = i as f32 / rope.rotary_dim as f32;
-        rope.theta.powf(f64::from(exponent)) as f32
-    });
-    match &rope.scaling {
-        RopeScaling::Default => powers.map(|power| 1.0 / power).collect(),
-        RopeScaling::Linear { factor } => {
-            powers.map(|power| 1.0 / power / *factor as f32).collect()
-        }
-        RopeScaling::Long { factors, .. } => {
-            powers.zip(factors).map(|(power, factor)| 1.0 / (*factor as f32 * power)).collect()
-        }
-        RopeScaling::Llama3 { factor, low, high, original } => {
-            let (factor, original) = (*factor as f32, *original as f64);
-            let (longest, shortest) = ((original / low) as f32, (original / high) as f32);
-            let stretch = |frequency: f32| {
-                let wavelength = std::f64::consts::TAU as f32 / frequency;
-                if wavelength > longest {
-                    frequency / factor
-                } else if wavelength < shortest {
-                    frequency
-                } else {
-                    let turns = original as f32 / wavelength;
-                    let smooth = (turns - *low as f32) / (high - low) as f32;
-                    (1.0 - smooth) * frequency / factor + smooth * frequency
-                }
-            };
-            powers.map(|power| stretch(1.0 / power)).collect()
-        }
-    }
-}
-
-/// Cosines and sines at every position, each `[positions.len(), frequencies.len()]`, multiplied by
-/// the attention factor. Angles are rounded to f32 as transformers and mistral.rs compute them.
+/// Cosines and sines at every position, each `[positions.len(), rotary_dim / 2]`, multiplied by the
+/// attention factor. Angles are rounded to f32, as in transformers and mistral.rs.
 ///
 /// # Errors
-/// If a tensor cannot be made.
-pub fn rope_tables(
+/// If a tensor cannot be created.
+pub(crate) fn rope_tables(
+    rope: &RopeSpec,
     positions: &[usize],
-    frequencies: &[f32],
-    attention_factor: f64,
     dtype: DType,
     device: &Device,
 ) -> candle_core::Result<(Tensor, Tensor)> {
+    let (frequencies, factor) = (rope.frequencies(), rope.attention_factor());
     let half = frequencies.len();
     let count = positions.iter().max().map_or(0, |last| last + 1);
     let angles: Vec<(f64, f64)> = (0..count)
         .flat_map(|p| frequencies.iter().map(move |f| f64::from(p as f32 * f).sin_cos()))
-        .map(|(sin, cos)| (cos * attention_factor, sin * attention_factor))
+        .map(|(sin, cos)| (cos * factor, sin * factor))
         .collect();
     let table = |part: fn(&(f64, f64)) -> f64| {
         let rows = positions.iter().flat_map(|p| angles[p * half..][..half].iter().map(part));
-        let shape = (positions.len(), half);
-        if dtype == DType::F32 {
-            Tensor::from_vec(rows.map(|x| x as f32).collect::<Vec<_>>(), shape, device)
-        } else {
-            Tensor::from_vec(rows.collect::<Vec<_>>(), shape, device)?.to_dtype(dtype)
-        }
+        let values: Vec<f64> = rows.collect();
+        Tensor::from_vec(values, (positions.len(), half), device)?.to_dtype(dtype)
     };
     Ok((table(|angle| angle.0)?, table(|angle| angle.1)?))
 }

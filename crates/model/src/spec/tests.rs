@@ -1,4 +1,4 @@
-//! How `config.json` is read, and what is refused.
+//! Reading `config.json`, and rejected configurations.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::ModelSpec;
 use crate::testing::test_file;
 
 #[test]
-fn both_layouts_of_the_configuration_mean_the_same() {
+fn both_layouts_of_the_configuration_are_equivalent() {
     for (name, scaling) in [
         (
             "llama3",
@@ -38,29 +38,29 @@ fn both_layouts_of_the_configuration_mean_the_same() {
 }
 
 #[test]
-fn what_the_model_directory_hands_over_means_the_same() {
+fn the_configuration_of_a_model_directory_is_equivalent() {
     for name in NAMES.into_iter().filter(|name| *name != "llama-biases") {
         let dir = ModelDir::open(&test_file("fixtures/families").join(name)).unwrap();
         assert_eq!(ModelSpec::from_config(&dir.config).unwrap(), spec(name), "{name}");
     }
 }
 
-/// A configuration that names nothing but its sizes.
+/// A configuration with sizes only.
 fn bare(model_type: &str) -> Value {
     json!({"model_type": model_type, "vocab_size": 16, "hidden_size": 64, "intermediate_size": 8,
         "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2})
 }
 
 #[test]
-fn what_a_file_leaves_out_is_as_in_transformers() {
+fn absent_fields_have_the_defaults_of_transformers() {
     let spec = |kind: &str| ModelSpec::from_config(&bare(kind)).unwrap();
     assert_eq!((spec("qwen3").head_dim, spec("llama").head_dim), (128, 16));
     assert_eq!(spec("mistral").layers[3].window, Some(4096));
     assert_eq!(spec("phi3").layers[3].window, None);
-    let sees: Vec<bool> = spec("gemma2").layers.iter().map(|l| l.window.is_some()).collect();
-    assert_eq!(sees, [true, false, true, false, true, false, true, false]);
-    let turns: Vec<bool> = spec("smollm3").layers.iter().map(|l| l.rope).collect();
-    assert_eq!(turns, [true, true, true, false, true, true, true, false]);
+    let windows: Vec<bool> = spec("gemma2").layers.iter().map(|l| l.window.is_some()).collect();
+    assert_eq!(windows, [true, false, true, false, true, false, true, false]);
+    let rope: Vec<bool> = spec("smollm3").layers.iter().map(|l| l.rope).collect();
+    assert_eq!(rope, [true, true, true, false, true, true, true, false]);
     assert!((spec("smollm3").rope.theta - 2e6).abs() < 1e-9 && spec("smollm3").tie_word_embeddings);
     let gemma = spec("gemma2");
     assert_eq!((gemma.attention_softcap, gemma.final_softcap), (Some(50.0), Some(30.0)));
@@ -69,7 +69,7 @@ fn what_a_file_leaves_out_is_as_in_transformers() {
 }
 
 #[test]
-fn sliding_layers_come_from_whichever_key_names_them() {
+fn sliding_layers_come_from_any_of_their_keys() {
     let windows = |edit: Value, kind: &str| {
         let mut config = bare(kind);
         config.as_object_mut().unwrap().extend(edit.as_object().unwrap().clone());
@@ -94,7 +94,7 @@ fn sliding_layers_come_from_whichever_key_names_them() {
 }
 
 #[test]
-fn refusals_say_what_and_why() {
+fn errors_name_the_field_and_the_reason() {
     let message = |kind: &str, edit: Value| {
         let mut config = bare(kind);
         config.as_object_mut().unwrap().extend(edit.as_object().unwrap().clone());
@@ -105,18 +105,18 @@ fn refusals_say_what_and_why() {
     insta::assert_snapshot!(message("llama", json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})), @r#"config.json: `rope_scaling` has rope_type "dynamic"; supported: default, linear, llama3, longrope"#);
     insta::assert_snapshot!(message("llama", json!({"partial_rotary_factor": 0.5})), @"config.json: `partial_rotary_factor` is 0.5, but must be 1 for this architecture");
     insta::assert_snapshot!(message("llama", json!({"rope_scaling": {"rope_type": "linear"}})), @"config.json: `factor` is missing, but must be a number above 0");
-    insta::assert_snapshot!(message("llama", json!({"quantization_config": {"bits": 4}})), @r#"config.json: `quantization_config` is {"bits":4}, but must be absent: only unquantised weights can be trained on"#);
+    insta::assert_snapshot!(message("llama", json!({"quantization_config": {"bits": 4}})), @r#"config.json: `quantization_config` is {"bits":4}, but must be absent: only unquantized weights can be trained on"#);
     insta::assert_snapshot!(message("llama", json!({"hidden_act": "gelu"})), @r#"config.json: `hidden_act` is "gelu", but must be `silu`"#);
     insta::assert_snapshot!(message("gemma2", json!({"hidden_activation": "gelu"})), @r#"config.json: `hidden_activation` is "gelu", but must be `gelu_pytorch_tanh`"#);
     insta::assert_snapshot!(message("gemma2", json!({"use_bidirectional_attention": true})), @"config.json: `use_bidirectional_attention` is true, but must be false: only causal attention is supported");
-    insta::assert_snapshot!(message("gemma2", json!({"sliding_window": null})), @"config.json: `sliding_window` is null, but must be a whole number above 0 (and in use), for some layers have sliding attention");
+    insta::assert_snapshot!(message("gemma2", json!({"sliding_window": null})), @"config.json: `sliding_window` is null, but must be a whole number above 0 (and in use), because some layers have sliding attention");
     insta::assert_snapshot!(message("gemma2", json!({"layer_types": ["chunked_attention"]})), @r#"config.json: `layer_types` is ["chunked_attention"], but must be a list of `full_attention` or `sliding_attention`, one per layer"#);
     insta::assert_snapshot!(message("smollm3", json!({"no_rope_layers": [1, 0]})), @"config.json: `no_rope_layers` is [1,0], but must be a list of one 0 or 1 per layer");
-    insta::assert_snapshot!(message("phi3", json!({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}})), @"config.json: `short_factor` is a list of 1, but must be one factor for every two values of a head that are turned");
+    insta::assert_snapshot!(message("phi3", json!({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}})), @"config.json: `short_factor` is a list of 1, but must be one factor for every two rotated values of a head");
     insta::assert_snapshot!(
-        message("qwen2", json!({"layer_types": vec!["sliding_attention"; 8]})), @"config.json: `sliding_window` is missing, but must be a whole number above 0 (and in use), for some layers have sliding attention");
+        message("qwen2", json!({"layer_types": vec!["sliding_attention"; 8]})), @"config.json: `sliding_window` is missing, but must be a whole number above 0 (and in use), because some layers have sliding attention");
     insta::assert_snapshot!(
-        message("mistral", json!({"layer_types": vec!["full_attention"; 8]})), @r#"config.json: `layer_types` is ["full_attention","full_attention","full_attention","full_attention","full_attention","full_attention","full_attention","full_attention"], but must be the same for every layer, and in accord with `sliding_window`, for this architecture"#);
+        message("mistral", json!({"layer_types": vec!["full_attention"; 8]})), @r#"config.json: `layer_types` is ["full_attention","full_attention","full_attention","full_attention","full_attention","full_attention","full_attention","full_attention"], but must be the same for every layer and consistent with `sliding_window` for this architecture"#);
     insta::assert_snapshot!(
         message("gemma2", json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}})), @r#"config.json: `rope_parameters` is {"full_attention":{"rope_theta":1.0}}, but only one set of rotary parameters for all layers is supported"#);
 }

@@ -1,25 +1,26 @@
 //! Log-probabilities and entropies straight from hidden states, without `tokens x vocabulary` in
 //! memory (CPU).
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{CpuStorage, DType, Tensor};
 
 use hone_core::simd::{SimdTask, dispatch};
 
-use super::token_stats::{Chosen, token_stats};
-use crate::kernels::custom_op::{
-    Saved, is_half, runs_on, runs_with, slice, with_values, with_wide,
-};
+use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTargets};
 use crate::kernels::float::Real;
 use crate::kernels::matmul::{Matrix, WriteMode, multiply};
-use crate::kernels::{ops, parallel};
+use crate::kernels::parallel;
+use crate::kernels::storage::{is_16_bit, with_upcast};
 use crate::spec::ModelSpec;
 
 type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "head-stats";
 
-/// Most logits that exist at once: with fewer rows, laying out a large W for its product takes as long
-/// as the product.
+/// Most logits in memory at once. With much fewer rows, packing a large W for its product takes as
+/// long as the product.
 const LOGITS: usize = 1 << 23;
 
 /// Rows of a chunk.
@@ -27,142 +28,86 @@ fn chunk_rows(vocab: usize) -> usize {
     (LOGITS / vocab.max(1)).clamp(1, 512)
 }
 
-/// Logits that a pass over `rows` rows holds at once.
-pub fn logits_held(rows: usize, vocab: usize) -> usize {
+/// Logits in memory at once in a pass over `rows` rows.
+pub fn logits_in_memory(rows: usize, vocab: usize) -> usize {
     rows.min(chunk_rows(vocab)) * vocab
 }
 
-/// Values of a 16-bit W that are widened at a time; so few in tests that it takes several.
-const WIDENED: usize = if cfg!(test) { 1 << 9 } else { 1 << 22 };
+/// Values of a 16-bit W that are upcast at once; few in tests, so that they cover several blocks.
+const UPCAST: usize = if cfg!(test) { 1 << 9 } else { 1 << 22 };
 
-/// Rows of W that a product takes at once.
-fn stretch_rows(dtype: DType, vocab: usize, hidden: usize) -> usize {
+/// Rows of W in one product: all, or a block that is upcast.
+fn block_rows(dtype: DType, vocab: usize, hidden: usize) -> usize {
     let all = vocab.max(1);
-    if is_half(dtype) { (WIDENED / hidden.max(1)).clamp(1, all) } else { all }
+    if is_16_bit(dtype) { (UPCAST / hidden.max(1)).clamp(1, all) } else { all }
 }
 
-/// Values of a 16-bit head that are widened at once.
-pub fn head_widened(spec: &ModelSpec) -> usize {
-    stretch_rows(DType::BF16, spec.vocab_size, spec.hidden_size) * spec.hidden_size
+/// Values of a 16-bit output layer that are upcast at once.
+pub fn head_upcast_values(spec: &ModelSpec) -> usize {
+    block_rows(DType::BF16, spec.vocab_size, spec.hidden_size) * spec.hidden_size
 }
 
-/// [`token_stats`] of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x `[n, hidden]` and a
-/// frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x. The logits are computed a chunk at a
-/// time. Where x is differentiated, the forward pass computes the log-probabilities' gradients from
-/// them too (`[n, hidden]`), which the backward pass only scales; gradients of entropies need the
-/// logits again.
+/// [`token_stats`](super::token_stats()) of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x
+/// `[n, hidden]` and a frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x.
+///
+/// The logits are computed a chunk of rows at a time. If x is differentiated, the forward pass also
+/// computes the gradients of the log-probabilities `[n, hidden]`, which the backward pass only scales.
+/// Gradients of entropies need the logits again.
 ///
 /// # Errors
-/// As [`token_stats`].
-pub fn head_stats(
+/// As `token_stats`.
+pub(super) fn head_stats(
     x: &Tensor,
     weight: &Tensor,
     softcap: Option<f64>,
     targets: &[u32],
     temperatures: &[f32],
 ) -> Result<Tensor> {
-    if !runs_on(x) || !runs_with(weight) {
-        let logits = ops::linear(x, weight, None)?;
-        let logits = match softcap {
-            Some(cap) => ops::softcap(&logits, cap)?,
-            None => logits,
-        };
-        return token_stats(&logits, targets, temperatures);
+    let ((n, hidden), (vocab, columns)) = (x.dims2()?, weight.dims2()?);
+    if hidden != columns {
+        candle_core::bail!(
+            "{NAME}: hidden states of width {hidden} and a weight of width {columns}"
+        );
     }
-    let (vocab, _) = weight.dims2()?;
-    let chosen = Chosen::new(targets, temperatures, x.dim(0)?, vocab)?;
-    let saved = x.track_op().then(Saved::empty);
-    let op = Head { weight: weight.clone(), softcap, chosen, saved };
-    x.contiguous()?.apply_op1(op)
+    let targets = TokenTargets::new(targets, temperatures, n, vocab)?;
+    let gradients = x.track_op().then(|| Mutex::new(None));
+    let op = HeadStats { weight: weight.clone(), softcap, targets, gradients };
+    x.contiguous()?.apply_op1(CustomOp(op))
 }
 
-#[derive(Clone)]
-struct Head {
+struct HeadStats {
     weight: Tensor,
     softcap: Option<f64>,
-    chosen: Chosen,
-    /// The gradients of the log-probabilities `[n, hidden]`, where they will be needed.
-    saved: Option<Saved<CpuStorage>>,
+    targets: TokenTargets,
+    /// If x is differentiated: gradients of the log-probabilities `[n, hidden]`, from the forward to
+    /// the backward pass.
+    gradients: Option<Mutex<Option<CpuStorage>>>,
 }
 
-/// Statistics of rows of raw products, which become logits.
-struct Forward<'a, T> {
-    head: &'a Head,
-    first: usize,
-    logits: &'a mut [T],
-    stats: &'a mut [T],
+/// `cap tanh(x / cap)` in place.
+struct SoftcapTask<'a, T> {
+    cap: f64,
+    values: &'a mut [T],
 }
 
-impl<T: Real> SimdTask for Forward<'_, T> {
+impl<T: Real> SimdTask for SoftcapTask<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let vocab = self.logits.len() / (self.stats.len() / 2).max(1);
-        let rows = self.logits.chunks_exact_mut(vocab.max(1)).zip(self.stats.chunks_exact_mut(2));
-        for (i, (logits, stats)) in rows.enumerate() {
-            self.head.cap(logits);
-            stats.copy_from_slice(&self.head.chosen.forward(self.first + i, logits));
-        }
+        let (cap, inverse) = (T::of(self.cap), T::of(1.0 / self.cap));
+        self.values.iter_mut().for_each(|x| *x = cap * (*x * inverse).tanh());
     }
 }
 
-/// Turns rows of logits into gradients of the raw products.
-struct Backward<'a, T> {
-    head: &'a Head,
-    /// Logits are still raw products.
-    raw: bool,
-    first: usize,
-    logits: &'a mut [T],
-    /// From row `first` on, as are the gradients.
-    stats: &'a [T],
-    /// Gradients of the statistics; 1 for log-probabilities and 0 for entropies where there are none.
-    grad: Option<&'a [T]>,
-    vocab: usize,
-}
-
-impl<T: Real> SimdTask for Backward<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
-        let mut slopes = Vec::new();
-        let one = [T::of(1.0), T::of(0.0)];
-        for (i, logits) in self.logits.chunks_exact_mut(self.vocab).enumerate() {
-            let row = self.first + i;
-            if self.raw {
-                self.head.cap(logits);
-            }
-            let stats = &self.stats[2 * i..][..2];
-            let grad = self.grad.map_or(&one[..], |grad| &grad[2 * i..][..2]);
-            let Some(cap) = self.head.softcap else {
-                self.head.chosen.backward(row, logits, stats, grad);
-                continue;
-            };
-            let inverse = T::of(1.0 / cap);
-            slopes.clear();
-            slopes.extend(logits.iter().map(|x| T::of(1.0) - *x * inverse * *x * inverse));
-            self.head.chosen.backward(row, logits, stats, grad);
-            logits.iter_mut().zip(&slopes).for_each(|(x, slope)| *x *= *slope);
-        }
-    }
-}
-
-impl Head {
-    #[inline(always)]
-    fn cap<T: Real>(&self, row: &mut [T]) {
-        if let Some(cap) = self.softcap {
-            let (cap, inverse) = (T::of(cap), T::of(1.0 / cap));
-            row.iter_mut().for_each(|x| *x = cap * (*x * inverse).tanh());
-        }
-    }
-
-    /// Calls `f` with stretches of W `[count, hidden]` that cover it, and the row that each begins at.
-    fn stretches<T: Real>(&self, mut f: impl FnMut(usize, Matrix<'_, T>)) -> Result<()> {
+impl HeadStats {
+    /// Calls `f` with each block of W `[count, hidden]` and its first row.
+    fn weight_blocks<T: Real>(&self, mut f: impl FnMut(usize, Matrix<'_, T>)) -> Result<()> {
         let (vocab, hidden) = self.weight.dims2()?;
-        let most = stretch_rows(self.weight.dtype(), vocab, hidden);
+        let most = block_rows(self.weight.dtype(), vocab, hidden);
         for first in (0..vocab).step_by(most) {
             let count = most.min(vocab - first);
             let range = first * hidden..(first + count) * hidden;
-            with_wide(&self.weight, range, NAME, |weight| {
+            with_upcast(&self.weight, range, NAME, |weight| {
                 f(first, Matrix::new(weight, count, hidden));
                 Ok(())
             })?;
@@ -170,128 +115,109 @@ impl Head {
         Ok(())
     }
 
-    /// Raw products `[n, vocab]` of x `[n, hidden]`.
-    fn logits<T: Real>(&self, x: Matrix<'_, T>, out: &mut [T]) -> Result<()> {
-        let vocab = self.weight.dim(0)?;
-        self.stretches(|first, weight| {
-            multiply((&mut out[first..], vocab), WriteMode::Replace, 1.0, x, weight.t());
-        })
+    /// Calls `f` with each chunk of the products `x W^T` `[count, vocab]`, not yet capped, and its rows.
+    fn chunks<T: Real>(
+        &self,
+        x: &[T],
+        mut f: impl FnMut(Range<usize>, &mut [T]) -> Result<()>,
+    ) -> Result<()> {
+        let (vocab, hidden) = self.weight.dims2()?;
+        let rows = chunk_rows(vocab);
+        let mut buffer = vec![T::of(0.0); (x.len() / hidden.max(1)).min(rows) * vocab];
+        for (i, x) in x.chunks(rows * hidden).enumerate() {
+            let count = x.len() / hidden;
+            let (x, products) = (Matrix::new(x, count, hidden), &mut buffer[..count * vocab]);
+            self.weight_blocks(|first, weight| {
+                multiply((&mut products[first..], vocab), WriteMode::Replace, 1.0, x, weight.t());
+            })?;
+            f(i * rows..i * rows + count, products)?;
+        }
+        Ok(())
     }
 
-    /// The gradient `[n, hidden]` of x from that of the raw products, `[n, vocab]`.
-    fn pull_back<T: Real>(&self, grads: &[T], dx: &mut [T]) -> Result<()> {
+    /// The gradient `[n, hidden]` of x from the gradient of the products, `[n, vocab]`.
+    fn products_backward<T: Real>(&self, grads: &[T], dx: &mut [T]) -> Result<()> {
         let (vocab, hidden) = self.weight.dims2()?;
-        self.stretches(|first, weight| {
-            let store = if first == 0 { WriteMode::Replace } else { WriteMode::Add };
+        self.weight_blocks(|first, weight| {
+            let mode = if first == 0 { WriteMode::Replace } else { WriteMode::Add };
             let count = dx.len() / hidden;
             let grads = Matrix::strided(&grads[first..], count, weight.rows(), vocab);
-            multiply((&mut *dx, hidden), store, 1.0, grads, weight);
+            multiply((&mut *dx, hidden), mode, 1.0, grads, weight);
         })
     }
 
-    fn forward<T: Real>(&self, x: &[T], hidden: usize) -> Result<Vec<T>> {
-        let vocab = self.weight.dim(0)?;
-        let n = x.len() / hidden.max(1);
-        let (rows, differentiated) = (chunk_rows(vocab), self.saved.is_some());
-        let mut stats = vec![T::of(0.0); 2 * n];
-        let mut logits = vec![T::of(0.0); n.min(rows) * vocab];
-        let mut slopes = vec![T::of(0.0); if differentiated { n * hidden } else { 0 }];
-        for (i, (x, stats)) in x.chunks(rows * hidden).zip(stats.chunks_mut(2 * rows)).enumerate() {
-            let count = x.len() / hidden;
-            let logits = &mut logits[..count * vocab];
-            self.logits(Matrix::new(x, count, hidden), logits)?;
-            // Logits and statistics of a row go together.
-            let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats.chunks_mut(2)).collect();
+    fn cap<T: Real>(&self, values: &mut [T]) {
+        if let Some(cap) = self.softcap {
+            dispatch(SoftcapTask { cap, values });
+        }
+    }
+
+    /// The gradient of x from recomputed logits.
+    fn recompute<T: Real>(&self, x: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>> {
+        let (targets, softcap) = (&self.targets, self.softcap);
+        let (vocab, hidden) = self.weight.dims2()?;
+        let mut dx = vec![T::of(0.0); x.len()];
+        self.chunks(x, |rows, logits| {
+            parallel::rows(logits, vocab, |first, logits| {
+                let first = rows.start + first;
+                let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
+                self.cap(logits);
+                dispatch(StatsGradTask { targets, softcap, first, logits, stats, grad });
+            });
+            self.products_backward(logits, &mut dx[rows.start * hidden..rows.end * hidden])
+        })?;
+        Ok(dx)
+    }
+}
+
+impl StatsOp for HeadStats {
+    const NAME: &'static str = NAME;
+
+    fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>> {
+        let (targets, softcap) = (&self.targets, self.softcap);
+        let (vocab, hidden) = self.weight.dims2()?;
+        let differentiated = self.gradients.is_some();
+        let mut stats = vec![T::of(0.0); 2 * (x.len() / hidden.max(1))];
+        let mut gradients = vec![T::of(0.0); if differentiated { x.len() } else { 0 }];
+        self.chunks(x, |rows, logits| {
+            // A parallel task needs a row's logits and its statistics.
+            let stats = stats[2 * rows.start..].chunks_mut(2);
+            let mut pairs: Vec<_> = logits.chunks_mut(vocab).zip(stats).collect();
             parallel::rows(&mut pairs, 1, |first, pairs| {
                 for (j, (logits, stats)) in pairs.iter_mut().enumerate() {
-                    let (head, first) = (self, i * rows + first + j);
-                    dispatch(Forward { head, first, logits, stats });
+                    let first = rows.start + first + j;
+                    self.cap(logits);
+                    dispatch(StatsTask { targets, first, logits, stats });
                     if differentiated {
-                        let (raw, grad) = (false, None);
-                        dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
+                        let grad = None;
+                        dispatch(StatsGradTask { targets, softcap, first, logits, stats, grad });
                     }
                 }
             });
-            if differentiated {
-                self.pull_back(logits, &mut slopes[i * rows * hidden..][..count * hidden])?;
+            if !differentiated {
+                return Ok(());
             }
-        }
-        if let Some(saved) = &self.saved {
-            saved.put(T::to_cpu_storage_owned(slopes));
+            self.products_backward(logits, &mut gradients[rows.start * hidden..rows.end * hidden])
+        })?;
+        if let Some(slot) = &self.gradients {
+            let storage = T::to_cpu_storage_owned(gradients);
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
         }
         Ok(stats)
     }
 
-    fn backward<T: Real>(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        let (n, hidden) = x.dims2()?;
-        let saved = self.saved.as_ref().and_then(Saved::take);
-        let dx = with_values::<T, 3, _>([x, stats, grad], NAME, |[x, stats, grad]| match saved {
+    fn backward<T: Real>(&self, x: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>> {
+        let slot = self.gradients.as_ref();
+        match slot.and_then(|s| s.lock().unwrap_or_else(PoisonError::into_inner).take()) {
             Some(saved) if grad.chunks_exact(2).all(|grad| grad[1] == T::of(0.0)) => {
                 let mut dx = T::cpu_storage_data(saved)?;
+                let hidden = self.weight.dim(1)?;
                 for (row, grad) in dx.chunks_exact_mut(hidden).zip(grad.chunks_exact(2)) {
                     row.iter_mut().for_each(|x| *x *= grad[0]);
                 }
                 Ok(dx)
             }
-            _ => self.again(x, hidden, (stats, grad)),
-        })?;
-        Tensor::from_vec(dx, (n, hidden), x.device())
-    }
-
-    /// The gradient of x from logits that are computed again.
-    fn again<T: Real>(
-        &self,
-        x: &[T],
-        hidden: usize,
-        (stats, grad): (&[T], &[T]),
-    ) -> Result<Vec<T>> {
-        let (vocab, n) = (self.weight.dim(0)?, x.len() / hidden.max(1));
-        let rows = chunk_rows(vocab);
-        let mut dx = vec![T::of(0.0); n * hidden];
-        let mut buffer = vec![T::of(0.0); n.min(rows) * vocab];
-        let chunks = x.chunks(rows * hidden).zip(dx.chunks_mut(rows * hidden));
-        for (i, (x, dx)) in chunks.enumerate() {
-            let count = x.len() / hidden;
-            let logits = &mut buffer[..count * vocab];
-            self.logits(Matrix::new(x, count, hidden), logits)?;
-            parallel::rows(logits, vocab, |first, logits| {
-                let first = i * rows + first;
-                let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
-                let (head, raw) = (self, true);
-                dispatch(Backward { head, raw, first, logits, stats, grad, vocab });
-            });
-            self.pull_back(logits, dx)?;
+            _ => self.recompute(x, stats, grad),
         }
-        Ok(dx)
-    }
-}
-
-impl CustomOp1 for Head {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (n, hidden) = layout.shape().dims2()?;
-        if hidden != self.weight.dim(1)? {
-            candle_core::bail!("{NAME}: {hidden} columns meet {}", self.weight.dim(1)?);
-        }
-        let stats = match storage {
-            CpuStorage::F64(_) => f64::to_cpu_storage_owned(
-                self.forward::<f64>(slice(storage, layout, NAME)?, hidden)?,
-            ),
-            _ => f32::to_cpu_storage_owned(
-                self.forward::<f32>(slice(storage, layout, NAME)?, hidden)?,
-            ),
-        };
-        Ok((stats, Shape::from((n, 2))))
-    }
-
-    fn bwd(&self, arg: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let grad = grad.contiguous()?;
-        Ok(Some(match arg.dtype() {
-            DType::F64 => self.backward::<f64>(arg, res, &grad)?,
-            _ => self.backward::<f32>(arg, res, &grad)?,
-        }))
     }
 }

@@ -1,4 +1,4 @@
-//! Sequences laid end to end, without padding, prompts shared.
+//! Sequences packed end to end without padding, with shared prompts.
 
 type Result<T> = candle_core::Result<T>;
 
@@ -9,63 +9,71 @@ pub struct Segment {
     pub start: usize,
     /// Tokens; may be 0.
     pub len: usize,
-    /// The segment that it continues: its tokens see all of that one's, and their positions go on
-    /// from there.
+    /// Index of the segment that it continues: its tokens attend to all of that segment, and their
+    /// positions continue from there.
     pub prefix: Option<usize>,
 }
 
-/// A prefix and the segments that continue it: consecutive tokens that see no others.
+/// A prefix and the segments that continue it: consecutive tokens that attend to no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PrefixGroup {
     pub start: usize,
     pub len: usize,
-    /// Tokens of the prefix, the family's first ones.
+    /// Tokens of the prefix, the first ones of the group.
     pub prefix: usize,
     /// `(start, len)` of the branches.
-    pub branches: Vec<(usize, usize)>,
+    branches: Vec<(usize, usize)>,
+}
+
+impl PrefixGroup {
+    /// The prefix, then the branches: `(tokens of the prefix before it, start, len)`.
+    pub fn segments(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let branches = self.branches.iter().map(|(start, len)| (self.prefix, *start, *len));
+        std::iter::once((0, self.start, self.prefix)).chain(branches)
+    }
 }
 
 /// The segments of one forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segments {
     tokens: usize,
-    families: Vec<PrefixGroup>,
+    groups: Vec<PrefixGroup>,
 }
 
 impl Segments {
-    /// Checks a table of segments: they lie end to end, and every branch follows its prefix or
-    /// another branch of it.
+    /// Segments from a table: they are adjacent, and every branch follows its prefix or another branch
+    /// of it.
     ///
     /// # Errors
-    /// If they do not.
+    /// If the table breaks these rules.
     pub fn new(table: &[Segment]) -> Result<Self> {
-        let mut families: Vec<(usize, PrefixGroup)> = Vec::new();
+        let mut groups: Vec<(usize, PrefixGroup)> = Vec::new();
         let mut tokens = 0;
         for (index, segment) in table.iter().enumerate() {
             if segment.start != tokens {
                 candle_core::bail!("segment {index} starts at {}, not {tokens}", segment.start);
             }
             tokens += segment.len;
-            match (segment.prefix, families.last_mut()) {
+            match (segment.prefix, groups.last_mut()) {
                 (None, _) => {
                     let (start, len) = (segment.start, segment.len);
-                    let family = PrefixGroup { start, len, prefix: len, branches: Vec::new() };
-                    families.push((index, family));
+                    let group = PrefixGroup { start, len, prefix: len, branches: Vec::new() };
+                    groups.push((index, group));
                 }
-                (Some(prefix), Some((root, family))) if prefix == *root => {
-                    family.len += segment.len;
-                    family.branches.push((segment.start, segment.len));
+                (Some(prefix), Some((root, group))) if prefix == *root => {
+                    group.len += segment.len;
+                    group.branches.push((segment.start, segment.len));
                 }
                 _ => candle_core::bail!("segment {index} does not follow its prefix"),
             }
         }
-        Ok(Self { tokens, families: families.into_iter().map(|(_, family)| family).collect() })
+        Ok(Self { tokens, groups: groups.into_iter().map(|(_, group)| group).collect() })
     }
 
-    /// `batch` sequences of `len` tokens each, none of which shares anything.
+    /// `batch` sequences of `len` tokens each, which share no prefix.
     pub fn batch(batch: usize, len: usize) -> Self {
-        let family = |b| PrefixGroup { start: b * len, len, prefix: len, branches: Vec::new() };
-        Self { tokens: batch * len, families: (0..batch).map(family).collect() }
+        let group = |b| PrefixGroup { start: b * len, len, prefix: len, branches: Vec::new() };
+        Self { tokens: batch * len, groups: (0..batch).map(group).collect() }
     }
 
     /// Tokens of all segments.
@@ -73,19 +81,13 @@ impl Segments {
         self.tokens
     }
 
-    pub(super) fn families(&self) -> &[PrefixGroup] {
-        &self.families
+    pub(super) fn groups(&self) -> &[PrefixGroup] {
+        &self.groups
     }
 
     /// The position of every token in its sequence.
-    pub fn positions(&self) -> Vec<usize> {
-        let mut positions = Vec::with_capacity(self.tokens);
-        for family in &self.families {
-            positions.extend(0..family.prefix);
-            for (_, len) in &family.branches {
-                positions.extend(family.prefix..family.prefix + len);
-            }
-        }
-        positions
+    pub(super) fn positions(&self) -> Vec<usize> {
+        let segments = self.groups.iter().flat_map(PrefixGroup::segments);
+        segments.flat_map(|(before, _, len)| before..before + len).collect()
     }
 }

@@ -1,13 +1,16 @@
-//! The forward pass against transformers, and single operations against finite differences.
+//! The forward pass against transformers, single operations against finite differences, and the
+//! stability of the digest.
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use serde_json::{Value, json};
 
+use super::head::head_stats;
 use super::token_stats;
 use crate::adapter::BaseDtype;
 use crate::kernels::ops;
+use crate::spec::{RopeScaling, RopeSpec, rope_tables};
 use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
 use crate::{Model, ModelSpec};
 
@@ -30,7 +33,7 @@ fn logits_equal_those_of_transformers() {
     let logits = model.forward(&ids, None, None).unwrap();
     let difference = largest_difference(&logits, &reference["logits"]);
     assert!(difference < 1e-4, "largest difference {difference:e}");
-    assert!(values(&logits).iter().any(|x| x.abs() > 1.0), "the logits say something");
+    assert!(values(&logits).iter().any(|x| x.abs() > 1.0), "the logits are not all small");
 }
 
 #[test]
@@ -103,15 +106,15 @@ fn check_operation(x: &Tensor, f: impl Fn(&Tensor) -> Tensor) {
     }
 }
 
-/// Values that are no round numbers.
+/// Values that are not round numbers.
 fn wave(shape: (usize, usize)) -> Tensor {
     let x: Vec<f64> = (0..shape.0 * shape.1).map(|i| (i as f64 * 1.3 + 0.2).sin() * 2.0).collect();
     Tensor::from_vec(x, shape, &Device::Cpu).unwrap()
 }
 
 #[test]
-fn token_stats_have_the_gradient_they_claim() {
-    // Both columns, at other temperatures than 1.
+fn gradients_of_token_stats_equal_finite_differences() {
+    // Both columns, at temperatures other than 1.
     check_operation(&wave((3, 5)), |x| token_stats(x, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap());
 }
 
@@ -138,16 +141,16 @@ fn token_stats_of_huge_logits_are_finite() {
 }
 
 #[test]
-fn rope_turns_by_position_and_leaves_the_rest() {
-    // Two heads of six values, of which four turn.
+fn rope_rotates_by_position_and_leaves_the_rest() {
+    // Two heads of six values, of which four are rotated.
+    let rope = RopeSpec { theta: 16.0, rotary_dim: 4, scaling: RopeScaling::Default };
     let frequencies = [1.0, 0.25];
+    assert_eq!(rope.frequencies(), frequencies);
     let positions = [0, 3, 4, 3];
-    let tables =
-        crate::spec::rope::rope_tables(&positions, &frequencies, 1.0, DType::F64, &Device::Cpu)
-            .unwrap();
+    let tables = rope_tables(&rope, &positions, DType::F64, &Device::Cpu).unwrap();
     let x = wave((4, 12));
-    let turned = ops::rope(&x, 6, &tables).unwrap();
-    let (x, y) = (values(&x), values(&turned));
+    let rotated = ops::rope(&x, 6, &tables).unwrap();
+    let (x, y) = (values(&x), values(&rotated));
     for (token, position) in positions.into_iter().enumerate() {
         for head in 0..2 {
             let at = token * 12 + head * 6;
@@ -163,16 +166,15 @@ fn rope_turns_by_position_and_leaves_the_rest() {
 }
 
 #[test]
-fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
-    // With 30 000 ids a chunk has 279 rows, so that these take two.
+fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
+    // With 30 000 ids a chunk has 279 rows, so that these rows are two chunks.
     let (rows, vocab) = (281, 30_000);
     let (x, weight) = (wave((rows, 4)), wave((vocab, 4)));
     let targets: Vec<u32> = (0..rows as u32).map(|i| i * 100).collect();
     let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
     for cap in [None, Some(3.0)] {
         let var = Var::from_tensor(&x).unwrap();
-        let stats =
-            |x: &Tensor| super::head_stats(x, &weight, cap, &targets, &temperatures).unwrap();
+        let stats = |x: &Tensor| head_stats(x, &weight, cap, &targets, &temperatures).unwrap();
         let plain = |x: &Tensor| {
             let logits = x.matmul(&weight.t().unwrap()).unwrap();
             let logits = match cap {
@@ -183,7 +185,7 @@ fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
         };
         let (chunked, whole) = (stats(var.as_tensor()), plain(var.as_tensor()));
         assert!(largest_difference(&chunked, &whole) < 1e-11);
-        // Of log-probabilities alone, as without an entropy bonus, and of both.
+        // Gradients of log-probabilities alone, as without an entropy bonus, and of both.
         for columns in [1, 2] {
             let probe = wave((rows, columns)).pad_with_zeros(1, 0, 2 - columns).unwrap();
             let gradient = |y: &Tensor| {
@@ -197,17 +199,17 @@ fn chunked_head_statistics_equal_those_of_logits_and_have_their_gradient() {
 }
 
 #[test]
-fn head_statistics_have_the_gradient_they_claim() {
+fn gradients_of_head_statistics_equal_finite_differences() {
     let weight = wave((5, 4));
     for cap in [None, Some(1.5)] {
         check_operation(&wave((3, 4)), |x| {
-            super::head_stats(x, &weight, cap, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
+            head_stats(x, &weight, cap, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
         });
     }
 }
 
 #[test]
-fn the_shape_is_read_from_either_place_of_rope_theta() {
+fn rope_theta_is_read_from_either_place() {
     let spec = tiny_spec();
     assert!((spec.rope.theta - 50_000.0).abs() < 1e-9);
     let old = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
@@ -218,7 +220,7 @@ fn the_shape_is_read_from_either_place_of_rope_theta() {
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused_by_name() {
+fn unsupported_configurations_are_rejected_by_name() {
     let base = json!({"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
         "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9});
     let message = |key: &str, value: Value| {
@@ -242,7 +244,7 @@ fn what_cannot_be_trained_is_refused_by_name() {
 }
 
 #[test]
-fn wrong_weights_are_refused_by_name() {
+fn wrong_weights_are_rejected_by_name() {
     let mut weights = tiny_weights(DType::F32);
     weights.insert(
         "model.norm.weight".to_owned(),
@@ -254,4 +256,15 @@ fn wrong_weights_are_refused_by_name() {
     weights.remove("model.layers.1.self_attn.q_proj.bias");
     let message = Model::new(tiny_spec(), weights).unwrap_err().to_string();
     assert!(message.contains("`model.layers.1.self_attn.q_proj.bias` is missing"), "{message}");
+}
+
+/// Checkpoints contain [`Model::digest`], which hashes this text. A new name of a type, field or variant
+/// in it, or another default, would make the checkpoints of existing runs unreadable.
+#[test]
+fn the_debug_text_of_the_spec_and_the_digest_are_stable() {
+    insta::assert_snapshot!(format!("{:?}", tiny_spec()), @r#"ModelSpec { architecture: "qwen2", vocab_size: 288, hidden_size: 32, intermediate_size: 48, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 8, rms_norm_eps: 1e-6, rope: RopeSpec { theta: 50000.0, rotary_dim: 8, scaling: Default }, layers: [LayerSpec { rope: true, window: None }, LayerSpec { rope: true, window: None }], qkv_bias: true, output_bias: false, mlp_bias: false, fused: false, head_norms: false, output_norms: false, norm_offset: 0.0, activation: Silu, embedding_scale: None, attention_scale: 0.35355339059327373, attention_softcap: None, final_softcap: None, tie_word_embeddings: false }"#);
+    assert_eq!(
+        tiny_model(DType::F32).digest().unwrap(),
+        "d5ac9ffefd059af86a9ba0656b5751972a1a51215323e0677cf47234ea028c04"
+    );
 }

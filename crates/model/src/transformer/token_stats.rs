@@ -1,10 +1,14 @@
-//! Log-probability and entropy of chosen tokens in one pass over the logits.
+//! Log-probability and entropy of target tokens, in one pass over the logits (CPU).
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, WithDType};
 
-use crate::kernels::custom_op::{Kernel, Plain, launch};
-use crate::kernels::float::Real;
-use crate::kernels::simd::max;
+use hone_core::simd::{SimdTask, dispatch};
+
+use crate::kernels::float::{Real, with_float};
+use crate::kernels::parallel;
+use crate::kernels::reductions::{LANES, max};
+use crate::kernels::storage::{slice, with_values};
 
 type Result<T> = candle_core::Result<T>;
 
@@ -16,44 +20,40 @@ type Result<T> = candle_core::Result<T>;
 /// If a target is outside the vocabulary or a length does not fit.
 pub fn token_stats(logits: &Tensor, targets: &[u32], temperatures: &[f32]) -> Result<Tensor> {
     let (rows, vocab) = logits.dims2()?;
-    let chosen = Chosen::new(targets, temperatures, rows, vocab)?;
-    logits.contiguous()?.apply_op1(TokenStats { chosen, vocab })
+    let targets = TokenTargets::new(targets, temperatures, rows, vocab)?;
+    logits.contiguous()?.apply_op1(CustomOp(TokenStats(targets)))
 }
 
-/// What is asked of each row.
-#[derive(Clone, Debug)]
-pub(super) struct Chosen {
-    targets: Vec<u32>,
+/// The target token and the temperature of each row of logits.
+pub(super) struct TokenTargets {
+    ids: Vec<u32>,
     temperatures: Vec<f32>,
+    vocab: usize,
 }
 
-impl Chosen {
-    pub fn new(targets: &[u32], temperatures: &[f32], rows: usize, vocab: usize) -> Result<Self> {
-        if targets.len() != rows || temperatures.len() != rows {
-            candle_core::bail!(
-                "{rows} rows of logits, {} targets, {} temperatures",
-                targets.len(),
-                temperatures.len()
-            );
+impl TokenTargets {
+    pub fn new(ids: &[u32], temperatures: &[f32], rows: usize, vocab: usize) -> Result<Self> {
+        let (targets, others) = (ids.len(), temperatures.len());
+        if [targets, others] != [rows; 2] {
+            candle_core::bail!("{rows} rows of logits, {targets} targets, {others} temperatures");
         }
-        if let Some(target) = targets.iter().find(|t| **t as usize >= vocab) {
+        if let Some(target) = ids.iter().find(|id| **id as usize >= vocab) {
             candle_core::bail!("target {target} is outside the vocabulary of {vocab}");
         }
-        Ok(Self { targets: targets.to_vec(), temperatures: temperatures.to_vec() })
+        Ok(Self { ids: ids.to_vec(), temperatures: temperatures.to_vec(), vocab: vocab.max(1) })
     }
 
     /// The target, and 1 / T.
     #[inline(always)]
-    fn of<T: Real>(&self, row: usize) -> (usize, T) {
-        (self.targets[row] as usize, T::of(1.0 / f64::from(self.temperatures[row])))
+    fn row<T: Real>(&self, row: usize) -> (usize, T) {
+        (self.ids[row] as usize, T::of(1.0 / f64::from(self.temperatures[row])))
     }
 
     /// `[ln p[target], entropy]`. With `z = (x - max) / T` and `S = sum e^z`, the entropy is
     /// `ln S - sum e^z z / S`, a sum without cancellation as `z <= 0`.
     #[inline(always)]
-    pub fn forward<T: Real>(&self, row: usize, logits: &[T]) -> [T; 2] {
-        const LANES: usize = 16;
-        let (target, scale) = self.of::<T>(row);
+    fn forward<T: Real>(&self, row: usize, logits: &[T]) -> [T; 2] {
+        let (target, scale) = self.row::<T>(row);
         let max = max(logits);
         let mut sums = [T::of(0.0); LANES];
         let mut means = [T::of(0.0); LANES];
@@ -84,10 +84,10 @@ impl Chosen {
     /// Replaces logits by their gradients: `d ln p_k / d x_j = (1[j = k] - p_j) / T` and
     /// `d H / d x_j = -p_j (ln p_j + H) / T`.
     #[inline(always)]
-    pub fn backward<T: Real>(&self, row: usize, logits: &mut [T], result: &[T], grad: &[T]) {
-        let (target, scale) = self.of::<T>(row);
+    fn backward<T: Real>(&self, row: usize, logits: &mut [T], stats: &[T], grad: &[T]) {
+        let (target, scale) = self.row::<T>(row);
         let (grad_logp, grad_entropy) = (grad[0], grad[1]);
-        let (log_sum, entropy) = (logits[target] * scale - result[0], result[1]);
+        let (log_sum, entropy) = (logits[target] * scale - stats[0], stats[1]);
         if grad_entropy == T::of(0.0) {
             let factor = T::of(0.0) - grad_logp * scale;
             logits.iter_mut().for_each(|x| *x = factor * (*x * scale - log_sum).exp());
@@ -103,62 +103,117 @@ impl Chosen {
     }
 }
 
-#[derive(Clone)]
-struct TokenStats {
-    chosen: Chosen,
-    vocab: usize,
+/// Computes `stats` `[rows, 2]` of `logits` `[rows, vocab]`, which start at row `first`.
+pub(super) struct StatsTask<'a, T> {
+    pub targets: &'a TokenTargets,
+    pub first: usize,
+    pub logits: &'a [T],
+    pub stats: &'a mut [T],
 }
 
-impl Kernel for TokenStats {
-    const NAME: &'static str = "token-stats";
-
-    fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
-        Ok(Shape::from((inputs[0].dims2()?.0, 2)))
-    }
-
+impl<T: Real> SimdTask for StatsTask<'_, T> {
+    type Output = ();
     #[inline(always)]
-    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], _width: usize) {
-        let logits = &inputs[0][first * self.vocab..];
-        for (i, (out, row)) in
-            out.chunks_exact_mut(2).zip(logits.chunks_exact(self.vocab)).enumerate()
-        {
-            out.copy_from_slice(&self.chosen.forward(first + i, row));
+    fn run<const FUSED: bool>(self) {
+        let logits = self.logits.chunks_exact(self.targets.vocab);
+        for (i, (stats, logits)) in self.stats.chunks_exact_mut(2).zip(logits).enumerate() {
+            stats.copy_from_slice(&self.targets.forward(self.first + i, logits));
         }
     }
 }
 
-/// Inputs: logits, result, gradient of the result.
-struct TokenStatsGrad(TokenStats);
+/// Replaces `logits` `[rows, vocab]`, which start at row `first`, by their gradients.
+pub(super) struct StatsGradTask<'a, T> {
+    pub targets: &'a TokenTargets,
+    /// Where there is a cap, the gradients are those of the values that [`softcap`] took.
+    ///
+    /// [`softcap`]: crate::kernels::ops::softcap
+    pub softcap: Option<f64>,
+    pub first: usize,
+    pub logits: &'a mut [T],
+    /// `[rows, 2]`
+    pub stats: &'a [T],
+    /// Gradients of the statistics `[rows, 2]`; 1 for log-probabilities and 0 for entropies if absent.
+    pub grad: Option<&'a [T]>,
+}
 
-impl Kernel for TokenStatsGrad {
-    const NAME: &'static str = "token-stats-grad";
-
-    fn shape(&self, inputs: &[&Shape]) -> Result<Shape> {
-        Ok(inputs[0].clone())
-    }
-
+impl<T: Real> SimdTask for StatsGradTask<'_, T> {
+    type Output = ();
     #[inline(always)]
-    fn fill<T: Real>(&self, first: usize, out: &mut [T], inputs: &[&[T]], width: usize) {
-        for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let row = first + i;
-            out.copy_from_slice(&inputs[0][row * width..][..width]);
-            let (result, grad) = (&inputs[1][2 * row..][..2], &inputs[2][2 * row..][..2]);
-            self.0.chosen.backward(row, out, result, grad);
+    fn run<const FUSED: bool>(self) {
+        let mut derivatives = Vec::new();
+        let default = [T::of(1.0), T::of(0.0)];
+        for (i, logits) in self.logits.chunks_exact_mut(self.targets.vocab).enumerate() {
+            let stats = &self.stats[2 * i..][..2];
+            let grad = self.grad.map_or(&default[..], |grad| &grad[2 * i..][..2]);
+            if let Some(cap) = self.softcap {
+                let inverse = T::of(1.0 / cap);
+                derivatives.clear();
+                derivatives.extend(logits.iter().map(|x| T::of(1.0) - *x * inverse * *x * inverse));
+            }
+            self.targets.backward(self.first + i, logits, stats, grad);
+            logits.iter_mut().zip(&derivatives).for_each(|(x, derivative)| *x *= *derivative);
         }
     }
 }
 
-impl CustomOp1 for TokenStats {
+/// A differentiable function from x `[n, width]` to statistics `[n, 2]`.
+pub(super) trait StatsOp: Send + Sync + 'static {
+    const NAME: &'static str;
+
+    fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>>;
+
+    /// The gradient of x from the statistics and their gradient.
+    fn backward<T: Real>(&self, x: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>>;
+}
+
+/// A [`StatsOp`] as candle's custom operation, for contiguous x on the CPU.
+pub(super) struct CustomOp<O>(pub O);
+
+impl<O: StatsOp> CustomOp1 for CustomOp<O> {
     fn name(&self) -> &'static str {
-        Self::NAME
+        O::NAME
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        launch(self, &[(storage, layout)])
+        let stats = with_float!(storage.dtype(), T => {
+            T::to_cpu_storage_owned(self.0.forward::<T>(slice(storage, layout, O::NAME)?)?)
+        });
+        Ok((stats, Shape::from((layout.dims()[0], 2))))
     }
 
-    fn bwd(&self, arg: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let op = Plain(TokenStatsGrad(self.clone()));
-        Ok(Some(arg.detach().apply_op3_no_bwd(&res.detach(), &grad.contiguous()?, &op)?))
+    fn bwd(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let inputs = [x, stats, &grad.contiguous()?];
+        with_float!(x.dtype(), T => {
+            let dx = with_values::<T, 3, _>(inputs, O::NAME, |[x, stats, grad]| {
+                self.0.backward(x, stats, grad)
+            })?;
+            Tensor::from_vec(dx, x.shape(), x.device()).map(Some)
+        })
+    }
+}
+
+struct TokenStats(TokenTargets);
+
+impl StatsOp for TokenStats {
+    const NAME: &'static str = "token-stats";
+
+    fn forward<T: Real>(&self, logits: &[T]) -> Result<Vec<T>> {
+        let Self(targets) = self;
+        let mut stats = vec![T::of(0.0); 2 * targets.ids.len()];
+        parallel::rows(&mut stats, 2, |first, stats| {
+            dispatch(StatsTask { targets, first, logits: &logits[first * targets.vocab..], stats });
+        });
+        Ok(stats)
+    }
+
+    fn backward<T: Real>(&self, logits: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>> {
+        let Self(targets) = self;
+        let mut gradient = logits.to_vec();
+        parallel::rows(&mut gradient, targets.vocab, |first, logits| {
+            let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
+            dispatch(StatsGradTask { targets, softcap: None, first, logits, stats, grad });
+        });
+        Ok(gradient)
     }
 }

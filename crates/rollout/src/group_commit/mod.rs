@@ -1,4 +1,4 @@
-//! From sampled completions to a committed group: score, wait for feedback, commit once.
+//! From shadow samples to a committed group: score, wait for feedback, commit once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,53 +13,52 @@ use hone_core::types::{
 use hone_reward::{Route, ScoreInput, record};
 use hone_store::{Op, StoreError};
 
-use super::Shared;
-use super::queue::PromptJob;
+use crate::context::RolloutContext;
+use crate::queue::PromptJob;
 
-/// Grader values: `(part, values by member)`.
+/// Values of the graders: `(part, values by member)`.
 type Grades = Vec<(String, Vec<Option<f64>>)>;
-/// Feedback that no group trains on yet, by member.
+/// Feedback that no group uses yet, by served member.
 type Feedback = BTreeMap<SampleId, Vec<Reward>>;
 
-/// Collects a group's shadows, scores everything, waits for feedback and commits.
+/// Collects the `wanted` shadows of a group, scores all members, waits for feedback and commits the
+/// group.
 pub(super) async fn run(
-    shared: &Shared,
+    context: &RolloutContext,
     job: PromptJob,
     mut sampling: JoinSet<Option<Sample>>,
     wanted: usize,
 ) {
     let mut shadows = Vec::with_capacity(wanted);
-    while let Some(done) = sampling.join_next().await {
-        shadows.extend(done.ok().flatten());
+    while let Some(sample) = sampling.join_next().await {
+        shadows.extend(sample.ok().flatten());
     }
-    shared.metrics.rollout_samples.inc_by(shadows.len() as u64);
-    if shared.is_stopping() && shadows.len() < wanted {
-        // The shadows that are missing are the longer ones; a group of the others is biased.
-        return shared.skip("stopping");
+    context.metrics.rollout_samples.inc_by(shadows.len() as u64);
+    if context.is_stopping() && shadows.len() < wanted {
+        // The missing shadows are the longer ones; a group of the others is biased.
+        return context.count_skipped("stopping");
     }
     shadows.retain(|sample| sample.untrainable.is_none());
     if wanted > 0 && shadows.is_empty() {
-        return shared.skip("no_shadow");
+        return context.count_skipped("no_shadow");
     }
     let members: Vec<Sample> = job.served.iter().cloned().chain(shadows).collect();
-    let grades = job.route.grade(&inputs(&job.interaction, &members)).await;
+    let grades = job.route.grade(&score_inputs(&job.interaction, &members)).await;
     if let Some(prompt) = job.prompt {
-        shared.outcomes().push((prompt, totals(&job.route, members.len(), &grades)));
+        let totals = total_rewards(&job.route, members.len(), &grades);
+        context.prompt_rewards().push((prompt, totals));
     }
     if job.route.has_feedback() && !job.served.is_empty() {
-        wait_for_feedback(shared, &job).await;
+        wait_for_feedback(context, &job).await;
     }
-    match commit(shared, &job, &members, &grades).await {
-        Ok(()) => {}
-        Err(error) => {
-            tracing::warn!(%error, interaction = %job.interaction.id, "a group was not recorded");
-            shared.skip("store");
-        }
+    if let Err(error) = commit(context, &job, &members, &grades).await {
+        tracing::warn!(%error, interaction = %job.interaction.id, "a group was not recorded");
+        context.count_skipped("store");
     }
 }
 
-/// Each member's weighted sum; `None` where a part is missing.
-fn totals(route: &Route, members: usize, grades: &Grades) -> Vec<Option<f64>> {
+/// The weighted sum of each member's grades; `None` if one is missing.
+fn total_rewards(route: &Route, members: usize, grades: &Grades) -> Vec<Option<f64>> {
     let total = |member: usize| {
         let parts = grades.iter().map(|(part, values)| {
             Some(route.weight(part)? * values.get(member).copied().flatten()?)
@@ -69,7 +68,7 @@ fn totals(route: &Route, members: usize, grades: &Grades) -> Vec<Option<f64>> {
     (0..members).map(total).collect()
 }
 
-fn inputs(interaction: &Interaction, members: &[Sample]) -> Vec<ScoreInput> {
+fn score_inputs(interaction: &Interaction, members: &[Sample]) -> Vec<ScoreInput> {
     let messages = Arc::new(interaction.messages.clone());
     let metadata = Arc::new(interaction.metadata.clone());
     let input = |sample: &Sample| ScoreInput {
@@ -81,102 +80,103 @@ fn inputs(interaction: &Interaction, members: &[Sample]) -> Vec<ScoreInput> {
     members.iter().map(input).collect()
 }
 
-/// Waits until each served member has all the feedback its route knows, or time is up.
-async fn wait_for_feedback(shared: &Shared, job: &PromptJob) {
-    let mut changes = shared.store.watch_feedback();
-    let deadline = job.completed + shared.config.feedback_wait_ms;
+/// Waits until each served member has all feedback that its route can get, or until the time for
+/// feedback is over.
+async fn wait_for_feedback(context: &RolloutContext, job: &PromptJob) {
+    let mut changes = context.store.watch_feedback();
+    let deadline = job.completed + context.config.feedback_wait_ms;
     loop {
         changes.mark_unchanged();
         let left = deadline.saturating_sub(now_ms());
-        if left == 0 || shared.is_stopping() || has_all_feedback(shared, job) {
+        if left == 0 || context.is_stopping() || has_all_feedback(context, job) {
             return;
         }
         tokio::select! {
-            () = shared.stopped() => return,
+            () = context.stopped() => return,
             () = tokio::time::sleep(Duration::from_millis(left)) => return,
             changed = changes.changed() => if changed.is_err() { return },
         }
     }
 }
 
-fn has_all_feedback(shared: &Shared, job: &PromptJob) -> bool {
+fn has_all_feedback(context: &RolloutContext, job: &PromptJob) -> bool {
     let parts = job.route.parts.iter().filter(|part| part.grader.is_none()).count();
     job.served.iter().all(|sample| {
-        let rewards = shared.store.rewards_of(sample.id).unwrap_or_default();
+        let rewards = context.store.rewards_of(sample.id).unwrap_or_default();
         rewards.iter().filter(|reward| is_feedback(&job.route, reward)).count() == parts
     })
 }
 
-/// Whether a reward is a client's, under a name that the route learns from.
+/// Whether a reward is a client's, for a part that the route learns from.
 fn is_feedback(route: &Route, reward: &Reward) -> bool {
     reward.source == RewardSource::Feedback && route.takes_feedback(&reward.name)
 }
 
 async fn commit(
-    shared: &Shared,
+    context: &RolloutContext,
     job: &PromptJob,
     members: &[Sample],
     grades: &Grades,
 ) -> Result<(), StoreError> {
-    // Against the sweep: between reading feedback and committing it, nobody else may group it.
-    let _forming = if job.route.has_feedback() { Some(shared.forming.lock().await) } else { None };
-    let feedback = open_feedback(shared, job)?;
-    let group = form(&job.interaction, &job.route, members, grades, &feedback);
+    // The sweep must not group the same feedback between the read and the commit.
+    let _grouping =
+        if job.route.has_feedback() { Some(context.grouping.lock().await) } else { None };
+    let feedback = ungrouped_feedback(context, job)?;
+    let group = build_group(&job.interaction, &job.route, members, grades, &feedback);
     let ready = group.state == GroupState::Ready;
     let mut ops = Vec::new();
     if job.interaction.source == PromptSource::Dataset {
         ops.push(Op::Interaction(Box::new((*job.interaction).clone())));
     }
-    let is_served = |sample: &&Sample| job.served.iter().any(|served| served.id == sample.id);
-    let shadows = members.iter().filter(|sample| !is_served(sample));
-    ops.extend(shadows.map(|sample| Op::Sample(Box::new(sample.clone()))));
+    let shadows = &members[job.served.len()..];
+    ops.extend(shadows.iter().map(|sample| Op::Sample(Box::new(sample.clone()))));
     ops.extend(grader_rewards(members, grades).map(|reward| Op::Reward(Box::new(reward))));
     ops.push(Op::Group(Box::new(group)));
-    shared.store.commit(ops).await?;
+    context.store.commit(ops).await?;
 
     for (part, values) in grades {
-        record(&shared.metrics, &job.route.name, part, values.iter().copied());
+        record(&context.metrics, &job.route.name, part, values.iter().copied());
     }
     for reward in feedback.values().flatten() {
-        record(&shared.metrics, &job.route.name, &reward.name, [reward.value]);
+        record(&context.metrics, &job.route.name, &reward.name, [reward.value]);
     }
     if ready {
         let source = match job.interaction.source {
             PromptSource::Live => "live",
             PromptSource::Dataset => "dataset",
         };
-        shared.metrics.rollout_groups.with_label_values(&[source]).inc();
+        context.metrics.rollout_groups.with_label_values(&[source]).inc();
     } else {
-        shared.skip("unscored");
+        context.count_skipped("unscored");
     }
     Ok(())
 }
 
 /// The served members' feedback that may join their group.
 ///
-/// A part that another group trains on already for one of them is left to the sweep for all of
-/// them: this group would otherwise name it for that one again.
-fn open_feedback(shared: &Shared, job: &PromptJob) -> Result<Feedback, StoreError> {
-    let mut open = Feedback::new();
+/// A group has one list of parts for all members. If another group already uses a part for one of
+/// these members, the sweep groups that part for all of them.
+fn ungrouped_feedback(context: &RolloutContext, job: &PromptJob) -> Result<Feedback, StoreError> {
+    let mut feedback = Feedback::new();
     if job.served.is_empty() || !job.route.has_feedback() {
-        return Ok(open);
+        return Ok(feedback);
     }
-    let groups = shared.store.groups_of(job.interaction.id)?;
+    let groups = context.store.groups_of(job.interaction.id)?;
     let is_member = |group: &Group| job.served.iter().any(|s| group.members.contains(&s.id));
-    let taken: BTreeSet<String> =
+    let used: BTreeSet<String> =
         groups.into_iter().filter(is_member).flat_map(|group| group.parts).collect();
     for sample in &job.served {
-        let mut rewards = shared.store.rewards_of(sample.id)?;
+        let mut rewards = context.store.rewards_of(sample.id)?;
         rewards.retain(|reward| {
             reward.value.is_some()
                 && is_feedback(&job.route, reward)
-                && !taken.contains(&reward.name)
+                && !used.contains(&reward.name)
         });
         if !rewards.is_empty() {
-            open.insert(sample.id, rewards);
+            feedback.insert(sample.id, rewards);
         }
     }
-    Ok(open)
+    Ok(feedback)
 }
 
 fn grader_rewards<'a>(
@@ -199,30 +199,30 @@ fn grader_rewards<'a>(
     })
 }
 
-/// The group of what could be scored. A member without any value leaves it: missing is not zero.
-fn form(
+/// The group of all members with a value. A member without any value is left out, because a missing
+/// reward is not 0. If no member has a value, the group is dropped.
+fn build_group(
     interaction: &Interaction,
     route: &Route,
     members: &[Sample],
     grades: &Grades,
     feedback: &Feedback,
 ) -> Group {
-    let graded = |i: usize| grades.iter().any(|(_, values)| values[i].is_some());
-    let scored: Vec<(usize, &Sample)> = members
-        .iter()
-        .enumerate()
-        .filter(|(i, sample)| graded(*i) || feedback.contains_key(&sample.id))
-        .collect();
     let has_value = |part: &str| {
         grades.iter().any(|(name, values)| name == part && values.iter().any(Option::is_some))
             || feedback.values().flatten().any(|reward| reward.name == part)
     };
     let parts = route.parts.iter().map(|part| &part.name).filter(|part| has_value(part));
-    let (kept, state): (Vec<&Sample>, _) = if scored.is_empty() {
-        (members.iter().collect(), GroupState::Dropped("unscored".to_owned()))
-    } else {
-        (scored.into_iter().map(|(_, sample)| sample).collect(), GroupState::Ready)
+    let is_scored = |(i, sample): &(usize, &Sample)| {
+        grades.iter().any(|(_, values)| values[*i].is_some()) || feedback.contains_key(&sample.id)
     };
+    let scored = members.iter().enumerate().filter(is_scored).map(|(_, sample)| sample);
+    let mut kept: Vec<&Sample> = scored.collect();
+    let mut state = GroupState::Ready;
+    if kept.is_empty() {
+        kept = members.iter().collect();
+        state = GroupState::Dropped("unscored".to_owned());
+    }
     Group {
         id: GroupId::new(),
         interaction: interaction.id,

@@ -77,12 +77,12 @@ fn grades(correct: &[Option<f64>], shape: &[Option<f64>]) -> Grades {
 }
 
 #[test]
-fn a_group_holds_its_members_parts_in_order_and_oldest_version() {
+fn a_group_has_its_members_parts_in_order_and_the_oldest_version() {
     let asked = interaction();
     let members = [sample(&asked, 7), sample(&asked, 5), sample(&asked, 6)];
     let values = grades(&[Some(0.0), Some(1.0), None], &[Some(0.0); 3]);
     let open = Feedback::from([feedback(&members[0], "stars")]);
-    let group = form(&asked, &route(), &members, &values, &open);
+    let group = build_group(&asked, &route(), &members, &values, &open);
     assert_eq!(group.members, members.each_ref().map(|m| m.id));
     assert_eq!(group.parts, ["correct", "shape", "stars"]);
     assert_eq!(group.oldest_version, PolicyVersion(5));
@@ -91,33 +91,33 @@ fn a_group_holds_its_members_parts_in_order_and_oldest_version() {
 }
 
 #[test]
-fn what_cannot_be_scored_leaves_the_group() {
+fn members_without_a_value_are_left_out() {
     let asked = interaction();
     let members = [sample(&asked, 1), sample(&asked, 0), sample(&asked, 3)];
     let none = [None; 3];
-    let group = form(
+    let group = build_group(
         &asked,
         &route(),
         &members,
         &grades(&none, &[Some(1.0), None, None]),
         &Feedback::new(),
     );
-    assert_eq!(group.members, [members[0].id], "missing is not zero");
+    assert_eq!(group.members, [members[0].id], "a missing reward is not 0");
     assert_eq!(group.parts, ["shape"]);
-    assert_eq!(group.oldest_version, PolicyVersion(1), "of those that stay");
+    assert_eq!(group.oldest_version, PolicyVersion(1), "of the remaining members");
 
     let open = Feedback::from([feedback(&members[2], "thumbs")]);
-    let group = form(&asked, &route(), &members, &grades(&none, &none), &open);
+    let group = build_group(&asked, &route(), &members, &grades(&none, &none), &open);
     assert_eq!(group.members, [members[2].id], "feedback is a value too");
     assert_eq!(group.parts, ["thumbs"]);
 
-    let group = form(&asked, &route(), &members, &grades(&none, &none), &Feedback::new());
+    let group = build_group(&asked, &route(), &members, &grades(&none, &none), &Feedback::new());
     assert_eq!(group.state, GroupState::Dropped("unscored".to_owned()));
-    assert!(group.parts.is_empty(), "it must not clear feedback that comes later");
+    assert!(group.parts.is_empty(), "naming a part would clear its later feedback");
 }
 
 #[test]
-fn every_graders_value_is_recorded_missing_ones_too() {
+fn all_grader_values_are_recorded_including_missing_ones() {
     let asked = interaction();
     let members = [sample(&asked, 0), sample(&asked, 0)];
     let values = grades(&[Some(1.0), None], &[Some(0.0), Some(1.0)]);
@@ -136,11 +136,11 @@ fn every_graders_value_is_recorded_missing_ones_too() {
 }
 
 #[test]
-fn a_total_with_a_missing_part_is_missing() {
+fn a_total_is_missing_if_a_part_is_missing() {
     let grades: Grades = vec![
         ("correct".to_owned(), vec![Some(1.0), Some(0.0), None]),
         ("shape".to_owned(), vec![Some(1.0), Some(1.0), Some(1.0)]),
     ];
-    assert_eq!(totals(&route(), 3, &grades), [Some(2.0), Some(1.0), None]);
-    assert_eq!(totals(&route(), 4, &grades)[3], None, "a member that was not graded");
+    assert_eq!(total_rewards(&route(), 3, &grades), [Some(2.0), Some(1.0), None]);
+    assert_eq!(total_rewards(&route(), 4, &grades)[3], None, "a member that was not graded");
 }

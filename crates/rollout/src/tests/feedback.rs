@@ -13,14 +13,14 @@ async fn feedback_in_time_joins_its_group() {
     world.config.feedback_wait_ms = 60_000;
     let rollout = world.start();
     let (asked, samples) = world.serve("both", 1).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     world.until(|| world.metrics.rollout_samples.get() == 3).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(world.store.groups_of(asked.id).unwrap().is_empty(), "it waits for its user");
+    assert!(world.store.groups_of(asked.id).unwrap().is_empty(), "the group waits for feedback");
     let began = Instant::now();
     world.feedback(asked.id, 0, "thumbs", 1.0).await;
     let group = world.groups(asked.id, 1).await.remove(0);
-    assert!(began.elapsed() < Duration::from_secs(5), "it waits no longer than it must");
+    assert!(began.elapsed() < Duration::from_secs(5), "the group waits no longer than necessary");
     assert_eq!((group.members.len(), group.members[0]), (4, samples[0].id));
     assert_eq!(group.parts, ["said", "thumbs"]);
     assert!(world.ungrouped().is_empty());
@@ -31,12 +31,12 @@ async fn feedback_in_time_joins_its_group() {
 }
 
 #[tokio::test]
-async fn late_feedback_gets_a_group_of_its_own() {
+async fn late_feedback_gets_its_own_group() {
     let mut world = World::new();
     world.config.feedback_wait_ms = 30;
     let rollout = world.start();
     let (asked, samples) = world.serve("both", 1).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!(group.parts, ["said"]);
     world.feedback(asked.id, 0, "thumbs", 0.0).await;
@@ -53,7 +53,7 @@ async fn feedback_on_one_of_several_choices_joins_for_that_choice() {
     world.config.feedback_wait_ms = 2_000;
     let rollout = world.start();
     let (asked, samples) = world.serve("both", 2).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     world.feedback(asked.id, 1, "thumbs", 1.0).await;
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!(group.parts, ["said", "thumbs"]);
@@ -69,7 +69,7 @@ async fn a_route_without_graders_learns_from_feedback_alone() {
     world.config.enabled = false;
     let rollout = world.start();
     let (asked, samples) = world.serve("users", 2).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     world.feedback(asked.id, 1, "thumbs", 1.0).await;
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!((group.members, group.parts), (vec![samples[1].id], vec!["thumbs".to_owned()]));
@@ -78,7 +78,7 @@ async fn a_route_without_graders_learns_from_feedback_alone() {
 }
 
 #[tokio::test]
-async fn what_a_crash_left_over_is_taken_up_or_cleared_with_a_reason() {
+async fn feedback_left_by_a_crash_is_grouped_or_dropped_with_a_reason() {
     let world = World::new();
     let (both, both_samples) = world.serve("both", 1).await;
     let (users, users_samples) = world.serve("users", 1).await;
@@ -130,24 +130,24 @@ async fn what_a_crash_left_over_is_taken_up_or_cleared_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_waits_long_does_not_hold_its_feedback_back() {
+async fn a_long_wait_in_the_queue_does_not_delay_feedback() {
     let mut world = World::with(|fake| fake.delay = Duration::from_secs(60));
     world.config.feedback_wait_ms = 20;
     world.config.max_concurrent = 1;
     let rollout = world.start();
     let (busy, samples) = world.serve("graded", 1).await;
-    rollout.offer(busy, samples);
+    rollout.submit(busy, samples);
     world.until(|| world.engine.requests().len() == 1).await;
     let (asked, samples) = world.serve("both", 1).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     world.feedback(asked.id, 0, "thumbs", 1.0).await;
     assert_eq!(world.groups(asked.id, 1).await[0].parts, ["thumbs"]);
     rollout.stop().await;
 }
 
-/// Feedback at every moment of a group's life, from several threads, is grouped once.
+/// Feedback at every stage of a group, from several threads, is grouped exactly once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_feedback_enters_two_groups_or_none() {
+async fn feedback_enters_exactly_one_group() {
     let mut world = World::with(|fake| fake.slots = 8);
     world.config.feedback_wait_ms = 50;
     world.config.max_ready_groups = 1_000;
@@ -155,14 +155,14 @@ async fn no_feedback_enters_two_groups_or_none() {
     let mut asked = Vec::new();
     for round in 0..200_u64 {
         let (interaction, samples) = world.serve("both", 2).await;
-        rollout.offer(interaction.clone(), samples.clone());
+        rollout.submit(interaction.clone(), samples.clone());
         asked.push((interaction.id, samples));
-        // The last twenty prompts are at all stages by now.
+        // The last twenty prompts are at different stages.
         let (judged, _) = &asked[asked.len() - 1 - (round % 20).min(round) as usize];
         world.feedback(*judged, (round % 2) as u32, "thumbs", 1.0).await;
     }
     world.until(|| asked.iter().all(|(id, _)| has_graded_group(&world, *id))).await;
-    // Once more, for those whose group is formed.
+    // Further feedback on prompts whose group is committed.
     for (id, _) in asked.iter().step_by(10) {
         world.feedback(*id, 1, "thumbs", 0.0).await;
     }
@@ -187,8 +187,8 @@ async fn no_feedback_enters_two_groups_or_none() {
             assert_eq!(trained.get(&id), Some(&1), "{groups:?}");
         }
     }
-    assert!(joined > 0, "some feedback must have come in time");
-    assert!(world.formed("feedback") > 0, "some must have come late");
+    assert!(joined > 0, "some feedback must arrive in time");
+    assert!(world.formed("feedback") > 0, "some feedback must arrive late");
 }
 
 fn has_graded_group(world: &World, id: InteractionId) -> bool {
@@ -197,20 +197,20 @@ fn has_graded_group(world: &World, id: InteractionId) -> bool {
 }
 
 #[tokio::test]
-async fn a_part_that_is_trained_on_for_one_choice_is_not_named_again_for_it() {
+async fn a_part_used_for_one_choice_is_not_used_again_for_it() {
     let mut world = World::with(|fake| fake.delay = Duration::from_millis(40));
     world.config.feedback_wait_ms = 1;
     world.config.max_concurrent = 1;
     let rollout = world.start();
     let (busy, samples) = world.serve("graded", 3).await;
-    rollout.offer(busy, samples);
+    rollout.submit(busy, samples);
     world.until(|| world.engine.requests().len() == 1).await;
-    // Judged while it still waits in the queue: a group of one.
+    // Feedback while the prompt waits in the queue becomes a group of one.
     let (asked, samples) = world.serve("both", 2).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     world.feedback(asked.id, 1, "thumbs", 1.0).await;
     assert_eq!(world.groups(asked.id, 1).await[0].members, [samples[1].id]);
-    // Judged while its group is being sampled.
+    // Feedback while the group is being sampled.
     world.until(|| world.engine.requests().len() == 2).await;
     world.feedback(asked.id, 0, "thumbs", 0.0).await;
     let mut groups = world.groups(asked.id, 3).await;
@@ -221,7 +221,7 @@ async fn a_part_that_is_trained_on_for_one_choice_is_not_named_again_for_it() {
 }
 
 #[tokio::test]
-async fn each_turn_of_a_judged_conversation_becomes_a_group() {
+async fn feedback_on_a_conversation_makes_a_group_of_each_turn() {
     let world = World::new();
     let (first, first_samples) = world.serve("users", 1).await;
     let (second, second_samples) = world.serve("users", 1).await;

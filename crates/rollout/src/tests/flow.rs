@@ -12,20 +12,20 @@ use hone_store::Op;
 use super::world::World;
 
 #[tokio::test]
-async fn what_gets_no_group_is_counted_with_the_reason() {
+async fn prompts_without_a_group_are_counted_with_the_reason() {
     let mut world = World::with(|fake| fake.delay = Duration::from_secs(1));
     world.config.queue = 2;
     world.config.max_concurrent = 1;
     let rollout = world.start();
     let (users, samples) = world.serve("users", 1).await;
-    rollout.offer(users, samples);
+    rollout.submit(users, samples);
     assert_eq!(world.skipped("route_unscored"), 1);
     let (first, samples) = world.serve("graded", 1).await;
-    rollout.offer(first, samples);
+    rollout.submit(first, samples);
     world.until(|| world.engine.requests().len() == 1).await;
     for _ in 0..3 {
         let (asked, samples) = world.serve("graded", 1).await;
-        rollout.offer(asked, samples);
+        rollout.submit(asked, samples);
     }
     assert_eq!((world.skipped("queue_full"), world.metrics.rollout_queue.get()), (1, 2));
     let began = Instant::now();
@@ -33,10 +33,14 @@ async fn what_gets_no_group_is_counted_with_the_reason() {
     assert!(began.elapsed() < Duration::from_secs(2), "stop does not wait for the engine");
     assert_eq!((world.skipped("stopping"), world.metrics.rollout_queue.get()), (2, 0));
     let (late, samples) = world.serve("graded", 1).await;
-    rollout.offer(late, samples);
+    rollout.submit(late, samples);
     assert_eq!(world.skipped("stopping"), 3);
     world.until(|| world.engine.load().shadow_running == 0).await;
-    assert_eq!(*world.store.watch_ready().borrow(), 0, "no group of only the short samples");
+    assert_eq!(
+        *world.store.watch_ready().borrow(),
+        0,
+        "a group of only the short samples is biased"
+    );
 }
 
 #[tokio::test]
@@ -45,7 +49,7 @@ async fn stop_commits_a_group_that_only_waits_for_feedback() {
     world.config.feedback_wait_ms = 60_000;
     let rollout = world.start();
     let (asked, samples) = world.serve("both", 1).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     world.until(|| world.metrics.rollout_samples.get() == 3).await;
     let began = Instant::now();
     rollout.stop().await;
@@ -55,25 +59,25 @@ async fn stop_commits_a_group_that_only_waits_for_feedback() {
 }
 
 #[tokio::test]
-async fn sampling_holds_while_enough_waits_for_the_trainer_then_takes_the_newest() {
+async fn sampling_pauses_at_the_backlog_limit_then_takes_the_newest() {
     let mut world = World::new();
     world.config.max_ready_groups = 2;
     world.config.queue = 3;
     let rollout = world.start();
     for count in 1..=2 {
         let (asked, samples) = world.serve("graded", 1).await;
-        rollout.offer(asked.clone(), samples);
+        rollout.submit(asked.clone(), samples);
         world.until(|| world.formed("live") == count).await;
     }
     let mut waiting = Vec::new();
     for _ in 0..4 {
         let (asked, samples) = world.serve("graded", 1).await;
-        rollout.offer(asked.clone(), samples);
+        rollout.submit(asked.clone(), samples);
         waiting.push(asked.id);
     }
-    assert_eq!(world.skipped("backlog"), 1, "the trainer is what is behind");
+    assert_eq!(world.skipped("backlog"), 1, "the trainer is the bottleneck");
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(world.engine.requests().len(), 6, "nothing was sampled meanwhile");
+    assert_eq!(world.engine.requests().len(), 6, "no sampling while the backlog is at its limit");
     assert_eq!(*world.store.watch_ready().borrow(), 2);
 
     world.train().await;
@@ -84,8 +88,8 @@ async fn sampling_holds_while_enough_waits_for_the_trainer_then_takes_the_newest
 }
 
 #[tokio::test]
-async fn groups_of_one_do_not_hold_sampling_back() {
-    // Three samples would never make a step of eight; the trainer would wait for rollout forever.
+async fn groups_of_one_do_not_stop_sampling() {
+    // A step needs eight samples. With three the trainer would wait for rollout forever.
     let mut world = World::new();
     world.config.max_ready_groups = 2;
     let rollout = world.start();
@@ -95,20 +99,20 @@ async fn groups_of_one_do_not_hold_sampling_back() {
         world.until(|| world.formed("feedback") == count).await;
     }
     let (asked, samples) = world.serve("graded", 1).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     world.groups(asked.id, 1).await;
     rollout.stop().await;
 }
 
 #[tokio::test]
-async fn live_traffic_goes_first_and_what_gave_way_is_drawn_again_with_its_seed() {
+async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
     let world = World::with(|fake| {
         fake.slots = 1;
         fake.delay = Duration::from_millis(50);
     });
     let rollout = world.start();
     let (asked, samples) = world.serve("graded", 1).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     for _ in 0..5 {
         world.until(|| world.engine.load().shadow_running == 1).await;
         let began = Instant::now();
@@ -129,7 +133,7 @@ async fn live_traffic_goes_first_and_what_gave_way_is_drawn_again_with_its_seed(
     let requests = world.engine.requests();
     let shadows = || requests.iter().filter(|r| r.priority == Priority::Shadow);
     let seeds: HashSet<u64> = shadows().map(|r| r.params.seed).collect();
-    assert_eq!(seeds.len(), 3, "no seed was given up");
+    assert_eq!(seeds.len(), 3, "preempted shadows keep their seeds");
     assert!(shadows().count() >= 8, "three samples and five repetitions");
     let recorded: HashSet<u64> = group
         .members
@@ -149,7 +153,7 @@ fn dataset(world: &World, lines: &[&str]) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_dataset_fills_what_live_prompts_leave() {
+async fn a_dataset_fills_idle_time() {
     let mut world = World::new();
     world.config.max_ready_groups = 6;
     world.config.dataset = Some(dataset(
@@ -185,12 +189,12 @@ async fn a_dataset_fills_what_live_prompts_leave() {
         }
     }
     let twice = ["2", "4", "6"].map(|answer| (answer.to_owned(), 2));
-    assert_eq!(drawn, BTreeMap::from(twice), "every prompt once before any comes again");
-    assert_eq!(world.skipped("dataset_prompt"), 1, "a prompt too long is left out, once");
+    assert_eq!(drawn, BTreeMap::from(twice), "every prompt is drawn once before any is repeated");
+    assert_eq!(world.skipped("dataset_prompt"), 1, "a prompt that is too long is left out, once");
 
     // A live prompt is taken before the dataset's next.
     let (asked, samples) = world.serve("graded", 1).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     let ready = world.store.ready_groups(1).unwrap().remove(0);
     let state = hone_core::types::GroupState::Trained(1);
     world.store.commit(vec![Op::GroupState(ready.id, state)]).await.unwrap();
@@ -211,7 +215,7 @@ async fn live_prompts_share_with_the_dataset_as_configured() {
     world.until(|| world.formed("dataset") == 4).await;
     for _ in 0..4 {
         let (asked, samples) = world.serve("graded", 1).await;
-        rollout.offer(asked, samples);
+        rollout.submit(asked, samples);
     }
     world.train().await;
     world.until(|| world.formed("dataset") + world.formed("live") == 8).await;
@@ -220,7 +224,7 @@ async fn live_prompts_share_with_the_dataset_as_configured() {
 }
 
 #[tokio::test]
-async fn stages_are_scored_by_their_own_routes() {
+async fn stages_are_scored_by_their_routes() {
     let mut world = World::new();
     world.config.max_ready_groups = 2;
     let lines = ["easy", "hard"]
@@ -246,7 +250,7 @@ async fn stages_are_scored_by_their_own_routes() {
 }
 
 #[tokio::test]
-async fn a_restart_goes_on_in_the_datasets_order() {
+async fn a_restart_resumes_in_the_datasets_order() {
     let mut world = World::new();
     let rows: Vec<String> = (0..8)
         .map(|i| format!(r#"{{"messages":[{{"role":"user","content":"{i}+0="}}],"answer":"{i}"}}"#))
@@ -254,7 +258,7 @@ async fn a_restart_goes_on_in_the_datasets_order() {
     let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
     world.config.dataset = Some(dataset(&world, &rows));
     world.config.max_concurrent = 1;
-    for (life, groups) in [3, 8].into_iter().enumerate() {
+    for (start, groups) in [3, 8].into_iter().enumerate() {
         world.config.max_ready_groups = groups;
         let rollout = world.start();
         world.until(|| world.store.ready_groups(100).unwrap().len() >= groups).await;
@@ -262,9 +266,13 @@ async fn a_restart_goes_on_in_the_datasets_order() {
         let ready = world.store.ready_groups(100).unwrap();
         let asked = ready.iter().map(|g| world.store.interaction(g.interaction).unwrap().unwrap());
         let answers: BTreeSet<String> = asked.map(|i| i.metadata["answer"].clone()).collect();
-        assert_eq!(answers.len(), ready.len().min(8), "life {life}: none twice before all once");
+        assert_eq!(
+            answers.len(),
+            ready.len().min(8),
+            "start {start}: no prompt is repeated before all are drawn"
+        );
     }
-    // What does not go with the configuration any more is no reason to fail.
+    // An unreadable state file is not an error.
     std::fs::write(world.dir.path().join("dataset.json"), b"{").unwrap();
     world.start().stop().await;
 }
@@ -294,7 +302,7 @@ async fn a_dataset_is_checked_at_start() {
 }
 
 #[tokio::test]
-async fn the_same_seed_and_ledger_draw_the_same_samples_and_a_restart_draws_others() {
+async fn the_seed_and_the_ledger_determine_the_samples_and_a_restart_draws_others() {
     let mut seeds = Vec::new();
     let mut worlds = vec![World::new(), World::new()];
     for world in &mut worlds {
@@ -302,7 +310,7 @@ async fn the_same_seed_and_ledger_draw_the_same_samples_and_a_restart_draws_othe
         for _ in 0..2 {
             let rollout = world.start();
             let (asked, samples) = world.serve("graded", 1).await;
-            rollout.offer(asked.clone(), samples);
+            rollout.submit(asked.clone(), samples);
             world.groups(asked.id, 1).await;
             rollout.stop().await;
         }

@@ -1,4 +1,4 @@
-//! What a group holds.
+//! The members, parts and states of groups.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ async fn a_served_prompt_gets_a_scored_group_in_one_commit() {
     let world = World::new();
     let rollout = world.start();
     let (asked, samples) = world.serve("graded", 1).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!(group.state, GroupState::Ready);
     assert_eq!((group.route.as_str(), group.oldest_version), ("graded", PolicyVersion(0)));
@@ -31,14 +31,14 @@ async fn a_served_prompt_gets_a_scored_group_in_one_commit() {
         assert_eq!(values, [("correct", correct), ("said", Some(1.0))], "{}", sample.text);
         assert!(rewards.iter().all(|r| r.source == RewardSource::Grader));
         if sample.origin == SampleOrigin::Shadow {
-            assert!(seeds.insert(sample.params.seed), "every shadow has a seed of its own");
-            let plain = SamplingParams {
+            assert!(seeds.insert(sample.params.seed), "every shadow has its own seed");
+            let expected = SamplingParams {
                 temperature: world.config.temperature,
                 max_tokens: 64,
                 seed: sample.params.seed,
                 ..SamplingParams::default()
             };
-            assert_eq!(sample.params, plain, "plain sampling, no longer than the served one");
+            assert_eq!(sample.params, expected, "temperature sampling, at most as long as served");
             assert_eq!(sample.ids.len(), sample.logprobs.len());
             assert_eq!(sample.text, format!("The answer is {}.", sample.params.seed % 10));
             assert_eq!((sample.finish, sample.untrainable), (FinishReason::Stop, None));
@@ -54,14 +54,14 @@ async fn a_served_prompt_gets_a_scored_group_in_one_commit() {
 }
 
 #[tokio::test]
-async fn every_trainable_choice_is_a_member_and_shadows_fill_up() {
+async fn every_trainable_choice_is_a_member_and_shadows_fill_the_group() {
     let world = World::new();
     let rollout = world.start();
     let asked = world.interaction("graded");
     let mut samples: Vec<_> = (0..3).map(|choice| served(&asked, choice)).collect();
     samples[1].untrainable = Some("top_p".to_owned());
     world.commit(&asked, &samples).await;
-    rollout.offer(asked.clone().into(), samples.clone());
+    rollout.submit(asked.clone().into(), samples.clone());
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!(group.members.len(), 4);
     assert_eq!(group.members[..2], [samples[0].id, samples[2].id]);
@@ -75,20 +75,20 @@ async fn more_choices_than_the_group_size_need_no_shadow() {
     let world = World::new();
     let rollout = world.start();
     let (asked, samples) = world.serve("graded", 5).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     assert_eq!(world.groups(asked.id, 1).await[0].members.len(), 5);
     assert!(world.engine.requests().is_empty());
     rollout.stop().await;
 }
 
 #[tokio::test]
-async fn a_served_completion_of_an_old_version_is_replaced_by_a_fresh_one() {
+async fn a_served_completion_of_an_old_version_is_replaced_by_a_shadow() {
     let world = World::new();
     world.engine.stage(PolicyVersion(9), None).await.unwrap();
     world.engine.activate().await.unwrap();
     let rollout = world.start();
     let (asked, samples) = world.serve("graded", 1).await;
-    rollout.offer(asked.clone(), samples.clone());
+    rollout.submit(asked.clone(), samples.clone());
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!((group.members.len(), group.oldest_version), (4, PolicyVersion(9)));
     assert!(!group.members.contains(&samples[0].id));
@@ -97,28 +97,28 @@ async fn a_served_completion_of_an_old_version_is_replaced_by_a_fresh_one() {
     let mut sample = served(&recent, 0);
     sample.version = PolicyVersion(6);
     world.commit(&recent, std::slice::from_ref(&sample)).await;
-    rollout.offer(recent.clone().into(), vec![sample.clone()]);
+    rollout.submit(recent.clone().into(), vec![sample.clone()]);
     let group = world.groups(recent.id, 1).await.remove(0);
     assert_eq!((group.members[0], group.oldest_version), (sample.id, PolicyVersion(6)));
     rollout.stop().await;
 }
 
 #[tokio::test]
-async fn a_group_that_nothing_can_score_is_dropped_and_says_so() {
+async fn a_group_without_scores_is_dropped_with_the_reason() {
     let world = World::new();
     let rollout = world.start();
     let mut asked = world.interaction("numbers");
     asked.metadata.clear();
     let samples = vec![served(&asked, 0)];
     world.commit(&asked, &samples).await;
-    rollout.offer(asked.clone().into(), samples.clone());
+    rollout.submit(asked.clone().into(), samples.clone());
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!(group.state, GroupState::Dropped("unscored".to_owned()));
     world.until(|| world.skipped("unscored") == 1).await;
     assert_eq!(world.formed("live"), 0);
     let missing = world.metrics.reward_missing.with_label_values(&["numbers", "correct"]);
     assert_eq!(missing.get(), 4);
-    // Its feedback is not lost with it.
+    // Feedback on it still gets a group.
     world.feedback(asked.id, 0, "thumbs", 1.0).await;
     let groups = world.groups(asked.id, 2).await;
     assert_eq!(
@@ -129,22 +129,26 @@ async fn a_group_that_nothing_can_score_is_dropped_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_failed_shadow_is_tried_again_and_a_hopeless_one_is_given_up() {
+async fn a_transient_failure_is_retried_and_a_permanent_one_is_not() {
     let world = World::new();
     world.engine.fail_next_generation(EngineError::Internal("a hiccup".to_owned()));
     let rollout = world.start();
     let (asked, samples) = world.serve("graded", 1).await;
-    rollout.offer(asked.clone(), samples);
+    rollout.submit(asked.clone(), samples);
     assert_eq!(world.groups(asked.id, 1).await[0].members.len(), 4);
     let requests = world.engine.requests();
     let seeds: HashSet<u64> = requests.iter().map(|r| r.params.seed).collect();
-    assert_eq!((requests.len(), seeds.len()), (4, 3), "the failed one again, with its seed");
+    assert_eq!(
+        (requests.len(), seeds.len()),
+        (4, 3),
+        "the failed shadow is repeated with its seed"
+    );
 
     let mut asked = world.interaction("graded");
     asked.prompt_ids = vec![1; 600];
     let samples = vec![served(&asked, 0)];
     world.commit(&asked, &samples).await;
-    rollout.offer(asked.clone().into(), samples);
+    rollout.submit(asked.clone().into(), samples);
     world.until(|| world.skipped("no_shadow") == 1).await;
     assert!(world.store.groups_of(asked.id).unwrap().is_empty());
     rollout.stop().await;

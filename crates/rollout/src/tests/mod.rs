@@ -1,4 +1,4 @@
-//! The scheduler against the real ledger and the fake engine.
+//! Rollout with a real ledger and a fake engine.
 
 mod feedback;
 mod flow;

@@ -1,4 +1,4 @@
-//! A ledger, an engine and routes to run a scheduler in.
+//! A ledger, a fake engine and routes to run rollout with.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,15 +14,14 @@ use hone_core::types::{
     PromptSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
 };
 use hone_dataset::DatasetConfig;
-use hone_engine::fake::{FakeConfig, FakeEngine};
+use hone_engine::testing::{FakeConfig, FakeEngine};
 use hone_engine::{Codec, ModelDir};
 use hone_reward::Routes;
 use hone_reward::config::{Aggregate, RouteList};
 use hone_reward::raters::joining;
 use hone_store::{FeedbackEntry, Op, Store, StoreConfig};
 
-use super::super::{Rollout, RolloutError};
-use crate::RolloutConfig;
+use crate::{Rollout, RolloutConfig, RolloutError};
 
 const ROUTES: &str = r#"
     [[route]]
@@ -55,11 +54,11 @@ pub(super) struct World {
     pub routes: Arc<Routes>,
     pub metrics: Arc<Metrics>,
     pub config: RolloutConfig,
-    /// Beside the path in `config.dataset`.
+    /// The dataset's configuration except its path, which is `config.dataset`.
     pub dataset: DatasetConfig,
 }
 
-/// One token a byte, and a stop token.
+/// One token per byte, and a stop token.
 fn codec(dir: &Path) -> Arc<Codec> {
     let mut alphabet: Vec<char> =
         tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
@@ -97,7 +96,7 @@ impl World {
         Self::with(|_| {})
     }
 
-    /// A world whose engine is changed first.
+    /// A world with a changed fake engine.
     pub fn with(change: impl FnOnce(&mut FakeConfig)) -> Self {
         #[derive(serde::Deserialize)]
         struct File {
@@ -130,15 +129,16 @@ impl World {
         let path = self.config.dataset.clone();
         let dataset = path.map(|path| DatasetConfig { path, ..self.dataset.clone() });
         let (config, dataset) = (&self.config, dataset.as_ref());
-        let kept = (7, Some(self.dir.path().join("dataset.json")));
-        Rollout::start_kept(config, dataset, kept, engine, self.store.clone(), routes, metrics)
+        let seed_and_state = (7, Some(self.dir.path().join("dataset.json")));
+        let store = self.store.clone();
+        Rollout::start(config, dataset, seed_and_state, engine, store, routes, metrics)
     }
 
     pub fn start(&self) -> Rollout {
         self.try_start().unwrap()
     }
 
-    /// Records a served prompt as `http` does. The fake's answers hold a digit, 5 is right.
+    /// Records a served prompt as `http` does. The fake's answers contain a digit; 5 is correct.
     pub async fn serve(&self, route: &str, choices: u32) -> (Arc<Interaction>, Vec<Sample>) {
         let interaction = self.interaction(route);
         let served: Vec<Sample> = (0..choices).map(|c| served(&interaction, c)).collect();
@@ -170,33 +170,13 @@ impl World {
     }
 
     pub async fn feedback(&self, interaction: InteractionId, choice: u32, name: &str, value: f64) {
-        let entry = FeedbackEntry {
-            interaction,
-            choice,
-            name: name.to_owned(),
-            value: Some(value),
-            comment: None,
-            idempotency_key: None,
-            key_id: None,
-            created: now_ms(),
-            join: joining(Aggregate::Last),
-        };
+        let entry = feedback_entry(interaction, choice, name, value);
         self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
     }
 
-    /// Judges a conversation of these prompts.
+    /// Records feedback on a conversation of these prompts.
     pub async fn conversation(&self, turns: &[InteractionId], name: &str, value: f64) {
-        let entry = |interaction: &InteractionId| FeedbackEntry {
-            interaction: *interaction,
-            choice: 0,
-            name: name.to_owned(),
-            value: Some(value),
-            comment: None,
-            idempotency_key: None,
-            key_id: None,
-            created: now_ms(),
-            join: joining(Aggregate::Last),
-        };
+        let entry = |interaction: &InteractionId| feedback_entry(*interaction, 0, name, value);
         let op = Op::Conversation(turns.iter().map(entry).collect());
         self.store.commit(vec![op]).await.unwrap();
     }
@@ -210,14 +190,14 @@ impl World {
     }
 
     /// Waits for a condition, or fails after ten seconds.
-    pub async fn until(&self, holds: impl Fn() -> bool) {
+    pub async fn until(&self, condition: impl Fn() -> bool) {
         for _ in 0..2_000 {
-            if holds() {
+            if condition() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        panic!("it did not happen: {}", self.metrics.encode().unwrap());
+        panic!("timed out: {}", self.metrics.encode().unwrap());
     }
 
     pub fn skipped(&self, reason: &str) -> u64 {
@@ -232,7 +212,7 @@ impl World {
         self.store.ungrouped_feedback(now_ms(), 1_000).unwrap()
     }
 
-    /// Takes every ready group away, as the trainer does.
+    /// Marks every ready group as trained.
     pub async fn train(&self) {
         let ready = self.store.ready_groups(1_000).unwrap();
         let trained = |group: &Group| Op::GroupState(group.id, GroupState::Trained(1));
@@ -255,5 +235,24 @@ pub(super) fn served(interaction: &Interaction, choice: u32) -> Sample {
         version: PolicyVersion::BASE,
         params: interaction.params.clone(),
         untrainable: None,
+    }
+}
+
+fn feedback_entry(
+    interaction: InteractionId,
+    choice: u32,
+    name: &str,
+    value: f64,
+) -> FeedbackEntry {
+    FeedbackEntry {
+        interaction,
+        choice,
+        name: name.to_owned(),
+        value: Some(value),
+        comment: None,
+        idempotency_key: None,
+        key_id: None,
+        created: now_ms(),
+        join: joining(Aggregate::Last),
     }
 }

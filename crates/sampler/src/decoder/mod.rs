@@ -11,7 +11,6 @@ use tokens::{Steps, Stretch, Tokens};
 use hone_core::simd::dispatch;
 use hone_core::threads::pause_point;
 use hone_model::Model;
-use hone_model::spec::rope::rope_frequencies;
 
 use super::attention::Attend;
 use super::weights::{AdapterWeights, BaseWeights, Layer, Stack};
@@ -51,7 +50,7 @@ impl Decoder {
         let spec = &weights.spec;
         let shape =
             CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
-        let rope = Rope::new(rope_frequencies(spec), spec.rope.attention_factor());
+        let rope = Rope::new(spec.rope.frequencies(), spec.rope.attention_factor());
         Ok(Self { weights, shape, rope })
     }
 

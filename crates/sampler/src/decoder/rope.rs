@@ -18,7 +18,7 @@ impl Rope {
         Self { frequencies, factor, table: Vec::new() }
     }
 
-    /// Makes the table long enough. Angles are rounded as [`hone_model::transformer::rope_tables`] does.
+    /// Makes the table long enough. Angles are rounded to f32, as in training.
     pub fn reach(&mut self, positions: usize) {
         let row = 2 * self.frequencies.len();
         let have = self.table.len() / row.max(1);

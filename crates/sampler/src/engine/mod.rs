@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::run::{Cancel, CancelFlag};
+use hone_engine::run::{CancelFlag, CancelReason};
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
     Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority,
@@ -249,7 +249,7 @@ impl BatchedEngine {
         self.shared.close();
         for (priority, cancel) in &self.shared.lock().cancel {
             if cancel_live || *priority == Priority::Shadow {
-                cancel.set(Cancel::ShuttingDown);
+                cancel.set(CancelReason::ShuttingDown);
             }
         }
         self.queue.close();

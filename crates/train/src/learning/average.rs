@@ -50,7 +50,7 @@ impl Average {
         };
         match &self.lora {
             None => self.lora = Some(lora.copy()?),
-            Some(average) => average.approach(lora, share)?,
+            Some(average) => average.lerp(lora, share)?,
         }
         self.count += 1;
         Ok(())

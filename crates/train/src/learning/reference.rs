@@ -34,9 +34,9 @@ impl Reference {
         }
         let reference = match self.lora.take() {
             Some(reference) => reference,
-            None => policy.silent()?,
+            None => policy.zeroed_copy()?,
         };
-        reference.approach(policy, self.alpha)?;
+        reference.lerp(policy, self.alpha)?;
         self.lora = Some(reference);
         Ok(())
     }

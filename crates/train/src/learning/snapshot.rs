@@ -36,8 +36,9 @@ impl Snapshot {
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;
-        let trace = self.model.trace(&layout.ids, &layout.segments, &self.lora, None, 0)?;
-        let hidden = trace.hidden().detach();
+        let saved =
+            self.model.forward_saving(&layout.ids, &layout.segments, &self.lora, None, 0)?;
+        let hidden = saved.hidden().detach();
         let PackedBatch { rows, targets, temperatures, .. } = &layout;
         let stats = self.model.stats(&hidden, rows, targets, temperatures)?;
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)

@@ -11,7 +11,7 @@ use candle_core::safetensors::MmapedSafetensors;
 use safetensors::tensor::TensorView;
 
 use hone_model::adapter::{BaseDtype, LinearKind, ModuleScale};
-use hone_model::transformer::{head_widened, logits_held, stays};
+use hone_model::transformer::{head_upcast_values, logits_in_memory, stays_16_bit};
 use hone_model::{ModelError, ModelSpec};
 
 use crate::config::{OptimizerKind, Recompute, TrainConfig};
@@ -107,14 +107,14 @@ impl BaseMemory {
         let mut base = Self { bytes: 0, widened: 0 };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
-            if !stays(dtype, stored(&name)?, shape.len()) {
+            if !stays_16_bit(dtype, stored(&name)?, shape.len()) {
                 base.bytes += count * F32;
                 continue;
             }
             base.bytes += count * DType::F16.size_in_bytes();
             // The output layer, which may be the embedding, is widened in pieces.
             let linear = name.starts_with("model.layers.");
-            let at_once = if linear { count } else { head_widened(spec) };
+            let at_once = if linear { count } else { head_upcast_values(spec) };
             base.widened = base.widened.max(at_once * F32);
         }
         Ok(base)
@@ -130,7 +130,7 @@ impl BaseMemory {
         Self::new(spec, dtype, |name| {
             let of = |view: TensorView<'_>| DType::try_from(view.dtype());
             let stored = files.get(name).and_then(of);
-            Ok(stored.map_err(|e| ModelError::Weights(format!("`{name}`: {e}")))?)
+            Ok(stored.map_err(|e| ModelError::weights(format!("`{name}`: {e}")).caused_by(e))?)
         })
     }
 }
@@ -207,7 +207,7 @@ impl MemoryPlan {
             layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
             kept: kept * layer,
             one_layer: work + if kept == spec.num_layers { 0 } else { layer },
-            head: logits_held(tokens, spec.vocab_size) * in_flight * F32,
+            head: logits_in_memory(tokens, spec.vocab_size) * in_flight * F32,
         }
     }
 

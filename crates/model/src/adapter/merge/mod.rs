@@ -1,9 +1,10 @@
-//! Base and adapter as one model directory: every adapted weight becomes `W + scale * B A`.
+//! Merges an adapter into its base: every adapted weight becomes `W + scale * B A`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::fs;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 
 use candle_core::safetensors::MmapedSafetensors;
@@ -11,17 +12,17 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{TensorView, View};
 use serde_json::{Map, Value, json};
 
-use hone_core::files::{at, remove_any, sibling, sync_dir, write_synced};
+use hone_core::files::{at, replace_dir};
 
+use super::module_matching::ModuleMatcher;
 use super::peft;
-use super::weights::PREFIX;
-use crate::adapter::ModuleRules;
+use super::weights::{factor_names, module_of};
 use crate::{ModelError, Result};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Endings of files that hold weights, which would still be the unmerged ones, or caches.
+/// Extensions of files that are not copied: they hold unmerged weights, or caches.
 const WEIGHTS: [&str; 11] = [
     "safetensors",
     "bin",
@@ -36,29 +37,29 @@ const WEIGHTS: [&str; 11] = [
     "tflite",
 ];
 
-/// How merged weights are stored.
+/// The types of merged weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// As the base has each of them; sums are made in f32 and rounded once.
+    /// Each weight in its type in the base; sums are computed in f32 and rounded once.
     #[default]
     Base,
     /// All floats in f32.
     F32,
 }
 
-/// What a merge wrote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The result of a merge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
     /// Weights that the adapter changed.
     pub modules: usize,
-    /// Tensors in all.
+    /// All tensors.
     pub tensors: usize,
-    /// Bytes of them.
+    /// Bytes of all tensors.
     pub bytes: u64,
 }
 
 /// One module's adapter: A `[r, in]` and B `[out, r]` in f32.
-struct Delta {
+struct LoraDelta {
     a: Tensor,
     b: Tensor,
     scale: f64,
@@ -66,40 +67,33 @@ struct Delta {
 
 /// Writes a model directory that transformers loads without PEFT: the base's weights with an adapter
 /// merged in, shard by shard under the base's file names, and copies of all other files. A tied
-/// output layer stays tied. The directory appears whole or not at all.
+/// output layer stays tied. After an error or a crash, `target` does not exist.
 ///
-/// `base` holds `config.json` and `model.safetensors` or shards with their index; `adapter` is a PEFT
-/// directory for it. One tensor is in memory at a time, beside the adapter.
+/// `base` holds `config.json` and `model.safetensors`, or shards with their index; `adapter` is a PEFT
+/// directory for it. Memory holds the adapter and one tensor of the base at a time.
 ///
 /// # Errors
-/// If `target` exists, a file is missing or damaged, the base is quantised, the adapter uses an
-/// option we do not compute or is on a weight that the base does not have, or a merged value is not
-/// finite in the type it is stored in. Nothing is left behind.
+/// If `target` exists, a file is missing or damaged, the base is quantized, the adapter uses an
+/// unsupported option or is on a weight that the base does not have, or a merged value is not finite in
+/// its type.
 pub fn merge(base: &Path, adapter: &Path, target: &Path, precision: Precision) -> Result<Merged> {
-    if fs::symlink_metadata(target).is_ok() {
-        return Err(at(target)(std::io::ErrorKind::AlreadyExists.into()).into());
-    }
+    check_absent(target)?;
     let config = config(base, precision)?;
     let deltas = deltas(adapter)?;
     let shards = shards(base)?;
-    let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(at(parent))?;
-    let temporary = sibling(target, ".tmp");
-    remove_any(&temporary)?;
-    let written = fs::create_dir(&temporary)
-        .map_err(|error| at(&temporary)(error).into())
-        .and_then(|()| write(base, adapter, &temporary, (&config, &shards), &deltas, precision));
-    let merged = match written {
-        Ok(merged) => merged,
-        Err(error) => {
-            // The first error is the one to tell.
-            let _second = remove_any(&temporary);
-            return Err(error);
-        }
-    };
-    fs::rename(&temporary, target).map_err(at(target))?;
-    sync_dir(parent)?;
+    let mut merged = Merged::default();
+    replace_dir(target, |out| {
+        merged = write(base, adapter, out, (&config, &shards), &deltas, precision)?;
+        check_absent(target)
+    })?;
     Ok(merged)
+}
+
+fn check_absent(target: &Path) -> Result<()> {
+    match fs::symlink_metadata(target) {
+        Ok(_) => Err(at(target)(ErrorKind::AlreadyExists.into()).into()),
+        Err(_) => Ok(()),
+    }
 }
 
 fn write(
@@ -107,7 +101,7 @@ fn write(
     adapter: &Path,
     out: &Path,
     (config, shards): (&[u8], &[String]),
-    deltas: &BTreeMap<String, Delta>,
+    deltas: &BTreeMap<String, LoraDelta>,
     precision: Precision,
 ) -> Result<Merged> {
     let mut missing: BTreeSet<&String> = deltas.keys().collect();
@@ -115,23 +109,22 @@ fn write(
     let mut merged = Merged { modules: deltas.len(), tensors: 0, bytes: 0 };
     for shard in shards {
         let path = base.join(shard);
-        // SAFETY: the mapping is read and dropped within this block; a file that is changed
-        // meanwhile could at worst give wrong numbers, as any read of it would.
-        let file = unsafe { MmapedSafetensors::new(&path) }
-            .map_err(|e| model(base, format!("{shard}: {e}")))?;
+        // SAFETY: the mapping is read and dropped within this block. If the file changes meanwhile, the
+        // values can be wrong, as with any other read of it.
+        let file = unsafe { MmapedSafetensors::new(&path) }.map_err(|e| damaged(base, shard, e))?;
         let entries = layout(&file.tensors(), precision);
         let out = out.join(shard);
         let mut writer = BufWriter::new(File::create(&out).map_err(at(&out))?);
         writer.write_all(&header(&entries)?).map_err(at(&out))?;
         for entry in &entries {
             let bytes = match deltas.get(&entry.name) {
-                None if entry.dtype.is_none() => {
-                    let view = file.get(&entry.name).map_err(|e| model(base, e.to_string()))?;
+                None if !entry.converted => {
+                    let view = file.get(&entry.name).map_err(|e| damaged(base, shard, e))?;
                     view.data().to_vec()
                 }
                 delta => {
                     let weight = file.load(&entry.name, &Device::Cpu)?;
-                    bytes_of(&added(&entry.name, weight, delta, entry.dtype, base)?)
+                    View::data(&&merged_weight(entry, weight, delta, base)?).into_owned()
                 }
             };
             writer.write_all(&bytes).map_err(at(&out))?;
@@ -140,62 +133,57 @@ fn write(
             merged.bytes += bytes.len() as u64;
             weight_map.insert(entry.name.clone(), shard.clone());
         }
-        let file = writer.into_inner().map_err(|e| at(&out)(e.into_error()))?;
-        file.sync_all().map_err(at(&out))?;
+        writer.flush().map_err(at(&out))?;
     }
     if let Some(name) = missing.first() {
         let reason = format!("it changes `{name}`, which the base in {} lacks", base.display());
-        return Err(ModelError::Adapter { path: adapter.to_owned(), reason });
+        return Err(ModelError::adapter(adapter, reason));
     }
     copy_others(base, out)?;
-    write_synced(&out.join(CONFIG), config)?;
+    let write = |name: &str, bytes: &[u8]| {
+        let path = out.join(name);
+        fs::write(&path, bytes).map_err(at(&path))
+    };
+    write(CONFIG, config)?;
     if shards != [SINGLE] {
-        write_synced(&out.join(INDEX), &index(base, weight_map, merged.bytes)?)?;
+        write(INDEX, &index(base, weight_map, merged.bytes)?)?;
     }
-    sync_dir(out)?;
     Ok(merged)
 }
 
 /// One tensor of a file to be written.
-struct Entry {
+struct TensorEntry {
     name: String,
-    /// What the header calls its type.
-    stored: safetensors::Dtype,
-    /// The type to convert to; `None` keeps it.
-    dtype: Option<DType>,
+    /// The type in the file.
+    dtype: safetensors::Dtype,
+    /// Whether the type in the base differs.
+    converted: bool,
     shape: Vec<usize>,
     bytes: usize,
 }
 
 /// The tensors in the order they are written: widest types first, which keeps all of them aligned.
-fn layout(tensors: &[(String, TensorView<'_>)], precision: Precision) -> Vec<Entry> {
+fn layout(tensors: &[(String, TensorView<'_>)], precision: Precision) -> Vec<TensorEntry> {
     use safetensors::Dtype::{BF16, F16, F32, F64};
 
-    let mut entries: Vec<Entry> = tensors
-        .iter()
-        .map(|(name, view)| {
-            let (name, shape) = (name.clone(), view.shape().to_vec());
-            let widen = precision == Precision::F32 && matches!(view.dtype(), F16 | BF16 | F64);
-            if widen {
-                let bytes = 4 * shape.iter().product::<usize>();
-                Entry { name, stored: F32, dtype: Some(DType::F32), shape, bytes }
-            } else {
-                let bytes = view.data().len();
-                Entry { name, stored: view.dtype(), dtype: None, shape, bytes }
-            }
-        })
-        .collect();
-    entries.sort_by(|a, b| (b.stored.bitsize(), &a.name).cmp(&(a.stored.bitsize(), &b.name)));
+    let entry = |(name, view): &(String, TensorView<'_>)| {
+        let converted = precision == Precision::F32 && matches!(view.dtype(), F16 | BF16 | F64);
+        let dtype = if converted { F32 } else { view.dtype() };
+        let bytes = view.data().len() * dtype.bitsize() / view.dtype().bitsize();
+        TensorEntry { name: name.clone(), dtype, converted, shape: view.shape().to_vec(), bytes }
+    };
+    let mut entries: Vec<TensorEntry> = tensors.iter().map(entry).collect();
+    entries.sort_by(|a, b| (b.dtype.bitsize(), &a.name).cmp(&(a.dtype.bitsize(), &b.name)));
     entries
 }
 
-/// The length and the JSON that a safetensors file begins with.
-fn header(entries: &[Entry]) -> Result<Vec<u8>> {
+/// The beginning of a safetensors file: the length of the JSON and the JSON.
+fn header(entries: &[TensorEntry]) -> Result<Vec<u8>> {
     let mut map = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut start = 0;
-    for Entry { name, stored, shape, bytes, .. } in entries {
+    for TensorEntry { name, dtype, shape, bytes, .. } in entries {
         let end = start + bytes;
-        let entry = json!({"dtype": stored, "shape": shape, "data_offsets": [start, end]});
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
         map.insert(name.clone(), entry);
         start = end;
     }
@@ -206,113 +194,107 @@ fn header(entries: &[Entry]) -> Result<Vec<u8>> {
     Ok(header)
 }
 
-/// `weight + scale B A` in f32, then in the type it is stored in.
-fn added(
-    name: &str,
+/// `weight + scale B A` in f32, converted to the type it is stored in.
+fn merged_weight(
+    entry: &TensorEntry,
     weight: Tensor,
-    delta: Option<&Delta>,
-    dtype: Option<DType>,
+    delta: Option<&LoraDelta>,
     base: &Path,
 ) -> Result<Tensor> {
-    let dtype = dtype.unwrap_or(weight.dtype());
-    let Some(Delta { a, b, scale }) = delta else { return Ok(weight.to_dtype(dtype)?) };
+    let dtype = if entry.converted { DType::F32 } else { weight.dtype() };
+    let Some(LoraDelta { a, b, scale }) = delta else { return Ok(weight.to_dtype(dtype)?) };
+    let wrong = |reason: String| Err(ModelError::model(base, format!("`{}` {reason}", entry.name)));
     if !matches!(weight.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
-        return Err(model(base, format!("`{name}` holds {:?}, not floats", weight.dtype())));
+        return wrong(format!("is of type {:?}, not a float", weight.dtype()));
     }
-    let [out, inp] = [b.dims()[0], a.dims()[1]];
-    if weight.dims() != [out, inp] {
-        let (found, wanted) = (weight.dims(), [out, inp]);
-        return Err(model(base, format!("`{name}` is {found:?}, but the adapter {wanted:?}")));
+    let shape = [b.dims()[0], a.dims()[1]];
+    if weight.dims() != shape {
+        return wrong(format!("is {:?}, but the adapter {shape:?}", weight.dims()));
     }
     let change = (b.matmul(a)? * *scale)?;
     let sum = (weight.to_dtype(DType::F32)? + change)?.to_dtype(dtype)?;
-    let greatest = sum.abs()?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    if greatest.iter().all(|x| x.is_finite()) {
-        return Ok(sum);
+    let values = sum.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    if !values.iter().all(|x| x.is_finite()) {
+        return wrong(format!("is not finite once merged in {dtype:?}; try f32"));
     }
-    Err(model(base, format!("`{name}` is not finite once merged in {dtype:?}; try f32")))
+    Ok(sum)
 }
 
-fn bytes_of(tensor: &Tensor) -> Vec<u8> {
-    View::data(&tensor).into_owned()
-}
-
-/// `config.json`, which says in which type the weights are.
+/// `config.json` of the merged model, which names the type of the weights.
 fn config(base: &Path, precision: Precision) -> Result<Vec<u8>> {
     let path = base.join(CONFIG);
     let text = fs::read(&path).map_err(at(&path))?;
-    let mut value: Value =
-        serde_json::from_slice(&text).map_err(|e| model(base, format!("{CONFIG}: {e}")))?;
+    let mut value: Value = serde_json::from_slice(&text).map_err(|e| damaged(base, CONFIG, e))?;
     if !value["quantization_config"].is_null() {
-        let reason =
-            format!("{CONFIG} has a `quantization_config`: merge into the model as it was");
-        return Err(model(base, reason));
+        let reason = "has a `quantization_config`: merge into the unquantized model";
+        return Err(ModelError::model(base, format!("{CONFIG} {reason}")));
     }
     if precision == Precision::Base {
         return Ok(text);
     }
-    let fields = value.as_object_mut().ok_or_else(|| model(base, format!("{CONFIG} is no map")))?;
-    // transformers 5 calls it `dtype`, and reads either.
+    let fields = value
+        .as_object_mut()
+        .ok_or_else(|| ModelError::model(base, format!("{CONFIG} is not a JSON object")))?;
+    // transformers 5 writes `dtype`, and reads either.
     let key = if fields.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
     fields.insert(key.to_owned(), json!("float32"));
     Ok(format!("{value:#}\n").into_bytes())
 }
 
 /// The adapter by the weights it changes.
-fn deltas(dir: &Path) -> Result<BTreeMap<String, Delta>> {
-    let wrong = |reason: String| ModelError::Adapter { path: dir.to_owned(), reason };
+fn deltas(dir: &Path) -> Result<BTreeMap<String, LoraDelta>> {
+    let wrong = |reason: String| ModelError::adapter(dir, reason);
     let config = peft::read_config(dir)?;
-    let rules = ModuleRules::new(&config).map_err(|(key, why)| wrong(format!("`{key}`: {why}")))?;
+    let matcher =
+        ModuleMatcher::new(&config).map_err(|(key, why)| wrong(format!("`{key}`: {why}")))?;
     let mut tensors = peft::read_tensors(dir, &Device::Cpu)?;
     let modules: BTreeSet<String> = tensors
         .keys()
         .map(|name| {
-            let rest = name.strip_prefix(PREFIX).and_then(|rest| {
-                rest.strip_suffix(".lora_A.weight").or_else(|| rest.strip_suffix(".lora_B.weight"))
-            });
-            let strange = || wrong(format!("`{name}` is not the name of a LoRA tensor"));
-            Ok(rest.ok_or_else(strange)?.to_owned())
+            let other = || wrong(format!("`{name}` is not the name of a LoRA tensor"));
+            Ok(module_of(name).ok_or_else(other)?.to_owned())
         })
         .collect::<Result<_>>()?;
     let mut deltas = BTreeMap::new();
     for module in modules {
-        let mut take = |half: &str| -> Result<Tensor> {
-            let name = format!("{PREFIX}{module}.{half}.weight");
-            let tensor =
-                tensors.remove(&name).ok_or_else(|| wrong(format!("`{name}` is missing")))?;
-            Ok(tensor.to_dtype(DType::F32)?)
+        let mut take = |name: String| -> Result<Tensor> {
+            let missing = || wrong(format!("`{name}` is missing"));
+            Ok(tensors.remove(&name).ok_or_else(missing)?.to_dtype(DType::F32)?)
         };
-        let (a, b) = (take("lora_A")?, take("lora_B")?);
-        let factor = rules.factor(&module).ok_or_else(|| {
-            wrong(format!("it has tensors on {module}, which its settings leave out"))
-        })?;
-        if a.rank() != 2 || b.rank() != 2 || a.dims()[0] != factor.r || b.dims()[1] != factor.r {
+        let [a, b] = factor_names(&module);
+        let (a, b) = (take(a)?, take(b)?);
+        let Some(expected) = matcher.matched(&module) else {
+            return Err(wrong(format!("it has tensors on {module}, which its settings exclude")));
+        };
+        let r = expected.r;
+        if a.rank() != 2 || b.rank() != 2 || a.dims()[0] != r || b.dims()[1] != r {
             let shapes = format!("{:?} and {:?}", a.dims(), b.dims());
-            return Err(wrong(format!("{module} has {shapes} for rank {}", factor.r)));
+            return Err(wrong(format!("{module} has {shapes} for rank {r}")));
         }
-        deltas.insert(format!("{module}.weight"), Delta { a, b, scale: factor.scale });
+        deltas.insert(format!("{module}.weight"), LoraDelta { a, b, scale: expected.scale });
     }
     if deltas.is_empty() {
-        return Err(wrong("there is no tensor in it".to_owned()));
+        return Err(wrong("it contains no tensors".to_owned()));
     }
     Ok(deltas)
 }
 
-/// Names of the files that hold the base's weights; like transformers, one file before shards.
+/// Names of the files that hold the base's weights. As in transformers, a single file is preferred to
+/// shards.
 fn shards(base: &Path) -> Result<Vec<String>> {
     if base.join(SINGLE).exists() {
         return Ok(vec![SINGLE.to_owned()]);
     }
-    let path = base.join(INDEX);
-    if !path.exists() {
-        return Err(model(base, format!("there is neither {SINGLE} nor {INDEX} in it")));
+    if !base.join(INDEX).exists() {
+        let reason = format!("there is neither {SINGLE} nor {INDEX} in it");
+        return Err(ModelError::model(base, reason));
     }
-    let map = read_index(base)?["weight_map"].clone();
+    let map = read_index(base)?["weight_map"].take();
     let names: BTreeMap<String, String> =
-        serde_json::from_value(map).map_err(|e| model(base, format!("{INDEX}: {e}")))?;
+        serde_json::from_value(map).map_err(|e| damaged(base, INDEX, e))?;
     let files: BTreeSet<String> = names.into_values().collect();
     if let Some(name) = files.iter().find(|name| name.contains(['/', '\\'])) {
-        return Err(model(base, format!("{INDEX} names a file elsewhere: {name}")));
+        return Err(ModelError::model(base, format!("{INDEX} names a file elsewhere: {name}")));
     }
     Ok(files.into_iter().collect())
 }
@@ -320,10 +302,10 @@ fn shards(base: &Path) -> Result<Vec<String>> {
 fn read_index(base: &Path) -> Result<Value> {
     let path = base.join(INDEX);
     let text = fs::read(&path).map_err(at(&path))?;
-    serde_json::from_slice(&text).map_err(|e| model(base, format!("{INDEX}: {e}")))
+    serde_json::from_slice(&text).map_err(|e| damaged(base, INDEX, e))
 }
 
-/// The base's index with the tensors and the size of now.
+/// The base's index with the tensors and the size of the merged model.
 fn index(base: &Path, weight_map: BTreeMap<String, String>, bytes: u64) -> Result<Vec<u8>> {
     let mut value = read_index(base)?;
     value["metadata"]["total_size"] = bytes.into();
@@ -331,16 +313,16 @@ fn index(base: &Path, weight_map: BTreeMap<String, String>, bytes: u64) -> Resul
     Ok(format!("{value:#}\n").into_bytes())
 }
 
-/// Copies what is neither weights, nor written otherwise, nor hidden; directories too.
+/// Copies all files and directories except weights, indices and hidden ones.
 fn copy_others(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from).map_err(at(from))? {
         let path = entry.map_err(at(from))?.path();
         let name = path.file_name().unwrap_or_default();
-        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_lowercase();
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_lowercase();
         let text = name.to_string_lossy();
         if text.starts_with('.')
             || text.ends_with(".index.json")
-            || WEIGHTS.contains(&ending.as_str())
+            || WEIGHTS.contains(&extension.as_str())
         {
             continue;
         }
@@ -349,15 +331,16 @@ fn copy_others(from: &Path, to: &Path) -> Result<()> {
             fs::create_dir(&copy).map_err(at(&copy))?;
             copy_others(&path, &copy)?;
         } else {
-            // Caches of models are full of links; what they lead to is copied.
-            write_synced(&copy, &fs::read(&path).map_err(at(&path))?)?;
+            // Not `fs::copy`, which copies permissions too. Follows links, as model caches have them.
+            fs::write(&copy, fs::read(&path).map_err(at(&path))?).map_err(at(&copy))?;
         }
     }
-    Ok(sync_dir(to)?)
+    Ok(())
 }
 
-fn model(base: &Path, reason: String) -> ModelError {
-    ModelError::Model { path: base.to_owned(), reason }
+/// A file of the base that cannot be read.
+fn damaged(base: &Path, file: &str, error: impl Error + Send + Sync + 'static) -> ModelError {
+    ModelError::model(base, format!("{file}: {error}")).caused_by(error)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Merging: the same logits as base and adapter, in one file and in shards, whole or not at all.
+//! Merging: the logits of base and adapter, one file and shards, and failures that leave no files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -71,19 +71,20 @@ fn a_merged_model_has_the_logits_of_base_and_adapter() {
     let merged = merge(&base(), &adapter, &out, Precision::F32).unwrap();
     assert_eq!(
         (merged.modules, merged.tensors),
-        (lora.factors().len(), tiny_weights(DType::F32).len())
+        (lora.module_scales().len(), tiny_weights(DType::F32).len())
     );
     let expected = logits(&tiny_model(DType::F32), Some(&lora));
     let found = logits(&load(&out), None);
     assert!(difference(&found, &expected) < 1e-4, "{}", difference(&found, &expected));
     assert!(difference(&found, &logits(&tiny_model(DType::F32), None)) > 0.1);
-    // Weights without an adapter are the base's, and every other file is there.
+    // Weights without an adapter equal the base's, and every other file is copied.
     let [before, after] = [base(), out.clone()].map(|dir| {
         candle_core::safetensors::load(dir.join("model.safetensors"), &Device::Cpu).unwrap()
     });
     assert_eq!(before.len(), after.len());
     for (name, tensor) in &before {
-        let adapted = lora.factors().contains_key(name.strip_suffix(".weight").unwrap_or(name));
+        let adapted =
+            lora.module_scales().contains_key(name.strip_suffix(".weight").unwrap_or(name));
         let own = tensor.to_dtype(DType::F32).unwrap();
         assert_eq!(difference(&values(&own), &values(&after[name])) > 0.0, adapted, "{name}");
     }
@@ -94,7 +95,7 @@ fn a_merged_model_has_the_logits_of_base_and_adapter() {
 }
 
 #[test]
-fn shards_stay_shards_in_the_type_they_were() {
+fn shards_keep_their_names_and_types() {
     let dir = tempfile::tempdir().unwrap();
     let [base, adapter, out, wide] =
         ["base", "adapter", "merged", "wide"].map(|name| dir.path().join(name));
@@ -145,12 +146,12 @@ fn shards_stay_shards_in_the_type_they_were() {
 }
 
 #[test]
-fn what_cannot_be_merged_leaves_nothing_behind() {
+fn a_failed_merge_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let [own, adapter, out] = ["base", "adapter", "merged"].map(|name| dir.path().join(name));
     copied(&base(), &own);
     let (_, lora) = varied_adapter(&adapter);
-    let refused = |what: &str| {
+    let rejected = |what: &str| {
         let error = merge(&own, &adapter, &out, Precision::Base).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
         assert!(!out.exists() && !dir.path().join(".merged.tmp").exists());
@@ -168,42 +169,45 @@ fn what_cannot_be_merged_leaves_nothing_behind() {
         tensors.insert(name(5), tensor);
     }
     candle_core::safetensors::save(&tensors, &weights).unwrap();
-    assert!(matches!(refused("`model.layers.5.mlp.gate_proj.weight`"), ModelError::Adapter { .. }));
+    assert!(matches!(
+        rejected("`model.layers.5.mlp.gate_proj.weight`"),
+        ModelError::Adapter { .. }
+    ));
     // Half a pair.
     tensors.remove("base_model.model.model.layers.5.mlp.gate_proj.lora_B.weight");
     candle_core::safetensors::save(&tensors, &weights).unwrap();
-    refused("layers.5.mlp.gate_proj.lora_B.weight` is missing");
-    // Something that is no LoRA tensor.
+    rejected("layers.5.mlp.gate_proj.lora_B.weight` is missing");
+    // A tensor that is not a LoRA tensor.
     tensors.insert(
         "base_model.model.lm_head.weight".to_owned(),
         tensors.values().next().unwrap().clone(),
     );
     candle_core::safetensors::save(&tensors, &weights).unwrap();
-    refused("`base_model.model.lm_head.weight` is not the name of a LoRA tensor");
+    rejected("`base_model.model.lm_head.weight` is not the name of a LoRA tensor");
     fs::write(&weights, &good).unwrap();
-    // Settings that do not go with the tensors.
+    // Settings that do not fit the tensors.
     let path = adapter.join("adapter_config.json");
     fs::write(&path, config.replace("\"q_proj\": 3", "\"q_proj\": 4")).unwrap();
-    refused("self_attn.q_proj has [3, 32] and [32, 3] for rank 4");
+    rejected("self_attn.q_proj has [3, 32] and [32, 3] for rank 4");
     fs::write(&path, config.replace("\"use_dora\": false", "\"use_dora\": true")).unwrap();
-    refused("`use_dora`");
+    rejected("`use_dora`");
     fs::write(&path, &config).unwrap();
-    // A quantised base, and one without weights.
+    // A quantized base, and one without weights.
     let text = fs::read_to_string(own.join("config.json")).unwrap();
-    let mut quantised: Value = serde_json::from_str(&text).unwrap();
-    quantised["quantization_config"] = json!({"quant_method": "gptq"});
-    fs::write(own.join("config.json"), quantised.to_string()).unwrap();
-    assert!(matches!(refused("`quantization_config`"), ModelError::Model { .. }));
+    let mut quantized: Value = serde_json::from_str(&text).unwrap();
+    quantized["quantization_config"] = json!({"quant_method": "gptq"});
+    fs::write(own.join("config.json"), quantized.to_string()).unwrap();
+    assert!(matches!(rejected("`quantization_config`"), ModelError::Model { .. }));
     fs::write(own.join("config.json"), &text).unwrap();
     fs::rename(own.join("model.safetensors"), own.join("x")).unwrap();
-    refused("there is neither model.safetensors nor model.safetensors.index.json");
+    rejected("there is neither model.safetensors nor model.safetensors.index.json");
     fs::rename(own.join("x"), own.join("model.safetensors")).unwrap();
-    // A target that is there already is not touched.
+    // An existing target is unchanged.
     fs::create_dir(&out).unwrap();
     let error = merge(&own, &adapter, &out, Precision::Base).unwrap_err().to_string();
     assert!(error.contains("merged") && error.contains("exists"), "{error}");
     fs::remove_dir(&out).unwrap();
-    // What an interrupted merge left is replaced.
+    // The temporary directory of an interrupted merge is replaced.
     fs::create_dir(dir.path().join(".merged.tmp")).unwrap();
     merge(&own, &adapter, &out, Precision::Base).unwrap();
     assert!(out.exists() && !dir.path().join(".merged.tmp").exists());
@@ -227,9 +231,9 @@ fn a_value_that_half_precision_cannot_hold_is_an_error() {
     merge(&own, &adapter, &out, Precision::F32).unwrap();
 }
 
-/// Writes what `tests/clients/check_export.py` reads.
+/// Writes the input of `tests/clients/check_export.py`.
 #[test]
-#[ignore = "its result is for Python"]
+#[ignore = "writes files for a Python test"]
 fn an_export_for_python() {
     let dir = std::env::var("HONE_TEST_EXPORT_DIR").unwrap();
     let dir = Path::new(&dir);

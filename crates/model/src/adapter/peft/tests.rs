@@ -1,6 +1,7 @@
-//! Adapter directories: the same modules, ranks and scales as PEFT, and what is refused.
+//! Adapter directories: the modules, ranks and scales of PEFT, and what is rejected.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,20 +9,20 @@ use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
 use crate::adapter::weights::{LoraWeights, named_plan};
-use crate::adapter::{LoraConfig, LoraInit, Modules, peft};
-use crate::testing::{randomise, test_file, tiny_spec, values};
+use crate::adapter::{LoraConfig, LoraInit, Modules, Patterns, peft};
+use crate::testing::{randomize, test_file, tiny_spec, values};
 
 /// All linear layers with rank 2.
 fn rank_two() -> LoraConfig {
     LoraConfig { r: 2, alpha: 4.0, ..LoraConfig::default() }
 }
 
-fn patterns<T: Copy>(list: &[(&str, T)]) -> crate::adapter::Patterns<T> {
-    crate::adapter::Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
+fn patterns<T: Copy>(list: &[(&str, T)]) -> Patterns<T> {
+    Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
 }
 
-/// Patterns, rslora, exclusions: everything that makes modules differ. The first pattern that
-/// matches is not the first in the alphabet.
+/// Patterns, rslora and exclusions, so that modules differ. The first pattern that matches is not the
+/// first in the alphabet.
 fn varied() -> LoraConfig {
     LoraConfig {
         use_rslora: true,
@@ -36,7 +37,7 @@ fn random_lora(config: &LoraConfig, seed: u64) -> LoraWeights {
     let mut rng = rand::SeedableRng::seed_from_u64(seed);
     let lora =
         LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
-    randomise(&lora, seed);
+    randomize(&lora, seed);
     lora
 }
 
@@ -58,7 +59,7 @@ fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
 #[test]
 fn modules_ranks_and_scales_are_those_of_peft() {
     let text = fs::read_to_string(test_file("reference/peft_rules.json")).unwrap();
-    // Each case's settings as they stand in the text: their order counts.
+    // The settings as text, because the order of patterns matters.
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with('{')).collect();
     assert_eq!(lines.len(), 13);
     let dir = tempfile::tempdir().unwrap();
@@ -70,45 +71,45 @@ fn modules_ranks_and_scales_are_those_of_peft() {
         let own: BTreeMap<String, (usize, f64)> = named_plan(&tiny_spec(), &config)
             .unwrap()
             .into_iter()
-            .map(|(name, factor)| (name, (factor.r, factor.scale)))
+            .map(|(name, module)| (name, (module.r, module.scale)))
             .collect();
         let case: Value = serde_json::from_str(line.trim_end_matches(',')).unwrap();
-        let theirs: BTreeMap<String, (usize, f64)> =
+        let expected: BTreeMap<String, (usize, f64)> =
             serde_json::from_value(case["modules"].clone()).unwrap();
-        assert_eq!(own.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{line}");
+        assert_eq!(own.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{line}");
         for (name, (r, scale)) in &own {
-            assert_eq!(*r, theirs[name].0, "{name}: {}", case["config"]);
-            assert!((scale - theirs[name].1).abs() < 1e-12, "{name}: {}", case["config"]);
+            assert_eq!(*r, expected[name].0, "{name}: {}", case["config"]);
+            assert!((scale - expected[name].1).abs() < 1e-12, "{name}: {}", case["config"]);
         }
     }
 }
 
 #[test]
-fn a_written_adapter_is_read_as_it_was() {
+fn a_written_adapter_reads_back_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let config = varied();
     let lora = written(dir.path(), &config);
     let (found, again) = read(dir.path()).unwrap();
     assert_eq!(all_values(&again), all_values(&lora));
-    assert_eq!(again.factors(), lora.factors());
-    assert_eq!(lora.factors()["model.layers.0.self_attn.q_proj"].r, 3);
-    assert_eq!(lora.factors()["model.layers.0.self_attn.k_proj"].r, 5);
-    // "all-linear" is spelled out; the rest stands as it was.
+    assert_eq!(again.module_scales(), lora.module_scales());
+    assert_eq!(lora.module_scales()["model.layers.0.self_attn.q_proj"].r, 3);
+    assert_eq!(lora.module_scales()["model.layers.0.self_attn.k_proj"].r, 5);
+    // "all-linear" becomes a list of names; the rest is unchanged.
     assert!(matches!(&found.target_modules, Modules::Names(names) if names.len() == 6));
     assert_eq!(LoraConfig { target_modules: Modules::AllLinear, ..found }, config);
 }
 
 #[test]
-fn layers_go_with_all_linear() {
+fn layers_to_transform_restricts_all_linear() {
     let dir = tempfile::tempdir().unwrap();
     let config = LoraConfig { layers_to_transform: vec![1], ..rank_two() };
     let lora = written(dir.path(), &config);
-    assert_eq!(lora.factors().len(), 7);
-    assert_eq!(read(dir.path()).unwrap().1.factors(), lora.factors());
+    assert_eq!(lora.module_scales().len(), 7);
+    assert_eq!(read(dir.path()).unwrap().1.module_scales(), lora.module_scales());
 }
 
 #[test]
-fn half_precision_is_widened() {
+fn adapters_in_16_bits_are_upcast() {
     let dir = tempfile::tempdir().unwrap();
     let lora = written(dir.path(), &rank_two());
     for dtype in [DType::F16, DType::BF16] {
@@ -125,7 +126,7 @@ fn half_precision_is_widened() {
 }
 
 #[test]
-fn what_is_more_than_a_low_rank_product_is_refused_by_name() {
+fn options_beyond_a_low_rank_product_are_rejected_by_name() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &rank_two());
     let path = dir.path().join(peft::CONFIG_FILE);
@@ -160,7 +161,7 @@ fn what_is_more_than_a_low_rank_product_is_refused_by_name() {
 }
 
 #[test]
-fn adapters_of_another_model_name_the_modules() {
+fn errors_name_the_modules_of_another_models_adapter() {
     let dir = tempfile::tempdir().unwrap();
     let lora = written(dir.path(), &rank_two());
     let mut tensors: std::collections::HashMap<_, _> =
@@ -184,7 +185,7 @@ fn adapters_of_another_model_name_the_modules() {
 }
 
 #[test]
-fn pickles_are_refused_by_name() {
+fn pickles_are_rejected_by_name() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &rank_two());
     let path = dir.path().join(peft::WEIGHTS_FILE);
@@ -194,7 +195,15 @@ fn pickles_are_refused_by_name() {
 }
 
 #[test]
-fn a_gaussian_start_has_the_deviation_of_one_over_the_rank() {
+fn errors_keep_their_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = read(dir.path()).unwrap_err();
+    let source = error.source().unwrap();
+    assert!(source.is::<std::io::Error>() && error.to_string().ends_with(&source.to_string()));
+}
+
+#[test]
+fn gaussian_initial_values_have_a_deviation_of_one_over_the_rank() {
     let config = LoraConfig { r: 8, init_weights: LoraInit::Gaussian, ..LoraConfig::default() };
     let mut rng = rand::SeedableRng::seed_from_u64(1);
     let lora =

@@ -1,11 +1,11 @@
-//! Matrix products into memory that is there already (CPU).
+//! Matrix products (CPU), by the `gemm` crate.
 
 use hone_core::threads::pause_point;
 
 use super::float::Real;
 use super::parallel::threads;
 
-/// A matrix in a slice.
+/// A view of a slice as a matrix.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, T> {
     values: &'a [T],
@@ -16,19 +16,22 @@ pub struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// Row after row without gaps.
+    /// `values` row by row, without gaps.
+    ///
+    /// # Panics
+    /// If the slice is too short.
     pub fn new(values: &'a [T], rows: usize, columns: usize) -> Self {
         Self::strided(values, rows, columns, columns)
     }
 
-    /// Rows that start `row_stride` values after one another.
-    pub fn strided(values: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
+    /// Rows that start `row_stride` values apart. Panics as [`Self::new`].
+    pub(crate) fn strided(values: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert!(fits(values.len(), rows, columns, row_stride), "the slice is too short");
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// How many rows it has.
-    pub fn rows(&self) -> usize {
+    /// The number of rows.
+    pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
@@ -48,7 +51,10 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize) -> bool {
     rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= len
 }
 
-/// `scale * left right` in new memory, row after row.
+/// `scale * left right`, row by row.
+///
+/// # Panics
+/// If the inner dimensions differ.
 pub fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
     let (m, n) = (left.rows, right.columns);
     if left.columns == 0 {
@@ -56,45 +62,45 @@ pub fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -
     }
     let mut out = Vec::with_capacity(m * n);
     run(out.as_mut_ptr(), n, WriteMode::Replace, scale, left, right, m * n);
-    // SAFETY: the capacity is m * n, and the product has written every one of these values: its inner
+    // SAFETY: the capacity is m * n, and the product has written all of these values: its inner
     // dimension is above 0, and its rows of n values leave no gaps.
     unsafe { out.set_len(m * n) };
     out
 }
 
-/// Whether a product replaces what is there or is added to it.
+/// Whether a product replaces its output or is added to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteMode {
     Replace,
     Add,
 }
 
-/// `out = scale * left right`, or `out += ...`; rows of `out` start `stride` values after one
-/// another. Sums run over the inner dimension in an order that does not depend on the threads.
+/// `out = scale * left right`, or `out += ...`; rows of `out` start `stride` values apart. Sums run over
+/// the inner dimension in an order that does not depend on the number of threads.
 ///
 /// # Panics
 /// If the inner dimensions differ or `out` is too short.
 pub(crate) fn multiply<T: Real>(
     (out, stride): (&mut [T], usize),
-    store: WriteMode,
+    mode: WriteMode,
     scale: f64,
     left: Matrix<'_, T>,
     right: Matrix<'_, T>,
 ) {
-    if left.columns == 0 && store == WriteMode::Replace {
+    if left.columns == 0 && mode == WriteMode::Replace {
         for row in out.chunks_mut(stride.max(1)).take(left.rows) {
             row[..right.columns].fill(T::of(0.0));
         }
         return;
     }
-    run(out.as_mut_ptr(), stride, store, scale, left, right, out.len());
+    run(out.as_mut_ptr(), stride, mode, scale, left, right, out.len());
 }
 
-/// The product into `len` values at `out`, which may be uninitialised where they are replaced.
+/// The product into `len` values at `out`, which may be uninitialized with [`WriteMode::Replace`].
 fn run<T: Real>(
     out: *mut T,
     stride: usize,
-    store: WriteMode,
+    mode: WriteMode,
     scale: f64,
     left: Matrix<'_, T>,
     right: Matrix<'_, T>,
@@ -110,11 +116,11 @@ fn run<T: Real>(
         1 => gemm::Parallelism::None,
         threads => gemm::Parallelism::Rayon(threads),
     };
-    // SAFETY: both callers own the `len` values at `out` and give them to nobody else meanwhile. The
-    // assertions here and in `Matrix::strided` keep every index that the product touches
+    // SAFETY: both callers have exclusive access to the `len` values at `out`. The assertions here and
+    // in `Matrix::strided` keep every index that the product uses
     // (row * row_stride + column * column_stride) within these and the two slices; rows of `out` do
     // not overlap; strides of slices fit in isize. `out` is read only with `WriteMode::Add`, which
-    // `product` never asks for.
+    // `product` does not use.
     unsafe {
         gemm::gemm(
             m,
@@ -123,7 +129,7 @@ fn run<T: Real>(
             out,
             1,
             stride as isize,
-            store == WriteMode::Add,
+            mode == WriteMode::Add,
             left.values.as_ptr(),
             left.column_stride as isize,
             left.row_stride as isize,

@@ -1,4 +1,4 @@
-//! Products against plain loops, and themselves on more threads.
+//! Products against plain loops, and for equal bits on any number of threads.
 
 use super::{Matrix, WriteMode, multiply, product};
 use crate::kernels::parallel::with_threads;
@@ -12,16 +12,16 @@ fn products_with_strides_and_sums_equal_loops() {
     let (m, n, k) = (5, 3, 4);
     let (left, right) = (wave(m * 6), wave(n * k));
     let start = wave(m * 4);
-    for store in [WriteMode::Replace, WriteMode::Add] {
+    for mode in [WriteMode::Replace, WriteMode::Add] {
         let mut out = start.clone();
         // Rows of the left matrix are 6 apart, those of the output 4; the right one is transposed.
         let (a, b) = (Matrix::strided(&left, m, k, 6), Matrix::new(&right, n, k).t());
-        multiply((&mut out, 4), store, 0.5, a, b);
+        multiply((&mut out, 4), mode, 0.5, a, b);
         for i in 0..m {
             for j in 0..4 {
                 let sum: f64 = (0..k).map(|l| left[i * 6 + l] * right[(j % n) * k + l]).sum();
                 let before = start[i * 4 + j];
-                let expected = match (j < n, store) {
+                let expected = match (j < n, mode) {
                     (false, _) => before,
                     (true, WriteMode::Add) => before + 0.5 * sum,
                     (true, WriteMode::Replace) => 0.5 * sum,
@@ -33,7 +33,7 @@ fn products_with_strides_and_sums_equal_loops() {
 }
 
 #[test]
-fn nothing_to_sum_gives_zeros() {
+fn an_inner_dimension_of_zero_makes_a_product_of_zeros() {
     let empty: [f64; 0] = [];
     let (left, right) = (Matrix::new(&empty, 2, 0), Matrix::new(&empty, 0, 3));
     assert_eq!(product(1.0, left, right), vec![0.0; 6]);
@@ -43,8 +43,8 @@ fn nothing_to_sum_gives_zeros() {
 }
 
 #[test]
-fn products_give_the_same_bits_on_any_number_of_threads() {
-    // Shapes of the forward and the backward pass, above the size from which threads share.
+fn products_have_the_same_bits_on_any_number_of_threads() {
+    // Shapes of the forward and the backward pass, large enough for several threads.
     for (m, n, k) in [(700, 300, 900), (16, 500, 700), (900, 16, 700)] {
         let (left, right) = (wave(m * k), wave(k * n));
         let left: Vec<f32> = left.iter().map(|x| *x as f32).collect();

@@ -1,17 +1,15 @@
-//! What sets the families of decoders apart, as transformers' configuration classes have it.
+//! Differences between the families of decoders, from transformers' configuration classes.
 
 use serde_json::Value;
 
 use super::fields::{flag_or, get, optional_size, size, size_or, wrong};
 use crate::{ModelError, Result};
 
-/// `model_type`s that the trainer knows.
-pub const SUPPORTED: [&str; 7] =
-    ["qwen2", "qwen3", "llama", "mistral", "smollm3", "gemma2", "phi3"];
-
-/// What a family does unless `config.json` says otherwise, and what it always does.
+/// The defaults and the fixed properties of a family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModelFamily {
+    /// `model_type`.
+    pub model_type: &'static str,
     /// `architectures[0]`.
     pub class: &'static str,
     /// Default of `rope_theta`.
@@ -20,50 +18,53 @@ pub(crate) struct ModelFamily {
     pub rms_norm_eps: f64,
     /// Default of `tie_word_embeddings`.
     pub tied: bool,
-    /// Default of `head_dim`; `hidden_size / num_attention_heads` without one.
+    /// Default of `head_dim`; `None` for `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
     /// Biases of the attention's projections.
     pub attention_bias: AttentionBias,
     /// Whether `mlp_bias` is read.
     pub mlp_bias: bool,
-    /// Whether queries and keys are normalised head by head.
+    /// Whether queries and keys have an RMSNorm over each head.
     pub head_norms: bool,
     /// Whether q, k, v are one projection, and gate and up another.
     pub fused: bool,
-    /// Gemma's scaled embedding, norms by 1 + weight, norms behind attention and MLP, tanh GELU, caps.
+    /// Gemma's scaled embedding, norms by 1 + weight, norms of the outputs of attention and MLP, tanh
+    /// GELU, and soft caps.
     pub gemma: bool,
-    /// Whether some layers can go without rotary positions.
+    /// Whether layers can lack rotary position embedding.
     pub no_rope_layers: bool,
-    /// Which layers see a sliding window only.
+    /// Which layers have a sliding window.
     pub windows: Windows,
 }
 
+/// Which projections of the attention have biases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum AttentionBias {
-    /// None.
+    /// No projection.
     Never,
-    /// On q, k and v, not on the output.
+    /// Those of q, k and v.
     Inputs,
-    /// On all four where `attention_bias` is true.
+    /// All four if `attention_bias` is true.
     Configured,
 }
 
-/// Which layers see a sliding window, where `layer_types` does not say.
+/// Which layers have a sliding window, unless `layer_types` decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Windows {
-    /// None, and `layer_types` must not say otherwise.
+    /// No layer; `layer_types` must agree.
     Never,
-    /// All, where there is a `sliding_window` (or this default); `layer_types` must not disagree.
+    /// All if there is a `sliding_window` (or this default); `layer_types` must agree.
     Everywhere { default: Option<usize> },
-    /// From `max_window_layers` on, where `use_sliding_window`.
+    /// Those from `max_window_layers` on, if `use_sliding_window`.
     FromLayer,
-    /// Those without rotary positions, where `use_sliding_window`.
+    /// Those without rotary position embedding, if `use_sliding_window`.
     WithoutRope,
     /// Every second layer, from the first.
     Alternating,
 }
 
 const LLAMA: ModelFamily = ModelFamily {
+    model_type: "llama",
     class: "LlamaForCausalLM",
     rope_theta: 10_000.0,
     rms_norm_eps: 1e-6,
@@ -79,6 +80,7 @@ const LLAMA: ModelFamily = ModelFamily {
 };
 
 const QWEN2: ModelFamily = ModelFamily {
+    model_type: "qwen2",
     class: "Qwen2ForCausalLM",
     attention_bias: AttentionBias::Inputs,
     mlp_bias: false,
@@ -86,79 +88,76 @@ const QWEN2: ModelFamily = ModelFamily {
     ..LLAMA
 };
 
-const QWEN3: ModelFamily = ModelFamily {
-    class: "Qwen3ForCausalLM",
-    head_dim: Some(128),
-    attention_bias: AttentionBias::Configured,
-    head_norms: true,
-    ..QWEN2
-};
-
-const MISTRAL: ModelFamily = ModelFamily {
-    class: "MistralForCausalLM",
-    attention_bias: AttentionBias::Never,
-    mlp_bias: false,
-    windows: Windows::Everywhere { default: Some(4096) },
-    ..LLAMA
-};
-
-const SMOLLM3: ModelFamily = ModelFamily {
-    class: "SmolLM3ForCausalLM",
-    rope_theta: 2_000_000.0,
-    tied: true,
-    no_rope_layers: true,
-    windows: Windows::WithoutRope,
-    ..LLAMA
-};
-
-const GEMMA2: ModelFamily = ModelFamily {
-    class: "Gemma2ForCausalLM",
-    tied: true,
-    head_dim: Some(256),
-    mlp_bias: false,
-    gemma: true,
-    windows: Windows::Alternating,
-    ..LLAMA
-};
-
-const PHI3: ModelFamily = ModelFamily {
-    class: "Phi3ForCausalLM",
-    rms_norm_eps: 1e-5,
-    attention_bias: AttentionBias::Never,
-    mlp_bias: false,
-    fused: true,
-    windows: Windows::Everywhere { default: None },
-    ..LLAMA
-};
+/// The families.
+static FAMILIES: [ModelFamily; 7] = [
+    QWEN2,
+    ModelFamily {
+        model_type: "qwen3",
+        class: "Qwen3ForCausalLM",
+        head_dim: Some(128),
+        attention_bias: AttentionBias::Configured,
+        head_norms: true,
+        ..QWEN2
+    },
+    LLAMA,
+    ModelFamily {
+        model_type: "mistral",
+        class: "MistralForCausalLM",
+        attention_bias: AttentionBias::Never,
+        mlp_bias: false,
+        windows: Windows::Everywhere { default: Some(4096) },
+        ..LLAMA
+    },
+    ModelFamily {
+        model_type: "smollm3",
+        class: "SmolLM3ForCausalLM",
+        rope_theta: 2_000_000.0,
+        tied: true,
+        no_rope_layers: true,
+        windows: Windows::WithoutRope,
+        ..LLAMA
+    },
+    ModelFamily {
+        model_type: "gemma2",
+        class: "Gemma2ForCausalLM",
+        tied: true,
+        head_dim: Some(256),
+        mlp_bias: false,
+        gemma: true,
+        windows: Windows::Alternating,
+        ..LLAMA
+    },
+    ModelFamily {
+        model_type: "phi3",
+        class: "Phi3ForCausalLM",
+        rms_norm_eps: 1e-5,
+        attention_bias: AttentionBias::Never,
+        mlp_bias: false,
+        fused: true,
+        windows: Windows::Everywhere { default: None },
+        ..LLAMA
+    },
+];
 
 impl ModelFamily {
     /// The family of a parsed `config.json`.
     pub(crate) fn of(config: &Value) -> Result<&'static Self> {
         let model_type = get(config, "model_type").and_then(Value::as_str);
         let class = get(config, "architectures").and_then(|list| list.get(0)?.as_str());
-        let family: Option<&'static Self> = match model_type {
-            Some("qwen2") => Some(&QWEN2),
-            Some("qwen3") => Some(&QWEN3),
-            Some("llama") => Some(&LLAMA),
-            Some("mistral") => Some(&MISTRAL),
-            Some("smollm3") => Some(&SMOLLM3),
-            Some("gemma2") => Some(&GEMMA2),
-            Some("phi3") => Some(&PHI3),
-            _ => None,
-        };
-        // A file without `architectures` is taken for the model that generates text.
+        let family = FAMILIES.iter().find(|family| Some(family.model_type) == model_type);
+        // A file without `architectures` counts as the model that generates text.
         match family {
             Some(family) if class.is_none_or(|class| class == family.class) => Ok(family),
             _ => Err(ModelError::Unsupported(format!(
                 "cannot train a model of type `{}` with architecture `{}`; supported: {}",
                 model_type.unwrap_or("unknown"),
                 class.unwrap_or("unknown"),
-                SUPPORTED.map(|name| format!("`{name}`")).join(", ")
+                FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ")
             ))),
         }
     }
 
-    /// Which layers turn queries and keys by their positions.
+    /// Which layers have rotary position embedding.
     pub(crate) fn rope_layers(&self, config: &Value, layers: usize) -> Result<Vec<bool>> {
         const FIELD: &str = "no_rope_layers";
         if !self.no_rope_layers {
@@ -168,7 +167,7 @@ impl ModelFamily {
             let interval = size_or(config, "no_rope_layer_interval", 4)?;
             return Ok((1..=layers).map(|layer| layer % interval != 0).collect());
         };
-        // Despite the name, 1 stands for a layer with rotary positions.
+        // Despite the name, 1 means a layer with rotary position embedding.
         let flag = |x: &Value| x.as_u64().filter(|x| *x < 2).map(|x| x == 1);
         let flags = value.as_array().and_then(|list| list.iter().map(flag).collect());
         flags
@@ -178,20 +177,18 @@ impl ModelFamily {
 
     /// The sliding window of every layer, in tokens.
     pub(crate) fn windows(&self, config: &Value, rope: &[bool]) -> Result<Vec<Option<usize>>> {
-        let given = layer_types(config, rope.len())?;
-        let used = match self.windows {
-            Windows::FromLayer | Windows::WithoutRope => {
-                flag_or(config, "use_sliding_window", false)?
-            }
-            Windows::Never => false,
-            Windows::Everywhere { .. } | Windows::Alternating => true,
+        let types = layer_types(config, rope.len())?;
+        let used = || flag_or(config, "use_sliding_window", false);
+        let window_or = |default| match config.get("sliding_window") {
+            Some(_) => optional_size(config, "sliding_window"),
+            None => Ok(default),
         };
-        let window = match (config.get("sliding_window"), self.windows) {
-            _ if !used => None,
-            (Some(_), _) => optional_size(config, "sliding_window")?,
-            (None, Windows::Everywhere { default }) => default,
-            (None, Windows::WithoutRope) => None,
-            (None, _) => Some(4096),
+        let window = match self.windows {
+            Windows::Everywhere { default } => window_or(default)?,
+            Windows::FromLayer if used()? => window_or(Some(4096))?,
+            Windows::WithoutRope if used()? => window_or(None)?,
+            Windows::Alternating => window_or(Some(4096))?,
+            Windows::Never | Windows::FromLayer | Windows::WithoutRope => None,
         };
         let mut sliding: Vec<bool> = match self.windows {
             Windows::Never => vec![false; rope.len()],
@@ -207,30 +204,25 @@ impl ModelFamily {
             Windows::WithoutRope => rope.iter().map(|rope| window.is_some() && !rope).collect(),
             Windows::Alternating => (0..rope.len()).map(|layer| layer % 2 == 0).collect(),
         };
-        if let Some(given) = given {
+        if let Some(types) = types {
             let fixed = matches!(self.windows, Windows::Never | Windows::Everywhere { .. });
-            if fixed && given != sliding {
-                return Err(wrong(
-                    "layer_types",
-                    config.get("layer_types"),
-                    "the same for every layer, and in accord with `sliding_window`, for this \
-                     architecture",
-                ));
+            if fixed && types != sliding {
+                let expected = "the same for every layer and consistent with `sliding_window` for \
+                                this architecture";
+                return Err(wrong("layer_types", config.get("layer_types"), expected));
             }
-            sliding = given;
+            sliding = types;
         }
         if window.is_none() && sliding.contains(&true) {
-            return Err(wrong(
-                "sliding_window",
-                config.get("sliding_window"),
-                "a whole number above 0 (and in use), for some layers have sliding attention",
-            ));
+            let expected =
+                "a whole number above 0 (and in use), because some layers have sliding attention";
+            return Err(wrong("sliding_window", config.get("sliding_window"), expected));
         }
         Ok(sliding.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
     }
 }
 
-/// Which layers have sliding attention by `layer_types`.
+/// Which layers have sliding attention according to `layer_types`.
 fn layer_types(config: &Value, layers: usize) -> Result<Option<Vec<bool>>> {
     const FIELD: &str = "layer_types";
     let Some(value) = get(config, FIELD) else { return Ok(None) };
@@ -241,14 +233,9 @@ fn layer_types(config: &Value, layers: usize) -> Result<Option<Vec<bool>>> {
     };
     let list: Option<Vec<bool>> =
         value.as_array().and_then(|list| list.iter().map(sliding).collect());
-    match list.filter(|list| list.len() == layers) {
-        Some(list) => Ok(Some(list)),
-        None => Err(wrong(
-            FIELD,
-            Some(value),
-            "a list of `full_attention` or `sliding_attention`, one per layer",
-        )),
-    }
+    let expected = "a list of `full_attention` or `sliding_attention`, one per layer";
+    let list = list.filter(|list| list.len() == layers);
+    list.ok_or_else(|| wrong(FIELD, Some(value), expected)).map(Some)
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::adapter::weights::{LoraWeights, named_plan};
 use crate::adapter::{BaseDtype, LinearKind, LoraConfig, Modules, peft};
-use crate::spec::rope::{RopeScaling, rope_frequencies};
-use crate::testing::{randomise, test_file, values};
+use crate::spec::RopeScaling;
+use crate::testing::{randomize, test_file, values};
 use crate::transformer::{Segments, token_stats};
 use crate::{Model, ModelSpec};
 
@@ -41,7 +41,7 @@ pub(crate) fn spec(name: &str) -> ModelSpec {
     ModelSpec::from_config(&config(name)).unwrap()
 }
 
-/// The weight files in order, as many as there are.
+/// The weight files, sorted.
 fn weight_files(name: &str) -> Vec<PathBuf> {
     let dir = test_file("fixtures/families").join(name);
     let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
@@ -90,7 +90,10 @@ fn logits_of_every_family_equal_those_of_transformers() {
         let logits = model(name).forward(&ids(name), None, None).unwrap();
         let difference = largest_difference(&logits, &reference(name)["logits"]);
         assert!(difference < 1e-5, "{name}: largest difference {difference:e}");
-        assert!(values(&logits).iter().any(|x| x.abs() > 1.0), "{name}: the logits say something");
+        assert!(
+            values(&logits).iter().any(|x| x.abs() > 1.0),
+            "{name}: the logits are not all small"
+        );
     }
 }
 
@@ -101,7 +104,7 @@ fn greedy_decoding_of_every_family_equals_that_of_transformers() {
         let text: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         let list = |key: &str| -> Vec<u32> { serde_json::from_value(text[key].clone()).unwrap() };
         let (prompt, expected) = (list("prompt_ids"), list("greedy_ids"));
-        // Causal: one pass over prompt and answer gives every step's choice.
+        // Attention is causal, so one pass over prompt and answer returns every step's choice.
         let all = [prompt.clone(), expected.clone()].concat();
         let input = Tensor::new(all.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
         let logits = model(name).forward(&input, None, None).unwrap().squeeze(0).unwrap();
@@ -111,7 +114,7 @@ fn greedy_decoding_of_every_family_equals_that_of_transformers() {
 }
 
 #[test]
-fn the_files_cover_shards_and_every_float_type() {
+fn fixtures_cover_shards_and_every_float_type() {
     assert_eq!(weight_files("llama2").len(), 3);
     for (name, dtype) in [("llama3", DType::BF16), ("mistral", DType::F16), ("qwen3", DType::F32)] {
         let tensors = load(&weight_files(name)[0], &Device::Cpu).unwrap();
@@ -128,7 +131,7 @@ fn the_files_cover_shards_and_every_float_type() {
 fn padding_changes_no_real_position_of_any_family() {
     for name in NAMES {
         let model = model(name);
-        // Longer than the windows, so that they matter in either pass.
+        // Longer than the windows, so that both passes depend on them.
         let short = ids(name).narrow(1, 0, 31).unwrap();
         let alone = model.forward(&short, None, None).unwrap();
         let padded = model.forward(&ids(name), None, None).unwrap().narrow(1, 0, 31).unwrap();
@@ -166,10 +169,10 @@ fn every_option_of_a_family_changes_its_logits() {
 fn rotary_frequencies_equal_those_of_transformers() {
     for name in NAMES {
         let expected = values(&reference(name)["inv_freq"]);
-        let own = rope_frequencies(&spec(name));
+        let own = spec(name).rope.frequencies();
         assert_eq!(own.len(), expected.len());
         for (own, expected) in own.iter().zip(expected) {
-            // A unit in the last place: the power itself may be rounded either way.
+            // One unit in the last place: the power may be rounded up or down.
             let relative = (f64::from(*own) / expected - 1.0).abs();
             assert!(relative < 1.3e-7, "{name}: {own} against {expected}");
         }
@@ -183,7 +186,7 @@ fn adapter(r: usize) -> LoraConfig {
 fn random_lora(spec: &ModelSpec, dtype: DType) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let lora = LoraWeights::fresh(spec, &adapter(2), &mut rng, dtype, &Device::Cpu).unwrap();
-    randomise(&lora, 2);
+    randomize(&lora, 2);
     lora
 }
 
@@ -199,14 +202,14 @@ fn stats(model: &Model, hidden: &Tensor) -> Tensor {
     token_stats(&logits, &targets, &vec![1.0; targets.len()]).unwrap()
 }
 
-/// A weight of its own for each of them: their gradients.
+/// Different weights for all statistics; these are the gradients of [`loss`].
 fn weights(stats: &Tensor) -> Tensor {
     let count = stats.elem_count();
     let weight = |i| (i as f64 * 0.7 + 0.3).sin() / count as f64;
     Tensor::from_vec((0..count).map(weight).collect(), stats.shape(), &Device::Cpu).unwrap()
 }
 
-/// Their weighted sum.
+/// The weighted sum of the statistics.
 fn loss(model: &Model, ids: &Tensor, lora: Option<&LoraWeights>) -> Tensor {
     let ids_of_all = ids.flatten_all().unwrap();
     let hidden = model.hidden(&ids_of_all, &segments(ids), lora, None).unwrap();
@@ -218,13 +221,14 @@ fn loss(model: &Model, ids: &Tensor, lora: Option<&LoraWeights>) -> Tensor {
 /// The gradient of [`loss`] by [`Model::backward`].
 fn gradients(model: &Model, ids: &Tensor, lora: &LoraWeights) -> BTreeMap<String, Tensor> {
     let ids_of_all = ids.flatten_all().unwrap();
-    let trace = model.trace(&ids_of_all, &segments(ids), lora, None, 1).unwrap();
-    let stats = stats(model, trace.hidden());
+    let saved = model.forward_saving(&ids_of_all, &segments(ids), lora, None, 1).unwrap();
+    let stats = stats(model, saved.hidden());
     let weights = weights(&stats);
-    model.backward(trace, &stats, &weights, lora).unwrap()
+    model.backward(saved, &stats, &weights, lora).unwrap()
 }
 
-/// Central differences along one direction and two single entries of each variable.
+/// Compares gradients with central differences along one direction and two single entries of each
+/// variable.
 fn check(
     name: &str,
     vars: &[(String, Var)],
@@ -277,7 +281,7 @@ fn gradients_of_every_adapter_tensor_equal_finite_differences() {
 }
 
 #[test]
-fn every_weight_of_every_family_gets_its_gradient_where_it_is_trained() {
+fn gradients_of_every_trained_weight_equal_finite_differences() {
     for name in NAMES {
         let vars: Vec<(String, Var)> = weights64(name)
             .into_iter()
@@ -297,7 +301,7 @@ fn every_weight_of_every_family_gets_its_gradient_where_it_is_trained() {
 }
 
 #[test]
-fn longrope_refuses_sequences_that_would_take_other_frequencies() {
+fn longrope_rejects_sequences_that_need_other_frequencies() {
     let model = model("phi3-longrope");
     let long = Tensor::zeros((1, 65), DType::U32, &Device::Cpu).unwrap();
     assert!(model.forward(&long.narrow(1, 0, 64).unwrap(), None, None).is_ok());
@@ -305,7 +309,7 @@ fn longrope_refuses_sequences_that_would_take_other_frequencies() {
 }
 
 #[test]
-fn an_adapter_on_fused_layers_is_written_under_their_names_and_read_back() {
+fn an_adapter_on_fused_projections_is_written_under_their_names_and_reads_back_the_same() {
     let spec = spec("phi3");
     let lora = random_lora(&spec, DType::F32);
     let dir = tempfile::tempdir().unwrap();
@@ -318,14 +322,14 @@ fn an_adapter_on_fused_layers_is_written_under_their_names_and_read_back() {
     let b = &tensors["base_model.model.model.layers.1.self_attn.qkv_proj.lora_B.weight"];
     assert_eq!(b.dims(), [64, 2]);
     let (_, read) = peft::read(dir.path(), &spec, DType::F32, &Device::Cpu).unwrap();
-    assert_eq!(read.factors(), lora.factors());
+    assert_eq!(read.module_scales(), lora.module_scales());
     for ((name, own), (_, found)) in lora.parameters().iter().zip(read.parameters()) {
         assert_eq!(values(own), values(found), "{name}");
     }
 }
 
 #[test]
-fn names_of_all_parts_of_a_fused_layer_mean_the_layer() {
+fn names_of_all_parts_of_a_fused_projection_name_the_projection() {
     let spec = spec("phi3");
     let plan = |target_modules: Modules| {
         named_plan(&spec, &LoraConfig { target_modules, ..LoraConfig::default() })
@@ -338,33 +342,33 @@ fn names_of_all_parts_of_a_fused_layer_mean_the_layer() {
 }
 
 #[test]
-fn a_base_that_stays_in_16_bits_is_the_same_policy() {
+fn a_base_in_16_bits_is_the_same_policy() {
     for (name, stored) in
         [("llama3", DType::BF16), ("phi3-longrope", DType::BF16), ("mistral", DType::F16)]
     {
         let half = Model::load(spec(name), &weight_files(name), BaseDtype::Auto, &Device::Cpu);
-        let (half, wide) = (half.unwrap(), model(name));
+        let (half, float32) = (half.unwrap(), model(name));
         assert_eq!(half.embedding().dtype(), stored, "{name}");
-        assert_eq!((half.dtype(), wide.embedding().dtype()), (DType::F32, DType::F32));
-        assert_eq!(half.digest().unwrap(), wide.digest().unwrap(), "{name}");
+        assert_eq!((half.dtype(), float32.embedding().dtype()), (DType::F32, DType::F32));
+        assert_eq!(half.digest().unwrap(), float32.digest().unwrap(), "{name}");
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let config = LoraConfig { r: 4, ..LoraConfig::default() };
         let lora =
             LoraWeights::fresh(half.spec(), &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
-        randomise(&lora, 4);
+        randomize(&lora, 4);
         let ids = Tensor::new(&[1_u32, 5, 9, 2, 7, 3, 11], &Device::Cpu).unwrap();
         let segments = Arc::new(Segments::batch(1, 7));
-        let [a, b] = [&half, &wide].map(|model| {
-            // One layer is kept and the others are computed again.
-            let trace = model.trace(&ids, &segments, &lora, None, 1).unwrap();
+        let [a, b] = [&half, &float32].map(|model| {
+            // Activations of one layer are kept, those of the others are recomputed.
+            let saved = model.forward_saving(&ids, &segments, &lora, None, 1).unwrap();
             let rows = Tensor::new(&[0_u32, 2, 5], &Device::Cpu).unwrap();
-            let hidden = trace.hidden().clone();
+            let hidden = saved.hidden().clone();
             let stats = model.stats(&hidden, &rows, &[5, 2, 3], &[1.0, 0.7, 1.3]).unwrap();
             let grad = Tensor::new(&[[0.3_f32, 0.1], [-1.0, 0.0], [0.5, -0.2]], &Device::Cpu);
-            let gradients = model.backward(trace, &stats, &grad.unwrap(), &lora).unwrap();
+            let gradients = model.backward(saved, &stats, &grad.unwrap(), &lora).unwrap();
             [values(&stats), gradients.values().flat_map(values).collect()]
         });
-        // The output layer's rows come in several products here, with sums of their own.
+        // In 16 bits, several products compute the output layer's rows, so its sums differ in order.
         for (a, b) in a.iter().zip(&b) {
             let largest = b.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
             let difference = a.iter().zip(b).fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));

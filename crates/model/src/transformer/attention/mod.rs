@@ -1,8 +1,8 @@
-//! Causal attention over segments in memory linear in the tokens (CPU).
+//! Causal attention over segments, fused: memory is linear in the tokens (CPU).
 //!
-//! The forward pass keeps the logarithm of every softmax's sum, and the backward pass computes the
-//! probabilities again, a tile of queries at a time (Dao 2023, "FlashAttention-2", algorithms 1 and
-//! 2; a tile here spans all keys of its queries). With `s = scale q k`, or
+//! The forward pass saves the logarithm of every softmax's sum (`lse`). The backward pass recomputes
+//! the probabilities from it, a tile of queries at a time (Dao 2023, "FlashAttention-2", algorithms 1
+//! and 2; a tile here spans all keys of its queries). With `s = scale q k`, or
 //! `cap tanh(scale q k / cap)`, `p = exp(s - lse)`, output `o = sum p v` and its gradient `g`:
 //!
 //! ```text
@@ -10,10 +10,10 @@
 //!                                                                 dk = scale sum ds q
 //! ```
 
-mod chain;
+mod graph;
 mod tile;
 
-use tile::{Dot, Softmax, SoftmaxGrad, Tile, tiles};
+use tile::{Softmax, SoftmaxGrad, Tile, tiles};
 
 use hone_core::simd::dispatch;
 
@@ -21,30 +21,19 @@ use super::segments::{PrefixGroup, Segments};
 use crate::kernels::float::Real;
 use crate::kernels::matmul::{Matrix, WriteMode, multiply};
 use crate::kernels::parallel;
-use crate::spec::AttentionOptions;
+use crate::spec::{AttentionOptions, HeadLayout};
 
-pub(super) use chain::chain;
+pub(super) use graph::graph_attention;
 
 type Result<T> = candle_core::Result<T>;
 
-/// The heads of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Query heads.
-    pub queries: usize,
-    /// Key and value heads; divides the former.
-    pub keys: usize,
-    /// Width of a head.
-    pub dim: usize,
-}
-
-/// Attention of q `[n, queries * dim]` to k and v `[n, keys * dim]`, each token to its own segment up
-/// to itself and to all of the segment's prefix; query head h looks at key head
+/// Attention of q `[n, queries * dim]` to k and v `[n, keys * dim]`. Each token attends to its own
+/// segment up to itself and to all of the segment's prefix; query head h uses key head
 /// `h / (queries / keys)`.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'s> {
     segments: &'s Segments,
-    heads: Heads,
+    heads: HeadLayout,
     options: AttentionOptions,
 }
 
@@ -68,103 +57,103 @@ impl<'a, T> Columns<'a, T> {
     }
 }
 
-/// What one head of one family gives: rows of its tokens.
-struct Part<T> {
-    values: [Vec<T>; 3],
-    lse: Vec<T>,
-}
-
 impl<'s> Attention<'s> {
     /// # Errors
-    /// If the window sees nothing, or the heads do not fit one another.
-    pub fn new(segments: &'s Segments, heads: Heads, options: AttentionOptions) -> Result<Self> {
+    /// If the window is 0, or the key heads do not divide the query heads.
+    pub fn new(
+        segments: &'s Segments,
+        heads: HeadLayout,
+        options: AttentionOptions,
+    ) -> Result<Self> {
         if options.window == Some(0) {
-            candle_core::bail!("attention: a window of 0 sees nothing");
+            candle_core::bail!("attention: the window is 0, but must be at least 1");
         }
         if !heads.queries.is_multiple_of(heads.keys) {
-            candle_core::bail!("attention: {heads:?} do not fit one another");
+            candle_core::bail!(
+                "attention: {} query heads are not a multiple of {} key heads",
+                heads.queries,
+                heads.keys
+            );
         }
         Ok(Self { segments, heads, options })
     }
 
-    fn head<'a, T>(&self, x: &'a [T], head: usize, of: usize) -> Columns<'a, T> {
+    fn head<'a, T>(&self, x: &'a [T], head: usize, heads: usize) -> Columns<'a, T> {
         let dim = self.heads.dim;
-        Columns { values: x, stride: of * dim, offset: head * dim, dim }
+        Columns { values: x, stride: heads * dim, offset: head * dim, dim }
     }
 
-    /// One job for every head of every family.
+    /// One job for every head of every group.
     fn jobs(&self) -> Vec<(&'s PrefixGroup, usize)> {
-        let families = self.segments.families().iter();
-        families.flat_map(|family| (0..self.heads.queries).map(move |h| (family, h))).collect()
+        let groups = self.segments.groups().iter();
+        groups.flat_map(|group| (0..self.heads.queries).map(move |h| (group, h))).collect()
     }
 
     fn views<'a, T>(&self, head: usize, [q, k, v]: [&'a [T]; 3]) -> [Columns<'a, T>; 3] {
-        let Heads { queries, keys, .. } = self.heads;
+        let HeadLayout { queries, keys, .. } = self.heads;
         let key_head = head / (queries / keys);
         [self.head(q, head, queries), self.head(k, key_head, keys), self.head(v, key_head, keys)]
     }
 
-    /// Of q, k and v: the output `[n, queries * dim]`, and the logarithms of the softmaxes' sums
+    /// From q, k and v: the output `[n, queries * dim]`, and the logarithms of the softmaxes' sums
     /// `[n, queries]`.
     pub fn forward<T: Real>(&self, inputs: [&[T]; 3]) -> (Vec<T>, Vec<T>) {
-        let Heads { queries, dim, .. } = self.heads;
+        let HeadLayout { queries, dim, .. } = self.heads;
         let jobs = self.jobs();
-        let parts = parallel::map(&jobs, |(family, head)| self.head_forward(family, *head, inputs));
+        let parts = parallel::map(&jobs, |(group, head)| self.head_forward(group, *head, inputs));
         let mut out = vec![T::of(0.0); self.segments.tokens() * queries * dim];
         let mut lse = vec![T::of(0.0); self.segments.tokens() * queries];
-        for ((family, head), part) in jobs.iter().zip(parts) {
-            add_rows(&mut out, part.values[0].chunks_exact(dim), family.start, (*head, queries));
-            add_rows(&mut lse, part.lse.chunks_exact(1), family.start, (*head, queries));
+        for ((group, head), (head_out, head_lse)) in jobs.iter().zip(&parts) {
+            add_rows(&mut out, head_out.chunks_exact(dim), group.start, (*head, queries));
+            add_rows(&mut lse, head_lse.chunks_exact(1), group.start, (*head, queries));
         }
         (out, lse)
     }
 
     fn head_forward<T: Real>(
         &self,
-        family: &PrefixGroup,
+        group: &PrefixGroup,
         head: usize,
         inputs: [&[T]; 3],
-    ) -> Part<T> {
+    ) -> (Vec<T>, Vec<T>) {
         let [q, k, v] = self.views(head, inputs);
         let dim = self.heads.dim;
-        let mut out = vec![T::of(0.0); family.len * dim];
-        let mut lse = vec![T::of(0.0); family.len];
+        let mut out = vec![T::of(0.0); group.len * dim];
+        let mut lse = vec![T::of(0.0); group.len];
         let mut scores = Vec::new();
-        for tile in tiles(family, self.options.window) {
-            let keys = tile.keys();
-            scores.resize(tile.rows * keys, T::of(0.0));
-            products(&mut scores, tile, q, k);
-            let local = tile.token - family.start;
+        for tile in tiles(group, self.options.window) {
+            scores.resize(tile.rows * tile.keys(), T::of(0.0));
+            scores_of(&mut scores, tile, q, k);
+            let local = tile.token - group.start;
             dispatch(Softmax {
                 tile,
                 options: self.options,
                 scores: &mut scores,
                 lse: &mut lse[local..local + tile.rows],
             });
-            let out = &mut out[local * dim..];
-            combine((out, dim), WriteMode::Replace, &scores, tile, v);
+            weighted_sum((&mut out[local * dim..], dim), &scores, tile, v);
         }
-        Part { values: [out, Vec::new(), Vec::new()], lse }
+        (out, lse)
     }
 
-    /// Gradients of q, k and v from the output, its gradient, and the logarithms.
+    /// Gradients of q, k and v from the output, its gradient, and the logarithms of the softmaxes' sums.
     pub fn backward<T: Real>(
         &self,
         inputs: [&[T]; 3],
         (out, grad, lse): (&[T], &[T], &[T]),
     ) -> [Vec<T>; 3] {
-        let Heads { queries, keys, dim } = self.heads;
+        let HeadLayout { queries, keys, dim } = self.heads;
         let jobs = self.jobs();
-        let parts = parallel::map(&jobs, |(family, head)| {
-            self.head_backward(family, *head, inputs, (out, grad, lse))
+        let parts = parallel::map(&jobs, |(group, head)| {
+            self.head_backward(group, *head, inputs, (out, grad, lse))
         });
         let mut sums =
             [queries, keys, keys].map(|n| vec![T::of(0.0); self.segments.tokens() * n * dim]);
-        for ((family, head), part) in jobs.iter().zip(parts) {
+        for ((group, head), parts) in jobs.iter().zip(&parts) {
             let key_head = (head / (queries / keys), keys);
             let places = [(*head, queries), key_head, key_head];
-            for ((sum, part), place) in sums.iter_mut().zip(&part.values).zip(places) {
-                add_rows(sum, part.chunks_exact(dim), family.start, place);
+            for ((sum, part), place) in sums.iter_mut().zip(parts).zip(places) {
+                add_rows(sum, part.chunks_exact(dim), group.start, place);
             }
         }
         sums
@@ -172,27 +161,25 @@ impl<'s> Attention<'s> {
 
     fn head_backward<T: Real>(
         &self,
-        family: &PrefixGroup,
+        group: &PrefixGroup,
         head: usize,
         inputs: [&[T]; 3],
         (out, grad, lse): (&[T], &[T], &[T]),
-    ) -> Part<T> {
+    ) -> [Vec<T>; 3] {
         let [q, k, v] = self.views(head, inputs);
-        let Heads { queries, dim, .. } = self.heads;
+        let HeadLayout { queries, dim, .. } = self.heads;
         let (out, grad) = (self.head(out, head, queries), self.head(grad, head, queries));
-        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![T::of(0.0); family.len * dim]);
+        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![T::of(0.0); group.len * dim]);
         let (mut scores, mut grads, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-        for tile in tiles(family, self.options.window) {
+        for tile in tiles(group, self.options.window) {
             let keys = tile.keys();
             scores.resize(tile.rows * keys, T::of(0.0));
             grads.resize(tile.rows * keys, T::of(0.0));
-            products(&mut scores, tile, q, k);
-            products(&mut grads, tile, grad, v);
+            scores_of(&mut scores, tile, q, k);
+            scores_of(&mut grads, tile, grad, v);
             rows.clear();
-            rows.extend((tile.token..tile.token + tile.rows).map(|token| {
-                let mean = dispatch(Dot(grad.row(token), out.row(token)));
-                (lse[token * queries + head], mean)
-            }));
+            let tokens = tile.token..tile.token + tile.rows;
+            rows.extend(tokens.map(|t| (lse[t * queries + head], grad.row(t), out.row(t))));
             dispatch(SoftmaxGrad {
                 tile,
                 options: self.options,
@@ -200,13 +187,13 @@ impl<'s> Attention<'s> {
                 grads: &mut grads,
                 rows: &rows,
             });
-            let local = (tile.token - family.start) * dim;
-            combine((&mut dq[local..], dim), WriteMode::Replace, &grads, tile, k);
+            let local = (tile.token - group.start) * dim;
+            weighted_sum((&mut dq[local..], dim), &grads, tile, k);
             let queries = (tile.token, tile.rows);
             let mut column = 0;
             for (start, count) in [tile.prefix, tile.own] {
                 if count > 0 {
-                    let at = (start - family.start) * dim;
+                    let at = (start - group.start) * dim;
                     let part =
                         |x| Matrix::strided(&Vec::as_slice(x)[column..], tile.rows, count, keys);
                     let into = (&mut dv[at..], dim);
@@ -217,12 +204,12 @@ impl<'s> Attention<'s> {
                 column += count;
             }
         }
-        Part { values: [dq, dk, dv], lse: Vec::new() }
+        [dq, dk, dv]
     }
 }
 
-/// Rows of a tile by all its keys: `x y^T`.
-fn products<T: Real>(out: &mut [T], tile: Tile, x: Columns<'_, T>, y: Columns<'_, T>) {
+/// Products `x y^T` of a tile's rows of x with all its keys' rows of y.
+fn scores_of<T: Real>(out: &mut [T], tile: Tile, x: Columns<'_, T>, y: Columns<'_, T>) {
     let (rows, keys) = (x.rows((tile.token, tile.rows)), tile.keys());
     if tile.prefix.1 > 0 {
         multiply((out, keys), WriteMode::Replace, 1.0, rows, y.rows(tile.prefix).t());
@@ -231,23 +218,22 @@ fn products<T: Real>(out: &mut [T], tile: Tile, x: Columns<'_, T>, y: Columns<'_
     multiply((own, keys), WriteMode::Replace, 1.0, rows, y.rows(tile.own).t());
 }
 
-/// Weights `[rows, keys]` of a tile times its keys' rows of `y`.
-fn combine<T: Real>(
+/// Weights `[rows, keys]` of a tile times its keys' rows of y.
+fn weighted_sum<T: Real>(
     (out, stride): (&mut [T], usize),
-    store: WriteMode,
     weights: &[T],
     tile: Tile,
     y: Columns<'_, T>,
 ) {
     let (keys, before) = (tile.keys(), tile.prefix.1);
-    let mut store = store;
+    let mut mode = WriteMode::Replace;
     if before > 0 {
         let part = Matrix::strided(weights, tile.rows, before, keys);
-        multiply((&mut *out, stride), store, 1.0, part, y.rows(tile.prefix));
-        store = WriteMode::Add;
+        multiply((&mut *out, stride), mode, 1.0, part, y.rows(tile.prefix));
+        mode = WriteMode::Add;
     }
     let part = Matrix::strided(&weights[before..], tile.rows, tile.own.1, keys);
-    multiply((out, stride), store, 1.0, part, y.rows(tile.own));
+    multiply((out, stride), mode, 1.0, part, y.rows(tile.own));
 }
 
 /// Adds rows of one head to a packed matrix.

@@ -1,11 +1,12 @@
-//! Attention over segments against its definition, finite differences, and itself on more threads.
+//! Fused attention against its candle graph and finite differences, and for equal bits on any number
+//! of threads.
 
 use candle_core::{Device, Tensor, Var};
 
-use super::{Attention, Heads, chain};
+use super::{Attention, graph_attention};
 use crate::kernels::float::Real;
 use crate::kernels::parallel::with_threads;
-use crate::spec::AttentionOptions;
+use crate::spec::{AttentionOptions, HeadLayout};
 use crate::testing::values;
 use crate::transformer::{Segment, Segments};
 
@@ -26,7 +27,7 @@ fn segments(table: &[(usize, Option<usize>)]) -> Segments {
     Segments::new(&table).unwrap()
 }
 
-/// A prompt with three branches, one of them empty, and a sequence alone.
+/// A prompt with three branches, one of them empty, and a sequence without branches.
 fn small() -> Segments {
     segments(&[(3, None), (2, Some(0)), (0, Some(0)), (4, Some(0)), (2, None)])
 }
@@ -41,7 +42,7 @@ fn options() -> [AttentionOptions; 4] {
     ]
 }
 
-const HEADS: Heads = Heads { queries: 4, keys: 2, dim: 3 };
+const HEADS: HeadLayout = HeadLayout { queries: 4, keys: 2, dim: 3 };
 
 fn difference(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.dims(), b.dims());
@@ -71,26 +72,26 @@ fn run<T: Real>(
     (tensor(out, &inputs[0]), grads)
 }
 
-/// The same from the chain's graph.
-fn run_chain(
+/// As [`run`], by the candle graph.
+fn run_graph(
     segments: &Segments,
     options: AttentionOptions,
     inputs: &[Tensor; 3],
 ) -> (Tensor, [Tensor; 3]) {
     let vars = inputs.each_ref().map(|x| Var::from_tensor(x).unwrap());
     let [q, k, v] = vars.each_ref().map(|var| var.as_tensor());
-    let y = chain((q, k, v), segments, HEADS, options).unwrap();
+    let y = graph_attention((q, k, v), segments, HEADS, options).unwrap();
     let store = (&y * probe(segments.tokens())).unwrap().sum_all().unwrap().backward().unwrap();
     (y, vars.each_ref().map(|var| store.get(var.as_tensor()).unwrap().clone()))
 }
 
 fn inputs(tokens: usize) -> [Tensor; 3] {
-    let Heads { queries, keys, dim } = HEADS;
+    let HeadLayout { queries, keys, dim } = HEADS;
     [wave(tokens, queries * dim, 0.2), wave(tokens, keys * dim, 0.5), wave(tokens, keys * dim, 1.1)]
 }
 
 #[test]
-fn attention_equals_its_chain_with_its_gradients() {
+fn fused_attention_and_its_gradients_equal_the_graph() {
     // The second has segments of several tiles.
     let large = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (130, None), (3, Some(3))]);
     for (segments, windows) in [(small(), [3, 1]), (large, [100, 20])] {
@@ -98,9 +99,9 @@ fn attention_equals_its_chain_with_its_gradients() {
             options.window = options.window.map(|_| windows[i % 2]);
             let inputs = inputs(segments.tokens());
             let fused = run::<f64>(&segments, options, &inputs);
-            let plain = run_chain(&segments, options, &inputs);
-            assert!(difference(&fused.0, &plain.0) < 1e-12);
-            for (a, b) in fused.1.iter().zip(&plain.1) {
+            let graph = run_graph(&segments, options, &inputs);
+            assert!(difference(&fused.0, &graph.0) < 1e-12);
+            for (a, b) in fused.1.iter().zip(&graph.1) {
                 assert!(difference(a, b) < 1e-11, "{options:?}");
             }
         }
@@ -108,7 +109,7 @@ fn attention_equals_its_chain_with_its_gradients() {
 }
 
 #[test]
-fn attention_has_the_gradient_of_finite_differences() {
+fn attention_gradients_equal_finite_differences() {
     let segments = small();
     let inputs = inputs(segments.tokens());
     for options in options() {
@@ -137,7 +138,7 @@ fn attention_has_the_gradient_of_finite_differences() {
 }
 
 #[test]
-fn attention_in_single_precision_gives_the_same_bits_on_any_number_of_threads() {
+fn attention_in_single_precision_has_the_same_bits_on_any_number_of_threads() {
     let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (40, None)]);
     let inputs = inputs(segments.tokens());
     let with = |threads| {
@@ -150,12 +151,12 @@ fn attention_in_single_precision_gives_the_same_bits_on_any_number_of_threads() 
     for (a, b) in one.1.iter().zip(&three.1) {
         assert_eq!(values(a), values(b));
     }
-    let exact = run_chain(&segments, options()[1], &inputs);
+    let exact = run_graph(&segments, options()[1], &inputs);
     assert!(difference(&one.0, &exact.0) < 1e-5);
 }
 
 #[test]
-fn segments_that_do_not_fit_are_refused() {
+fn segments_that_break_the_rules_are_rejected() {
     let table = |list: &[(usize, usize, Option<usize>)]| {
         let table: Vec<Segment> = list
             .iter()
@@ -164,7 +165,7 @@ fn segments_that_do_not_fit_are_refused() {
         Segments::new(&table).map_err(|e| e.to_string())
     };
     assert!(table(&[(0, 3, None), (4, 1, None)]).unwrap_err().contains("starts at 4"));
-    // A branch of a branch, and one that comes after another sequence.
+    // A branch of a branch, and a branch after another sequence.
     assert!(table(&[(0, 3, None), (3, 1, Some(0)), (4, 1, Some(1))]).is_err());
     assert!(table(&[(0, 3, None), (3, 1, None), (4, 1, Some(0))]).is_err());
     assert_eq!(small().positions(), [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1]);

@@ -1,28 +1,31 @@
-//! Tiles of queries, and the loops over their scores.
+//! Tiles of queries, and the vectorized loops over their scores.
+
+use std::ops::Range;
 
 use hone_core::simd::SimdTask;
 
-use super::super::segments::PrefixGroup;
 use crate::kernels::float::Real;
-use crate::kernels::simd;
-use crate::kernels::simd::dot;
+use crate::kernels::reductions::{dot, max, sum};
 use crate::spec::AttentionOptions;
+use crate::transformer::segments::PrefixGroup;
 
 /// Queries of a tile.
 const TILE: usize = 64;
 
-/// Queries of one segment, and the consecutive positions of the keys that they see.
+/// Queries of one segment, and the keys that they attend to, at consecutive positions.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// The first query: token, and position in its sequence.
+    /// Token of the first query.
     pub token: usize,
-    pub position: usize,
+    /// Position of the first query in its sequence.
+    position: usize,
+    /// Number of queries.
     pub rows: usize,
-    /// The first key's position.
-    pub first: usize,
+    /// Position of the first key.
+    first: usize,
     /// Keys in the prefix: first token, count.
     pub prefix: (usize, usize),
-    /// Keys in the segment itself.
+    /// Keys in the segment itself: first token, count.
     pub own: (usize, usize),
 }
 
@@ -31,20 +34,19 @@ impl Tile {
         self.prefix.1 + self.own.1
     }
 
-    /// The columns that a row sees.
-    pub fn seen(&self, row: usize, window: Option<usize>) -> std::ops::Range<usize> {
+    /// The columns of the scores that a row attends to.
+    fn visible(&self, row: usize, window: Option<usize>) -> Range<usize> {
         let position = self.position + row;
         let first = window.map_or(0, |w| (position + 1).saturating_sub(w)).max(self.first);
         first - self.first..position + 1 - self.first
     }
 }
 
-pub(super) fn tiles(family: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
-    let own = (family.start, family.prefix);
+/// The tiles of a group.
+pub(super) fn tiles(group: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
     let mut tiles = Vec::new();
-    for (i, (start, len)) in std::iter::once(&own).chain(&family.branches).enumerate() {
-        let before = if i == 0 { 0 } else { family.prefix };
-        for row in (0..*len).step_by(TILE) {
+    for (before, start, len) in group.segments() {
+        for row in (0..len).step_by(TILE) {
             let rows = TILE.min(len - row);
             let position = before + row;
             let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -54,7 +56,7 @@ pub(super) fn tiles(family: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
                 position,
                 rows,
                 first,
-                prefix: (family.start + first.min(before), before - first.min(before)),
+                prefix: (group.start + first.min(before), before - first.min(before)),
                 own: (start + skipped, row + rows - skipped),
             });
         }
@@ -62,7 +64,7 @@ pub(super) fn tiles(family: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
     tiles
 }
 
-/// Softmax of a tile's scores in place; writes the logarithm of each sum.
+/// Replaces a tile's scores by their softmax; writes the logarithm of each sum.
 pub(super) struct Softmax<'a, T> {
     pub tile: Tile,
     pub options: AttentionOptions,
@@ -77,18 +79,18 @@ impl<T: Real> SimdTask for Softmax<'_, T> {
         let scale = T::of(self.options.scale);
         let rows = self.scores.chunks_exact_mut(self.tile.keys()).zip(self.lse);
         for (i, (row, lse)) in rows.enumerate() {
-            let seen = self.tile.seen(i, self.options.window);
-            row[..seen.start].fill(T::of(0.0));
-            row[seen.end..].fill(T::of(0.0));
-            let row = &mut row[seen];
+            let visible = self.tile.visible(i, self.options.window);
+            row[..visible.start].fill(T::of(0.0));
+            row[visible.end..].fill(T::of(0.0));
+            let row = &mut row[visible];
             row.iter_mut().for_each(|s| *s *= scale);
             if let Some(cap) = self.options.softcap {
                 let (cap, inverse) = (T::of(cap), T::of(1.0 / cap));
                 row.iter_mut().for_each(|s| *s = cap * (*s * inverse).tanh());
             }
-            let max = simd::max(row);
+            let max = max(row);
             row.iter_mut().for_each(|s| *s = (*s - max).exp());
-            let sum = simd::sum(row);
+            let sum = sum(row);
             let inverse = T::of(1.0) / sum;
             row.iter_mut().for_each(|s| *s *= inverse);
             *lse = max + sum.ln();
@@ -96,15 +98,15 @@ impl<T: Real> SimdTask for Softmax<'_, T> {
     }
 }
 
-/// Turns products `q k` into probabilities and gradients of the probabilities, `g v`, into those of
-/// the products.
+/// Replaces scores `q k` by probabilities, and gradients of the probabilities, `g v`, by gradients of
+/// the scores.
 pub(super) struct SoftmaxGrad<'a, T> {
     pub tile: Tile,
     pub options: AttentionOptions,
     pub scores: &'a mut [T],
     pub grads: &'a mut [T],
-    /// Of each row: the logarithm of its sum, and `g o`.
-    pub rows: &'a [(T, T)],
+    /// For each row the logarithm of its softmax's sum, and the rows of g and o.
+    pub rows: &'a [(T, &'a [T], &'a [T])],
 }
 
 impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
@@ -114,38 +116,28 @@ impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
         let scale = T::of(self.options.scale);
         let keys = self.tile.keys();
         let rows = self.scores.chunks_exact_mut(keys).zip(self.grads.chunks_exact_mut(keys));
-        for (i, ((p, ds), (lse, mean))) in rows.zip(self.rows).enumerate() {
-            let seen = self.tile.seen(i, self.options.window);
+        for (i, ((p, ds), (lse, g, o))) in rows.zip(self.rows).enumerate() {
+            let mean = dot(g, o);
+            let visible = self.tile.visible(i, self.options.window);
             for row in [&mut *p, &mut *ds] {
-                row[..seen.start].fill(T::of(0.0));
-                row[seen.end..].fill(T::of(0.0));
+                row[..visible.start].fill(T::of(0.0));
+                row[visible.end..].fill(T::of(0.0));
             }
-            let both = p[seen.clone()].iter_mut().zip(&mut ds[seen]);
+            let both = p[visible.clone()].iter_mut().zip(&mut ds[visible]);
             match self.options.softcap {
                 None => both.for_each(|(p, d)| {
                     *p = (*p * scale - *lse).exp();
-                    *d = *p * (*d - *mean) * scale;
+                    *d = *p * (*d - mean) * scale;
                 }),
                 Some(cap) => {
                     let (cap, inverse) = (T::of(cap), scale / T::of(cap));
                     both.for_each(|(p, d)| {
                         let t = (*p * inverse).tanh();
                         *p = (cap * t - *lse).exp();
-                        *d = *p * (*d - *mean) * scale * (T::of(1.0) - t * t);
+                        *d = *p * (*d - mean) * scale * (T::of(1.0) - t * t);
                     });
                 }
             }
         }
-    }
-}
-
-/// `sum a_i b_i` of two rows.
-pub(super) struct Dot<'a, T>(pub &'a [T], pub &'a [T]);
-
-impl<T: Real> SimdTask for Dot<'_, T> {
-    type Output = T;
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) -> T {
-        dot(self.0, self.1)
     }
 }

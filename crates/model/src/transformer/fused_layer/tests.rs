@@ -1,4 +1,4 @@
-//! Layers by hand against candle's graph of them: values, and every gradient.
+//! Fused layers against candle graphs: values, and every gradient.
 
 use std::sync::Arc;
 
@@ -10,42 +10,42 @@ use crate::Model;
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::adapter::{LinearKind, LoraConfig, Patterns};
 use crate::spec::family::tests::{NAMES, model64};
-use crate::testing::{randomise, relative_difference, values};
+use crate::testing::{randomize, relative_difference, values};
 use crate::transformer::{Segment, Segments};
 
 fn lora(model: &Model, config: &LoraConfig) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let lora =
         LoraWeights::fresh(model.spec(), config, &mut rng, DType::F64, &Device::Cpu).unwrap();
-    randomise(&lora, 2);
+    randomize(&lora, 2);
     lora
 }
 
-/// A prompt with two branches, and a sequence longer than the windows alone.
+/// A prompt with two branches, and a sequence that is longer than the windows.
 fn segments() -> Arc<Segments> {
     let segment = |start, len, prefix| Segment { start, len, prefix };
     let table = [segment(0, 9, None), segment(9, 4, Some(0)), segment(13, 7, Some(0))];
     Arc::new(Segments::new(&[table.as_slice(), &[segment(20, 26, None)]].concat()).unwrap())
 }
 
-/// By hand and by candle, of hidden states and gradients the largest differences.
+/// The largest differences of hidden states and of gradients between fused layers and graphs.
 fn differences(model: &Model, lora: &LoraWeights, p: f32, keep: usize) -> (f64, f64) {
     let mut graphs = model.clone();
-    assert!(model.by_hand);
-    graphs.by_hand = false;
+    assert!(model.fused_layers);
+    graphs.fused_layers = false;
     let segments = segments();
     let ids: Vec<u32> = (0..segments.tokens() as u32).map(|i| i * 31 % 97).collect();
     let ids = Tensor::new(ids.as_slice(), &Device::Cpu).unwrap();
     let dropout = || Dropout { p, rng: ChaCha8Rng::seed_from_u64(3) };
     let run = |model: &Model, keep| {
         let mut stream = dropout();
-        let trace = model.trace(&ids, &segments, lora, Some(&mut stream), keep).unwrap();
-        let hidden = trace.hidden().clone();
+        let saved = model.forward_saving(&ids, &segments, lora, Some(&mut stream), keep).unwrap();
+        let hidden = saved.hidden().clone();
         let plain = model.hidden(&ids, &segments, Some(lora), Some(&mut dropout())).unwrap();
-        assert_eq!(values(&hidden), values(&plain), "with and without a tape");
+        assert_eq!(values(&hidden), values(&plain), "with and without saving");
         let probe: Vec<f64> = (0..hidden.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
         let probe = Tensor::from_vec(probe, hidden.shape(), &Device::Cpu).unwrap();
-        let gradients = model.backward(trace, &hidden, &probe, lora).unwrap();
+        let gradients = model.backward(saved, &hidden, &probe, lora).unwrap();
         (values(&hidden), gradients)
     };
     let (a, b) = (run(model, keep), run(&graphs, 1));
@@ -55,7 +55,7 @@ fn differences(model: &Model, lora: &LoraWeights, p: f32, keep: usize) -> (f64, 
 }
 
 #[test]
-fn layers_by_hand_equal_their_graph_in_every_family() {
+fn fused_layers_equal_graphs_in_every_family() {
     for name in NAMES {
         let model = model64(name);
         let config = LoraConfig { r: 3, alpha: 4.0, ..LoraConfig::default() };
@@ -69,7 +69,7 @@ fn layers_by_hand_equal_their_graph_in_every_family() {
 }
 
 #[test]
-fn so_they_do_with_adapters_of_different_ranks_on_some_linears() {
+fn fused_layers_equal_graphs_with_adapters_of_different_ranks_on_some_linears() {
     for (name, modules) in [
         ("qwen2", ["k_proj", "up_proj"]),
         ("phi3", ["qkv_proj", "down_proj"]),
@@ -93,7 +93,7 @@ fn so_they_do_with_adapters_of_different_ranks_on_some_linears() {
 }
 
 #[test]
-fn ids_that_do_not_fit_their_segments_are_refused() {
+fn ids_that_do_not_fit_their_segments_are_rejected() {
     let model = model64("llama2");
     let ids = Tensor::zeros(45, DType::U32, &Device::Cpu).unwrap();
     let error = model.hidden(&ids, &segments(), None, None).unwrap_err();

@@ -10,7 +10,7 @@ use hone_core::types::{
 };
 use hone_reward::config::Aggregate;
 use hone_reward::raters::joining;
-use hone_store::{FeedbackEntry, Op, QuarantinedKey, QUARANTINED, Store, StoreConfig};
+use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
 use super::{TrainBatch, build_batch};
 

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use hone_model::Model;
 use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::kernels::parallel::with_threads;
-use hone_model::transformer::Trace;
+use hone_model::transformer::SavedActivations;
 
 use super::loss::LossSequence;
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
@@ -156,8 +156,8 @@ impl ForwardBackward<'_> {
     /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
     fn entropies(&self, (indices, stream): &Shard) -> Result<Vec<f64>> {
         let layout = self.layout(indices)?;
-        let trace = self.trace(&layout, self.dropout(*stream).as_mut(), 0)?;
-        let (_, entropies) = columns(&self.stats(&layout, &trace.hidden().detach())?)?;
+        let saved = self.forward_saving(&layout, self.dropout(*stream).as_mut(), 0)?;
+        let (_, entropies) = columns(&self.stats(&layout, &saved.hidden().detach())?)?;
         let trained = self.rows(indices).filter(|(index, _)| self.lengths[*index] > 0);
         Ok(trained.flat_map(|(_, rows)| entropies[rows].to_vec()).collect())
     }
@@ -188,8 +188,8 @@ impl ForwardBackward<'_> {
         let mut dropout = self.dropout(*stream);
         let tokens = layout.segments.tokens();
         let kept_layers = memory::kept_layers(self.config, self.model.spec(), tokens);
-        let trace = self.trace(&layout, dropout.as_mut(), kept_layers)?;
-        let stats = self.stats(&layout, trace.hidden())?;
+        let saved = self.forward_saving(&layout, dropout.as_mut(), kept_layers)?;
+        let stats = self.stats(&layout, saved.hidden())?;
         let (logprobs, entropies) = columns(&stats)?;
         let reference = timed(&mut output.timing.reference, || self.reference(&layout, indices))?;
         let without_dropout = self.without_dropout(&layout, indices, &logprobs)?;
@@ -224,7 +224,7 @@ impl ForwardBackward<'_> {
         output.gradients = timed(&mut output.timing.backward, || -> Result<_> {
             let shape = (gradients.len(), 2);
             let seed = Tensor::from_vec(gradients.into_flattened(), shape, self.model.device())?;
-            Ok(self.model.backward(trace, &stats, &seed.to_dtype(stats.dtype())?, self.lora)?)
+            Ok(self.model.backward(saved, &stats, &seed.to_dtype(stats.dtype())?, self.lora)?)
         })?;
         Ok(output)
     }
@@ -250,8 +250,8 @@ impl ForwardBackward<'_> {
         if self.config.lora.dropout == 0.0 {
             return Ok(Some(logprobs.to_vec()));
         }
-        let trace = self.trace(layout, None, 0)?;
-        Ok(Some(columns(&self.stats(layout, &trace.hidden().detach())?)?.0))
+        let saved = self.forward_saving(layout, None, 0)?;
+        Ok(Some(columns(&self.stats(layout, &saved.hidden().detach())?)?.0))
     }
 
     fn dropout(&self, stream: u64) -> Option<Dropout> {
@@ -264,13 +264,19 @@ impl ForwardBackward<'_> {
     }
 
     /// The forward pass with the adapter, which keeps the activations of `kept_layers` layers.
-    fn trace(
+    fn forward_saving(
         &self,
         layout: &PackedBatch,
         dropout: Option<&mut Dropout>,
         kept_layers: usize,
-    ) -> Result<Trace> {
-        Ok(self.model.trace(&layout.ids, &layout.segments, self.lora, dropout, kept_layers)?)
+    ) -> Result<SavedActivations> {
+        Ok(self.model.forward_saving(
+            &layout.ids,
+            &layout.segments,
+            self.lora,
+            dropout,
+            kept_layers,
+        )?)
     }
 
     /// Log-probability and entropy of every sampled token, `[rows, 2]`.

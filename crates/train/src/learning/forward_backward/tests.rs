@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
-use hone_model::testing::{randomise, relative_difference, tiny_model, values};
+use hone_model::testing::{randomize, relative_difference, tiny_model, values};
 use hone_model::transformer::token_stats;
 
 use super::{ForwardBackward, LogprobCache, PassOutput};
@@ -23,7 +23,7 @@ fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let lora =
         LoraWeights::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
-    randomise(&lora, 2);
+    randomize(&lora, 2);
     (model, lora)
 }
 
@@ -308,12 +308,12 @@ fn shared_and_repeated_prompts_have_equal_results() {
         .collect();
     assert!(parts.iter().any(|part| part.1.len() == 1));
     let run = |layout: &PackedBatch| {
-        let trace = model.trace(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
+        let saved = model.forward_saving(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
         let (targets, temperatures) = (&layout.targets, &layout.temperatures);
-        let stats = model.stats(trace.hidden(), &layout.rows, targets, temperatures).unwrap();
+        let stats = model.stats(saved.hidden(), &layout.rows, targets, temperatures).unwrap();
         let probe: Vec<f64> = (0..stats.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
         let probe = Tensor::from_vec(probe, stats.shape(), model.device()).unwrap();
-        let gradients = model.backward(trace, &stats, &probe, &lora).unwrap();
+        let gradients = model.backward(saved, &stats, &probe, &lora).unwrap();
         (values(&stats), gradients)
     };
     let shared = PackedBatch::new(&parts, model.device()).unwrap();

@@ -36,8 +36,8 @@ impl Learner {
             }
             Some(dir) => {
                 let (_, lora) = peft::read(dir, spec, dtype, device)?;
-                self.check_shape(&lora.factors())
-                    .map_err(|reason| ModelError::Adapter { path: dir.to_owned(), reason })?;
+                self.check_shape(&lora.module_scales())
+                    .map_err(|reason| ModelError::adapter(dir, reason))?;
                 lora
             }
         };
@@ -53,7 +53,7 @@ impl Learner {
         &self,
         found: &BTreeMap<String, ModuleScale>,
     ) -> std::result::Result<(), String> {
-        let own = self.lora.factors();
+        let own = self.lora.module_scales();
         if let Some(module) = own.keys().find(|module| !found.contains_key(*module)) {
             return Err(format!("it has nothing on {module}, which `train.lora` includes"));
         }
@@ -87,7 +87,7 @@ impl Learner {
             lora: self.config.lora.clone(),
             adaptive: Some(self.adaptive),
             tokens: self.tokens,
-            factors: self.lora.factors(),
+            factors: self.lora.module_scales(),
             averaged: average.map_or(0, Average::count),
             extra: extra.clone(),
         };

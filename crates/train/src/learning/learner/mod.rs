@@ -75,7 +75,7 @@ impl Learner {
             return Ok(());
         }
         let (found, _) = peft::read(path, &spec, DType::F32, &Device::Cpu)?;
-        adopt(&weights::fitted(&spec, &config.lora), found, path).map(drop)
+        adopt(&weights::with_fused_modules(&spec, &config.lora), found, path).map(drop)
     }
 
     /// Starts with a fresh adapter, or with `train.lora.init_adapter`, over a loaded model.
@@ -88,7 +88,7 @@ impl Learner {
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
         let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
         let mut config = config.clone();
-        config.lora = weights::fitted(spec, &config.lora);
+        config.lora = weights::with_fused_modules(spec, &config.lora);
         let lora = if config.lora.init_adapter.as_os_str().is_empty() {
             LoraWeights::fresh(spec, &config.lora, &mut rng, dtype, device)?
         } else {
@@ -171,7 +171,7 @@ fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig>
             "its {key} is {found}, but `train.lora.{key}` is {own}; remove the key to use the \
              adapter's value"
         );
-        ModelError::Adapter { path: path.to_owned(), reason }.into()
+        ModelError::adapter(path, reason).into()
     })
 }
 

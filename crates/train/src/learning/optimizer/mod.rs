@@ -167,7 +167,7 @@ impl AdamW {
                     gradient.dims(),
                     variable.dims()
                 );
-                return Err(ModelError::Weights(reason).into());
+                return Err(ModelError::weights(reason).into());
             }
             let (first, second) = match self.moments.get(name) {
                 Some(m) => {
@@ -227,7 +227,7 @@ fn take(
 }
 
 fn misfit(name: &str) -> LearnError {
-    ModelError::Weights(format!("the optimizer's moments of `{name}` do not fit")).into()
+    ModelError::weights(format!("the optimizer's moments of `{name}` do not fit")).into()
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, Patterns, peft};
-use hone_model::testing::{randomise, tiny_model, tiny_spec, values};
+use hone_model::testing::{randomize, tiny_model, tiny_spec, values};
 
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -35,7 +35,7 @@ fn written(dir: &Path, config: &LoraConfig) -> LoraWeights {
     let mut rng = rand::SeedableRng::seed_from_u64(5);
     let lora =
         LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
-    randomise(&lora, 5);
+    randomize(&lora, 5);
     peft::write(dir, &lora, config, "tiny").unwrap();
     lora
 }
@@ -67,7 +67,7 @@ fn a_run_starts_from_an_adapter_and_takes_its_shape() {
     resumed.load(&path).unwrap();
     assert_eq!(all_values(resumed.served()), all_values(learner.served()));
     resumed.reset_to(None).unwrap();
-    assert_eq!(resumed.served().factors(), lora.factors());
+    assert_eq!(resumed.served().module_scales(), lora.module_scales());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use hone_model::ModelSpec;
 use hone_model::adapter::{Modules, peft};
-use hone_model::testing::{randomise, tiny_model, values};
+use hone_model::testing::{randomize, tiny_model, values};
 
 use super::Learner;
 use crate::config::{CorrectionMode, TrainConfig};
@@ -288,7 +288,7 @@ fn an_adapter_for_python() {
     learner.snapshot().unwrap().write(dir, "qwen2-tiny").unwrap();
     let spec: &ModelSpec = learner.spec();
     let (_, lora) = peft::read(dir, spec, DType::F32, &candle_core::Device::Cpu).unwrap();
-    randomise(&lora, 3);
+    randomize(&lora, 3);
     peft::write(dir, &lora, &config.lora, "qwen2-tiny").unwrap();
     let mut learner = tiny_learner(&config);
     learner.reset_to(Some(dir)).unwrap();

@@ -1,45 +1,39 @@
-//! Plain temperature sampling, which is all that training does: one pass for the weights, in vectors,
-//! and one for the choice.
+//! Temperature sampling without truncation: one vectorized pass for the weights and one for the
+//! choice. All training samples are drawn this way.
 
 use hone_core::simd::{SimdTask, dispatch};
 
-/// Exponentials whose sum is kept.
+/// Weights per partial sum.
 const BLOCK: usize = 64;
 
-/// Sums side by side.
+/// Independent accumulators of a sum, so that it vectorizes.
 const LANES: usize = 8;
 
-/// Exponentials `exp((logit - greatest logit) / temperature)` of all tokens.
+/// The weights `exp((logit - max logit) / temperature)` of all tokens.
 #[derive(Debug, Default)]
-pub(super) struct Exponentials {
+pub(super) struct SoftmaxWeights {
     values: Vec<f64>,
-    /// Of [`BLOCK`] weights each.
+    /// The sum of each [`BLOCK`] of values; [`Self::pick`] skips whole blocks.
     sums: Vec<f64>,
-    total: f64,
 }
 
-impl Exponentials {
-    /// Computes them; `greatest` is the greatest logit.
-    pub fn fill(&mut self, logits: &[f32], greatest: f64, temperature: f64) {
+impl SoftmaxWeights {
+    /// Computes the weights and returns their sum; `max` is the greatest logit.
+    pub fn fill(&mut self, logits: &[f32], max: f64, temperature: f64) -> f64 {
         self.values.resize(logits.len(), 0.0);
         self.sums.resize(logits.len().div_ceil(BLOCK), 0.0);
         let (values, sums) = (&mut self.values[..], &mut self.sums[..]);
-        dispatch(Weigh { values, sums, logits, greatest, inverse: 1.0 / temperature });
-        self.total = self.sums.iter().sum();
+        dispatch(WeighTask { values, sums, logits, max, inverse: 1.0 / temperature });
+        self.sums.iter().sum()
     }
 
-    /// Their sum.
-    pub fn total(&self) -> f64 {
-        self.total
-    }
-
-    /// The token at which the running sum of weights passes `target`, and its weight; the last one
-    /// with any where rounding leaves the sum below the target.
+    /// The token at which the running sum of weights passes `target`, and its weight. If rounding
+    /// leaves the sum below the target, it is the last token with a weight above 0.
     pub fn pick(&self, target: f64) -> Option<(usize, f64)> {
         let mut sum = 0.0;
-        for (block, (values, of_block)) in self.values.chunks(BLOCK).zip(&self.sums).enumerate() {
-            if sum + of_block <= target {
-                sum += of_block;
+        for (block, (values, block_sum)) in self.values.chunks(BLOCK).zip(&self.sums).enumerate() {
+            if sum + block_sum <= target {
+                sum += block_sum;
                 continue;
             }
             let mut inner = sum;
@@ -49,15 +43,15 @@ impl Exponentials {
                     return Some((block * BLOCK + i, *weight));
                 }
             }
-            sum += of_block;
+            sum += block_sum;
         }
         let last = self.values.iter().rposition(|weight| *weight > 0.0)?;
-        Some((last, *self.values.get(last)?))
+        Some((last, self.values[last]))
     }
 }
 
-/// The greatest logit, none of which is NaN; minus infinity of nothing.
-pub(super) fn most(logits: &[f32]) -> f32 {
+/// The greatest of logits without NaN; minus infinity if there are none.
+pub(super) fn max_logit(logits: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; 2 * LANES];
     let chunks = logits.chunks_exact(2 * LANES);
@@ -67,25 +61,25 @@ pub(super) fn most(logits: &[f32]) -> f32 {
             *lane = larger(*lane, *logit);
         }
     }
-    rest.chain(&lanes).fold(f32::NEG_INFINITY, |most, logit| larger(most, *logit))
+    rest.chain(&lanes).fold(f32::NEG_INFINITY, |max, logit| larger(max, *logit))
 }
 
-struct Weigh<'a> {
+struct WeighTask<'a> {
     values: &'a mut [f64],
     sums: &'a mut [f64],
     logits: &'a [f32],
-    greatest: f64,
+    max: f64,
     inverse: f64,
 }
 
-impl SimdTask for Weigh<'_> {
+impl SimdTask for WeighTask<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { values, sums, logits, greatest, inverse } = self;
+        let Self { values, sums, logits, max, inverse } = self;
         for (value, logit) in values.iter_mut().zip(logits) {
-            *value = exp((f64::from(*logit) - greatest) * inverse);
+            *value = exp((f64::from(*logit) - max) * inverse);
         }
         for (sum, values) in sums.iter_mut().zip(values.chunks(BLOCK)) {
             let mut lanes = [0.0; LANES];
@@ -101,14 +95,14 @@ impl SimdTask for Weigh<'_> {
     }
 }
 
-/// `e^x` for x up to 0, within 2 units in the last place: `2^n e^r` with `x = n ln 2 + r`,
-/// `|r| <= ln 2 / 2`, and the Taylor series of `e^r` to the thirteenth power (its remainder is below
-/// 5e-18). No branches, so that a loop over it vectorises.
+/// `e^x` for `x <= 0`, within 2 units in the last place: `2^n e^r` with `x = n ln 2 + r`,
+/// `|r| <= ln 2 / 2`, and the Taylor polynomial of `e^r` of degree 13 (its remainder is below
+/// 5e-18). It has no branches, so that a loop over it vectorizes.
 #[inline(always)]
 fn exp(x: f64) -> f64 {
-    // Adding it rounds to a whole number, which then stands in the low bits.
+    // 1.5 * 2^52: adding it rounds to an integer, which is then in the low bits.
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    // ln 2 in two parts: products of the first with small whole numbers are exact.
+    // ln 2 in two parts. Products of the first with small integers are exact.
     const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
     const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
     const TERMS: [f64; 12] = [
@@ -125,7 +119,7 @@ fn exp(x: f64) -> f64 {
         0.5,
         1.0,
     ];
-    // Below, the result is 0.
+    // The result is 0 below this bound.
     let x = if x < -746.0 { -746.0 } else { x };
     let shifted = x * std::f64::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
@@ -136,7 +130,7 @@ fn exp(x: f64) -> f64 {
     }
     p = p * r + 1.0;
     let n = (shifted.to_bits() as i64).wrapping_sub(ROUND.to_bits() as i64);
-    // 2^n as two factors, as it may be below the normal numbers.
+    // 2^n as two factors, because it may be subnormal.
     let half = n >> 1;
     let power = |n: i64| f64::from_bits((n.wrapping_add(1023) as u64) << 52);
     p * power(half) * power(n.wrapping_sub(half))
@@ -162,23 +156,23 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_that_of_a_running_sum() {
+    fn pick_returns_the_token_at_which_the_running_sum_passes_the_target() {
         let logits: Vec<f32> = (0..300).map(|i| ((i * 7919 % 1009) as f32 / 200.0) - 3.0).collect();
-        let mut weights = Exponentials::default();
-        weights.fill(&logits, 2.04, 0.9);
+        let mut weights = SoftmaxWeights::default();
+        let sum = weights.fill(&logits, 2.04, 0.9);
         let naive: Vec<f64> = logits.iter().map(|l| ((f64::from(*l) - 2.04) / 0.9).exp()).collect();
         let total: f64 = naive.iter().sum();
-        assert!((weights.total() / total - 1.0).abs() < 1e-13);
+        assert!((sum / total - 1.0).abs() < 1e-13);
         for step in 0..1000 {
             let share = (f64::from(step) + 0.5) / 1000.0;
-            let mut sum = 0.0;
+            let mut running = 0.0;
             let expected = naive.iter().position(|w| {
-                sum += w;
-                sum > share * total
+                running += w;
+                running > share * total
             });
-            assert_eq!(weights.pick(share * weights.total()).map(|p| p.0), expected);
+            assert_eq!(weights.pick(share * sum).map(|p| p.0), expected);
         }
-        // Beyond the sum is the last with any weight.
+        // A target beyond the sum picks the last token with weight.
         weights.fill(&[0.0, 1.0, f32::NEG_INFINITY], 1.0, 1.0);
         assert_eq!(weights.pick(9.0).map(|p| p.0), Some(1));
         assert_eq!(weights.pick(0.0).map(|p| p.0), Some(0));

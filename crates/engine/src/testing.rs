@@ -1,8 +1,8 @@
-//! An engine without a model, for tests of everything that uses one.
+//! An engine without a model, for tests of everything that uses an engine.
 //!
-//! Slots, queue, preemption, versions, stop strings, limits and cancellation are the real ones
-//! (`Admission`, `GenerationRun`); only the tokens come from a script instead of a model. Compiled always
-//! so that integration tests can use it; the daemon never does.
+//! Slots, queue, preemption, versions, stop strings, limits and cancellation are real (`Admission`,
+//! `GenerationRun`). Only the tokens come from a script. Always compiled, so that integration tests
+//! can use it; the daemon never does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,18 +13,20 @@ use async_trait::async_trait;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 
-use super::admission::{Admission, Colour, Lease};
-use super::run::GenerationRun;
-use super::{
-    Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority,
-    Publisher, run,
+use crate::admission::{Admission, Color, Lease};
+use crate::api::{
+    Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Publisher, Token,
 };
-use crate::sampling::{Drawn, TokenSampler};
+use crate::codec::Codec;
+use crate::error::EngineError;
+use crate::run;
+use crate::run::GenerationRun;
+use crate::sampling::TokenSampler;
 
-/// Which text a version answers to a request.
+/// Returns the text with which a version answers a request.
 pub type Script = dyn Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync;
 
-/// What the fake is and does; see each field.
+/// Properties of a [`FakeEngine`].
 #[derive(Clone)]
 pub struct FakeConfig {
     /// The model's name.
@@ -39,12 +41,12 @@ pub struct FakeConfig {
     pub queue: usize,
     /// Time before each token.
     pub delay: Duration,
-    /// What is answered. A text that needs more tokens than asked for ends with `length`.
+    /// The answers. An answer that exceeds the token limit ends with `length`.
     pub script: Arc<Script>,
 }
 
 impl FakeConfig {
-    /// Two slots, no delay, and as an answer one of ten short sentences, chosen by the seed.
+    /// Two slots, no delay, and one of ten short sentences as an answer, chosen by the seed.
     pub fn new(codec: &Codec) -> Self {
         Self {
             name: "fake".to_owned(),
@@ -58,26 +60,17 @@ impl FakeConfig {
     }
 }
 
-/// Something staged.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Staged {
-    /// The version.
-    pub version: PolicyVersion,
-    /// Its adapter's directory.
-    pub adapter: Option<PathBuf>,
-}
-
 #[derive(Default)]
 struct Records {
     requests: Vec<GenerateRequest>,
-    staged: Vec<Staged>,
-    colour: Option<Colour>,
-    fail_next: Option<EngineError>,
-    fail_stage: Option<EngineError>,
-    probe: Option<Vec<(TokenId, f32)>>,
+    staged: Vec<(PolicyVersion, Option<PathBuf>)>,
+    /// The color staged last.
+    color: Option<Color>,
+    next_generation_error: Option<EngineError>,
+    next_stage_error: Option<EngineError>,
 }
 
-/// An [`Engine`] and [`Publisher`] that answers from a script. Needs a tokio runtime to generate.
+/// An [`Engine`] and [`Publisher`] that answers from a script. Generating needs a tokio runtime.
 pub struct FakeEngine {
     info: ModelInfo,
     codec: Arc<Codec>,
@@ -91,23 +84,14 @@ pub struct FakeEngine {
 impl FakeEngine {
     /// A fake that serves version 0.
     pub fn new(codec: Arc<Codec>, config: FakeConfig, metrics: Arc<Metrics>) -> Arc<Self> {
+        let FakeConfig { name, context, vocab, slots, queue, delay, script } = config;
         Arc::new(Self {
-            info: ModelInfo {
-                name: config.name,
-                context: config.context,
-                vocab: config.vocab,
-                slots: config.slots,
-            },
+            info: ModelInfo { name, context, vocab, slots },
             codec,
-            admission: Admission::new(
-                config.slots,
-                config.queue,
-                PolicyVersion::BASE,
-                Arc::clone(&metrics),
-            ),
+            admission: Admission::new(slots, queue, PolicyVersion::BASE, Arc::clone(&metrics)),
             metrics,
-            delay: config.delay,
-            script: config.script,
+            delay,
+            script,
             records: Mutex::new(Records::default()),
         })
     }
@@ -116,59 +100,39 @@ impl FakeEngine {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every request so far, in order, refused ones included.
+    /// Every request so far, in order, including refused ones.
     pub fn requests(&self) -> Vec<GenerateRequest> {
         self.records().requests.clone()
     }
 
-    /// Everything staged so far, in order.
-    pub fn staged(&self) -> Vec<Staged> {
+    /// Every staged version so far with its adapter directory, in order.
+    pub fn staged(&self) -> Vec<(PolicyVersion, Option<PathBuf>)> {
         self.records().staged.clone()
     }
 
-    /// The next generation ends in this error before its first token.
+    /// Makes the next generation end with this error before its first token.
     pub fn fail_next_generation(&self, error: EngineError) {
-        self.records().fail_next = Some(error);
+        self.records().next_generation_error = Some(error);
     }
 
-    /// The next staging fails.
+    /// Makes the next staging fail.
     pub fn fail_next_stage(&self, error: EngineError) {
-        self.records().fail_stage = Some(error);
+        self.records().next_stage_error = Some(error);
     }
 
-    /// What probes answer from now on; before that they answer from the script.
-    pub fn set_probe(&self, tokens: Vec<(TokenId, f32)>) {
-        self.records().probe = Some(tokens);
-    }
-
-    /// Refuses new requests and ends shadows; `cancel_live` ends running clients' requests too.
-    pub fn close(&self, cancel_live: bool) {
-        self.admission.close(cancel_live);
-    }
-
-    /// The log-probability that the fake gives a token: a fixed function of the id, below 0.
+    /// The log-probability of a token: a fixed negative function of its id.
     pub fn logprob(id: TokenId) -> f32 {
         -0.1 - (id % 10) as f32 / 10.0
     }
 
-    /// The scripted ids of an answer, a stop token at the end.
-    fn answer(
-        &self,
-        request: &GenerateRequest,
-        version: PolicyVersion,
-    ) -> Result<Vec<TokenId>, EngineError> {
-        let mut ids = self.codec.encode(&(self.script)(request, version))?;
-        ids.extend(self.codec.stop_ids().first());
-        Ok(ids)
-    }
-
     fn run(&self, lease: Lease, request: &GenerateRequest) -> Result<Generation, EngineError> {
         let limit = run::check(request, self.info.context, self.info.vocab)?;
-        let ids = self.answer(request, lease.version)?;
+        let mut ids = self.codec.encode(&(self.script)(request, lease.version))?;
+        ids.extend(self.codec.stop_ids().first());
         let (mut run, generation) =
             GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
         let (delay, top) = (self.delay, u32::from(request.top_logprobs));
-        let failure = self.records().fail_next.take();
+        let failure = self.records().next_generation_error.take();
         tokio::spawn(async move {
             if let Some(error) = failure {
                 run.fail(error);
@@ -177,20 +141,23 @@ impl FakeEngine {
                 if !delay.is_zero() {
                     tokio::time::sleep(delay).await;
                 }
-                let alternative = |k: u32| (id.saturating_add(k), Self::logprob(id) - k as f32);
-                let drawn = Drawn {
-                    id,
-                    logprob: Self::logprob(id),
-                    kept_mass: 1.0,
-                    top: (0..top).map(alternative).collect(),
-                };
-                if run.is_over() || run.push(drawn) {
+                let logprob = Self::logprob(id);
+                let alternative = |k: u32| (id.saturating_add(k), logprob - k as f32);
+                let top = (0..top).map(alternative).collect();
+                let token = Token { id, logprob, kept_mass: 1.0, top, text: String::new() };
+                if run.is_over() || run.push(token) {
                     break;
                 }
             }
-            run.conclude();
+            run.finish();
         });
         Ok(generation)
+    }
+
+    /// The color staged last.
+    fn staged_color(&self) -> Result<Color, EngineError> {
+        let color = self.records().color;
+        color.ok_or_else(|| EngineError::Invalid("no version is staged".to_owned()))
     }
 }
 
@@ -228,22 +195,22 @@ impl Publisher for FakeEngine {
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
-        self.records().colour = None;
-        if let Some(error) = self.records().fail_stage.take() {
+        self.records().color = None;
+        if let Some(error) = self.records().next_stage_error.take() {
             return Err(error);
         }
-        let colour = match self.admission.holding(version) {
-            Some(colour) => colour,
+        let color = match self.admission.color_of(version) {
+            Some(color) => color,
             None => {
-                let colour = self.admission.idle();
-                self.admission.drained(colour).await;
-                self.admission.set_version(colour, Some(version));
-                colour
+                let color = self.admission.idle_color();
+                self.admission.wait_until_idle(color).await;
+                self.admission.set_version(color, Some(version));
+                color
             }
         };
         let mut records = self.records();
-        records.staged.push(Staged { version, adapter: adapter.map(Path::to_path_buf) });
-        records.colour = Some(colour);
+        records.staged.push((version, adapter.map(Path::to_path_buf)));
+        records.color = Some(color);
         Ok(())
     }
 
@@ -252,16 +219,6 @@ impl Publisher for FakeEngine {
         prompt_ids: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        let (probe, colour) = {
-            let records = self.records();
-            (records.probe.clone(), records.colour)
-        };
-        let Some(colour) = colour else {
-            return Err(EngineError::Invalid("no version is staged".to_owned()));
-        };
-        if let Some(tokens) = probe {
-            return Ok(tokens);
-        }
         let request = GenerateRequest {
             prompt_ids: prompt_ids.to_vec(),
             params: params.clone(),
@@ -269,7 +226,7 @@ impl Publisher for FakeEngine {
             top_logprobs: 0,
             priority: Priority::Live,
         };
-        let lease = match self.admission.acquire_on(colour) {
+        let lease = match self.admission.acquire_on(self.staged_color()?) {
             Some(lease) => lease,
             None => self.admission.acquire(Priority::Live).await?,
         };
@@ -278,12 +235,11 @@ impl Publisher for FakeEngine {
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
-        let colour = self.records().colour;
+        let color = self.staged_color()?;
         let start = Instant::now();
-        match colour {
-            Some(colour) if self.admission.activate(colour) => Ok(start.elapsed()),
-            _ => Err(EngineError::Invalid("no version is staged".to_owned())),
-        }
+        // A staged color holds a version.
+        self.admission.activate(color);
+        Ok(start.elapsed())
     }
 }
 
@@ -292,7 +248,8 @@ mod tests {
     use hone_core::types::FinishReason;
 
     use super::*;
-    use crate::{Event, ModelDir};
+    use crate::api::Event;
+    use crate::model_dir::ModelDir;
 
     fn fake(change: impl FnOnce(&mut FakeConfig)) -> Arc<FakeEngine> {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
@@ -340,15 +297,14 @@ mod tests {
         let generation = fake.generate(request(7, Priority::Shadow)).await.unwrap();
         let completion = generation.collect().await.unwrap();
         assert_eq!((completion.text.as_str(), completion.version), ("v3 7", PolicyVersion(3)));
-        let staged = Staged { version: PolicyVersion(3), adapter: Some(adapter.to_path_buf()) };
-        assert_eq!(fake.staged(), [staged]);
+        assert_eq!(fake.staged(), [(PolicyVersion(3), Some(adapter.to_path_buf()))]);
         fake.fail_next_stage(EngineError::Model("no".to_owned()));
         assert!(fake.stage(PolicyVersion(4), None).await.is_err());
         assert!(fake.activate().await.is_err());
     }
 
     #[tokio::test]
-    async fn limits_stops_and_failures_are_the_real_ones() {
+    async fn limits_stop_strings_and_failures_end_a_generation() {
         let fake = fake(|config| config.script = Arc::new(|_, _| "one two three".to_owned()));
         let run = async |request: GenerateRequest| fake.generate(request).await?.collect().await;
         let mut stopped = probe(&[1]);
@@ -370,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_preempt_shadows_and_hang_up() {
+    async fn live_requests_preempt_shadows_and_end_when_dropped() {
         let fake = fake(|config| {
             config.slots = 1;
             config.delay = Duration::from_millis(20);

@@ -1,0 +1,187 @@
+//! The traits of an engine and the plain data that they exchange.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
+
+use crate::codec::Codec;
+use crate::error::EngineError;
+
+/// The scheduling class of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// A client waits: goes first and may preempt shadow requests.
+    Live,
+    /// Training or evaluation: uses spare capacity only.
+    Shadow,
+}
+
+/// One sequence to generate.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// The exact prompt; no token is added.
+    pub prompt_ids: Vec<TokenId>,
+    /// Sampling parameters, with the seed and the token limit.
+    pub params: SamplingParams,
+    /// Strings that end the completion. They are not part of the returned text.
+    pub stop: Vec<String>,
+    /// Number of alternatives to report for each token, at most 20.
+    pub top_logprobs: u8,
+    /// The scheduling class.
+    pub priority: Priority,
+}
+
+/// One sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// The vocabulary index.
+    pub id: TokenId,
+    /// Natural-log probability under the behavior policy. At temperature 0, where that would always
+    /// be 0, it is that of `softmax(raw logits)`.
+    pub logprob: f32,
+    /// Probability mass that truncation kept; 1 without truncation.
+    pub kept_mass: f32,
+    /// The most probable alternatives `(id, ln p)`, best first; at most as many as truncation kept.
+    pub top: Vec<(TokenId, f32)>,
+    /// Text that became complete with this token: whole UTF-8 characters, often empty; never the
+    /// text of a stop token, nor text at or after a stop string.
+    pub text: String,
+}
+
+/// An event of a running generation. Tokens come first, then exactly one `Done` or `Failed`.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The next token.
+    Token(Token),
+    /// The regular end.
+    Done {
+        /// Why the completion ended.
+        finish: FinishReason,
+        /// Text that was held back because it could begin a stop string.
+        text: String,
+    },
+    /// The end without a completion.
+    Failed(EngineError),
+}
+
+/// A running generation. Dropping it cancels the sequence and frees its slot.
+#[derive(Debug)]
+pub struct Generation {
+    /// The version that produces every token.
+    pub version: PolicyVersion,
+    /// The events; closes after the last one.
+    pub events: mpsc::Receiver<Event>,
+}
+
+/// A whole completion, collected from a [`Generation`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The version that produced it.
+    pub version: PolicyVersion,
+    /// Every sampled token, the stop token included.
+    pub tokens: Vec<Token>,
+    /// The text, without stop token and stop string.
+    pub text: String,
+    /// Why it ended.
+    pub finish: FinishReason,
+}
+
+impl Generation {
+    /// Waits for the end and returns the completion.
+    ///
+    /// # Errors
+    /// The error of [`Event::Failed`], or [`EngineError::Internal`] if the last event is missing.
+    pub async fn collect(mut self) -> Result<Completion, EngineError> {
+        let mut tokens: Vec<Token> = Vec::new();
+        let mut text = String::new();
+        while let Some(event) = self.events.recv().await {
+            match event {
+                Event::Token(token) => {
+                    text.push_str(&token.text);
+                    tokens.push(token);
+                }
+                Event::Done { finish, text: rest } => {
+                    text.push_str(&rest);
+                    return Ok(Completion { version: self.version, tokens, text, finish });
+                }
+                Event::Failed(error) => return Err(error),
+            }
+        }
+        Err(EngineError::Internal("the generation ended without a last event".to_owned()))
+    }
+}
+
+/// Properties of the served model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// The name that `/v1/models` lists.
+    pub name: String,
+    /// Context length in tokens, prompt and completion together.
+    pub context: usize,
+    /// Logits per position.
+    pub vocab: usize,
+    /// Sequences that can run at once.
+    pub slots: usize,
+}
+
+/// Running and waiting requests, for metrics and admission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Live sequences that run.
+    pub live_running: usize,
+    /// Shadow sequences that run.
+    pub shadow_running: usize,
+    /// Live requests that wait for a slot.
+    pub live_waiting: usize,
+    /// Shadow requests that wait for a slot.
+    pub shadow_waiting: usize,
+}
+
+/// Generates tokens.
+#[async_trait]
+pub trait Engine: Send + Sync {
+    /// The served model.
+    fn info(&self) -> &ModelInfo;
+
+    /// Tokenizer, chat template and stop tokens of the served model.
+    fn codec(&self) -> &Arc<Codec>;
+
+    /// Starts a generation on the active version, after waiting for a slot.
+    async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError>;
+
+    /// The version that new requests get.
+    fn active_version(&self) -> PolicyVersion;
+
+    /// The current load.
+    fn load(&self) -> EngineLoad;
+}
+
+/// Changes the version that an engine serves: stage, probe, activate.
+///
+/// One caller at a time; `policy` holds the lock.
+#[async_trait]
+pub trait Publisher: Send + Sync {
+    /// Loads a version next to the active one, once the idle color runs no request. `adapter` is a
+    /// PEFT directory; `None` is the base model. A version that is already loaded is reused.
+    async fn stage(
+        &self,
+        version: PolicyVersion,
+        adapter: Option<&Path>,
+    ) -> Result<(), EngineError>;
+
+    /// Samples from the staged version. Returns the tokens with their behavior log-probabilities.
+    async fn probe(
+        &self,
+        prompt_ids: &[TokenId],
+        params: &SamplingParams,
+    ) -> Result<Vec<(TokenId, f32)>, EngineError>;
+
+    /// Makes the staged version the active one. Running requests keep their version. Returns how
+    /// long the exchange blocked other work.
+    async fn activate(&self) -> Result<Duration, EngineError>;
+}

@@ -1,0 +1,95 @@
+//! The errors of an engine and of sampling.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use hone_core::files::FileError;
+use hone_core::types::TokenId;
+
+/// Why a model cannot be served or a request got no completion.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The bounded queue is full. HTTP answers 429.
+    #[error("all {slots} slots are busy and {queued} requests are already waiting")]
+    Overloaded {
+        /// Sequences that can run at once.
+        slots: usize,
+        /// Live requests in the queue.
+        queued: usize,
+    },
+    /// The prompt fills the context, so that no token can follow it.
+    #[error("the prompt has {prompt} tokens; the model's context holds {context}")]
+    PromptTooLong {
+        /// Prompt length in tokens.
+        prompt: usize,
+        /// Context length in tokens.
+        context: usize,
+    },
+    /// The request is malformed. The sentence names the parameter and its value.
+    #[error("{0}")]
+    Invalid(String),
+    /// The model cannot be served. The sentence names the file, the key and the value.
+    #[error("{0}")]
+    Model(String),
+    /// A component of the model failed: a file that cannot be read, parsed or written, the chat
+    /// template, or the tokenizer.
+    #[error("{component}: {source}")]
+    Component {
+        /// The path of the file, or the name of the component.
+        component: String,
+        /// The error of the library that reads it.
+        source: Arc<dyn Error + Send + Sync>,
+    },
+    /// A live request needed the slot of this shadow request. Repeat it with the same seed.
+    #[error("preempted by live traffic")]
+    Preempted,
+    /// The daemon is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The computed logits are not a distribution.
+    #[error("engine failure: {0}")]
+    Sample(#[from] SampleError),
+    /// The engine failed.
+    #[error("engine failure: {0}")]
+    Internal(String),
+}
+
+impl EngineError {
+    /// An [`Self::Component`] error.
+    pub fn component(
+        component: impl ToString,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::Component { component: component.to_string(), source: source.into().into() }
+    }
+}
+
+impl From<FileError> for EngineError {
+    fn from(error: FileError) -> Self {
+        Self::component(error.path.display(), error.source)
+    }
+}
+
+/// Why no token can be drawn from logits.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// A logit is NaN or +inf.
+    #[error("the logit of token {id} is {value}")]
+    NotFinite {
+        /// The first such token.
+        id: TokenId,
+        /// Its logit.
+        value: f32,
+    },
+    /// Every logit is -inf, or there are no logits.
+    #[error("no token has any probability")]
+    NoMass,
+    /// The request has a bias for a token outside the vocabulary.
+    #[error("logit_bias names token {id}; the vocabulary holds {vocab}")]
+    UnknownToken {
+        /// The token.
+        id: TokenId,
+        /// Logits per position.
+        vocab: usize,
+    },
+}

@@ -1,0 +1,143 @@
+//! PEFT's module matching: which modules have an adapter, and of which rank and scale.
+//!
+//! A module's name is its name in the model, `model.layers.3.self_attn.q_proj`. Reference:
+//! `check_target_module_exists` and `get_pattern_key` of PEFT (`peft.tuners.tuners_utils`,
+//! `peft.utils.other`); `tests/reference/peft_rules.json` holds results of PEFT, which a test of
+//! [`super::peft`] compares.
+
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+use super::config::LoraConfig;
+use super::modules::{Modules, Patterns};
+
+/// Rank and scale of one module's adapter: `scale * B A`, A `[r, in]`, B `[out, r]`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleScale {
+    /// Rank.
+    pub r: usize,
+    /// `alpha / r`, or `alpha / sqrt(r)` with rslora.
+    pub scale: f64,
+}
+
+/// [`Modules`] with a compiled pattern.
+enum NameMatcher {
+    All,
+    Names(Vec<String>),
+    Pattern(Regex),
+}
+
+impl NameMatcher {
+    fn new(modules: &Modules) -> Result<Self, String> {
+        Ok(match modules {
+            Modules::AllLinear => Self::All,
+            Modules::Names(names) => Self::Names(names.clone()),
+            Modules::Pattern(pattern) => Self::Pattern(regex(&format!(r"\A(?:{pattern})\z"))?),
+        })
+    }
+
+    fn matches(&self, module: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Names(list) => list.iter().any(|name| names(name, module)),
+            Self::Pattern(pattern) => pattern.is_match(module),
+        }
+    }
+}
+
+/// Whether a name of a list names a module.
+fn names(name: &str, module: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+fn regex(pattern: &str) -> Result<Regex, String> {
+    // The last line of the message has the reason; those before it show the place.
+    Regex::new(pattern).map_err(|e| {
+        e.to_string().lines().last().unwrap_or("it is not a regular expression").trim().to_owned()
+    })
+}
+
+/// The settings of an adapter with compiled patterns.
+pub struct ModuleMatcher {
+    targets: NameMatcher,
+    excluded: NameMatcher,
+    layers: Vec<usize>,
+    ranks: Vec<(Regex, usize)>,
+    alphas: Vec<(Regex, f64)>,
+    r: usize,
+    alpha: f64,
+    use_rslora: bool,
+}
+
+impl ModuleMatcher {
+    /// Compiles the patterns of an adapter's settings.
+    ///
+    /// # Errors
+    /// A pattern that is not a regular expression of the `regex` crate (which has no look-around and
+    /// no back-references): its key and the reason.
+    pub fn new(config: &LoraConfig) -> Result<Self, (&'static str, String)> {
+        fn compiled<T: Copy>(patterns: &Patterns<T>) -> Result<Vec<(Regex, T)>, String> {
+            let one = |(pattern, value): &(String, T)| {
+                Ok((regex(&format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, *value))
+            };
+            patterns.0.iter().map(one).collect()
+        }
+        Ok(Self {
+            targets: NameMatcher::new(&config.target_modules).map_err(|e| ("target_modules", e))?,
+            excluded: NameMatcher::new(&config.exclude_modules)
+                .map_err(|e| ("exclude_modules", e))?,
+            layers: config.layers_to_transform.clone(),
+            ranks: compiled(&config.rank_pattern).map_err(|e| ("rank_pattern", e))?,
+            alphas: compiled(&config.alpha_pattern).map_err(|e| ("alpha_pattern", e))?,
+            r: config.r,
+            alpha: config.alpha,
+            use_rslora: config.use_rslora,
+        })
+    }
+
+    /// Rank and scale of the adapter on a linear layer; `None` if the layer has no adapter.
+    pub(super) fn matched(&self, module: &str) -> Option<ModuleScale> {
+        // As in PEFT, patterns and whole names match in every layer.
+        let any_layer = match &self.targets {
+            NameMatcher::All => false,
+            NameMatcher::Names(list) => list.iter().any(|name| name == module),
+            NameMatcher::Pattern(_) => true,
+        };
+        let targeted = self.targets.matches(module) && (any_layer || self.in_layers(module));
+        (targeted && !self.excluded.matches(module)).then(|| self.scale(module))
+    }
+
+    /// Rank and scale of a module's adapter, whether or not the module is a target.
+    pub fn scale(&self, module: &str) -> ModuleScale {
+        let r = first(&self.ranks, module).unwrap_or(self.r);
+        let alpha = first(&self.alphas, module).unwrap_or(self.alpha);
+        let divisor = if self.use_rslora { (r as f64).sqrt() } else { r as f64 };
+        ModuleScale { r, scale: alpha / divisor }
+    }
+
+    /// The names of the target list that name no module of `modules`.
+    pub(super) fn unmatched<'a>(&'a self, modules: &[String]) -> Vec<&'a str> {
+        let NameMatcher::Names(list) = &self.targets else { return Vec::new() };
+        let unmatched = |name: &&String| !modules.iter().any(|module| names(name, module));
+        list.iter().filter(unmatched).map(String::as_str).collect()
+    }
+
+    fn in_layers(&self, module: &str) -> bool {
+        self.layers.is_empty() || layer(module).is_some_and(|layer| self.layers.contains(&layer))
+    }
+}
+
+/// The value of the first pattern that matches.
+fn first<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
+}
+
+/// The layer's index in a name: the first number between dots after the first two parts.
+fn layer(module: &str) -> Option<usize> {
+    let parts: Vec<&str> = module.split('.').collect();
+    let inner = parts.len().checked_sub(1)?;
+    parts.get(2..inner)?.iter().find_map(|part| part.parse().ok())
+}
+
+#[cfg(test)]
+mod tests;

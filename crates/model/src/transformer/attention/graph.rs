@@ -1,0 +1,67 @@
+//! Attention as a candle graph: for devices other than the CPU, and the reference in tests.
+
+use candle_core::{D, Tensor};
+
+use crate::kernels::ops;
+use crate::spec::{AttentionOptions, HeadLayout};
+use crate::transformer::segments::Segments;
+
+type Result<T> = candle_core::Result<T>;
+
+/// [`Attention`](super::Attention) from candle's operations; differentiable.
+///
+/// # Errors
+/// If shapes do not fit.
+pub(crate) fn graph_attention(
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    segments: &Segments,
+    heads: HeadLayout,
+    options: AttentionOptions,
+) -> Result<Tensor> {
+    let rows = |x: &Tensor, start, len, count| {
+        x.narrow(0, start, len)?.reshape((len, count, heads.dim))?.transpose(0, 1)?.contiguous()
+    };
+    let repeated = |x: Tensor, len: usize| {
+        let shared = heads.queries / heads.keys;
+        x.unsqueeze(1)?.broadcast_as((heads.keys, shared, len, heads.dim))?.reshape((
+            heads.queries,
+            len,
+            heads.dim,
+        ))
+    };
+    let mut outputs = Vec::new();
+    for group in segments.groups() {
+        for (before, start, len) in group.segments() {
+            if len == 0 {
+                continue;
+            }
+            let keys = |x: &Tensor| {
+                let own = rows(x, start, len, heads.keys)?;
+                let all = if before == 0 {
+                    own
+                } else {
+                    Tensor::cat(&[&rows(x, group.start, before, heads.keys)?, &own], 1)?
+                };
+                repeated(all, before + len)
+            };
+            let q = rows(q, start, len, heads.queries)?;
+            let scores = (q.matmul(&keys(k)?.t()?)? * options.scale)?;
+            let scores = ops::softcap(scores, options.softcap)?;
+            let masked = |row: usize, key: usize| {
+                let position = before + row;
+                key > position || options.window.is_some_and(|w| key + w <= position)
+            };
+            let mask: Vec<f32> = (0..len)
+                .flat_map(|row| (0..before + len).map(move |key| (row, key)))
+                .map(|(row, key)| if masked(row, key) { f32::NEG_INFINITY } else { 0.0 })
+                .collect();
+            let mask = Tensor::from_vec(mask, (len, before + len), q.device())?;
+            let scores = scores.broadcast_add(&mask.to_dtype(q.dtype())?)?;
+            let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
+            let weights = exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?;
+            let out = weights.matmul(&keys(v)?)?.transpose(0, 1)?;
+            outputs.push(out.reshape((len, heads.queries * heads.dim))?);
+        }
+    }
+    Tensor::cat(&outputs, 0)
+}

@@ -1,0 +1,216 @@
+//! The decoder's layers one after another, forward and backward.
+//!
+//! A frozen base on the CPU uses [`FusedLayer`]; otherwise every layer is a candle graph of its own,
+//! whose input is a variable and whose output's gradient comes from the layer above.
+//!
+//! The activations of a layer can be dropped in the forward pass and recomputed in the backward pass
+//! (Chen et al. 2016, "Training deep nets with sublinear memory cost", with one segment a layer). The
+//! recomputation starts from the same dropout stream, so the gradients are bit-identical.
+
+use std::collections::BTreeMap;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
+
+use super::block::{self, Block, Context};
+use super::fused_layer::{FusedLayer, LayerActivations, Save};
+use crate::adapter::weights::{Dropout, LoraWeights};
+use crate::kernels::float::{Real, with_float};
+use crate::kernels::rowwise::FusedRmsNorm;
+use crate::kernels::storage::with_values;
+
+type Result<T> = candle_core::Result<T>;
+
+const NAME: &str = "decoder";
+
+/// The layers and the final norm in one pass. Hidden states are `[tokens, hidden]`.
+pub(super) struct Layers<'a> {
+    pub blocks: &'a [Block],
+    /// Weight of the final norm, `[hidden]`.
+    pub norm: &'a Tensor,
+    pub context: &'a Context,
+    pub lora: Option<&'a LoraWeights>,
+    /// Whether to use fused layers.
+    pub fused: bool,
+}
+
+/// What [`Layers::forward_saving`] saves for [`Layers::backward`].
+pub(super) struct SavedLayers {
+    layers: Vec<SavedLayer>,
+    output: Tensor,
+}
+
+struct SavedLayer {
+    input: Tensor,
+    /// `None` if the backward pass recomputes them.
+    activations: Option<Activations>,
+    /// The random stream before the layer.
+    dropout: Option<Dropout>,
+}
+
+enum Activations {
+    F32(LayerActivations<f32>),
+    F64(LayerActivations<f64>),
+    /// The output with its graph.
+    Graph(Tensor),
+}
+
+impl<'a> Layers<'a> {
+    /// Final hidden states from the embeddings.
+    pub fn forward(&self, mut x: Tensor, mut dropout: Option<&mut Dropout>) -> Result<Tensor> {
+        for index in 0..self.blocks.len() {
+            (_, x) = self.layer(index, &x, dropout.as_deref_mut(), Save::Nothing)?;
+        }
+        self.final_norm(&x)
+    }
+
+    /// As [`Self::forward`], with the activations of the last `keep` layers.
+    pub fn forward_saving(
+        &self,
+        x: Tensor,
+        mut dropout: Option<&mut Dropout>,
+        keep: usize,
+    ) -> Result<(SavedLayers, Tensor)> {
+        let mut layers = Vec::with_capacity(self.blocks.len());
+        let mut input = x;
+        for index in 0..self.blocks.len() {
+            let before = dropout.as_deref().cloned();
+            let kept = index + keep >= self.blocks.len();
+            let save = if kept { Save::Activations } else { Save::Nothing };
+            let (activations, output) = self.layer(index, &input, dropout.as_deref_mut(), save)?;
+            let activations = activations.filter(|_| kept);
+            layers.push(SavedLayer { input, activations, dropout: before });
+            input = if self.fused { output } else { variable(&output)? };
+        }
+        let hidden = self.final_norm(&input)?;
+        Ok((SavedLayers { layers, output: input }, hidden))
+    }
+
+    /// The adapter's gradients by PEFT name from the gradient of the final hidden states. Frees each
+    /// layer's activations after use.
+    pub fn backward(&self, saved: SavedLayers, grad: &Tensor) -> Result<BTreeMap<String, Tensor>> {
+        let SavedLayers { layers, output } = saved;
+        let mut above = self.final_norm_backward(&output, grad)?;
+        drop(output);
+        let mut gradients = BTreeMap::new();
+        for (index, layer) in layers.into_iter().enumerate().rev() {
+            let SavedLayer { input, activations, mut dropout } = layer;
+            let activations = match activations {
+                None => self.layer(index, &input, dropout.as_mut(), Save::ActivationsOnly)?.0,
+                saved => saved,
+            };
+            let (Some(activations), Some(grad)) = (activations, above) else { break };
+            above = self.layer_backward(index, &input, activations, grad, &mut gradients)?;
+        }
+        Ok(gradients)
+    }
+
+    /// A layer's activations, as `save` requires, and output.
+    fn layer(
+        &self,
+        index: usize,
+        x: &Tensor,
+        dropout: Option<&mut Dropout>,
+        save: Save,
+    ) -> Result<(Option<Activations>, Tensor)> {
+        if !self.fused {
+            let y = self.blocks[index].forward(x, index, self.context, self.lora, dropout)?;
+            return Ok((Some(Activations::Graph(y.clone())), y));
+        }
+        let layer = self.fused_layer(index);
+        if x.dtype() == DType::F64 {
+            let (saved, y) = with_values([x], NAME, |[x]| layer.forward(x, dropout, save))?;
+            return Ok((saved.map(Activations::F64), self.tensor(y)?));
+        }
+        let (saved, y) = with_values([x], NAME, |[x]| layer.forward(x, dropout, save))?;
+        Ok((saved.map(Activations::F32), self.tensor(y)?))
+    }
+
+    /// The gradient of a layer's input from that of its output. The input of the first layer has none
+    /// in a graph, and unspecified values in a fused layer.
+    fn layer_backward(
+        &self,
+        index: usize,
+        x: &Tensor,
+        activations: Activations,
+        grad: Tensor,
+        gradients: &mut BTreeMap<String, Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let grad = match activations {
+            Activations::F32(saved) => self.fused_backward(index, x, saved, grad, gradients)?,
+            Activations::F64(saved) => self.fused_backward(index, x, saved, grad, gradients)?,
+            Activations::Graph(output) => {
+                let mut store = backward_from(&output, &grad)?;
+                for (name, var) in self.lora.into_iter().flat_map(LoraWeights::parameters) {
+                    gradients.extend(store.remove(var.as_tensor()).map(|grad| (name, grad)));
+                }
+                return Ok(store.remove(x));
+            }
+        };
+        Ok(Some(grad))
+    }
+
+    fn fused_backward<T: Real>(
+        &self,
+        index: usize,
+        x: &Tensor,
+        saved: LayerActivations<T>,
+        grad: Tensor,
+        gradients: &mut BTreeMap<String, Tensor>,
+    ) -> Result<Tensor> {
+        let mut dx = values::<T>(&grad)?;
+        drop(grad);
+        with_values([x], NAME, |[x]| {
+            self.fused_layer(index).backward(x, saved, &mut dx, index > 0, gradients)
+        })?;
+        self.tensor(dx)
+    }
+
+    fn fused_layer(&self, index: usize) -> FusedLayer<'a> {
+        let Self { blocks, context, lora, .. } = *self;
+        FusedLayer { block: &blocks[index], index, context, lora }
+    }
+
+    fn fused_norm(&self) -> FusedRmsNorm<'a> {
+        FusedRmsNorm::new(&self.context.spec, self.norm)
+    }
+
+    fn final_norm(&self, x: &Tensor) -> Result<Tensor> {
+        if !self.fused {
+            return block::norm(&self.context.spec, x, self.norm);
+        }
+        with_float!(x.dtype(), T => {
+            self.tensor::<T>(with_values([x], NAME, |[x]| self.fused_norm().forward(x))?)
+        })
+    }
+
+    fn final_norm_backward(&self, x: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        if !self.fused {
+            return Ok(backward_from(&self.final_norm(x)?, grad)?.remove(x));
+        }
+        with_float!(x.dtype(), T => {
+            let mut dx = values::<T>(&grad.contiguous()?)?;
+            with_values([x], NAME, |[x]| self.fused_norm().backward(x, &mut dx))?;
+            self.tensor(dx).map(Some)
+        })
+    }
+
+    /// `[tokens, hidden]`
+    fn tensor<T: Real>(&self, values: Vec<T>) -> Result<Tensor> {
+        Tensor::from_vec(values, ((), self.context.spec.hidden_size), &Device::Cpu)
+    }
+}
+
+fn values<T: Real>(x: &Tensor) -> Result<Vec<T>> {
+    with_values([x], NAME, |[x]| Ok(x.to_vec()))
+}
+
+/// A copy of `x` as a variable: the start of a new graph.
+pub(super) fn variable(x: &Tensor) -> Result<Tensor> {
+    Ok(Var::from_tensor(&x.detach())?.into_inner())
+}
+
+/// Gradients of the variables that `y` depends on, where `grad` is the gradient of `y`.
+pub(super) fn backward_from(y: &Tensor, grad: &Tensor) -> Result<GradStore> {
+    (y * grad.detach())?.sum_all()?.backward()
+}

@@ -1,0 +1,298 @@
+//! The model: its weights, forward and backward passes.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor};
+
+use hone_core::digest::Digest;
+
+use super::block::{Block, Context};
+use super::head::head_stats;
+use super::layers::{Layers, SavedLayers, backward_from, variable};
+use super::segments::Segments;
+use super::token_stats::token_stats;
+use crate::adapter::BaseDtype;
+use crate::adapter::weights::{Dropout, LoraWeights};
+use crate::kernels::ops;
+use crate::kernels::storage::{is_16_bit, is_frozen_cpu_weight};
+use crate::{ModelError, ModelSpec, Result};
+
+/// Whether a weight of `rank` dimensions that is stored as `stored` keeps its 16 bits in memory.
+pub fn stays_16_bit(dtype: BaseDtype, stored: DType, rank: usize) -> bool {
+    dtype == BaseDtype::Auto && rank == 2 && is_16_bit(stored)
+}
+
+/// The decoder and its weights.
+#[derive(Clone, Debug)]
+pub struct Model {
+    spec: ModelSpec,
+    /// `[vocab, hidden]`
+    embedding: Tensor,
+    blocks: Vec<Block>,
+    /// `[hidden]`
+    norm: Tensor,
+    /// `[vocab, hidden]`; the embedding itself where tied.
+    head: Tensor,
+    /// Whether layers run by the fused kernels rather than as candle graphs.
+    pub(super) fused_layers: bool,
+}
+
+/// What [`Model::forward_saving`] saves for [`Model::backward`].
+pub struct SavedActivations {
+    context: Context,
+    layers: SavedLayers,
+    /// `[tokens, hidden]`, a variable.
+    hidden: Tensor,
+}
+
+impl SavedActivations {
+    /// Final hidden states `[tokens, hidden]` after the last norm. [`Model::backward`] differentiates a
+    /// value that is computed from them.
+    pub fn hidden(&self) -> &Tensor {
+        &self.hidden
+    }
+}
+
+impl Model {
+    /// A model from named tensors on one device. It computes in their float type; matrices may be of
+    /// lower precision. Tensors of `Var`s are trained. Names that the model does not have are ignored.
+    ///
+    /// # Errors
+    /// If a weight is missing or has the wrong shape.
+    pub fn new(spec: ModelSpec, mut tensors: HashMap<String, Tensor>) -> Result<Self> {
+        let missing = |name: &str| ModelError::weights(format!("`{name}` is missing"));
+        for (name, shape) in spec.weight_shapes() {
+            let found = tensors.get(&name).ok_or_else(|| missing(&name))?.dims();
+            if found != shape {
+                return Err(ModelError::weights(format!(
+                    "`{name}` has shape {found:?}, but config.json requires {shape:?}"
+                )));
+            }
+        }
+        let mut take = |name: &str| tensors.remove(name).ok_or_else(|| missing(name));
+        let embedding = take("model.embed_tokens.weight")?;
+        let blocks = (0..spec.num_layers)
+            .map(|layer| Block::new(&spec, layer, &mut take))
+            .collect::<Result<Vec<_>>>()?;
+        let norm = take("model.norm.weight")?;
+        let head =
+            if spec.tie_word_embeddings { embedding.clone() } else { take("lm_head.weight")? };
+        let fused_layers = blocks
+            .iter()
+            .flat_map(|block| block.weights().chain(block.biases()))
+            .chain([&embedding, &norm, &head])
+            .all(is_frozen_cpu_weight);
+        Ok(Self { spec, embedding, blocks, norm, head, fused_layers })
+    }
+
+    /// Reads the weights from safetensors files. The model computes in f32. With [`BaseDtype::Auto`]
+    /// 16-bit matrices keep their type.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or as [`Self::new`].
+    pub fn load(
+        spec: ModelSpec,
+        weight_files: &[PathBuf],
+        dtype: BaseDtype,
+        device: &Device,
+    ) -> Result<Self> {
+        // SAFETY: the mapping is read and dropped within this function. If a file changes meanwhile,
+        // the values can be wrong, as with any other read of it.
+        let files = unsafe { MmapedSafetensors::multi(weight_files) }?;
+        let mut tensors = HashMap::new();
+        for (name, _) in spec.weight_shapes() {
+            let tensor = files
+                .load(&name, device)
+                .map_err(|e| ModelError::weights(format!("`{name}`: {e}")).caused_by(e))?;
+            let keep = stays_16_bit(dtype, tensor.dtype(), tensor.rank());
+            tensors.insert(name, if keep { tensor } else { tensor.to_dtype(DType::F32)? });
+        }
+        Self::new(spec, tensors)
+    }
+
+    /// The shape of the model.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// SHA-256, in hex, of the shape and of the first values of every weight: distinguishes base models
+    /// without reading them whole. Biases are left out.
+    ///
+    /// # Errors
+    /// If a weight cannot be read.
+    pub fn digest(&self) -> Result<String> {
+        const VALUES: usize = 64;
+        let mut digest = Digest::new().bytes(format!("{:?}", self.spec));
+        let weights = self.blocks.iter().flat_map(Block::weights);
+        for weight in [&self.embedding, &self.norm, &self.head].into_iter().chain(weights) {
+            let flat = weight.flatten_all()?;
+            let first = flat.narrow(0, 0, flat.elem_count().min(VALUES))?;
+            for value in first.to_dtype(DType::F64)?.to_vec1::<f64>()? {
+                digest = digest.bytes(value.to_le_bytes());
+            }
+        }
+        Ok(digest.hex())
+    }
+
+    /// The float type that the model computes in.
+    pub fn dtype(&self) -> DType {
+        self.norm.dtype()
+    }
+
+    /// `[vocab, hidden]`
+    pub fn embedding(&self) -> &Tensor {
+        &self.embedding
+    }
+
+    /// Weights of the blocks, from the first.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Weight of the final norm, `[hidden]`.
+    pub fn norm(&self) -> &Tensor {
+        &self.norm
+    }
+
+    /// Weight of the output layer, `[vocab, hidden]`.
+    pub fn head(&self) -> &Tensor {
+        &self.head
+    }
+
+    /// The device of the weights.
+    pub fn device(&self) -> &Device {
+        self.embedding.device()
+    }
+
+    /// Logits `[batch, len, vocab]` of `ids` `[batch, len]` (u32, padded on the right): position t
+    /// predicts token t + 1. `lora` is the adapter to use; `dropout` is for training only.
+    ///
+    /// # Errors
+    /// If `ids` is not a matrix of ids below the vocabulary's size.
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        lora: Option<&LoraWeights>,
+        dropout: Option<&mut Dropout>,
+    ) -> Result<Tensor> {
+        let (batch, len) = ids.dims2()?;
+        let segments = Arc::new(Segments::batch(batch, len));
+        let hidden = self.hidden(&ids.flatten_all()?, &segments, lora, dropout)?;
+        Ok(self.logits(&hidden)?.reshape((batch, len, self.spec.vocab_size))?)
+    }
+
+    /// Final hidden states `[tokens, hidden]` after the last norm, of `ids` `[tokens]` (u32). They
+    /// carry no gradient unless weights are trained; [`Self::forward_saving`] is for gradients of the
+    /// adapter.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn hidden(
+        &self,
+        ids: &Tensor,
+        segments: &Arc<Segments>,
+        lora: Option<&LoraWeights>,
+        dropout: Option<&mut Dropout>,
+    ) -> Result<Tensor> {
+        let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
+        let x = self.embed(ids, &context)?;
+        Ok(self.layers(&context, lora).forward(x, dropout)?)
+    }
+
+    /// As [`Self::hidden`], ready for [`Self::backward`]. The activations of the last `keep` layers are
+    /// kept; those of the others are recomputed.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_saving(
+        &self,
+        ids: &Tensor,
+        segments: &Arc<Segments>,
+        lora: &LoraWeights,
+        dropout: Option<&mut Dropout>,
+        keep: usize,
+    ) -> Result<SavedActivations> {
+        let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
+        let x = self.embed(ids, &context)?.detach();
+        let (layers, hidden) =
+            self.layers(&context, Some(lora)).forward_saving(x, dropout, keep)?;
+        Ok(SavedActivations { context, layers, hidden: variable(&hidden)? })
+    }
+
+    /// The adapter's gradients by PEFT name, where `grad` is the gradient of `y` and `y` is computed
+    /// from [`SavedActivations::hidden`].
+    ///
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn backward(
+        &self,
+        saved: SavedActivations,
+        y: &Tensor,
+        grad: &Tensor,
+        lora: &LoraWeights,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let SavedActivations { context, layers, hidden } = saved;
+        let grad = backward_from(y, grad)?.remove(&hidden);
+        drop(hidden);
+        let mut gradients = match grad {
+            Some(grad) => self.layers(&context, Some(lora)).backward(layers, &grad)?,
+            None => BTreeMap::new(),
+        };
+        for (name, var) in lora.parameters() {
+            if let Entry::Vacant(vacant) = gradients.entry(name) {
+                vacant.insert(var.zeros_like()?);
+            }
+        }
+        Ok(gradients)
+    }
+
+    fn layers<'a>(&'a self, context: &'a Context, lora: Option<&'a LoraWeights>) -> Layers<'a> {
+        let Self { blocks, norm, fused_layers, .. } = self;
+        Layers { blocks, norm, context, lora, fused: *fused_layers }
+    }
+
+    /// The first layer's input `[tokens, hidden]`.
+    fn embed(&self, ids: &Tensor, context: &Context) -> candle_core::Result<Tensor> {
+        let (tokens, shape) = (context.segments.tokens(), ids.dims());
+        if shape != [tokens] {
+            candle_core::bail!("ids of shape {shape:?} do not fit segments of {tokens} tokens");
+        }
+        let x = self.embedding.index_select(ids, 0)?.to_dtype(self.dtype())?;
+        let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
+        // Rounded to the weights' type first, as in transformers.
+        let scale = Tensor::new(scale, x.device())?.to_dtype(x.dtype())?;
+        x.broadcast_mul(&scale)
+    }
+
+    /// Logits `[n, vocab]` of hidden states `[n, hidden]`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        let logits = ops::linear(hidden, &self.head, None)?;
+        Ok(ops::softcap(logits, self.spec.final_softcap)?)
+    }
+
+    /// [`token_stats`] `[n, 2]` of the logits of `rows` (u32) of `hidden`, which predict the targets. The
+    /// fused path computes the logits a chunk at a time.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or a target is outside the vocabulary.
+    pub fn stats(
+        &self,
+        hidden: &Tensor,
+        rows: &Tensor,
+        targets: &[u32],
+        temperatures: &[f32],
+    ) -> Result<Tensor> {
+        let x = hidden.index_select(rows, 0)?;
+        if !self.fused_layers {
+            return Ok(token_stats(&self.logits(&x)?, targets, temperatures)?);
+        }
+        Ok(head_stats(&x, &self.head, self.spec.final_softcap, targets, temperatures)?)
+    }
+}
