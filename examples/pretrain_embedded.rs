@@ -7,13 +7,13 @@
 //! It writes a Hugging Face directory (default `models/embedded`): a Qwen2 decoder that adds small
 //! numbers, and a byte-level BPE tokenizer for it, trained with Hone's differentiable decoder.
 //!
-//! Processors round differently, so another machine's weights differ from the committed ones in their
-//! last digits; `tests/embedded_model.rs` checks the properties that both must have.
+//! Processors round differently, so another machine's weights differ from the committed ones in
+//! their last digits; `tests/embedded_model.rs` checks the properties that both must have.
 //!
-//! GRPO must have something left to improve. So the model first learns to add, and then its task with
-//! controlled noise: wrong sums, remarks before or after the answer, missing tags. With cross entropy
-//! it learns the rates of `lessons::NOISE` when sampled, while the right and well-formed completion
-//! stays the most probable one.
+//! GRPO must have something left to improve. So the model first learns to add, and then its task
+//! with controlled noise: wrong sums, remarks before or after the answer, missing tags. Cross
+//! entropy makes its samples as noisy as `lessons::NOISE`, while the right and well-formed
+//! completion stays the most probable one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -61,8 +61,8 @@ const START: &str = "<|im_start|>";
 const END: &str = "<|im_end|>";
 const TAGS: [&str; 4] = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
 
-/// Qwen2's pre-tokenizer: words, single digits, punctuation, white space. transformers applies it to
-/// every model of this type, so the file must contain the same.
+/// Qwen2's pre-tokenizer: words, single digits, punctuation, white space. transformers applies it
+/// to every model of this type, so the file must contain the same.
 const PRE_TOKENIZER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// ChatML.
