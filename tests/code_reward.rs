@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use hone_reward::code::{CodeReward, PythonGrader, PythonGraderError};
-use hone_reward::config::CodeParams;
+use hone_reward::code::{CodeParams, CodeReward, PythonGrader, PythonGraderError};
 use hone_reward::sandbox::{Limits, Sandbox, SandboxError, Setup};
 use hone_reward::{RewardFn, ScoreInput};
 

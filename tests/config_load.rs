@@ -8,7 +8,8 @@ use insta::assert_snapshot;
 use toml::{Table, Value};
 
 use hone::config::{Config, environment_names, load_from, parse, validate};
-use hone_reward::config::{NumericMatch, RewardConfig, RewardKind};
+use hone_reward::kinds::{NumericMatch, RewardKind};
+use hone_reward::routes::RewardConfig;
 
 fn default_text() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/default.toml");

@@ -9,9 +9,9 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use hone_reward::catalogue::CALLS;
-use hone_reward::catalogue::random_text::{PIECES, random_text};
-use hone_reward::config::{METRICS, RouteConfig, RouteList};
+use hone_reward::kinds::random_text::{PIECES, random_text};
+use hone_reward::routes::{RouteConfig, RouteList};
+use hone_reward::text::Metric;
 use hone_reward::{KindEntry, Routes, ScoreInput, catalogue};
 
 /// What a function may take on a completion of [`BYTES`].
@@ -68,14 +68,14 @@ fn route() -> String {
     let mut part = |name: &str, kind: &str, parameters: &str| {
         toml += &format!("[[reward]]\nname = \"{name}\"\nkind = \"{kind}\"\n{parameters}\n");
     };
-    for KindEntry { kind, example, parameters, .. } in catalogue() {
-        if CALLS.contains(kind) || *kind == "text_similarity" {
+    for KindEntry { kind, example, parameters, calls_out, .. } in catalogue() {
+        if calls_out || kind == "text_similarity" {
             continue;
         }
         let whole = if parameters.contains("extract = ") { "extract = \"\"" } else { "" };
         part(kind, kind, &format!("{example}\n{whole}"));
     }
-    for metric in METRICS {
+    for (metric, _) in Metric::ALL {
         let parameters = format!("metric = \"{metric}\"\nextract = \"\"");
         part(&format!("text_similarity__{metric}"), "text_similarity", &parameters);
     }
@@ -118,7 +118,8 @@ mod tests {
     async fn scoring_time_is_near_linear_in_the_text() {
         // Sixteen times the text; a quadratic function would take 256 times as long.
         let (short, long) = (run(8192).await.unwrap(), run(16 * 8192).await.unwrap());
-        assert_eq!(short.len(), catalogue().count() - CALLS.len() - 2 + METRICS.len());
+        let inside = catalogue().iter().filter(|entry| !entry.calls_out).count();
+        assert_eq!(short.len(), inside - 2 + Metric::ALL.len());
         for (short, long) in short.into_iter().zip(long) {
             let floor = 200.0;
             assert!(long.microseconds < short.microseconds.max(floor) * 80.0, "{short:?} {long:?}");

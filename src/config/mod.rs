@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_dataset::DatasetConfig;
 use hone_engine::EngineConfig;
-use hone_reward::config::{RouteConfig, RouteList};
+use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::sandbox::SandboxConfig;
 use hone_reward::tools::GradersConfig;
 use hone_rollout::RolloutConfig;

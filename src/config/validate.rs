@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem, label, quoted};
-use hone_reward::config::RouteConfig;
+use hone_reward::routes::RouteConfig;
 
 use super::{Config, ServerConfig, run};
 

@@ -6,9 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use hone_engine::EngineConfig;
-use hone_reward::config::{
-    FeedbackParams, FormatStrict, NumericMatch, RewardConfig, RewardKind, RouteConfig, RouteList,
-};
+use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
+use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
 use hone_train::config::{ScheduleKind, TrainConfig, WarningConfig, ZeroVariance};
 

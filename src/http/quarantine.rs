@@ -11,7 +11,7 @@ use axum::extract::{Path, State};
 use serde::Serialize;
 
 use hone_core::types::{UnixMillis, now_ms};
-use hone_reward::raters::Reason;
+use hone_reward::feedback::QuarantineReason;
 use hone_store::{Op, QuarantinedKey};
 
 use super::AppState;
@@ -27,7 +27,7 @@ const NOTE_CHARS: usize = 1024;
 pub(super) struct QuarantineEntry {
     key_id: String,
     /// `{"rule": "by_hand", "note": ...}`; null where it cannot be read.
-    reason: Option<Reason>,
+    reason: Option<QuarantineReason>,
     since: UnixMillis,
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn flag(
         let message = format!("key is {key:?}: it must be a key's id, 12 hexadecimal digits");
         return Err(ApiError::field("key", message));
     }
-    let reason = Reason::ByHand { note: note.to_owned() };
+    let reason = QuarantineReason::Operator { note: note.to_owned() };
     let reason = serde_json::to_string(&reason).map_err(|_| ApiError::internal())?;
     let row = QuarantinedKey { key_id: key.clone(), reason, since: now_ms() };
     state.store.commit(vec![Op::Quarantine(row)]).await?;

@@ -21,8 +21,8 @@ use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sa
 use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
 use hone_reward::Routes;
-use hone_reward::config::RouteList;
 use hone_reward::grader::Backends;
+use hone_reward::routes::RouteList;
 use hone_store::{Store, StoreConfig};
 use hone_train::policy::PolicyError;
 use hone_train::{TrainError, TrainState, TrainStatus};

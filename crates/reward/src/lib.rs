@@ -1,76 +1,42 @@
-//! Named, weighted parts of a sample's reward, and the routes that choose them.
+//! Rewards: named, weighted parts that score completions, and the routes that select them.
 //!
-//! [`Routes`] is built once from the configuration. A [`Route`] has parts: graders
-//! ([`RewardFn`]) that score any completion, and feedback parts whose values clients post.
+//! A route's reward has parts of two sorts. A *grader* computes a value from a completion; a
+//! *feedback* part takes the values that clients post. [`kinds`] lists every kind of part with its
+//! parameters and documentation. [`Routes`] is built once from the configuration: it matches a
+//! request to a [`Route`], whose graders then score any completion.
 //!
-//! Invariants: a part that cannot be scored is `None`, never zero; a value is always finite; a
-//! grader that panics loses its own values only.
+//! # Tasks and threads
+//!
+//! The crate keeps no task or thread of its own. [`Route::grade`] runs a route's graders
+//! concurrently within the caller's task. Most compute at once; webhooks, judges and model graders
+//! wake on the HTTP answer or on the timer of a retry, Python on the exit of its sandbox process,
+//! and Rhai solutions run on tokio's blocking threads.
+//!
+//! # Guarantees
+//!
+//! - A sample that cannot be scored has the value `None`, never 0.
+//! - [`Route::grade`] returns one value per sample and part, in order; every value is finite.
+//! - Scoring never panics across that boundary: a grader that panics loses its own values only.
+//! - What cannot work (a pattern, a script, a missing sandbox) is refused when the routes are
+//!   built; the error names the route, the part and the key.
 
-mod adaptive;
-pub mod catalogue;
 pub mod code;
-pub mod config;
+pub mod feedback;
 pub mod grader;
 pub mod judge;
-pub mod library;
-pub mod raters;
-mod registry;
+pub mod kinds;
+mod math;
 mod remote;
+mod reward_fn;
+pub mod routes;
 pub mod sandbox;
 pub mod script;
-mod stats;
 pub mod text;
 pub mod tools;
 pub mod webhook;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use async_trait::async_trait;
-
-use hone_core::metrics::Metrics;
-use hone_core::types::{Message, TokenId};
-
-pub use adaptive::{AdaptiveState, AdaptiveWeight};
-pub use catalogue::{KindEntry, catalogue};
-pub use registry::{Part, RewardError, Route, Routes};
-pub use remote::CallError;
-pub use stats::{PartStats, PartSummary};
+pub use kinds::{KindEntry, catalogue};
+pub use remote::{CallError, CallLimits};
+pub use reward_fn::{RewardFn, ScoreInput, record};
+pub use routes::{AdaptiveState, AdaptiveWeight, RewardError, RewardPart, Route, Routes};
 pub use tools::{GraderEndpoint, LazySandbox, Tools};
-
-/// What a reward function may look at.
-#[derive(Clone, Debug)]
-pub struct ScoreInput {
-    /// The conversation that was asked.
-    pub messages: Arc<Vec<Message>>,
-    /// The request's `metadata` or the dataset's columns.
-    pub metadata: Arc<BTreeMap<String, String>>,
-    /// The completion's text.
-    pub text: String,
-    /// The completion's ids.
-    pub ids: Vec<TokenId>,
-}
-
-/// One part of the reward.
-#[async_trait]
-pub trait RewardFn: Send + Sync {
-    /// Scores each sample of a batch (usually one group); `None` where it cannot say.
-    async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>>;
-}
-
-/// Counts the values of one part, missing ones apart: the one place that feeds
-/// `hone_reward_value` and `hone_reward_missing_total`. `route` and `part` must come from the
-/// configuration, so that labels stay bounded.
-pub fn record(
-    metrics: &Metrics,
-    route: &str,
-    part: &str,
-    values: impl IntoIterator<Item = Option<f64>>,
-) {
-    for value in values {
-        match value {
-            Some(value) => metrics.reward_value.with_label_values(&[route, part]).observe(value),
-            None => metrics.reward_missing.with_label_values(&[route, part]).inc(),
-        }
-    }
-}

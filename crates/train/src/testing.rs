@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_model::adapter::LoraConfig;
 use hone_reward::Routes;
-use hone_reward::config::RouteList;
+use hone_reward::routes::RouteList;
 
 use crate::config::TrainConfig;
 use crate::data::packing::TrainSample;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use hone_core::types::{InteractionId, UnixMillis, now_ms};
 use hone_reward::Route;
-use hone_reward::raters::{joining, read_value};
+use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
 
 use crate::http::AppState;
@@ -96,7 +96,7 @@ impl<'a> Posted<'a> {
             idempotency_key: self.idempotency_key.map(str::to_owned),
             key_id: self.caller.key_id.clone(),
             created: self.arrived,
-            join: joining(rule),
+            join: aggregator(rule),
         })
     }
 }

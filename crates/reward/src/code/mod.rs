@@ -18,6 +18,7 @@
 
 mod extract;
 mod grader;
+mod params;
 mod python;
 mod scripted;
 mod suite;
@@ -28,12 +29,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use suite::{IoCase, SuiteError, TestCounts, TestSuite};
 
-use crate::config::{CodeLanguage, CodeParams};
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::{RewardFn, ScoreInput};
 
 pub use extract::last_block;
 pub use grader::{PythonGrader, PythonGraderError};
+pub use params::{CodeLanguage, CodeParams};
 
 enum Runner {
     Python(Arc<Sandbox>),

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use hone_core::digest::{hex, sha256};
 
+use super::params::CodeParams;
 use super::suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output};
-use crate::config::CodeParams;
 use crate::sandbox::{Limits, RunRequest, Sandbox};
 
 const DRIVER: &str = include_str!("driver.py");

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rhai::{Dynamic, Engine, Scope};
 
+use super::params::CodeParams;
 use super::suite::{SuiteError, TestCounts, TestSuite, same_output};
-use crate::config::CodeParams;
 use crate::script::engine;
 
 /// Operations that each evaluation may take.

@@ -9,7 +9,7 @@ use serde_json::json;
 use hone_core::types::Message;
 
 use super::model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
-use crate::config::{JudgeParams, TokenLimitField};
+use super::params::{JudgeParams, TokenLimitField};
 use crate::remote::{CallError, CallEvents, ChatEndpoint};
 
 /// A model at an OpenAI-compatible endpoint.

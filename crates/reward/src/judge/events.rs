@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hone_core::metrics::Metrics;
 
 use super::model::JudgeReply;
-use crate::config::JudgeParams;
+use super::params::JudgeParams;
 use crate::remote::CallEvents;
 
 /// Logs and counts the events of one part.

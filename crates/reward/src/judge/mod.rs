@@ -15,6 +15,7 @@ mod client;
 mod compare;
 mod events;
 mod model;
+mod params;
 mod parse;
 mod rubric;
 
@@ -33,10 +34,10 @@ use tokio::sync::Semaphore;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, Role};
 
-use crate::config::{JudgeMode, JudgeParams};
 use crate::{RewardFn, ScoreInput};
 
 pub use model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
+pub use params::{JudgeMode, JudgeParams, OWN_MODEL, Rubric, TokenLimitField};
 
 /// Asks a language model for rewards.
 pub struct Judge {

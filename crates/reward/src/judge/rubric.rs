@@ -8,9 +8,9 @@ use hone_core::digest::{Digest, hex};
 use hone_core::types::{Message, Role};
 
 use super::model::JudgeError;
+use super::params::{JudgeMode, JudgeParams, Rubric};
 use super::parse::AnswerFormat;
 use crate::ScoreInput;
-use crate::config::{JudgeMode, JudgeParams, Rubric};
 
 /// A template of the conversation, the reference answer if there is one, and the judged text.
 macro_rules! material {

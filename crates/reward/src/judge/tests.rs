@@ -11,7 +11,6 @@ use axum::routing::post;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{Rubric, TokenLimitField};
 
 type AskedQuestion = (Vec<Message>, JudgeSampling);
 

@@ -11,7 +11,7 @@ use hone_core::config::Secret;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::events::CallEvents;
-use crate::config::CallLimits;
+use super::limits::CallLimits;
 use crate::grader::TokenUsage;
 
 /// `POST base_url/chat/completions`.

@@ -8,8 +8,8 @@ use reqwest::{Response, Url, redirect};
 use super::breaker::{Breaker, CircuitChange, Permit};
 use super::error::CallError;
 use super::events::CallEvents;
+use super::limits::CallLimits;
 use super::retry;
-use crate::config::CallLimits;
 
 /// One URL that JSON is posted to.
 pub(crate) struct Endpoint {

@@ -11,9 +11,12 @@ mod chat;
 mod endpoint;
 mod error;
 mod events;
+mod limits;
 mod retry;
 
 pub(super) use chat::ChatEndpoint;
 pub(super) use endpoint::Endpoint;
 pub use error::CallError;
 pub(super) use events::CallEvents;
+pub use limits::CallLimits;
+pub(super) use limits::{call_limits, check_url};

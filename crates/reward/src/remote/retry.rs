@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use chrono::DateTime;
 
-use crate::config::CallLimits;
+use super::limits::CallLimits;
 
 /// The delay before retry `n` (from 0): with `d = min(max_backoff, backoff x 2^n)`, a value between
 /// `d / 2` and `d`, chosen by `unit` in 0..1. Callers that failed together so retry at different
@@ -29,7 +29,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::WebhookParams;
+    use crate::webhook::WebhookParams;
 
     #[test]
     fn delays_double_up_to_the_maximum() {

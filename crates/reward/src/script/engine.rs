@@ -9,7 +9,7 @@ use regex::{Regex, RegexBuilder};
 use rhai::packages::{Package, StandardPackage};
 use rhai::{Dynamic, Engine, EvalAltResult, FLOAT, INT, Position};
 
-use crate::library::number::parse_number;
+use crate::math::parse_number;
 
 /// Compiled patterns kept per script; a script that uses more fails.
 const PATTERNS: usize = 64;

@@ -17,6 +17,7 @@
 //! runs on the caller's thread, has no input or output, and is deterministic.
 
 pub(crate) mod engine;
+mod params;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,8 +26,9 @@ use rhai::{AST, Dynamic, Engine, EvalAltResult, Map, ParseError, Scope};
 
 use hone_core::types::Role;
 
-use crate::config::ScriptParams;
 use crate::{RewardFn, ScoreInput};
+
+pub use params::ScriptParams;
 
 /// Why a script has no value.
 #[derive(Debug, thiserror::Error)]

@@ -4,9 +4,9 @@ use super::ngrams::{Overlap, overlaps};
 use super::tokens::{number, tokenize_13a, words};
 
 /// Sentence BLEU as `sacrebleu.sentence_bleu(candidate, [reference]).score / 100`: 13a tokens, case
-/// kept, orders 1 to 4 but none longer than the candidate (effective order), an order without
-/// a match smoothed to `1 / (2^k x its n-grams)` for the k-th such order (`exp`, Chen and Cherry
-/// 2014, method 3).
+/// kept, orders 1 to 4 up to the candidate's length (effective order), an order without a match
+/// smoothed to `1 / (2^k x its n-grams)` for the k-th such order (`exp`, Chen and Cherry 2014,
+/// method 3).
 ///
 /// `min(1, exp(1 - |reference| / |candidate|)) x (geometric mean of the precisions)`, in 0..1;
 /// 0 where no word matches or either text is empty. Source: Papineni et al. 2002; sacrebleu 2.6.
@@ -31,7 +31,7 @@ pub fn bleu(candidate: &str, reference: &str) -> f64 {
     (brevity * (logs / effective).exp()).clamp(0.0, 1.0)
 }
 
-/// Shared n-grams of 13a tokens, orders 1 to 4.
+/// Overlaps of 13a tokens, orders 1 to 4.
 fn all_orders(candidate: &str, reference: &str) -> [Overlap; 4] {
     let (given, wanted) = (tokenize_13a(candidate), tokenize_13a(reference));
     overlaps(&number(&words(&given), &words(&wanted)))

@@ -3,11 +3,11 @@
 use super::tokens::{ABSENT, number, tokenize_13a, words};
 
 /// The cosine of the two texts' word counts, `a.b / (|a| |b|)`, over lower-case 13a tokens, in
-/// 0..1; 0 where either text is empty. As scikit-learn's `CountVectorizer` with that tokeniser and
-/// `cosine_similarity`.
+/// 0..1; 0 where either text is empty. Equals scikit-learn's `CountVectorizer` with that tokenizer
+/// and `cosine_similarity`.
 ///
-/// A deviation from OpenAI: their `cosine` compares embeddings (`text-embedding-3-large`), so it
-/// sees synonyms and this does not; there is no embedding model to ask offline.
+/// OpenAI's `cosine` compares embeddings (`text-embedding-3-large`) and so recognizes synonyms; this
+/// one does not, as it needs no embedding model.
 pub fn cosine(candidate: &str, reference: &str) -> f64 {
     let lower = |text: &str| tokenize_13a(&text.to_lowercase());
     let (given, wanted) = (lower(candidate), lower(reference));

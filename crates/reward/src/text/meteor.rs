@@ -14,18 +14,17 @@ const BETA: i32 = 3;
 const GAMMA: f64 = 0.5;
 
 /// METEOR as `nltk.translate.meteor_score.single_meteor_score` over 13a tokens in lower case, with
-/// a WordNet that knows no word: exact matches first, then matches of nltk's Porter stems.
+/// an empty WordNet: exact matches first, then matches of nltk's Porter stems.
 ///
 /// `(1 - 0.5 (chunks / matches)^3) x pr / (0.9 p + 0.1 r)`, where a chunk is a run of matches that
-/// are neighbours in both texts; in 0..1 (below 1 even for equal texts: 0.5 for one word), 0 where
-/// nothing matches. Source: Lavie and Agarwal 2007; nltk 3.10.
-///
-/// A deviation from METEOR in full: no synonyms, as WordNet is not shipped.
+/// are neighbors in both texts; in 0..1 (below 1 even for equal texts: 0.5 for one word), 0 where
+/// nothing matches. Unlike the full METEOR it matches no synonyms, which would need WordNet. Source:
+/// Lavie and Agarwal 2007; nltk 3.10.
 pub fn meteor(candidate: &str, reference: &str) -> f64 {
     let (given, wanted) = (tokenize_13a(candidate), tokenize_13a(reference));
     let (given, wanted) = (lower(&given), lower(&wanted));
     let lengths = (given.len() as f64, wanted.len() as f64);
-    // Words and stems as numbers; every different word is stemmed once.
+    // Words and stems as numbers, so that each different word is stemmed once.
     let (mut known, mut stems, mut stem_of) = (HashMap::new(), HashMap::new(), Vec::new());
     let numbers: Vec<usize> = given
         .iter()
@@ -64,24 +63,24 @@ fn lower(line: &str) -> Vec<Cow<'_, str>> {
     words(line).into_iter().map(lower).collect()
 }
 
-/// Which words of the two texts belong together.
+/// The alignment of the words of two texts.
 struct Matches {
-    /// The place in the reference, by place in the candidate.
+    /// The position in the reference for each position in the candidate.
     given: Vec<Option<usize>>,
-    /// Whether the reference's word is taken.
+    /// Whether the reference's word is matched.
     wanted: Vec<bool>,
 }
 
 impl Matches {
-    /// None yet.
+    /// No matches yet.
     fn none(given: usize, wanted: usize) -> Self {
         Self { given: vec![None; given], wanted: vec![false; wanted] }
     }
 
-    /// Matches equal words (numbers below `count`) that are free still, the candidate's last with
-    /// the reference's last first.
+    /// Matches equal words (numbers below `count`) that have no match yet, from the last word of
+    /// either text to the first.
     fn align(&mut self, given: &[usize], wanted: &[usize], count: usize) {
-        // For each word its last free place, and for each place the one before it.
+        // For each word its last free position, and for each position the one before it.
         let mut last = vec![None; count];
         let mut before = vec![None; wanted.len()];
         for (place, word) in wanted.iter().enumerate().filter(|(place, _)| !self.wanted[*place]) {
@@ -96,7 +95,7 @@ impl Matches {
         }
     }
 
-    /// `(place in the candidate, place in the reference)`, in the candidate's order.
+    /// `(position in the candidate, position in the reference)`, in the candidate's order.
     fn pairs(&self) -> impl Iterator<Item = (usize, usize)> {
         self.given.iter().enumerate().filter_map(|(place, found)| Some((place, (*found)?)))
     }

@@ -1,10 +1,10 @@
-//! How alike two texts are: the metrics of OpenAI's `text_similarity` graders.
+//! Similarity of two texts: the metrics of OpenAI's `text_similarity` graders.
 //!
-//! Each is a pure function of a candidate and a reference that gives a number in 0..1, never NaN,
-//! and equals a named Python library's (`tests/reference/text_metrics.py` makes the cases). BLEU,
-//! GLEU, METEOR and cosine split text by sacrebleu's 13a rules, ROUGE by rouge-score's, `fuzzy`
-//! compares characters. All are linear in the texts' lengths except [`rouge_l`] and [`fuzzy_match`],
-//! which look at bounded beginnings.
+//! Each metric is a pure function of a candidate and a reference. It returns a number in 0..1, never
+//! NaN, and equals the metric of a Python library (`tests/reference/text_metrics.py` writes the
+//! cases). BLEU, GLEU, METEOR and cosine split text by sacrebleu's 13a rules, ROUGE by
+//! rouge-score's; fuzzy matching compares characters. The time is linear in the texts' lengths,
+//! except for [`rouge_l`] and [`fuzzy_match`], which read a bounded beginning of each text.
 
 mod bleu;
 mod cosine;
@@ -17,11 +17,11 @@ mod tokens;
 
 pub use bleu::{bleu, gleu};
 pub use cosine::cosine;
-pub use fuzzy::{FUZZY_CHARS, fuzzy_match};
+pub use fuzzy::{FUZZY_CHARS, character_ratio, fuzzy_match};
 pub use meteor::meteor;
 pub use rouge::{ROUGE_L_WORDS, rouge_l, rouge_n};
 
-/// A metric under OpenAI's name for it.
+/// A metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// [`cosine`].
@@ -41,7 +41,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// Every metric with its name in `evaluation_metric`.
+    /// Every metric with OpenAI's name for it (`evaluation_metric`).
     pub const ALL: [(&str, Self); 11] = [
         ("cosine", Self::Cosine),
         ("fuzzy_match", Self::FuzzyMatch),
@@ -61,7 +61,7 @@ impl Metric {
         Self::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, metric)| metric)
     }
 
-    /// How alike the texts are, in 0..1.
+    /// The similarity of the texts, in 0..1.
     pub fn score(self, candidate: &str, reference: &str) -> f64 {
         match self {
             Self::Cosine => cosine(candidate, reference),

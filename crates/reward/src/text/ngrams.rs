@@ -1,25 +1,25 @@
-//! Counting the n-grams that two texts share.
+//! Counts of the n-grams that two texts share.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::tokens::{ABSENT, Numbered};
 
-/// The n-grams of one order.
+/// Counts of the n-grams of one order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Overlap {
-    /// Shared ones, each at most as often as in either text.
+    /// Shared n-grams, each at most as often as in either text.
     pub(super) matched: usize,
-    /// All of the candidate's.
+    /// The candidate's n-grams.
     pub(super) candidate: usize,
-    /// All of the reference's.
+    /// The reference's n-grams.
     pub(super) reference: usize,
 }
 
 /// The overlaps of the orders 1 to `ORDERS`.
 ///
 /// An n-gram is numbered by the pair of its first n - 1 words' number and its last word, so each
-/// order costs one look-up a word whatever n is.
+/// order costs one look-up per word for any n.
 pub(super) fn overlaps<const ORDERS: usize>(words: &Numbered) -> [Overlap; ORDERS] {
     let (mut candidate, mut reference) = (words.candidate.clone(), words.reference.clone());
     let mut distinct = words.distinct;
@@ -46,7 +46,7 @@ pub(super) fn overlaps<const ORDERS: usize>(words: &Numbered) -> [Overlap; ORDER
     found
 }
 
-/// Makes n-grams of (n-1)-grams by the words that follow them.
+/// Extends (n-1)-grams to n-grams by the words that follow them.
 fn extend(grams: &mut Vec<u32>, last: Option<&[u32]>, mut number: impl FnMut(u64) -> u32) {
     let last = last.unwrap_or_default();
     grams.truncate(last.len());
@@ -75,8 +75,8 @@ fn matches(candidate: &[u32], reference: &[u32], distinct: usize) -> usize {
 
 type Numbers = HashMap<u64, u32, BuildHasherDefault<Mix>>;
 
-/// Mixes a pair of small numbers (MurmurHash3's finaliser); several times as fast as the default
-/// hasher, whose secret is not needed: texts are bounded and choose the numbers' order only.
+/// Mixes a pair of small numbers (MurmurHash3's finalizer). It is several times as fast as the
+/// default hasher, whose secret is not needed: texts are bounded and only choose the numbers' order.
 #[derive(Default)]
 struct Mix(u64);
 

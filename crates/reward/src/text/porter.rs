@@ -1,66 +1,35 @@
 //! Porter's stemmer with nltk's extensions (`PorterStemmer()` of nltk 3.10, its default mode).
 //!
-//! M. F. Porter, "An algorithm for suffix stripping", Program 14.3 (1980). Snowball's `porter` is
-//! not the same: it lacks the irregular forms and the rules that nltk adds.
+//! M. F. Porter, "An algorithm for suffix stripping", Program 14.3 (1980). Snowball's stemmers (the
+//! crate rust-stemmers) differ: they lack the irregular forms and the rules that nltk adds.
 
-/// Words whose stem is looked up.
+/// Words with an irregular stem.
+#[rustfmt::skip]
 const IRREGULAR: [(&str, &str); 16] = [
-    ("sky", "sky"),
-    ("skies", "sky"),
-    ("dying", "die"),
-    ("lying", "lie"),
-    ("tying", "tie"),
-    ("news", "news"),
-    ("innings", "inning"),
-    ("inning", "inning"),
-    ("outings", "outing"),
-    ("outing", "outing"),
-    ("cannings", "canning"),
-    ("canning", "canning"),
-    ("howe", "howe"),
-    ("proceed", "proceed"),
-    ("exceed", "exceed"),
-    ("succeed", "succeed"),
+    ("sky", "sky"), ("skies", "sky"), ("dying", "die"), ("lying", "lie"), ("tying", "tie"),
+    ("news", "news"), ("innings", "inning"), ("inning", "inning"), ("outings", "outing"),
+    ("outing", "outing"), ("cannings", "canning"), ("canning", "canning"), ("howe", "howe"),
+    ("proceed", "proceed"), ("exceed", "exceed"), ("succeed", "succeed"),
 ];
 
-/// Step 2: suffixes and what stands for them behind a stem with measure above 0.
+/// Step 2: suffixes and their replacements after a stem with measure above 0.
+#[rustfmt::skip]
 const STEP_2: [(&str, &str); 22] = [
-    ("ational", "ate"),
-    ("tional", "tion"),
-    ("enci", "ence"),
-    ("anci", "ance"),
-    ("izer", "ize"),
-    ("bli", "ble"),
-    ("alli", "al"),
-    ("entli", "ent"),
-    ("eli", "e"),
-    ("ousli", "ous"),
-    ("ization", "ize"),
-    ("ation", "ate"),
-    ("ator", "ate"),
-    ("alism", "al"),
-    ("iveness", "ive"),
-    ("fulness", "ful"),
-    ("ousness", "ous"),
-    ("aliti", "al"),
-    ("iviti", "ive"),
-    ("biliti", "ble"),
-    ("fulli", "ful"),
-    ("logi", "log"),
+    ("ational", "ate"), ("tional", "tion"), ("enci", "ence"), ("anci", "ance"), ("izer", "ize"),
+    ("bli", "ble"), ("alli", "al"), ("entli", "ent"), ("eli", "e"), ("ousli", "ous"),
+    ("ization", "ize"), ("ation", "ate"), ("ator", "ate"), ("alism", "al"), ("iveness", "ive"),
+    ("fulness", "ful"), ("ousness", "ous"), ("aliti", "al"), ("iviti", "ive"), ("biliti", "ble"),
+    ("fulli", "ful"), ("logi", "log"),
 ];
 
-/// Step 3, likewise.
+/// Step 3: as step 2.
+#[rustfmt::skip]
 const STEP_3: [(&str, &str); 7] = [
-    ("icate", "ic"),
-    ("ative", ""),
-    ("alize", "al"),
-    ("iciti", "ic"),
-    ("ical", "ic"),
-    ("ful", ""),
+    ("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ful", ""),
     ("ness", ""),
 ];
 
-/// Step 4: suffixes dropped behind a stem with measure above 1.
+/// Step 4: suffixes dropped after a stem with measure above 1.
 const STEP_4: [&str; 19] = [
     "al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou",
     "ism", "ate", "iti", "ous", "ive", "ize",
@@ -85,8 +54,8 @@ pub(super) fn stem(word: &str) -> String {
 /// Step 1a.
 fn plurals(word: &mut Vec<char>) {
     if ends(word, "ies") {
-        let kept = if word.len() == 4 { 1 } else { 2 };
-        word.truncate(word.len() - kept);
+        let cut = if word.len() == 4 { 1 } else { 2 };
+        word.truncate(word.len() - cut);
     } else if ends(word, "sses") {
         word.truncate(word.len() - 2);
     } else if ends(word, "s") && !ends(word, "ss") {
@@ -97,8 +66,8 @@ fn plurals(word: &mut Vec<char>) {
 /// Step 1b.
 fn past_and_gerund(word: &mut Vec<char>) {
     if ends(word, "ied") {
-        let kept = if word.len() == 4 { 1 } else { 2 };
-        word.truncate(word.len() - kept);
+        let cut = if word.len() == 4 { 1 } else { 2 };
+        word.truncate(word.len() - cut);
         return;
     }
     if ends(word, "eed") {
@@ -123,7 +92,7 @@ fn past_and_gerund(word: &mut Vec<char>) {
     }
 }
 
-/// Step 1c: `y` behind a consonant that is not the whole stem.
+/// Step 1c: `y` after a consonant that is not the whole stem.
 fn final_y(word: &mut [char]) {
     if let [stem @ .., last @ 'y'] = word
         && stem.len() > 1
@@ -133,7 +102,8 @@ fn final_y(word: &mut [char]) {
     }
 }
 
-/// Steps 2, 3 and 4: the first suffix of each list that the word has, where its stem is long enough.
+/// Steps 2, 3 and 4: the first suffix of each list that the word ends with, if its stem is long
+/// enough.
 fn suffixes(word: &mut Vec<char>) {
     if ends(word, "alli") && measure(&word[..word.len() - 4]) > 0 {
         word.truncate(word.len() - 2);
@@ -152,7 +122,7 @@ fn suffixes(word: &mut Vec<char>) {
 fn replace(word: &mut Vec<char>, rules: &[(&str, &str)]) {
     let Some((suffix, with)) = rules.iter().find(|(suffix, _)| ends(word, suffix)) else { return };
     let stem = word.len() - suffix.len();
-    // The l of `logi` counts as the stem's, so that short stems like `geo` are treated alike.
+    // The l of `logi` counts as part of the stem, so that short stems like `geo` are treated alike.
     let measured = if *suffix == "logi" { stem + 1 } else { stem };
     if measure(&word[..measured]) > 0 {
         word.truncate(stem);
@@ -178,7 +148,7 @@ fn ends(word: &[char], suffix: &str) -> bool {
         && suffix.bytes().rev().zip(word.iter().rev()).all(|(b, c)| char::from(b) == *c)
 }
 
-/// Whether each letter is a consonant: `y` is one unless it follows a consonant.
+/// Whether each letter is a consonant; `y` is one unless it follows a consonant.
 fn vowels_and_consonants(word: &[char]) -> impl Iterator<Item = bool> {
     word.iter().scan(false, |before, c| {
         *before = match c {
@@ -190,7 +160,7 @@ fn vowels_and_consonants(word: &[char]) -> impl Iterator<Item = bool> {
     })
 }
 
-/// Porter's m: how often a consonant follows a vowel.
+/// Porter's m: the number of consonants that follow a vowel.
 fn measure(stem: &[char]) -> usize {
     let mut vowel = false;
     let turns = vowels_and_consonants(stem)
@@ -202,8 +172,8 @@ fn ends_double_consonant(word: &[char]) -> bool {
     matches!(word, [.., a, b] if a == b) && vowels_and_consonants(word).last() == Some(true)
 }
 
-/// Porter's *o: consonant, vowel, consonant other than w, x, y; with nltk also a word of a vowel
-/// and a consonant.
+/// Porter's *o: the word ends with consonant, vowel, and a consonant other than w, x, y; in nltk
+/// also a word of a vowel and a consonant.
 fn ends_short(word: &[char]) -> bool {
     let (mut ending, mut length) = ([false; 3], 0);
     for consonant in vowels_and_consonants(word) {

@@ -3,13 +3,13 @@
 use super::ngrams::overlaps;
 use super::tokens::{Numbered, number, tokenize_rouge};
 
-/// Words of each text that [`rouge_l`] looks at: the rest would cost quadratic time.
+/// Words of each text that [`rouge_l`] compares: more would cost quadratic time.
 pub const ROUGE_L_WORDS: usize = 8192;
 
 /// ROUGE-`n` as rouge-score's `rougeN` F-measure without stemmer: `2pr / (p + r)` of the precision
-/// and recall of the shared n-grams over lower-case runs of `a-z` and `0-9`, in 0..1. 0 where
-/// nothing is shared, also for texts without such words (as of another script). `n` is 1 to 5;
-/// anything else is taken for the nearest. Source: Lin 2004; rouge-score 0.1.2.
+/// and recall of the shared n-grams over lower-case runs of `a-z` and `0-9`, in 0..1; 0 where
+/// nothing is shared, as for texts without such words (in another script). `n` is clamped to 1..=5.
+/// Source: Lin 2004; rouge-score 0.1.2.
 pub fn rouge_n(candidate: &str, reference: &str, n: usize) -> f64 {
     let words = number(&tokenize_rouge(candidate), &tokenize_rouge(reference));
     let order = overlaps::<5>(&words)[n.clamp(1, 5) - 1];
@@ -17,8 +17,8 @@ pub fn rouge_n(candidate: &str, reference: &str, n: usize) -> f64 {
 }
 
 /// ROUGE-L as rouge-score's `rougeL` F-measure without stemmer: `2pr / (p + r)` of the longest
-/// common subsequence of words over each text's words, in 0..1; 0 where nothing is shared. Looks
-/// at the first [`ROUGE_L_WORDS`] words of each text. Source: Lin 2004; rouge-score 0.1.2.
+/// common subsequence of words over each text's words, in 0..1; 0 where nothing is shared. Reads
+/// the first [`ROUGE_L_WORDS`] words of each text. Source: Lin 2004; rouge-score 0.1.2.
 pub fn rouge_l(candidate: &str, reference: &str) -> f64 {
     let (mut given, mut wanted) = (tokenize_rouge(candidate), tokenize_rouge(reference));
     given.truncate(ROUGE_L_WORDS);
@@ -37,8 +37,8 @@ fn f_measure(matched: usize, candidate: usize, reference: usize) -> f64 {
 
 /// Length of the longest common subsequence, 64 reference words at a time.
 ///
-/// Bit `i` of the state is 0 where the best subsequence with the candidate's words so far grows at
-/// the reference's word `i` (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
+/// Bit `i` of the state is 0 where the longest subsequence with the candidate's words so far grows
+/// at the reference's word `i` (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
 fn common(words: &Numbered) -> usize {
     let length = words.reference.len();
     let blocks = length.div_ceil(64);

@@ -32,11 +32,11 @@ fn every_metric_equals_the_python_libraries() {
     for Case { candidate, reference, scores } in &cases {
         assert_eq!(scores.len(), Metric::ALL.len());
         for (name, metric) in Metric::ALL {
-            let (ours, theirs) =
+            let (value, wanted) =
                 (metric.score(candidate, reference), scores[name].as_f64().unwrap());
-            if (ours - theirs).abs() > 1e-12 {
+            if (value - wanted).abs() > 1e-12 {
                 wrong.push(format!(
-                    "{name}({candidate:.60?}, {reference:.60?}): {ours}, not {theirs}"
+                    "{name}({candidate:.60?}, {reference:.60?}): {value}, not {wanted}"
                 ));
             }
         }
@@ -45,14 +45,14 @@ fn every_metric_equals_the_python_libraries() {
 }
 
 #[test]
-fn stems_equal_nltks() {
+fn stems_equal_nltk() {
     for (word, wanted) in reference().stems {
         assert_eq!(porter::stem(&word), wanted, "{word}");
     }
 }
 
 #[test]
-fn every_name_has_its_metric() {
+fn every_name_selects_its_metric() {
     for (name, metric) in Metric::ALL {
         assert_eq!(Metric::named(name), Some(metric));
     }
@@ -69,7 +69,7 @@ fn long_texts_are_compared_by_their_beginnings() {
     assert_eq!(rouge_l(&long, &other), 1.0);
 }
 
-/// Text that has what the tokenisers and the stemmer look for.
+/// Text of the patterns that the tokenizers and the stemmer act on.
 fn text() -> impl Strategy<Value = String> {
     let word = "[a-eiyls]{1,6}(ing|ed|ies|ational|alli|logi|ion|ss|y|e|ll)?|[0-9]{1,3}[.,-]?|\\PC|[.,&<-]|\n|&amp;|<skipped>";
     prop::collection::vec(word, 0..24).prop_map(|words| words.join(" "))
@@ -84,7 +84,7 @@ proptest! {
             let (same, other) = (metric.score(&a, &a), metric.score(&a, &b));
             prop_assert!((0.0..=1.0).contains(&other), "{name} {other}");
             prop_assert!((0.0..=1.0).contains(&same), "{name} {same}");
-            // Rounding apart; METEOR prefers long runs of matches to equality.
+            // Up to rounding; METEOR prefers long runs of matches to equality.
             prop_assert!(same + 1e-12 >= other || same == 0.0 || metric == Metric::Meteor, "{name}");
         }
     }
@@ -110,7 +110,7 @@ proptest! {
     }
 }
 
-/// The whole table, as the definition has it.
+/// The longest common subsequence by the whole table, as defined.
 fn common_by_table(a: &[String], b: &[String]) -> usize {
     let mut row = vec![0; b.len() + 1];
     for x in a {
@@ -128,7 +128,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn the_bit_parallel_subsequence_is_the_longest(
+    fn the_bit_parallel_common_subsequence_is_the_longest(
         a in prop::collection::vec("[abcd]", 0..200),
         b in prop::collection::vec("[abce]", 0..200),
     ) {

@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 
-/// The number of a word that the reference does not have: it matches nothing.
+/// The number of a word that is not in the reference: it matches nothing.
 pub(super) const ABSENT: u32 = u32::MAX;
 
-/// What Python's `str.split()` and `str.rstrip()` take for white space.
+/// Whether Python's `str.split()` and `str.rstrip()` treat a character as white space.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
 
-/// mteval-v13a's tokens, as sacrebleu's `Tokenizer13a` on text without trailing white space:
-/// ASCII symbols stand alone, `.` and `,` too unless within a number, and a dash after a digit. Returns
-/// them with white space between them, for [`words`].
+/// mteval-v13a's tokens, as sacrebleu's `Tokenizer13a` on text without trailing white space: ASCII
+/// symbols are tokens, `.` and `,` too unless within a number, and a dash after a digit. Returns the
+/// tokens with white space between them, for [`words`].
 ///
-/// The four substitutions are made one after another on bytes, each reading left to right and
-/// never the same byte twice, exactly as the regular expressions of sacrebleu do.
+/// The four substitutions run one after another on bytes, each from left to right without reading a
+/// byte twice, like the regular expressions of sacrebleu.
 pub(super) fn tokenize_13a(text: &str) -> String {
     let mut line = text.trim_end_matches(is_space).replace("<skipped>", "").replace("-\n", "");
     if line.contains('&') {
@@ -28,17 +28,17 @@ pub(super) fn tokenize_13a(text: &str) -> String {
     let after = spread(&before, |_| false, is_point, not_digit, [false, true, true]);
     let dashes =
         spread(&after, |b| b.is_ascii_digit(), |b| b == b'-', |_| true, [true, true, false]);
-    // Spaces were put between whole characters only, so this is UTF-8 still.
+    // Spaces were inserted between whole characters only, so this is valid UTF-8.
     String::from_utf8(dashes).unwrap_or_default()
 }
 
-/// What white space separates.
+/// The words that white space separates.
 pub(super) fn words(line: &str) -> Vec<&str> {
     line.split(is_space).filter(|word| !word.is_empty()).collect()
 }
 
-/// Puts spaces around each `middle`. `uses` says which of the bytes before it, itself and after it
-/// are part of the pattern: those must fit, and are read once.
+/// Inserts spaces around each `middle`. `uses` selects which of the bytes before it, itself and
+/// after it are part of the pattern: those must fit, and are read once.
 fn spread(
     line: &[u8],
     left: impl Fn(u8) -> bool,
@@ -86,17 +86,17 @@ pub(super) fn tokenize_rouge(text: &str) -> Vec<String> {
     words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-/// The words of a candidate and a reference as numbers.
+/// The words of a candidate and a reference as numbers; equal words have equal numbers.
 pub(super) struct Numbered {
-    /// The candidate's; [`ABSENT`] where the reference has no such word.
+    /// The candidate's words; [`ABSENT`] for a word that is not in the reference.
     pub(super) candidate: Vec<u32>,
-    /// The reference's, counted from 0 in the order of first use.
+    /// The reference's words, numbered from 0 in the order of first use.
     pub(super) reference: Vec<u32>,
-    /// How many different words the reference has.
+    /// The number of different words in the reference.
     pub(super) distinct: usize,
 }
 
-/// Numbers the words: equal words get equal numbers.
+/// Numbers the words of both texts.
 pub(super) fn number<S: AsRef<str>>(candidate: &[S], reference: &[S]) -> Numbered {
     let mut numbers: HashMap<&str, u32> = HashMap::with_capacity(reference.len());
     let reference: Vec<u32> = reference

@@ -6,7 +6,7 @@ use hone_core::config::describe::Problem;
 use hone_core::config::range::between;
 use hone_core::config::secret::{Secret, from_environment};
 
-use crate::config::{CallLimits, call_limits, check_url};
+use crate::remote::{CallLimits, call_limits, check_url};
 
 /// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
 /// model; the endpoint serves every other name.
@@ -83,6 +83,6 @@ impl GradersConfig {
             check_url("graders.base_url", &self.base_url, self.allow_http)?;
         }
         between("graders.max_concurrency", self.max_concurrency, 1, 1024)?;
-        self.limits().check("graders")
+        self.limits().check("graders.")
     }
 }

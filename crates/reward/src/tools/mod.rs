@@ -14,9 +14,8 @@ use async_trait::async_trait;
 
 use hone_core::metrics::Metrics;
 
-use crate::config::OWN_MODEL;
 use crate::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
-use crate::judge::{JudgeModel, JudgeSampling};
+use crate::judge::{JudgeModel, JudgeSampling, OWN_MODEL};
 use crate::sandbox::Sandbox;
 
 pub use config::GradersConfig;

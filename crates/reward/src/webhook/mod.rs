@@ -7,6 +7,7 @@
 //! `max_concurrency` at a time. Every failure makes values missing, never 0, and is counted by
 //! reason. Range and typical weight depend on the service.
 
+mod params;
 pub mod signature;
 mod wire;
 
@@ -22,9 +23,10 @@ use hone_core::config::Secret;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 
-use crate::config::WebhookParams;
 use crate::remote::{CallError, CallEvents, Endpoint};
 use crate::{RewardFn, ScoreInput};
+
+pub use params::WebhookParams;
 
 /// The header that identifies a request: all its attempts have the same value.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";

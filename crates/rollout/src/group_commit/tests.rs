@@ -1,6 +1,6 @@
 use hone_core::types::{FinishReason, InteractionId, SampleOrigin, SamplingParams};
 use hone_reward::Routes;
-use hone_reward::config::RouteList;
+use hone_reward::routes::RouteList;
 
 use super::*;
 

@@ -17,8 +17,8 @@ use hone_dataset::DatasetConfig;
 use hone_engine::testing::{FakeConfig, FakeEngine};
 use hone_engine::{Codec, ModelDir};
 use hone_reward::Routes;
-use hone_reward::config::{Aggregate, RouteList};
-use hone_reward::raters::joining;
+use hone_reward::feedback::{Aggregate, aggregator};
+use hone_reward::routes::RouteList;
 use hone_store::{FeedbackEntry, Op, Store, StoreConfig};
 
 use crate::{Rollout, RolloutConfig, RolloutError};
@@ -253,6 +253,6 @@ fn feedback_entry(
         idempotency_key: None,
         key_id: None,
         created: now_ms(),
-        join: joining(Aggregate::Last),
+        join: aggregator(Aggregate::Last),
     }
 }

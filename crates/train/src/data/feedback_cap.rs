@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hone_core::metrics::Metrics;
 use hone_core::types::UnixMillis;
 use hone_reward::Routes;
-use hone_reward::raters::cap_shares;
+use hone_reward::feedback::cap_shares;
 
 use super::batch_builder::TrainBatch;
 

@@ -7,8 +7,7 @@ use hone_core::types::{
     UnixMillis,
 };
 use hone_reward::Routes;
-use hone_reward::config::Aggregate;
-use hone_reward::raters::{aggregate, corrected};
+use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
 use hone_store::{Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
@@ -240,7 +239,7 @@ fn leave_out(
         return Ok(false);
     }
     reward.value = aggregate(rule, &ratings);
-    if let Some(last) = corrected(&ratings).last() {
+    if let Some(last) = latest_per_rater(&ratings).last() {
         reward.created = last.created;
         reward.key_id.clone_from(&last.key_id);
     }

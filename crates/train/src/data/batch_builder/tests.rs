@@ -8,8 +8,7 @@ use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
     PromptSource, Sample, SampleId, SampleOrigin, SamplingParams,
 };
-use hone_reward::config::Aggregate;
-use hone_reward::raters::joining;
+use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
 use super::{TrainBatch, build_batch};
@@ -60,7 +59,7 @@ fn rated(store: &Store, ratings: &[(&str, f64)]) -> GroupId {
             idempotency_key: None,
             key_id: Some((*key).to_owned()),
             created,
-            join: joining(Aggregate::Mean),
+            join: aggregator(Aggregate::Mean),
         }))
     }));
     ops.push(Op::Group(Box::new(Group {

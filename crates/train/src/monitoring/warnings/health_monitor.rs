@@ -2,7 +2,7 @@
 
 use hone_core::metrics::Metrics;
 use hone_core::types::StepRecord;
-use hone_reward::config::{RouteConfig, RouteList};
+use hone_reward::routes::{RouteConfig, RouteList};
 
 use super::conditions::StepContext;
 use super::roles::RewardRoles;

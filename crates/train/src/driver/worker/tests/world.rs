@@ -17,7 +17,8 @@ use hone_core::types::{
 use hone_engine::{EngineError, ModelDir, Publisher};
 use hone_model::adapter::LoraConfig;
 use hone_reward::Routes;
-use hone_reward::config::{FeedbackParams, RewardConfig, RewardKind, RouteConfig, RouteList};
+use hone_reward::kinds::{FeedbackParams, RewardKind};
+use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_store::{Op, Store, StoreConfig};
 
 use crate::config::TrainConfig;

@@ -1,0 +1,56 @@
+//! The parameters of `kind = "code"`.
+
+use serde::{Deserialize, Serialize};
+
+use hone_core::config::range::between;
+use hone_core::config::{Checked, Problem, quoted};
+
+use crate::kinds::define::parameters;
+
+/// The language of a completion's code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CodeLanguage {
+    /// Python 3, in a sandbox process.
+    #[default]
+    Python,
+    /// Rhai, interpreted in this process under an operation limit, without a sandbox.
+    Rhai,
+}
+
+parameters! {
+    /// Parameters of `kind = "code"`.
+    pub struct CodeParams {
+        /// The language of the code.
+        pub language: CodeLanguage = CodeLanguage::Python,
+        /// Metadata key of the tests: lines of assertions.
+        pub tests: String = "tests".to_owned(),
+        /// Metadata key of the cases: a JSON list of `{"input": …, "output": …}`.
+        pub cases: String = "cases".to_owned(),
+        /// Time for all tests of one completion together, in milliseconds; 10 to 600,000.
+        pub timeout_ms: u64 = 5_000,
+        /// Memory of the program, in MiB; 32 to 65,536. Rhai ignores it, as its values are bounded.
+        pub memory_mb: u64 = 256,
+        /// Most bytes that the program may write, per case and in total; 1,024 to 16 MiB.
+        pub max_output_bytes: usize = 64 * 1024,
+        /// Whether the value is the share of passed tests; otherwise 1 if all pass, else 0.
+        pub partial: bool = true,
+    }
+}
+
+impl CodeParams {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value that is out of range.
+    pub fn check(&self) -> Checked {
+        between("timeout_ms", self.timeout_ms, 10, 600_000)?;
+        between("memory_mb", self.memory_mb, 32, 65_536)?;
+        between("max_output_bytes", self.max_output_bytes, 1_024, 16 << 20)?;
+        if self.tests == self.cases {
+            let allowed = "another key than that of the tests";
+            return Err(Problem::value("cases", quoted(&self.cases), allowed));
+        }
+        Ok(())
+    }
+}

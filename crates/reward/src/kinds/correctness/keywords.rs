@@ -1,0 +1,68 @@
+//! `keywords`: counts the keywords in the completion.
+
+use crate::kinds::answer::texts_of;
+use crate::kinds::prelude::*;
+
+define_kind! {
+    pub struct Keywords {
+        /// The keywords; empty takes the reference.
+        pub keywords: Vec<String> = Vec::new(),
+        /// Metadata key of the reference for an empty list: a JSON list, or words separated by commas.
+        pub reference: String = "keywords".to_owned(),
+    }
+    kind: "keywords",
+    typical_weight: "0.5 to 1.0",
+    formula: "share of the keywords, or of the list in metadata[reference] where none are given, \
+              that occur as whole words, letter case ignored; missing without either",
+}
+
+impl Kind for Keywords {
+    fn check(&self) -> Checked {
+        if self.keywords.is_empty() { Ok(()) } else { texts("keywords", &self.keywords, 64) }
+    }
+
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let p = self.clone();
+        per_sample(move |input| {
+            let referenced;
+            let words = if p.keywords.is_empty() {
+                let commas = |value: &str| value.split(',').map(str::to_owned).collect();
+                referenced = texts_of(input.metadata.get(&p.reference)?, commas);
+                &referenced
+            } else {
+                &p.keywords
+            };
+            if words.is_empty() {
+                return None;
+            }
+            let text = input.text.to_lowercase();
+            let found = words.iter().filter(|word| has_word(&text, &word.to_lowercase())).count();
+            Some(found as f64 / words.len() as f64)
+        })
+    }
+}
+
+/// Whether `word` occurs without a letter or digit right before or after it.
+fn has_word(text: &str, word: &str) -> bool {
+    text.match_indices(word).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        let after = text[at + word.len()..].chars().next();
+        !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::tests::samples::{sample, score};
+
+    #[test]
+    fn keywords_are_whole_words() {
+        let in_text = |words: &str| {
+            score(&Keywords::default(), &sample("The river Seine; É-coli.", &[("keywords", words)]))
+        };
+        assert_eq!(in_text("seine, RIVER, sein, é"), Some(0.75));
+        assert_eq!(in_text("[\"river seine\"]"), Some(1.0));
+        assert_eq!((in_text(" , "), score(&Keywords::default(), &sample("a", &[]))), (None, None));
+    }
+}

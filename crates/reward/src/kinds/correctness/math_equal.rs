@@ -1,0 +1,113 @@
+//! `math_equal`: compares answer and reference as mathematical values.
+
+use crate::kinds::prelude::*;
+use crate::math::{boxed, is_blank, same};
+
+define_kind! {
+    pub struct MathEqual {
+        /// Metadata key of the reference.
+        pub reference: String = answer_key(),
+        /// Largest difference of values that are not exact fractions (roots, pi), as a share of the
+        /// reference where that is above 1.
+        pub tolerance: f64 = 1e-6,
+        /// Regex whose first group holds the answer; where it does not match, or is empty, the answer
+        /// is the completion's last `\boxed{}`.
+        pub extract: String = answer_pattern(),
+    }
+    kind: "math_equal",
+    range: "0 or 1",
+    typical_weight: "2.0",
+    formula: "1 if answer and metadata[reference] are the same value, else 0: numbers, fractions, \
+              percent, LaTeX (\\boxed, \\frac, \\sqrt, ...), + - * / ^, brackets, pi, tuples; \
+              exact for fractions, else within tolerance x max(1, |reference|); the answer is what \
+              extract finds, else the last \\boxed{}; missing without a reference",
+}
+
+impl Kind for MathEqual {
+    fn check(&self) -> Checked {
+        at_least("tolerance", self.tolerance, 0.0)
+    }
+
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
+        per_sample(move |input| {
+            let reference = input.metadata.get(&p.reference)?;
+            is_equal(&input.text, reference, p.tolerance, &finder).map(indicator)
+        })
+    }
+}
+
+/// Whether the text's answer is the value of `reference`; `None` for a blank reference.
+///
+/// The answer is what `finder` extracts, of it the last `\boxed{}` alone if there is one; else the
+/// text's last `\boxed{}`; else, if `finder` has no pattern, the whole text.
+pub fn is_equal(
+    text: &str,
+    reference: &str,
+    tolerance: f64,
+    finder: &AnswerFinder,
+) -> Option<bool> {
+    let wanted = boxed(reference).unwrap_or(reference);
+    if is_blank(wanted) {
+        return None;
+    }
+    let answer = match finder.extracted(text) {
+        Some(answer) => Some(boxed(answer).unwrap_or(answer)),
+        None => boxed(text).or_else(|| finder.takes_all().then_some(text)),
+    };
+    Some(answer.is_some_and(|answer| same(answer, wanted, tolerance)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::kinds::tests::samples::reference;
+
+    #[derive(Deserialize)]
+    struct Same {
+        value: f64,
+        texts: Vec<String>,
+    }
+
+    #[derive(Deserialize)]
+    struct Cases {
+        same: Vec<Same>,
+    }
+
+    fn finder(pattern: &str) -> AnswerFinder {
+        AnswerFinder::new(pattern).unwrap()
+    }
+
+    #[test]
+    fn texts_that_sympy_reads_as_one_value_are_equal() {
+        for Same { value, texts } in reference::<Cases>().same {
+            for text in &texts {
+                for other in &texts {
+                    assert_eq!(
+                        is_equal(text, other, 1e-9, &finder("")),
+                        Some(true),
+                        "{text} {other}"
+                    );
+                }
+                let wrong = format!("2*({value}) + 1");
+                assert_eq!(is_equal(text, &wrong, 1e-9, &finder("")), Some(false), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_answer_is_in_the_tags_or_else_the_last_box() {
+        let tags = finder("(?s)<answer>(.*?)</answer>");
+        let equal = |text: &str| is_equal(text, "\\frac12", 1e-6, &tags);
+        assert_eq!(equal("so <answer> 0.5 </answer>"), Some(true));
+        assert_eq!(equal("\\boxed{3} <answer>\\boxed{\\frac{1}{2}}</answer>"), Some(true));
+        assert_eq!(equal("\\boxed{0.5} <answer>3</answer>"), Some(false), "the tags decide");
+        assert_eq!(equal("\\boxed{3} and \\boxed {\\frac{1}{2}}."), Some(true), "the last box");
+        assert_eq!(equal("\\boxed{0.5} and \\boxed{0.5"), Some(false), "never closed");
+        assert_eq!(equal("0.5"), Some(false), "neither tags nor box");
+        assert_eq!(is_equal("0.5", "1/2", 0.0, &finder("")), Some(true));
+        assert_eq!(is_equal("0.5", " $ ", 0.0, &finder("")), None, "a blank reference is missing");
+    }
+}

@@ -1,0 +1,170 @@
+//! `multiple_choice`: compares the letter that the completion chooses with the reference's.
+
+use crate::kinds::prelude::*;
+use crate::math::{boxed, tidy};
+
+define_kind! {
+    pub struct MultipleChoice {
+        /// Metadata key of the reference.
+        pub reference: String = answer_key(),
+        /// The number of letters to choose from, beginning with A.
+        pub choices: u8 = 10,
+        /// Regex whose first group is the answer; where it does not match, or is empty, the letter is
+        /// searched for in the whole completion.
+        pub extract: String = answer_pattern(),
+    }
+    kind: "multiple_choice",
+    range: "0 or 1",
+    typical_weight: "2.0",
+    formula: "1 if the chosen letter (\\boxed{B}, answer is B, \"B.\", (B)) is the one in \
+              metadata[reference], else 0; missing without such a letter there",
+}
+
+impl Kind for MultipleChoice {
+    fn check(&self) -> Checked {
+        between("choices", self.choices, 2, 26)
+    }
+
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
+        per_sample(move |input| {
+            let wanted = letter(input.metadata.get(&p.reference)?, p.choices)?;
+            let answer = finder.extracted(&input.text).unwrap_or(&input.text);
+            Some(indicator(letter(answer, p.choices) == Some(wanted)))
+        })
+    }
+}
+
+/// The letter (in capitals, among the first `choices` of the alphabet) that a text chooses, by the
+/// first of these forms that occurs, at its last occurrence: `\boxed{B}`; `answer is B`,
+/// `Answer: (B)`, `choice B`, `option B`; a text that is a letter (`b`, `**B**`) or begins with one
+/// as a label (`B. Paris`, `(B) Paris`, `B: Paris`); `(B)`.
+fn letter(text: &str, choices: u8) -> Option<char> {
+    if let Some(inside) = boxed(text) {
+        return label(&tidy(inside), choices);
+    }
+    announced(text, choices).or_else(|| label(text, choices)).or_else(|| bracketed(text, choices))
+}
+
+fn among(c: char, choices: u8) -> Option<char> {
+    let upper = c.to_ascii_uppercase();
+    let place = u32::from(upper).checked_sub(u32::from('A'))?;
+    (place < u32::from(choices)).then_some(upper)
+}
+
+/// Whether a character may surround a letter.
+fn is_wrapping(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '(' | '[' | '*' | '_' | '"' | '\'' | '`' | ':' | '$')
+}
+
+/// The letter after the last "answer", "choice" or "option".
+fn announced(text: &str, choices: u8) -> Option<char> {
+    let lower = text.to_ascii_lowercase();
+    let after = |word: &str| {
+        let places = lower.match_indices(word).filter_map(|(at, _)| {
+            let rest = &text[at + word.len()..];
+            let opened = rest.trim_start_matches(is_wrapping);
+            let has_is = opened.get(..2).is_some_and(|is| is.eq_ignore_ascii_case("is"));
+            let explicit = has_is || rest[..rest.len() - opened.len()].contains([':', '(']);
+            let opened = if has_is { opened[2..].trim_start_matches(is_wrapping) } else { opened };
+            Some((at, standalone(opened, explicit, choices)?))
+        });
+        places.last()
+    };
+    let found = ["answer", "choice", "option"].into_iter().filter_map(after);
+    found.max_by_key(|(at, _)| *at).map(|(_, letter)| letter)
+}
+
+/// The letter that begins `rest` if no letter, digit or apostrophe follows it.
+///
+/// After an announcement that is not `explicit`, only a capital without a word after it counts
+/// ("an answer A dog would give"). A small letter counts only after an explicit one and before an
+/// end ("answer: b.").
+fn standalone(rest: &str, explicit: bool, choices: u8) -> Option<char> {
+    let mut chars = rest.chars();
+    let letter = chars.next().filter(char::is_ascii_alphabetic)?;
+    let after = chars.as_str();
+    let next = after.chars().next();
+    if next.is_some_and(|c| c.is_alphanumeric() || matches!(c, '\'' | '’')) {
+        return None;
+    }
+    let ends = next.is_none_or(|c| matches!(c, ')' | ']' | '.' | ',' | '*' | '\n' | '`' | '"'));
+    let word_follows = after.trim_start_matches(' ').starts_with(char::is_alphanumeric);
+    let chosen = match letter.is_ascii_uppercase() {
+        true => explicit || !word_follows,
+        false => explicit && ends,
+    };
+    if chosen { among(letter, choices) } else { None }
+}
+
+/// The letter that is the whole text or begins it as a label.
+fn label(text: &str, choices: u8) -> Option<char> {
+    let opened = text.trim_start_matches(is_wrapping);
+    let mut chars = opened.chars();
+    let letter = chars.next().filter(char::is_ascii_alphabetic)?;
+    let rest = chars.as_str();
+    let closed = rest.trim_start_matches(['*', '_', '"', '\'', '`', '$']);
+    let is_label = ["", ")", "."].contains(&closed.trim())
+        || (letter.is_ascii_uppercase() && closed.starts_with([')', ']', '.', ':', ',']));
+    if is_label { among(letter, choices) } else { None }
+}
+
+/// The last `(B)`.
+fn bracketed(text: &str, choices: u8) -> Option<char> {
+    let mut places = text.match_indices('(').filter_map(|(at, _)| {
+        let mut chars = text[at + 1..].chars();
+        let letter = chars.next().filter(char::is_ascii_uppercase)?;
+        if chars.next() == Some(')') { among(letter, choices) } else { None }
+    });
+    places.next_back()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::tests::samples::{score, with_answer};
+
+    #[test]
+    fn letters_are_found_where_models_write_them() {
+        for (text, found) in [
+            ("B", Some('B')),
+            ("b", Some('B')),
+            ("(c)", Some('C')),
+            ("**D**", Some('D')),
+            ("B. Paris", Some('B')),
+            ("(B) Paris, not (C)", Some('B')),
+            ("The answer is B.", Some('B')),
+            ("The answer is A because of that", Some('A')),
+            ("the correct answer is: (J)", Some('J')),
+            ("**Answer:** C\nas it is", Some('C')),
+            ("Answer: b.", Some('B')),
+            ("First I took choice A, but the answer is E", Some('E')),
+            ("option D is right", None),
+            ("I pick option D", Some('D')),
+            ("\\boxed{F} rather than answer is G", Some('F')),
+            ("\\boxed{\\text{(H)}}", Some('H')),
+            ("so it must be (I)", Some('I')),
+            ("A dog barks", None),
+            ("the answer is a dog", None),
+            ("It's Bob's answer", None),
+            ("K", None),
+            ("(Z)", None),
+            ("", None),
+            ("\\boxed{42}", None),
+        ] {
+            assert_eq!(letter(text, 10), found, "{text}");
+        }
+        assert_eq!((letter("E", 4), letter("Z", 26)), (None, Some('Z')));
+    }
+
+    #[test]
+    fn the_letter_is_compared_with_the_reference() {
+        let tagged = |text: &str, wanted: Option<&str>| {
+            score(&MultipleChoice::default(), &with_answer(text, wanted))
+        };
+        assert_eq!(tagged("<answer>(B)</answer> not C", Some("B. Paris")), Some(1.0));
+        assert_eq!(tagged("the answer is C", Some("b")), Some(0.0));
+        assert_eq!(tagged("no idea", Some("B")), Some(0.0));
+        assert_eq!((tagged("B", Some("Paris")), tagged("B", None)), (None, None));
+    }
+}

@@ -1,0 +1,42 @@
+//! `code`: the share of a program's tests that pass.
+
+use std::sync::Arc;
+
+use hone_core::config::{Checked, Problem};
+
+pub use crate::code::CodeParams;
+use crate::code::{CodeLanguage, CodeReward};
+use crate::kinds::kind::{BuildContext, Built, Documented, Kind, KindEntry};
+
+impl Documented for CodeParams {
+    fn entry() -> KindEntry {
+        KindEntry {
+            kind: "code",
+            formula: "the share of the tests in metadata[tests] (lines of assertions) and \
+                      metadata[cases] ([{input, output}]) that the last fenced block passes, run in \
+                      a sandbox process; missing without tests",
+            parameters: "language = \"python\" (or \"rhai\"), tests = \"tests\", cases = \"cases\", \
+                         timeout_ms = 5000, memory_mb = 256, max_output_bytes = 65536, partial = true".to_owned(),
+            typical_weight: "2.0",
+            example: "language = \"rhai\"",
+            calls_out: true,
+            ..KindEntry::default()
+        }
+    }
+}
+
+impl Kind for CodeParams {
+    fn check(&self) -> Checked {
+        Self::check(self)
+    }
+
+    fn build(&self, context: &BuildContext<'_>) -> Built {
+        let reward = CodeReward::new(self.clone(), context.tools.sandbox.clone());
+        let reward = reward.map_err(|error| Problem::new("language", format!(": {error}")))?;
+        Ok(Some(Arc::new(reward)))
+    }
+
+    fn needs_sandbox(&self) -> bool {
+        self.language == CodeLanguage::Python
+    }
+}

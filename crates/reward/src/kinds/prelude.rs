@@ -1,0 +1,8 @@
+//! The names that most kinds use.
+
+pub(super) use hone_core::config::range::{at_least, between, texts};
+pub(super) use hone_core::config::{Checked, Problem, quoted};
+
+pub(super) use super::answer::{AnswerFinder, answer_key, answer_pattern};
+pub(super) use super::define::define_kind;
+pub(super) use super::kind::{BuildContext, Built, Kind, indicator, per_sample, share_of_target};

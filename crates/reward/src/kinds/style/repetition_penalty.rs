@@ -1,0 +1,107 @@
+//! `repetition_penalty`: a penalty for repeated n-grams.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+use serde::{Deserialize, Serialize};
+
+use super::at_most_zero;
+use crate::kinds::prelude::*;
+
+/// The items that n-grams consist of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RepetitionUnit {
+    /// Words in lower case, as in Open R1.
+    #[default]
+    Words,
+    /// Token ids, as in TRL's `get_repetition_penalty_reward`.
+    Tokens,
+}
+
+define_kind! {
+    /// Yeo et al. 2025 (arXiv 2502.03373, C.2).
+    pub struct RepetitionPenalty {
+        /// Items of an n-gram; a completion of fewer items earns 0.
+        pub ngram: usize = 3,
+        /// The limit of the value for endless repetition; not above 0.
+        pub max_penalty: f64 = -1.0,
+        /// The items that n-grams consist of.
+        pub unit: RepetitionUnit = RepetitionUnit::Words,
+    }
+    kind: "repetition_penalty",
+    range: "max_penalty to 0",
+    typical_weight: "0.2 to 1.0",
+    bounds: [-1.0, 0.0],
+    formula: "(1 - different n-grams / all n-grams) x max_penalty, of words in lower case or of \
+              tokens",
+}
+
+impl Kind for RepetitionPenalty {
+    fn check(&self) -> Checked {
+        between("ngram", self.ngram, 1, 16)?;
+        at_most_zero("max_penalty", self.max_penalty)
+    }
+
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let p = self.clone();
+        per_sample(move |input| {
+            let repeated = match p.unit {
+                RepetitionUnit::Tokens => share_repeated(&input.ids, p.ngram),
+                RepetitionUnit::Words => {
+                    let lower = input.text.to_lowercase();
+                    share_repeated(&lower.split_whitespace().collect::<Vec<_>>(), p.ngram)
+                }
+            };
+            Some(repeated * p.max_penalty)
+        })
+    }
+}
+
+/// The share of n-grams that occurred before.
+fn share_repeated<T: Eq + Hash>(items: &[T], n: usize) -> f64 {
+    let n = n.max(1);
+    if items.len() < n {
+        return 0.0;
+    }
+    let all = items.len() + 1 - n;
+    let different = items.windows(n).collect::<HashSet<&[T]>>().len();
+    1.0 - different as f64 / all as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ScoreInput;
+    use crate::kinds::tests::samples::{near, reference, sample, score, score_text};
+
+    #[derive(Deserialize)]
+    struct Cases {
+        repetition: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        text: String,
+        n: usize,
+        value: f64,
+    }
+
+    #[test]
+    fn values_equal_open_r1() {
+        for Case { text, n, value } in reference::<Cases>().repetition {
+            let p = RepetitionPenalty { ngram: n, max_penalty: -0.5, ..Default::default() };
+            assert!(near(score_text(&p, &text), value), "{text:?} {n}");
+        }
+    }
+
+    #[test]
+    fn tokens_may_be_counted_instead_of_words() {
+        let p = RepetitionPenalty { ngram: 2, unit: RepetitionUnit::Tokens, ..Default::default() };
+        // The examples of TRL's documentation.
+        for (ids, value) in [(vec![1, 2, 3, 4], 0.0), (vec![5; 5], -0.75), (vec![1], 0.0)] {
+            let sample = ScoreInput { ids, ..sample("a a a a a", &[]) };
+            assert!(near(score(&p, &sample).unwrap(), value));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Normalizes mathematical text: one notation for signs, spaces and commands.
+
+/// The content of the last `\boxed{…}` of a text; `None` without one, or if it is never closed.
+pub fn boxed(text: &str) -> Option<&str> {
+    let start = text.rfind("\\boxed")?;
+    let rest = text[start + "\\boxed".len()..].trim_start().strip_prefix('{')?;
+    let mut depth = 1_u32;
+    for (i, c) in rest.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(&rest[..i]);
+        }
+    }
+    None
+}
+
+/// Commands that only change the layout, with their replacements.
+#[rustfmt::skip]
+const COMMANDS: [(&str, &str); 27] = [
+    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("\\left", ""),
+    ("\\right", ""), ("\\displaystyle", ""), ("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"),
+    ("\\degree", ""), ("\\circ", ""), ("\\quad", " "), ("\\qquad", " "), ("\\big", ""),
+    ("\\Big", ""), ("\\lbrace", "{"), ("\\rbrace", "}"), ("\\$", ""), ("\\%", "%"), ("\\{", "{"),
+    ("\\}", "}"), ("\\!", ""), ("\\,", ""), ("\\;", " "), ("\\:", " "), ("\\ ", " "), ("\\\\", " "),
+];
+
+/// Commands whose group contains words: the answer, or the unit of a value before them.
+const WORDS: [&str; 6] = ["\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\mbox"];
+
+/// Normalizes a text: drops currency signs, layout, a `\text{ cm}` after a value and a final full
+/// stop; writes `×`, `·`, `÷`, `−`, `²`, `½` and `**` as ASCII and `{,}` as a comma; trims white
+/// space.
+pub fn tidy(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text.trim();
+    while let Some(c) = rest.chars().next() {
+        if c == '\\' {
+            rest = command(rest, &mut out);
+            continue;
+        }
+        if let Some(after) = rest.strip_prefix("{,}") {
+            out.push(',');
+            rest = after;
+            continue;
+        }
+        if let Some(after) = rest.strip_prefix("**") {
+            out.push('^');
+            rest = after;
+            continue;
+        }
+        match c {
+            '$' | '£' | '€' | '°' => {}
+            '×' | '·' | '⋅' | '∗' => out.push('*'),
+            '÷' => out.push('/'),
+            '−' | '–' => out.push('-'),
+            '²' => out.push_str("^2"),
+            '³' => out.push_str("^3"),
+            '½' => out.push_str("\\frac{1}{2}"),
+            '¼' => out.push_str("\\frac{1}{4}"),
+            '¾' => out.push_str("\\frac{3}{4}"),
+            '~' => out.push(' '),
+            _ => out.push(c),
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    let out = out.trim().trim_end_matches("^{}").trim_end_matches('^');
+    out.strip_suffix('.').unwrap_or(out).trim().to_owned()
+}
+
+/// Writes the replacement of the command that `rest` begins with; returns the text after it.
+fn command<'t>(rest: &'t str, out: &mut String) -> &'t str {
+    let letters = rest[1..].bytes().take_while(u8::is_ascii_alphabetic).count();
+    let next = rest[1..].chars().next().map_or(0, char::len_utf8);
+    let (name, after) = rest.split_at(1 + letters.max(if letters == 0 { next } else { 0 }));
+    if let Some((words, after)) = WORDS.contains(&name).then(|| group(after)).flatten() {
+        // After a value the words are its unit; alone they are the answer.
+        if out.chars().all(char::is_whitespace) {
+            out.push_str(words);
+        }
+        return after;
+    }
+    match COMMANDS.iter().find(|(known, _)| *known == name) {
+        Some((_, plain)) => out.push_str(plain),
+        None => out.push_str(name),
+    }
+    // `\pi r` keeps its letters apart.
+    if letters > 0 && after.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        out.push(' ');
+    }
+    after
+}
+
+/// The content of a leading `{words}`, and the text after it.
+fn group(text: &str) -> Option<(&str, &str)> {
+    text.trim_start().strip_prefix('{')?.split_once('}')
+}

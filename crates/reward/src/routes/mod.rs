@@ -1,0 +1,232 @@
+//! Routes: which requests they match, and the parts of their reward.
+
+mod adaptive;
+mod config;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use hone_core::config::Problem;
+
+use crate::kinds::{BuildContext, FeedbackParams, RewardKind};
+use crate::reward_fn::{RewardFn, ScoreInput, score_guarded};
+use crate::tools::Tools;
+
+pub use adaptive::{AdaptiveConfig, AdaptiveState, AdaptiveWeight};
+pub use config::{Preset, RewardConfig, RouteConfig, RouteList};
+
+/// Why the routes cannot be built, or a route cannot be found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RewardError {
+    /// Two routes have the same name, which identifies a route in the ledger and in metrics.
+    #[error("route: name = `{0}` occurs twice; every route needs its own name")]
+    DuplicateRoute(String),
+    /// Two parts have the same name, which identifies a part in the ledger and in metrics.
+    #[error("route `{route}`: reward.name = `{part}` occurs twice; every part needs its own name")]
+    DuplicatePart {
+        /// Name of the route that contains both.
+        route: String,
+        /// The name that occurs twice.
+        part: String,
+    },
+    /// A key of a route or of one of its parts has a wrong value.
+    #[error("{place}: {}", .problem.sentence())]
+    Value {
+        /// The route, and the part if the key is a part's.
+        place: String,
+        /// The key, its value and what is allowed.
+        problem: Problem,
+    },
+    /// A key elsewhere names a route that does not exist.
+    #[error("{key} = `{route}` is not a route; routes are: {known}")]
+    UnknownRoute {
+        /// The configuration key with the unknown name.
+        key: &'static str,
+        /// The unknown name.
+        route: String,
+        /// The names that exist, separated by commas.
+        known: String,
+    },
+}
+
+/// One named, weighted part of a route's reward.
+pub struct RewardPart {
+    /// Identifies the part in the ledger and in metrics; clients post feedback under it.
+    pub name: String,
+    /// The weight; an adaptive one starts with it.
+    pub weight: f64,
+    /// The adaptive weight in its initial state; `None` for a constant weight.
+    pub adaptive: Option<AdaptiveWeight>,
+    /// The grader; `None` for client feedback.
+    pub grader: Option<Arc<dyn RewardFn>>,
+    /// The values that clients may post; `None` for a grader.
+    pub feedback: Option<FeedbackParams>,
+}
+
+/// A route with its parts, ready to score.
+pub struct Route {
+    /// Identifies the route in the ledger and in metrics.
+    pub name: String,
+    /// The parts, in order.
+    pub parts: Vec<RewardPart>,
+}
+
+impl Route {
+    /// Whether any part is a grader, so that completions that no client sees can be scored.
+    pub fn has_graders(&self) -> bool {
+        self.parts.iter().any(|p| p.grader.is_some())
+    }
+
+    /// Whether any part is feedback.
+    pub fn has_feedback(&self) -> bool {
+        self.parts.iter().any(|p| p.grader.is_none())
+    }
+
+    /// Whether a feedback part has this name.
+    pub fn takes_feedback(&self, name: &str) -> bool {
+        self.parts.iter().any(|p| p.grader.is_none() && p.name == name)
+    }
+
+    /// The values that clients may post under this name; `None` unless it is a feedback part's.
+    pub fn feedback(&self, name: &str) -> Option<&FeedbackParams> {
+        self.parts.iter().find(|p| p.name == name)?.feedback.as_ref()
+    }
+
+    /// The weight of a part.
+    pub fn weight(&self, part: &str) -> Option<f64> {
+        self.parts.iter().find(|p| p.name == part).map(|p| p.weight)
+    }
+
+    /// Runs every grader concurrently; returns `(part, one value per sample)` in the order of the
+    /// parts. Values are finite: a grader that panics, or that returns NaN or too few values, leaves
+    /// `None` in their places.
+    pub async fn grade(&self, samples: &[ScoreInput]) -> Vec<(String, Vec<Option<f64>>)> {
+        let graded = self.parts.iter().filter_map(|part| {
+            let grader = part.grader.as_ref()?;
+            Some(async move {
+                let values = score_guarded(grader.as_ref(), samples, &self.name, &part.name).await;
+                (part.name.clone(), values)
+            })
+        });
+        futures::future::join_all(graded).await
+    }
+}
+
+/// The requests that a route matches.
+struct Condition {
+    model: Option<String>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Condition {
+    fn holds(&self, model: &str, metadata: &BTreeMap<String, String>) -> bool {
+        self.model.as_deref().is_none_or(|wanted| wanted == model)
+            && self.metadata.iter().all(|(key, wanted)| {
+                metadata.get(key).is_some_and(|value| wanted == "*" || wanted == value)
+            })
+    }
+}
+
+/// All routes, in order.
+pub struct Routes {
+    list: Vec<(Condition, Arc<Route>)>,
+}
+
+impl Routes {
+    /// Builds routes that need no [`Tools`].
+    ///
+    /// # Errors
+    /// As for [`Self::with`].
+    pub fn new(config: &RouteList) -> Result<Self, RewardError> {
+        Self::with(config, &Tools::default())
+    }
+
+    /// Builds the routes.
+    ///
+    /// # Errors
+    /// The first route, part and key with a wrong value.
+    pub fn with(config: &RouteList, tools: &Tools) -> Result<Self, RewardError> {
+        let mut names = BTreeSet::new();
+        let mut list = Vec::with_capacity(config.0.len());
+        for route in &config.0 {
+            if route.name.is_empty() {
+                let problem = Problem::value("name", "\"\"", "a name");
+                return Err(RewardError::Value { place: "route".to_owned(), problem });
+            }
+            if !names.insert(&route.name) {
+                return Err(RewardError::DuplicateRoute(route.name.clone()));
+            }
+            let condition =
+                Condition { model: route.model.clone(), metadata: route.metadata.clone() };
+            list.push((condition, Arc::new(build_route(route, tools)?)));
+        }
+        Ok(Self { list })
+    }
+
+    /// The first route that matches.
+    pub fn find(&self, model: &str, metadata: &BTreeMap<String, String>) -> Option<&Arc<Route>> {
+        self.list.iter().find(|(when, _)| when.holds(model, metadata)).map(|(_, route)| route)
+    }
+
+    /// A route by name.
+    pub fn get(&self, name: &str) -> Option<&Arc<Route>> {
+        self.iter().find(|route| route.name == name)
+    }
+
+    /// The route that the configuration key `key` names.
+    ///
+    /// # Errors
+    /// If there is no such route.
+    pub fn require(&self, key: &'static str, name: &str) -> Result<&Arc<Route>, RewardError> {
+        self.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.iter().map(|route| route.name.as_str()).collect();
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            RewardError::UnknownRoute { key, route: name.to_owned(), known }
+        })
+    }
+
+    /// All routes, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Route>> {
+        self.list.iter().map(|(_, route)| route)
+    }
+}
+
+fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError> {
+    let mut names = BTreeSet::new();
+    // Checked before the preset's parts are replaced, which would hide a duplicate name.
+    if let Some(twice) = config.rewards.iter().find(|part| !names.insert(&part.name)) {
+        let (route, part) = (config.name.clone(), twice.name.clone());
+        return Err(RewardError::DuplicatePart { route, part });
+    }
+    let parts = config.parts();
+    let parts = parts.iter().map(|part| {
+        build_part(part, &config.name, tools).map_err(|problem| {
+            let place = format!("route `{}`, reward `{}`", config.name, part.name);
+            RewardError::Value { place, problem }
+        })
+    });
+    Ok(Route { name: config.name.clone(), parts: parts.collect::<Result<_, _>>()? })
+}
+
+fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<RewardPart, Problem> {
+    if config.name.is_empty() {
+        return Err(Problem::value("name", "\"\"", "a name"));
+    }
+    config.check()?;
+    let feedback = match &config.kind {
+        RewardKind::Feedback(params) => Some(params.clone()),
+        _ => None,
+    };
+    let context = BuildContext { tools, route, part: &config.name };
+    let function = config.kind.build(&context)?;
+    Ok(RewardPart {
+        name: config.name.clone(),
+        weight: config.weight,
+        adaptive: config.adaptive.as_ref().map(|rule| AdaptiveWeight::new(config.weight, rule)),
+        grader: function.map(|function| config.shape.wrap(function)),
+        feedback,
+    })
+}
+
+#[cfg(test)]
+mod tests;
