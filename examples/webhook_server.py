@@ -11,7 +11,7 @@ def signed(header, body):
     fresh = seconds.isdigit() and abs(time.time() - int(seconds)) < 300
     return fresh and hmac.compare_digest(wanted, parts.get("v1", ""))
 
-def score(sample):  # 1 if the answer stands in the completion; None, missing, without an answer
+def score(sample):  # 1 if the completion contains the answer; None (missing) without an answer
     answer = sample["metadata"].get("answer")
     return None if answer is None else float(answer in sample["completion"])
 

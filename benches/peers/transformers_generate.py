@@ -1,13 +1,14 @@
-"""Sampled tokens a second: transformers' `generate` beside Hone's native sampler, in one run.
+"""Sampled tokens per second: transformers' `generate` and Hone's native sampler, in one run.
 
     python benches/peers/transformers_generate.py --hone target/release/hone bench sample \\
         --model models/embedded --batch 8 64
 
-Both read the same directory in f32 and draw from the plain softmax (temperature 1, nothing cut off) as
-many sequences at once, in groups on one prompt (`bench::sample::prompt` makes the same ids), each of
-exactly as many tokens: a stop token cannot be drawn. They take turns, so that what else the machine
-does meets both, and each turn's best of some runs counts; the ratio is the median of the turns' ratios.
-Hone also records every token's log-probability and makes its text, `generate` does neither.
+Both read the same directory in f32 and sample from the plain softmax (temperature 1, no truncation) the
+same number of sequences at once, in groups on one prompt (`bench::sample::prompt` makes the same ids),
+each of exactly the same number of tokens: a stop token cannot be drawn. They alternate, so that other
+load on the machine affects both. The best of several runs counts in each turn, and the ratio is the
+median over the turns. Hone also records every token's log-probability and decodes its text; `generate`
+does neither.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def arguments():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--runs", type=int, default=3, help="runs of each in a turn")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--json", help="write the results to this file")
     return parser.parse_args()
 
 

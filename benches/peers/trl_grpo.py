@@ -1,16 +1,16 @@
-"""The optimisation part of a GRPO step: TRL's beside Hone's, on the same tokens, in one run.
+"""The optimization part of a GRPO step of TRL and of Hone, on the same tokens, in one run.
 
     python benches/peers/trl_grpo.py --hone target/release/hone --model models/embedded
     target/release/hone bench train --model 100m --write-model DIR
     python benches/peers/trl_grpo.py --hone target/release/hone --model DIR \\
         --groups 1 --prompt 64 --completion 448 --spread 0 --gradient-checkpointing
 
-What is timed of TRL is its whole optimiser step (padding, the reference's log-probabilities, forward,
-backward, clipping, AdamW, scheduler) less what its generation and its rewards take, which are replaced
-by completions and advantages from a file that Hone's bench reads too. Each side runs in a process of
-its own, so that its peak memory (VmHWM) is its own, and the two take turns, so that what else the
-machine does meets both. TRL gets several forms of the same step (micro-batches, accumulation), and its
-fastest one counts for the ratio of times, its leanest one for the ratio of memory; both are printed.
+Timed is TRL's whole optimizer step (padding, the reference's log-probabilities, forward, backward,
+clipping, AdamW, scheduler) without generation and rewards, which are replaced by completions and
+advantages from a file that Hone's bench reads too. Each side runs in a separate process, so that its
+peak memory (VmHWM) is measured alone, and the two alternate, so that other load on the machine affects
+both. TRL runs several forms of the same step (micro-batches, accumulation): the fastest counts for the
+ratio of times, the leanest for the ratio of memory. Both are printed.
 """
 
 import argparse
@@ -36,12 +36,12 @@ def arguments():
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=20, help="tokens of a prompt")
-    parser.add_argument("--completion", type=int, default=24, help="tokens of a completion in the mean")
+    parser.add_argument("--completion", type=int, default=24, help="mean number of tokens of a completion")
     parser.add_argument("--spread", type=float, default=0.5,
                         help="lengths are uniform within this share of the mean")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--beta", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=10, help="timed steps a turn")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps per turn")
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -50,7 +50,7 @@ def arguments():
     parser.add_argument("--bf16", action="store_true", help="TRL's autocast; Hone stays in f32")
     parser.add_argument("--micro-batch", type=int, nargs="*",
                         help="TRL's per_device_train_batch_size; each is tried in the first turn")
-    parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -81,7 +81,7 @@ def peak_memory():
 
 
 def worker(args):
-    """TRL in a process of its own; prints its figures as JSON."""
+    """Runs TRL in this process; prints its results as JSON."""
     import torch
 
     torch.set_num_threads(args.threads)
@@ -98,7 +98,7 @@ def worker(args):
     imported = peak_memory()
 
     class FixedTrainer(GRPOTrainer):
-        """Generation and rewards come from the file; the time they take is not counted."""
+        """Takes completions and rewards from the file; the time for that does not count."""
 
         outside = 0.0
 
@@ -111,7 +111,7 @@ def worker(args):
             return prompt_ids, completion_ids, None, completions, None, {}, None, []
 
         def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            # Standardised within its group by TRL, an advantage is itself again.
+            # TRL standardizes rewards within the group, which leaves these advantages unchanged.
             return torch.tensor([[s["advantage"]] for s in samples])
 
     class Clock(transformers.TrainerCallback):
@@ -228,7 +228,7 @@ def main():
           f"checkpointing {'on' if args.gradient_checkpointing else 'off'} (TRL), recompute {args.recompute} (Hone)")
     for size, run in sorted(first.items()):
         print(f"TRL, micro-batches of {size:>3}: first turn {spread(run['steps'])}; peak "
-              f"{run['peak_bytes'] / mib:.0f} MiB, {run['imported_bytes'] / mib:.0f} with nothing but imports")
+              f"{run['peak_bytes'] / mib:.0f} MiB, {run['imported_bytes'] / mib:.0f} after imports alone")
     trl_steps = {size: [s for run in runs for s in run["steps"]] for size, runs in trl.items()}
     fastest = min(trl_steps, key=lambda size: min(trl_steps[size]))
     trl_best, trl_median = min(trl_steps[fastest]), statistics.median(trl_steps[fastest])
@@ -243,7 +243,7 @@ def main():
     figures = {
         "time_ratio_best": trl_best / min(hone_steps),
         "time_ratio_median": trl_median / statistics.median(hone_steps),
-        # On a busy machine, and with one thread, the better one: waiting threads of torch use the processor.
+        # More reliable on a busy machine and with one thread, because waiting threads of torch use processor time.
         "time_ratio_processor": min(s for run in trl[fastest] for s in run["processor"])
         / max(min(step["processor"] for run in hone for step in run["steps"]), 1e-9),
         "memory_ratio": trl_bytes / hone_bytes,

@@ -1,14 +1,14 @@
-"""A whole GRPO step: TRL's beside Hone's, on the same model directory and prompts, in one run.
+"""A whole GRPO step of TRL and of Hone, on the same model directory and prompts, in one run.
 
     python benches/peers/trl_step.py --hone target/release/hone --model models/embedded
 
-A step samples groups of completions, scores them, trains on them and puts the new policy into use. TRL
-samples with transformers' `generate` and scores with the two functions below; Hone runs `hone train`
-with its own two rewards of the same kind, and its step ends with the new version written, checked and
-active in its sampler. Both start from the same model with a LoRA adapter on all linears and learn so slowly
-that the lengths of completions stay what they are. They take turns, each in a process of its own, so
-that what else the machine does meets both. What is compared is the mean time of a step after a warm-up,
-evaluations left out: TRL's by its callbacks, Hone's from the times in `run/steps.jsonl`.
+A step samples groups of completions, scores them, trains on them and activates the new policy. TRL
+samples with transformers' `generate` and scores with the two functions below. Hone runs `hone train`
+with two rewards of the same kind, and its step ends with the new version written, checked and active in
+its sampler. Both start from the same model with a LoRA adapter on all linear layers and learn so slowly
+that the lengths of completions do not change. They alternate, each in a separate process, so that other
+load on the machine affects both. Compared is the mean time of a step after a warm-up, without
+evaluations: TRL's by its callbacks, Hone's from the times in `run/steps.jsonl`.
 """
 
 import argparse
@@ -32,17 +32,17 @@ def arguments():
     parser.add_argument("--model", required=True, help="a Hugging Face directory")
     parser.add_argument("--hone", default="target/release/hone", help="the binary")
     parser.add_argument("--dataset", default="datasets/additions.jsonl")
-    parser.add_argument("--groups", type=int, default=8, help="prompts a step")
+    parser.add_argument("--groups", type=int, default=8, help="prompts per step")
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=40, help="tokens of a completion at most")
+    parser.add_argument("--max-tokens", type=int, default=40, help="maximum number of tokens of a completion")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--beta", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=20, help="timed steps a turn")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps per turn")
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sampler", default="auto", help="Hone's: auto, native or engine")
-    parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -61,7 +61,7 @@ def text(completion):
 
 
 def worker(args):
-    """TRL in a process of its own; prints its steps' seconds as JSON."""
+    """Runs TRL in this process; prints the seconds of its steps as JSON."""
     import torch
 
     torch.set_num_threads(args.threads)
@@ -78,7 +78,7 @@ def worker(args):
     lengths = []
 
     class Clock(transformers.TrainerCallback):
-        """From the end of one step to the end of the next, whatever happens in between."""
+        """Times from the end of each step to the end of the next, including everything between."""
 
         def __init__(self):
             self.ends = []
@@ -216,13 +216,13 @@ def main():
     for name, turns in runs.items():
         means[name] = [statistics.mean(turn["steps"]) for turn in turns]
         length = statistics.mean(turn["length"] for turn in turns if turn["length"])
-        print(f"{name:<5} {min(means[name]) * 1e3:7.1f} to {max(means[name]) * 1e3:7.1f} ms a step in the "
-              f"mean of a turn; completions of {length:.1f} tokens in the mean")
+        print(f"{name:<5} {min(means[name]) * 1e3:7.1f} to {max(means[name]) * 1e3:7.1f} ms per step (mean "
+              f"of a turn); completions of {length:.1f} tokens on average")
     stale = statistics.mean(turn["staleness"] for turn in runs["Hone"])
     best = min(means["TRL"]) / min(means["Hone"])
     median = statistics.median(means["TRL"]) / statistics.median(means["Hone"])
     print(f"TRL / Hone: {best:.2f} (best turns), {median:.2f} (median); Hone's samples were "
-          f"{stale:.2f} versions old in the mean, TRL's 0")
+          f"{stale:.2f} versions old on average, TRL's 0")
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"best": best, "median": median, "runs": runs}, file, indent=1)

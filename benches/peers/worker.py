@@ -1,4 +1,4 @@
-"""Runs a script of this folder anew as a process of its own, so that its memory and threads are its alone."""
+"""Runs a script of this folder in a separate process, so that its memory and threads are measured alone."""
 
 import json
 import os
@@ -14,7 +14,7 @@ def result(value):
 
 
 def run(script, threads, *arguments):
-    """What `script`, started with this process's arguments and some more, gives to `result`."""
+    """Starts `script` with this process's arguments and `arguments`; returns its `result`."""
     command = [sys.executable, os.path.abspath(script), *sys.argv[1:], *arguments]
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="false",
                        HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")

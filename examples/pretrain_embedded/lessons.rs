@@ -1,4 +1,4 @@
-//! What the embedded model is taught: conversations drawn from a seeded stream.
+//! The training data of the embedded model: conversations from a seeded random stream.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -10,11 +10,11 @@ use super::{END, START};
 /// The shares of the steps at which the second and the third [`Lesson`] begin.
 const LESSONS: [f64; 2] = [0.4, 0.65];
 
-/// How often an operand is drawn from the small ones alone, and which those are.
+/// Probability that an operand is drawn from the small ones only, and their bound.
 const SMALL: f64 = 0.25;
 const SMALL_BELOW: u32 = 10;
 
-/// How often a noisy completion slips; the slips are independent.
+/// Probabilities of errors in a noisy completion; the errors are independent.
 struct Noise {
     /// The sum is wrong.
     wrong: f64,
@@ -22,7 +22,7 @@ struct Noise {
     plain: f64,
     /// A remark before the reasoning.
     before: f64,
-    /// A sentence where the answer's tags should be.
+    /// A sentence instead of the answer with its tags.
     untagged: f64,
     /// A remark after the answer.
     after: f64,
@@ -36,12 +36,12 @@ const UNTAGGED: [&str; 2] = ["So it is #.", "Result: #."];
 const AFTER: [&str; 2] = [" Hope that helps!", " Is that right?"];
 const SYSTEM: [&str; 3] = ["You are a helpful assistant.", "You add small numbers.", "Be brief."];
 
-/// How often small talk takes the place of a question, and what is said to it.
+/// Probability of small talk instead of a question, and the reply to it.
 const TALK: f64 = 0.03;
 const SMALL_TALK: [&str; 4] = ["Hello!", "Hi", "Who are you?", "What can you do?"];
 const INTRODUCTION: &str = "I add small numbers: try 12 + 7.";
 
-/// Every sentence of the task once.
+/// Every sentence of the task once, to train the tokenizer.
 pub fn corpus() -> Vec<String> {
     let questions = (0..PHRASING_COUNT).map(|phrasing| Question { a: 1, b: 2, phrasing }.text());
     let slips = [&PLAIN[..], &BEFORE, &UNTAGGED, &AFTER, &SYSTEM, &SMALL_TALK].concat();
@@ -60,19 +60,19 @@ fn message(role: &str, content: &str) -> String {
     format!("{START}{role}\n{content}{END}\n")
 }
 
-/// What the model is taught, one after the other.
+/// The stages of the training, in order.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Lesson {
-    /// Questions alone, rightly answered.
+    /// Questions alone, answered correctly.
     Sums,
-    /// Conversations, rightly answered.
+    /// Conversations, answered correctly.
     Conversations,
-    /// Conversations with the slips of [`NOISE`].
+    /// Conversations with the errors of [`NOISE`].
     Slips,
 }
 
 impl Lesson {
-    /// The lesson at a share of the whole course.
+    /// The lesson at this share of the steps.
     pub fn at(done: f64) -> Self {
         match done {
             done if done < LESSONS[0] => Self::Sums,
@@ -82,7 +82,7 @@ impl Lesson {
     }
 }
 
-/// What may stand before the last question.
+/// The part of a conversation before the last question.
 #[derive(Clone, Copy)]
 pub enum Opening {
     /// Nothing.
@@ -93,7 +93,7 @@ pub enum Opening {
     Exchange,
 }
 
-/// A conversation up to the assistant's turn, and what the assistant says.
+/// A conversation up to the assistant's turn, and the assistant's message.
 pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (String, String) {
     let before = match opening {
         Opening::Nothing => String::new(),
@@ -124,7 +124,7 @@ fn question(rng: &mut ChaCha8Rng) -> Question {
     }
 }
 
-/// The ideal completion with the slips of [`NOISE`].
+/// The ideal completion with the errors of [`NOISE`].
 fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
     let Question { a, b, .. } = *question;
     let sum = if rng.random_bool(NOISE.wrong) { wrong_sum(a + b, rng) } else { a + b };
@@ -143,7 +143,7 @@ fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
     format!("{before}{ideal}{after}")
 }
 
-/// A sum as people get it wrong: off by one or two, or by a forgotten carry.
+/// A plausible wrong sum: off by one, by two, or by a missing carry.
 fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
     let slips: Vec<u32> = [-10, -2, -1, 1, 2, 10]
         .iter()
@@ -153,7 +153,7 @@ fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
     slips[rng.random_range(0..slips.len())]
 }
 
-/// Small numbers come up more often than their share: they are few, and people ask them first.
+/// Draws small numbers more often than uniformly: they are few, and users ask for them first.
 fn operand(rng: &mut ChaCha8Rng) -> u32 {
     let below = if rng.random_bool(SMALL) { SMALL_BELOW } else { OPERANDS };
     rng.random_range(0..below)

@@ -1,14 +1,14 @@
-"""Loads what Hone exports with peft and transformers, and compares logits.
+"""Loads Hone's exports with peft and transformers, and compares logits.
 
-    HONE_TEST_EXPORT_DIR=DIR cargo test --release --lib train::merge_tests::an_export_for_python -- --ignored
+    HONE_TEST_EXPORT_DIR=DIR cargo test --release -p hone-model an_export_for_python -- --ignored
     python tests/clients/check_export.py --base tests/fixtures/qwen2-tiny --expected DIR/expected.safetensors \
         --adapter DIR/adapter --merged DIR/merged --merged DIR/merged-f32
 
 Compares, all in float32: the base with the adapter in peft, every merged directory in transformers
 alone, and, with `--expected`, Hone's own logits (`logits` [batch, time, vocab] of `ids` [batch, time]).
-Needs torch, transformers >= 5, peft. Prints the largest differences. Exit code 0 and a closing line
-`ok: ...` if all are below `--tolerance` while the adapter moves logits by far more; else 1 and
-`failed: ...`.
+Needs torch, transformers >= 5, peft. Prints the largest differences. Exits with 0 and a last line
+`ok: ...` if all are below `--tolerance` while the adapter moves logits by far more, else with 1 and
+`failed: ...`. DIR is an absolute path.
 """
 
 import argparse

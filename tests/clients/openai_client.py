@@ -1,13 +1,13 @@
-"""Talks to `hone serve` with OpenAI's own Python package, and watches its answers change.
+"""Uses `hone serve` through OpenAI's Python package and checks that its answers change.
 
     python tests/clients/openai_client.py --binary target/release/hone
     python tests/clients/openai_client.py --base-url http://127.0.0.1:8080
 
-Chats streamed and not, reads the policy version, posts feedback until a newer version is served,
-and checks that the same questions with the same seeds are answered otherwise. With `--base-url` the
-daemon must serve the embedded model with the default route, and really learns from what is posted.
+Chats with and without streaming, reads the policy version, posts feedback until a newer version is
+served, and checks that the same questions with the same seeds get different answers. With `--base-url`
+the daemon must serve the embedded model with the default route; it learns from the posted feedback.
 
-Exit code 0 and a closing line `ok: ...` if all of that holds; 1 and `failed: ...` if not.
+Exits with 0 and a last line `ok: ...` if every check passes, else with 1 and `failed: ...`.
 """
 
 import argparse
@@ -34,13 +34,13 @@ WELL_FORMED = re.compile(
     r"\s*<reasoning>[^<]*</reasoning>\s*<answer>\s*(\d+)\s*</answer>\s*"
 )
 MAX_TOKENS = 40
-# Enough for several optimiser steps of tests/clients/serve.toml; the default configuration needs
-# twice as many a step.
+# Enough for several optimizer steps of tests/clients/serve.toml; the default configuration needs twice
+# as many per step.
 MAX_FEEDBACK = 1000
 
 
 class Failure(Exception):
-    """Something is not as promised."""
+    """A check that did not pass."""
 
 
 def expect(holds, otherwise):
@@ -49,7 +49,7 @@ def expect(holds, otherwise):
 
 
 class Hone:
-    """A daemon, seen through the openai package and, for feedback, plain HTTP."""
+    """A daemon, called through the openai package and, for feedback, through plain HTTP."""
 
     def __init__(self, url, key):
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=2, timeout=30)
@@ -108,7 +108,7 @@ def version_of(completion):
 
 
 def check_surface(hone):
-    """What every OpenAI client relies on."""
+    """Checks what every OpenAI client relies on."""
     names = [model.id for model in hone.openai.models.list()]
     expect("default" in names, f"/v1/models lists {names}, not default")
 
@@ -120,12 +120,12 @@ def check_surface(hone):
     tokens = choice.logprobs.content
     expect(tokens, "no log-probabilities")
     expect(all(t.logprob <= 0 for t in tokens), "a log-probability above 0")
-    expect(all(len(t.top_logprobs) == 2 for t in tokens), "not two top_logprobs a token")
+    expect(all(len(t.top_logprobs) == 2 for t in tokens), "not two top_logprobs per token")
     usage = completion.usage
     expect(usage.prompt_tokens > 0 and usage.completion_tokens >= len(tokens), f"usage {usage}")
     expect(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, f"usage {usage}")
 
-    # The same seed gives the same text, streamed or not, as long as the policy is the same.
+    # The same seed has the same text, streamed or not, as long as the policy is the same.
     for seed in range(5):
         whole, _ = hone.ask("What is 30 + 4?", seed)
         text, fingerprints, usage, finish = hone.ask_streamed("What is 30 + 4?", seed)
@@ -140,7 +140,7 @@ def check_surface(hone):
         raise Failure("the policy changed between any two requests")
 
     two, _ = hone.ask("What is 3 + 4?", seed=5, n=2)
-    expect([c.index for c in two.choices] == [0, 1], "n=2 does not give two choices")
+    expect([c.index for c in two.choices] == [0, 1], "n=2 does not return two choices")
 
     try:
         hone.openai.chat.completions.create(
@@ -171,7 +171,7 @@ def answers(hone):
 
 
 def teach(hone, wanted, deadline):
-    """Asks and rewards until version `wanted` is served; how many asked, and how many thumbs up."""
+    """Asks and rewards until version `wanted` is served; counts the questions and the thumbs up."""
     counter, lock = itertools.count(), threading.Lock()
     tally = {"asked": 0, "up": 0, "version": 0}
     stop = threading.Event()
@@ -227,7 +227,7 @@ def run(hone, deadline):
     expect(min(after) > first, f"versions {sorted(after)} are not newer than {first}")
     changed = sum(a != b for a, b in zip(texts, new_texts))
     moved = max(abs(a[0] - b[0]) for a, b in zip(logprobs, new_logprobs))
-    expect(changed > 0 or moved > 1e-4, "a newer version answers exactly as the old one did")
+    expect(changed > 0 or moved > 1e-4, "a newer version answers exactly like the old one")
     return (
         f"version {first} -> {max(after)} after {tally['asked']} pieces of feedback "
         f"({tally['up']} up); {changed} of {len(texts)} answers changed, "
@@ -250,7 +250,7 @@ def daemon(binary, config, timeout):
                 stderr=log,
                 text=True,
             )
-        # Whatever hangs, ends with the time that was given.
+        # Ends a daemon that hangs.
         watchdog = threading.Timer(timeout, child.kill)
         watchdog.start()
         try:
@@ -286,7 +286,7 @@ def main():
     where.add_argument("--base-url", help="a running daemon, without /v1")
     where.add_argument("--binary", help="start this hone binary on a free port")
     parser.add_argument("--config", type=pathlib.Path, default=HERE / "serve.toml")
-    parser.add_argument("--key", default="unused", help="client key, where the daemon has some")
+    parser.add_argument("--key", default="unused", help="client key, if the daemon has keys")
     parser.add_argument("--timeout", type=float, default=110, help="seconds for everything")
     arguments = parser.parse_args()
     began = time.monotonic()

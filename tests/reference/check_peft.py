@@ -1,11 +1,11 @@
 """Loads an adapter directory written by Hone with PEFT and compares log-probabilities.
 
-`cargo test --release -p hone-train an_adapter_for_python -- --ignored`, with the
-directory in `HONE_TEST_PEFT_DIR`, writes it
-and what the trainer computes with it; then:
-    python tests/reference/check_peft.py DIRECTORY
-DIRECTORY/expected.json: {"prompt_ids": [...], "ids": [...], "temperature": T, "logprobs": [...]}.
-Needs torch, transformers >= 5, peft. Exits with 1 when they differ by more than 1e-4.
+    HONE_TEST_PEFT_DIR=DIR cargo test --release -p hone-train an_adapter_for_python -- --ignored
+    python tests/reference/check_peft.py DIR
+
+The test writes the adapter to DIR, an absolute path, and the trainer's results to DIR/expected.json:
+{"prompt_ids": [...], "ids": [...], "temperature": T, "logprobs": [...]}. Needs torch, transformers
+>= 5, peft. Exits with 1 if the log-probabilities differ by more than 1e-4.
 """
 
 import json

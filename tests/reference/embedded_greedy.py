@@ -1,11 +1,10 @@
-"""Writes embedded_greedy.json: what transformers decodes greedily from the embedded model.
+"""Writes embedded_greedy.json: the embedded model's greedy completions by transformers.
 
     python tests/reference/embedded_greedy.py
 
-Needs torch, transformers and tokenizers. Prompt ids come from tokenizer.json read directly, as hone
-reads it, and the script checks that transformers' own tokenizer gives the same ones. Each case also
-says how far the chosen token was ahead of the next best, so that a comparison knows that no choice
-was a tie.
+Needs torch, transformers and tokenizers. Prompt ids come directly from tokenizer.json, as in Hone, and
+the script checks that transformers' tokenizer returns the same ids. Each case has the smallest margin
+between the best and the second-best logit, which shows that no choice was a tie.
 """
 
 import hashlib
@@ -45,7 +44,7 @@ CONVERSATIONS = [
     user("What is 12 + 7?")
     + [{"role": "assistant", "content": "<reasoning>12 + 7 = 19</reasoning><answer>19</answer>"}]
     + user("What is 4 + 4?"),
-    # Nothing it was taught: any bytes must do.
+    # Not part of its training: every byte must be accepted.
     user("Hello!"),
     user("Wie viel ist 3 + 4? Grüße, 漢字 🎉"),
     user("two\nlines\t<answer>5</answer> and don't panic  "),
@@ -54,7 +53,7 @@ CONVERSATIONS = [
 
 
 def greedy(model, prompt, stop):
-    """Greedy ids, stop token included, and the least lead of a chosen logit over the next one."""
+    """Greedy ids, stop token included, and the smallest margin of a chosen logit over the next one."""
     ids, margin = list(prompt), float("inf")
     while len(ids) < len(prompt) + MAX_NEW_TOKENS:
         with torch.no_grad():

@@ -1,16 +1,16 @@
 """Makes tests/fixtures/families/NAME: one tiny random model per decoder family and variant.
 
-Each directory is what transformers 5 writes (`save_pretrained` of model and tokenizer), and beside it
+Each directory is the output of transformers 5 (`save_pretrained` of model and tokenizer), with
 
 * `logits.safetensors`: `ids` [2, 40], `logits` [2, 40, vocab] of eager attention in f32, and the
   rotary embedding's `inv_freq`;
 * `greedy.json`: a prompt's ids, the 16 ids that greedy decoding adds, and the smallest margin between
-  the best and the second-best logit on the way.
+  the best and the second-best logit of these steps.
 
-Weights are random from a fixed seed; biases and norms are random too, so that a forward pass that
-forgets one is found out. Sliding windows (24) are shorter than the 40 tokens of the logits, and no
-shorter than prompt and greedy completion together. Rotary scaling has factors that matter at this
-length.
+Weights are random from a fixed seed. Biases and norms are random too, so that a test finds a forward
+pass without one of them. Sliding windows (24) are shorter than the 40 tokens of the logits, but not
+shorter than prompt and greedy completion together. The factors of rotary scaling have an effect at
+this length.
 
 Needs torch, transformers >= 5, tokenizers, safetensors. Run from the repository root:
     python tests/reference/make_families.py
@@ -174,7 +174,7 @@ def make_model(prefix: str, options: dict, dtype: torch.dtype, seed: int):
             elif "norm" in name:
                 parameter.normal_(centre, 0.2)
             elif "embed" in name and prefix == "Gemma2":
-                # Scaled by sqrt(hidden) and tied, it would drown what the blocks add.
+                # Scaled by sqrt(hidden) and tied, it would dominate the output of the blocks.
                 parameter.mul_(0.3)
             parameter.copy_(parameter.to(dtype).float())
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=[2, 0], pad_token_id=0)

@@ -1,7 +1,7 @@
-"""Loss, gradient and optimiser cases computed by PyTorch: tests/reference/learning_cases.json.
+"""Loss, gradient and optimizer cases computed by PyTorch: tests/reference/learning_cases.json.
 
-The loss is written here on padded [batch, time] tensors with masks and left to autograd, where Hone
-works on flat tokens with slopes in closed form. Float64 throughout. Run from the repository root:
+The loss is written on padded [batch, time] tensors with masks and differentiated by autograd, while
+Hone uses flat tokens and gradients in closed form. Float64 throughout. Run from the repository root:
     python tests/reference/make_learning_cases.py
 """
 

@@ -2,10 +2,11 @@
 
 Settings are Hone's configuration keys (`train.*`). Where TRL has the option, its own
 `GRPOTrainer._compute_loss` runs on prescribed log-probabilities and entropies of a tiny vocabulary,
-with a stand-in for the trainer; `written` states the rest (k1, k2, dual clip, reinforce) and is first
-held equal to TRL wherever both have a case. What TRL computes inside the method that also generates
-(sampler weights, advantages) runs from that method's own lines. Gradients are by the logits, so they cover log-probability
-and entropy alike. Float64 throughout. Needs torch and trl; run from the repository root:
+with a substitute for the trainer. `written` implements the others (k1, k2, dual clip, reinforce); where
+TRL has a case too, the script first checks that both agree. Sampler weights and advantages, which TRL
+computes in the method that also generates, run from that method's source lines. Gradients are with
+respect to the logits, so they cover log-probability and entropy. Float64 throughout. Needs torch and
+trl. Run from the repository root:
     python tests/reference/make_loss_cases.py
 """
 
@@ -71,7 +72,7 @@ class Data:
 
     @staticmethod
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        """What the file says is what was computed with, float32 included."""
+        """Rounds to values that the file and float32 represent exactly."""
         return torch.round(x * 2**14) / 2**14
 
     def stats(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,12 +97,12 @@ def settings(**changes) -> dict:
 
 
 def behaviour(data: Data, s: dict) -> torch.Tensor:
-    """What the ratio is against: recorded, or recomputed where the sampler is corrected for."""
+    """The ratio's denominator: recorded, or recomputed if there is a sampler correction."""
     return data.recorded if s["sampler_correction"]["mode"] == "none" else data.old
 
 
 def run_lines(first: str, last: str, names: dict) -> dict:
-    """Runs TRL's lines from the one that begins with `first` to before the one with `last`."""
+    """Runs TRL's lines from the one that begins with `first` up to, excluding, the one with `last`."""
     text = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.strip().startswith(first))
@@ -112,7 +113,7 @@ def run_lines(first: str, last: str, names: dict) -> dict:
 
 
 def sampler_weights(data: Data, s: dict) -> torch.Tensor | None:
-    """On [batch, time] or [batch, 1]."""
+    """Shape [batch, time] or [batch, 1]."""
     mode = s["sampler_correction"]["mode"]
     if mode == "none":
         return None
@@ -131,7 +132,7 @@ def advantage_case(seed: int, groups: int, size: int, aggregation: str, scale: s
     torch.manual_seed(seed)
     rewards = torch.randint(0, 4, (groups * size, 3)).double() / 4
     rewards[:, 2] = torch.round(torch.randn(groups * size) * 256) / 256
-    rewards[:size] = rewards[0]  # a group without a difference
+    rewards[:size] = rewards[0]  # a group with equal rewards
     weights = torch.tensor([1.0, -0.5, 2.0])
     own = SimpleNamespace(
         multi_objective_aggregation=aggregation,
@@ -232,7 +233,7 @@ def written(data: Data, s: dict, leaf: torch.Tensor) -> torch.Tensor:
     rho = sampler_weights(data, s)
     flat = torch.cat([entropy[i, :n] for i, n in enumerate(data.lengths)]).detach()
     least = torch.quantile(flat, 1 - s["top_entropy_quantile"])
-    # TRL takes the quantile in float32: on a token itself, rounding would decide.
+    # TRL computes the quantile in float32: exactly on a token's entropy, rounding would decide.
     assert s["top_entropy_quantile"] == 1.0 or (flat - least).abs().min() > 1e-6
     open_tokens = (flat >= least).sum()
     tokens, sequences = sum(data.lengths), len(data.lengths)

@@ -18,7 +18,7 @@ PEAK = 0.5
 
 
 def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dict:
-    """Rates before step 0, 1, ... as transformers has them; `settings` are ours."""
+    """transformers' rates before step 0, 1, ...; `settings` are Hone's keys."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     specific = {}
     if theirs == "cosine_with_min_lr":
@@ -33,7 +33,7 @@ def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dic
         scheduler_specific_kwargs=specific,
     )
     rates = []
-    # Beyond the end transformers lets the cosine rise again.
+    # After the end transformers' cosine rises again.
     for _ in range(total + 1):
         rates.append(scheduler.get_last_lr()[0])
         optimizer.step()
@@ -51,7 +51,7 @@ def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dic
 
 
 def average(steps: int, first: int, **averaged) -> list:
-    """The average after each step of a parameter that takes `values`."""
+    """The average of a parameter after each step."""
     model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     average = AveragedModel(model, **averaged)
     result = []
@@ -65,7 +65,7 @@ def average(steps: int, first: int, **averaged) -> list:
 
 
 def rounded(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
-    """Each value by the nearest of the code book, in blocks of 256 over their largest magnitude."""
+    """Rounds to the nearest code, in blocks of 256 relative to their largest magnitude."""
     blocks = values.view(-1, 256)
     largest = blocks.abs().max(1, keepdim=True).values
     middles = (book[1:] + book[:-1]) / 2
@@ -75,9 +75,9 @@ def rounded(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
 def eight_bit() -> dict:
     """Every 128th value after each step of AdamW whose moments are rounded after it.
 
-    Not by bitsandbytes' own AdamW8bit: on the CPU it looks codes up in a coarser table, which does not
-    always give the nearest. No second moment is so small that it would be rounded to 0, which Hone does
-    not let happen.
+    bitsandbytes' AdamW8bit is not used: on the CPU it looks codes up in a coarser table, which does not
+    always contain the nearest code. No second moment is small enough to be rounded to 0, which Hone
+    prevents.
     """
     n, steps, every, lr, beta1, beta2, eps = 4096, 12, 128, 0.01, 0.9, 0.99, 1e-8
     signed, unsigned = create_dynamic_map(True), create_dynamic_map(False)

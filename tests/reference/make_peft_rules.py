@@ -1,6 +1,6 @@
-"""Which modules PEFT gives an adapter, and of which rank and scale: tests/reference/peft_rules.json.
+"""The modules that PEFT adapts, with their ranks and scales: tests/reference/peft_rules.json.
 
-Each case holds LoraConfig's arguments as JSON and what `get_peft_model` makes of them on
+Each case has LoraConfig's arguments as JSON and the result of `get_peft_model` with them on
 tests/fixtures/qwen2-tiny. Run from the repository root, with torch, transformers and peft:
     python tests/reference/make_peft_rules.py
 """
@@ -45,7 +45,7 @@ CASES = [
         "alpha_pattern": {"^q_proj": 3, "down_proj|up_proj": 5},
         **ALL,
     },
-    # The first of two patterns that match counts, not the first in the alphabet.
+    # Of two patterns that match, the first in the object applies, not the first in the alphabet.
     {"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2, "layers.1.self_attn.q_proj": 5}, **ALL},
 ]
 

@@ -1,8 +1,8 @@
-"""Makes tests/fixtures/qwen2-tiny and what transformers computes for it.
+"""Makes tests/fixtures/qwen2-tiny and transformers' results for it.
 
-The directory is written by transformers 5 (`save_pretrained`) and left unchanged, so that the tests
-read what users have. Weights are random, from a fixed seed; biases and norms are random too, so that
-a forward pass that forgets one is found out.
+The directory is the unchanged output of transformers 5 (`save_pretrained`), so that tests read the
+files that users have. Weights are random, from a fixed seed. Biases and norms are random too, so that
+a test finds a forward pass without one of them.
 
 Needs torch, transformers >= 5, tokenizers, safetensors. Run from the repository root:
     python tests/reference/make_qwen2_tiny.py

@@ -1,11 +1,11 @@
-"""Writes datasets/additions-presets.jsonl: additions with the references that the presets look for.
+"""Writes datasets/additions-presets.jsonl: additions with the references of the presets.
 
     python tests/reference/presets_dataset.py
 
-Needs nothing but Python. The questions are 200 of those of arithmetic_dataset.py. Beside `answer`
-every row has `summary` and `keywords`, for the preset `summarization`, and `tests`, for
+Needs only Python. The questions are 200 of those of arithmetic_dataset.py. In addition to `answer`
+every row has `summary` and `keywords` for the preset `summarization`, and `tests` for
 `code_generation`. The embedded model can only add, so its summary of a question is the well-formed
-completion; the tests ask for a program that it cannot write.
+completion; the tests require a program that it cannot write.
 """
 
 import json

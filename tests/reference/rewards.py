@@ -1,9 +1,8 @@
 """Reference values of reward functions: tests/reference/rewards.json.
 
-math: random expressions written in plain and LaTeX notation, their values computed by SymPy; and
-texts that mean the same value, each with the SymPy expression it stands for.
-fuzzy: rapidfuzz's fuzz.ratio / 100. cosine, repetition, overlong: the published formulas, written
-here over fractions and sets as the papers state them.
+math: random expressions in plain and LaTeX notation with their values by SymPy, and texts of equal
+value, each with its SymPy expression. fuzzy: rapidfuzz's fuzz.ratio / 100. cosine, repetition,
+overlong: the published formulas, written over fractions and sets as in the papers.
 Needs sympy and rapidfuzz. Run from the repository root:
     python tests/reference/rewards.py
 """

@@ -1,4 +1,4 @@
-"""What TensorBoard reads from the files that src/runs/tensorboard.rs writes:
+"""TensorBoard's reading of the files that src/runs/tensorboard.rs writes:
 tests/reference/tensorboard_read.json, with the files' bytes in hexadecimal.
 
 Run from the repository root, with the package `tensorboard` installed, after

@@ -1,9 +1,9 @@
-"""Writes text_metrics.json: what the Python libraries say of pairs of texts, and nltk's stems.
+"""Writes text_metrics.json: the Python libraries' scores of pairs of texts, and nltk's stems.
 
     python tests/reference/text_metrics.py
 
-Needs nltk, rouge-score, rapidfuzz, sacrebleu and scikit-learn. nltk's METEOR is given a WordNet
-without words, as no corpus is downloaded, and GLEU, METEOR and cosine sacrebleu's 13a tokens.
+Needs nltk, rouge-score, rapidfuzz, sacrebleu and scikit-learn. nltk's METEOR uses a WordNet without
+words, because no corpus is downloaded. GLEU, METEOR and cosine use sacrebleu's 13a tokens.
 """
 
 import json
@@ -40,7 +40,7 @@ def cosine(candidate: str, reference: str) -> float:
     count = CountVectorizer(tokenizer=tokens, token_pattern=None, lowercase=True)
     try:
         counts = count.fit_transform([candidate, reference])
-    except ValueError:  # not one word in either
+    except ValueError:  # no word in either text
         return 0.0
     return float(cosine_similarity(counts[0], counts[1])[0, 0])
 
@@ -144,7 +144,7 @@ x2 3d 1990s 42nd c++ o'clock can't""".split()
 
 
 def long_pairs() -> list[tuple[str, str]]:
-    """Texts of about 4 kB: alike, shuffled and unlike."""
+    """Texts of about 4 kB: similar, shuffled and of unequal length."""
     dice = random.Random(7)
     common = "the of and to in a is that for it as was with be by on not he his but at are".split()
     rare = [w for w in WORDS if w.isascii() and w.isalpha()]

@@ -2,8 +2,8 @@
 
     python tests/reference/word_problems_dataset.py
 
-Needs nothing but Python. A row has the problem (`prompt`), the number that answers it (`answer`) and
-the operation (`level`: "add" or "subtract"). No two rows have the same text.
+Needs only Python. A row has the problem (`prompt`), the number that answers it (`answer`) and the
+operation (`level`: "add" or "subtract"). No two rows have the same text.
 """
 
 import json
