@@ -198,7 +198,7 @@ async fn ranks_and_scales_by_module() {
     agrees("tests/fixtures/qwen2-tiny", "patterns", lora, false).await;
 }
 
-/// Directories of `tests/reference/make_families.py` that the engine serves. (It does not compute the
+/// Directories of `tests/reference/models/make_families.py` that the engine serves. (It does not compute the
 /// biases of `llama-biases`.)
 const FAMILIES: [&str; 9] =
     ["qwen2", "qwen3", "llama2", "llama3", "mistral", "smollm3", "gemma2", "phi3", "phi3-longrope"];

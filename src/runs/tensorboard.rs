@@ -179,10 +179,10 @@ mod tests {
         [first.path, second.path]
     }
 
-    /// TensorBoard's own reader understood exactly these bytes (`tests/reference/tensorboard_read.py`).
+    /// TensorBoard's own reader understood exactly these bytes (`tests/reference/runs/tensorboard_read.py`).
     #[test]
     fn tensorboard_reads_the_bytes() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/tensorboard_read.json");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/runs/tensorboard_read.json");
         let text = std::fs::read_to_string(path).unwrap();
         let reference: Value = serde_json::from_str(&text).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "writes the files that tests/reference/tensorboard_read.py reads"]
+    #[ignore = "writes the files that tests/reference/runs/tensorboard_read.py reads"]
     fn write_the_files_for_the_reference() {
         write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tensorboard"));
     }

@@ -3,7 +3,7 @@ use serde::Deserialize;
 
 use super::*;
 
-/// Computed by `tests/reference/run_stats.py`.
+/// Computed by `tests/reference/runs/run_stats.py`.
 #[derive(Deserialize)]
 struct Reference {
     pass_at_k: Vec<(u64, u64, u64, f64)>,
@@ -29,7 +29,7 @@ struct Bootstrap {
 }
 
 fn reference() -> Reference {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/run_stats.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/runs/run_stats.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

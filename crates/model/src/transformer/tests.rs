@@ -15,7 +15,7 @@ use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
 use crate::{Model, ModelSpec};
 
 fn reference() -> HashMap<String, Tensor> {
-    let path = test_file("reference/qwen2_tiny_logits.safetensors");
+    let path = test_file("reference/models/qwen2_tiny_logits.safetensors");
     candle_core::safetensors::load(path, &Device::Cpu).unwrap()
 }
 

@@ -24,7 +24,7 @@ struct Cases {
 
 fn cases() -> Cases {
     let text =
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/rewards.json"));
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/rewards/rewards.json"));
     serde_json::from_str(text).unwrap()
 }
 

@@ -1,7 +1,7 @@
 //! Similarity of two texts: the metrics of OpenAI's `text_similarity` graders.
 //!
 //! Each metric is a pure function of a candidate and a reference. It returns a number in 0..1, never
-//! NaN, and equals the metric of a Python library (`tests/reference/text_metrics.py` writes the
+//! NaN, and equals the metric of a Python library (`tests/reference/rewards/text_metrics.py` writes the
 //! cases). BLEU, GLEU, METEOR and cosine split text by sacrebleu's 13a rules, ROUGE by
 //! rouge-score's; fuzzy matching compares characters. The time is linear in the texts' lengths,
 //! except for [`rouge_l`] and [`fuzzy_match`], which read a bounded beginning of each text.

@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn averages_equal_those_of_pytorch() {
-        let text = std::fs::read(test_file("reference/optimiser_cases.json")).unwrap();
+        let text = std::fs::read(test_file("reference/learning/optimizer_cases.json")).unwrap();
         let reference: Value = serde_json::from_slice(&text).unwrap();
         let expected = |key: &str| -> Vec<[f64; 2]> {
             serde_json::from_value(reference[key]["values"].clone()).unwrap()

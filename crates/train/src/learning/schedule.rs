@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn rates_equal_those_of_transformers() {
-        let path = hone_model::testing::test_file("reference/optimiser_cases.json");
+        let path = hone_model::testing::test_file("reference/learning/optimizer_cases.json");
         let text = std::fs::read(path).unwrap();
         let cases: serde_json::Value = serde_json::from_slice(&text).unwrap();
         for case in cases["schedules"].as_array().unwrap() {

@@ -2,7 +2,7 @@
 //!
 //! A module's name is its name in the model, `model.layers.3.self_attn.q_proj`. Reference:
 //! `check_target_module_exists` and `get_pattern_key` of PEFT (`peft.tuners.tuners_utils`,
-//! `peft.utils.other`); `tests/reference/peft_rules.json` holds results of PEFT, which a test of
+//! `peft.utils.other`); `tests/reference/peft/peft_rules.json` holds results of PEFT, which a test of
 //! [`super::peft`] compares.
 
 use regex::Regex;

@@ -58,7 +58,7 @@ fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
 
 #[test]
 fn modules_ranks_and_scales_are_those_of_peft() {
-    let text = fs::read_to_string(test_file("reference/peft_rules.json")).unwrap();
+    let text = fs::read_to_string(test_file("reference/peft/peft_rules.json")).unwrap();
     // The settings as text, because the order of patterns matters.
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with('{')).collect();
     assert_eq!(lines.len(), 13);

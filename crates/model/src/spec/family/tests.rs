@@ -1,4 +1,4 @@
-//! Every family against transformers (`tests/reference/make_families.py`), and its gradients against
+//! Every family against transformers (`tests/reference/models/make_families.py`), and its gradients against
 //! finite differences.
 
 use std::collections::{BTreeMap, HashMap};

@@ -20,7 +20,7 @@ fn tensor(case: &Value, name: &str, list: &Value) -> Tensor {
 
 #[test]
 fn updates_equal_those_of_pytorch() {
-    let text = std::fs::read(test_file("reference/learning_cases.json")).unwrap();
+    let text = std::fs::read(test_file("reference/learning/learning_cases.json")).unwrap();
     let case = &serde_json::from_slice::<Value>(&text).unwrap()["adamw"];
     let settings = &case["settings"];
     let mut optimizer = AdamW::new(AdamWConfig {
@@ -74,7 +74,7 @@ fn a_gradient_of_the_wrong_shape_changes_nothing() {
 }
 
 fn reference() -> Value {
-    let text = std::fs::read(test_file("reference/optimiser_cases.json")).unwrap();
+    let text = std::fs::read(test_file("reference/learning/optimizer_cases.json")).unwrap();
     serde_json::from_slice(&text).unwrap()
 }
 

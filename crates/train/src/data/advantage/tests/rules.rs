@@ -1,4 +1,4 @@
-//! The configured rules against TRL's code (`tests/reference/make_loss_cases.py`) and worked examples.
+//! The configured rules against TRL's code (`tests/reference/learning/make_loss_cases.py`) and worked examples.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ struct Case {
 
 #[test]
 fn advantages_and_metrics_equal_those_of_trl() {
-    let path = hone_model::testing::test_file("reference/loss_cases.json");
+    let path = hone_model::testing::test_file("reference/learning/loss_cases.json");
     let mut file: serde_json::Value =
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let cases: Vec<Case> = serde_json::from_value(file["advantages"].take()).unwrap();

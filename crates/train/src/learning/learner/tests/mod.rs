@@ -276,7 +276,7 @@ fn scores_equal_the_logprobs_of_a_batched_pass() {
     assert!(policy.score(&[1], &[999], 1.0).is_err());
 }
 
-/// Writes the files that `tests/reference/check_peft.py` reads.
+/// Writes the files that `tests/reference/peft/check_peft.py` reads.
 #[test]
 #[ignore = "writes files for a Python script"]
 fn an_adapter_for_python() {

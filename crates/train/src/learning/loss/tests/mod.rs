@@ -13,7 +13,7 @@ use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequenc
 use crate::config::{KlConfig, KlEstimator, LossKind, TrainConfig};
 
 fn cases() -> Value {
-    let text = std::fs::read(test_file("reference/learning_cases.json")).unwrap();
+    let text = std::fs::read(test_file("reference/learning/learning_cases.json")).unwrap();
     serde_json::from_slice(&text).unwrap()
 }
 

@@ -1,5 +1,5 @@
 //! Every loss against TRL's implementation, or autograd of the formula where TRL has none.
-//! `tests/reference/make_loss_cases.py` writes the cases.
+//! `tests/reference/learning/make_loss_cases.py` writes the cases.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ fn own_name(name: &str) -> String {
 
 #[test]
 fn losses_gradients_and_metrics_equal_those_of_trl() {
-    let text = std::fs::read(test_file("reference/loss_cases.json")).unwrap();
+    let text = std::fs::read(test_file("reference/learning/loss_cases.json")).unwrap();
     let file: File = serde_json::from_slice(&text).unwrap();
     let mut compared = BTreeMap::<String, usize>::new();
     for case in &file.cases {

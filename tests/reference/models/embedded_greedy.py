@@ -1,6 +1,6 @@
 """Writes embedded_greedy.json: the embedded model's greedy completions by transformers.
 
-    python tests/reference/embedded_greedy.py
+    python tests/reference/models/embedded_greedy.py
 
 Needs torch, transformers and tokenizers. Prompt ids come directly from tokenizer.json, as in Hone, and
 the script checks that transformers' tokenizer returns the same ids. Each case has the smallest margin
@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODEL = Path(__file__).resolve().parents[2] / "models" / "embedded"
+MODEL = Path(__file__).resolve().parents[3] / "models" / "embedded"
 OUT = Path(__file__).with_name("embedded_greedy.json")
 MAX_NEW_TOKENS = 40
 LEAST_MARGIN = 1e-3

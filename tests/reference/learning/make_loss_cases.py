@@ -1,4 +1,4 @@
-"""Every loss as TRL computes it, or written out for autograd: tests/reference/loss_cases.json.
+"""Every loss as TRL computes it, or written out for autograd: tests/reference/learning/loss_cases.json.
 
 Settings are Hone's configuration keys (`train.*`). Where TRL has the option, its own
 `GRPOTrainer._compute_loss` runs on prescribed log-probabilities and entropies of a tiny vocabulary,
@@ -7,7 +7,7 @@ TRL has a case too, the script first checks that both agree. Sampler weights and
 computes in the method that also generates, run from that method's source lines. Gradients are with
 respect to the logits, so they cover log-probability and entropy. Float64 throughout. Needs torch and
 trl. Run from the repository root:
-    python tests/reference/make_loss_cases.py
+    python tests/reference/learning/make_loss_cases.py
 """
 
 import inspect

@@ -13,7 +13,7 @@ shorter than prompt and greedy completion together. The factors of rotary scalin
 this length.
 
 Needs torch, transformers >= 5, tokenizers, safetensors. Run from the repository root:
-    python tests/reference/make_families.py
+    python tests/reference/models/make_families.py
 """
 
 import json
@@ -27,7 +27,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-OUT = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "families"
+OUT = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "families"
 WINDOW = 24
 VOCAB = 112
 

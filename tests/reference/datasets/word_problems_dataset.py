@@ -1,6 +1,6 @@
 """Writes datasets/word-problems.jsonl: additions and subtractions in words.
 
-    python tests/reference/word_problems_dataset.py
+    python tests/reference/datasets/word_problems_dataset.py
 
 Needs only Python. A row has the problem (`prompt`), the number that answers it (`answer`) and the
 operation (`level`: "add" or "subtract"). No two rows have the same text.
@@ -10,7 +10,7 @@ import json
 import random
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SEED = 1
 ROWS = 400
 NAMES = ["Ana", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Iris", "Jonas"]

@@ -1,8 +1,8 @@
-"""The modules that PEFT adapts, with their ranks and scales: tests/reference/peft_rules.json.
+"""The modules that PEFT adapts, with their ranks and scales: tests/reference/peft/peft_rules.json.
 
 Each case has LoraConfig's arguments as JSON and the result of `get_peft_model` with them on
 tests/fixtures/qwen2-tiny. Run from the repository root, with torch, transformers and peft:
-    python tests/reference/make_peft_rules.py
+    python tests/reference/peft/make_peft_rules.py
 """
 
 import json
@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = pathlib.Path(__file__).resolve().parent
-BASE = HERE.parent / "fixtures" / "qwen2-tiny"
+BASE = HERE.parents[1] / "fixtures" / "qwen2-tiny"
 ALL = {"target_modules": "all-linear"}
 CASES = [
     {"r": 4, "lora_alpha": 8, **ALL},

@@ -1,10 +1,10 @@
 """TensorBoard's reading of the files that src/runs/tensorboard.rs writes:
-tests/reference/tensorboard_read.json, with the files' bytes in hexadecimal.
+tests/reference/runs/tensorboard_read.json, with the files' bytes in hexadecimal.
 
 Run from the repository root, with the package `tensorboard` installed, after
     cargo test --lib tensorboard -- --ignored
 as
-    python tests/reference/tensorboard_read.py [FOLDER, target/tensorboard unless named]
+    python tests/reference/runs/tensorboard_read.py [FOLDER, target/tensorboard unless named]
 """
 
 import json

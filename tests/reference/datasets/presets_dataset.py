@@ -1,6 +1,6 @@
 """Writes datasets/additions-presets.jsonl: additions with the references of the presets.
 
-    python tests/reference/presets_dataset.py
+    python tests/reference/datasets/presets_dataset.py
 
 Needs only Python. The questions are 200 of those of arithmetic_dataset.py. In addition to `answer`
 every row has `summary` and `keywords` for the preset `summarization`, and `tests` for

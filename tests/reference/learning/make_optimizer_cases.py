@@ -1,8 +1,8 @@
-"""Schedules, averages and eight-bit moments: tests/reference/optimiser_cases.json.
+"""Schedules, averages and eight-bit moments: tests/reference/learning/optimizer_cases.json.
 
 Schedules by transformers, averages by torch.optim.swa_utils, code books by bitsandbytes, AdamW on
 moments rounded to them in PyTorch. Run from the repository root, with torch, transformers and bitsandbytes:
-    python tests/reference/make_optimiser_cases.py
+    python tests/reference/learning/make_optimizer_cases.py
 """
 
 import json
@@ -13,7 +13,7 @@ from bitsandbytes.functional import create_dynamic_map
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import get_scheduler
 
-OUT = pathlib.Path(__file__).resolve().parent / "optimiser_cases.json"
+OUT = pathlib.Path(__file__).resolve().parent / "optimizer_cases.json"
 PEAK = 0.5
 
 

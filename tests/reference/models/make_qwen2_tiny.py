@@ -5,7 +5,7 @@ files that users have. Weights are random, from a fixed seed. Biases and norms a
 a test finds a forward pass without one of them.
 
 Needs torch, transformers >= 5, tokenizers, safetensors. Run from the repository root:
-    python tests/reference/make_qwen2_tiny.py
+    python tests/reference/models/make_qwen2_tiny.py
 """
 
 import json
@@ -17,9 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "fixtures" / "qwen2-tiny"
-REFERENCE = ROOT / "reference"
+HERE = pathlib.Path(__file__).resolve().parent
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -102,7 +102,7 @@ def main() -> None:
         logits = model(input_ids=ids).logits
     save_file(
         {"ids": ids.to(torch.int64), "logits": logits.contiguous()},
-        REFERENCE / "qwen2_tiny_logits.safetensors",
+        HERE / "qwen2_tiny_logits.safetensors",
     )
 
     chat = tokenizer.apply_chat_template(
@@ -113,7 +113,7 @@ def main() -> None:
     greedy = model.generate(
         torch.tensor([chat]), attention_mask=torch.ones(1, len(chat)), max_new_tokens=16
     )[0, len(chat) :].tolist()
-    (REFERENCE / "qwen2_tiny_greedy.json").write_text(
+    (HERE / "qwen2_tiny_greedy.json").write_text(
         json.dumps({"user": "What is 3 plus 4?", "prompt_ids": chat, "greedy_ids": greedy}) + "\n"
     )
 

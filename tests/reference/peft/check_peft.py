@@ -1,7 +1,7 @@
 """Loads an adapter directory written by Hone with PEFT and compares log-probabilities.
 
     HONE_TEST_PEFT_DIR=DIR cargo test --release -p hone-train an_adapter_for_python -- --ignored
-    python tests/reference/check_peft.py DIR
+    python tests/reference/peft/check_peft.py DIR
 
 The test writes the adapter to DIR, an absolute path, and the trainer's results to DIR/expected.json:
 {"prompt_ids": [...], "ids": [...], "temperature": T, "logprobs": [...]}. Needs torch, transformers
@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-BASE = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "qwen2-tiny"
+BASE = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "qwen2-tiny"
 
 
 def main() -> int:

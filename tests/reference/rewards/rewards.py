@@ -1,10 +1,10 @@
-"""Reference values of reward functions: tests/reference/rewards.json.
+"""Reference values of reward functions: tests/reference/rewards/rewards.json.
 
 math: random expressions in plain and LaTeX notation with their values by SymPy, and texts of equal
 value, each with its SymPy expression. fuzzy: rapidfuzz's fuzz.ratio / 100. cosine, repetition,
 overlong: the published formulas, written over fractions and sets as in the papers.
 Needs sympy and rapidfuzz. Run from the repository root:
-    python tests/reference/rewards.py
+    python tests/reference/rewards/rewards.py
 """
 
 import json

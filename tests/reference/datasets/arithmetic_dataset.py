@@ -1,6 +1,6 @@
 """Writes datasets/additions.jsonl: additions that the embedded model was pretrained on.
 
-    python tests/reference/arithmetic_dataset.py
+    python tests/reference/datasets/arithmetic_dataset.py
 
 Needs only Python. The questions are those of src/demo/task.rs (operands below 50, six wordings)
 without the pairs that the demo holds out, so that the demo's evaluation stays valid. Each pair occurs
@@ -13,7 +13,7 @@ import json
 import random
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SEED = 1
 ROWS = 600
 ROWS_CSV = 12

@@ -1,8 +1,8 @@
-"""Loss, gradient and optimizer cases computed by PyTorch: tests/reference/learning_cases.json.
+"""Loss, gradient and optimizer cases computed by PyTorch: tests/reference/learning/learning_cases.json.
 
 The loss is written on padded [batch, time] tensors with masks and differentiated by autograd, while
 Hone uses flat tokens and gradients in closed form. Float64 throughout. Run from the repository root:
-    python tests/reference/make_learning_cases.py
+    python tests/reference/learning/make_learning_cases.py
 """
 
 import json

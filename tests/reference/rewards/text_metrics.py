@@ -1,6 +1,6 @@
 """Writes text_metrics.json: the Python libraries' scores of pairs of texts, and nltk's stems.
 
-    python tests/reference/text_metrics.py
+    python tests/reference/rewards/text_metrics.py
 
 Needs nltk, rouge-score, rapidfuzz, sacrebleu and scikit-learn. nltk's METEOR uses a WordNet without
 words, because no corpus is downloaded. GLEU, METEOR and cosine use sacrebleu's 13a tokens.

@@ -1,8 +1,8 @@
-"""Cases for src/runs/stats: tests/reference/run_stats.json.
+"""Cases for src/runs/stats: tests/reference/runs/run_stats.json.
 
 pass@k by exact fractions of binomials; Wilson's interval as the two roots of the score test's
 equation; quantiles and bootstraps by numpy. Run from the repository root, with numpy installed:
-    python tests/reference/run_stats.py
+    python tests/reference/runs/run_stats.py
 """
 
 import json
