@@ -1,34 +1,30 @@
-//! What the sampler needs of memory, besides the weights that it shares with the trainer.
+//! Sizes of the KV cache and of the scratch buffers, fixed when the engine starts.
 
-use hone_model::ModelSpec;
+use crate::config::SamplerConfig;
+use crate::error::{Result, SamplerError};
+use crate::kv_cache::{PAGE, pages};
 
-use super::{SamplerConfig, SamplerError, Scratch};
-use crate::kv_cache::{CacheShape, PAGE, PagePool, pages};
+/// Prompt tokens of one prefill pass.
+pub(crate) const PREFILL: usize = 128;
 
-/// Tokens of a prompt that are computed at once.
-pub(super) const PREFILL: usize = 128;
-
-/// Bytes, planned at start and kept to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SamplerMemory {
-    /// Pages of the cache, all together; they come into being as they are first used.
+/// Sizes that the scheduler allocates and that admission is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryPlan {
+    /// Pages of the KV cache. Memory is allocated when a page is first used.
     pub pages: usize,
-    /// Bytes of a page, which holds 16 tokens.
-    pub page_bytes: usize,
-    /// Rows of the first buffer, and of those that threads have for themselves.
-    pub rows: [usize; 2],
-    /// Bytes of activations and logits.
-    pub scratch_bytes: usize,
+    /// Rows of the main scratch buffers: a whole batch or a prefill pass.
+    pub batch_rows: usize,
+    /// Rows of each other thread's buffers. A step is split only between threads that each take at
+    /// most half of the batch.
+    pub split_rows: usize,
 }
 
-impl SamplerMemory {
-    /// What a configuration means for a model.
+impl MemoryPlan {
+    /// Computes the sizes for a configuration.
     ///
     /// # Errors
-    /// If the cache could not hold a single token behind a single prompt.
-    pub fn new(spec: &ModelSpec, config: &SamplerConfig) -> Result<Self, SamplerError> {
-        let shape =
-            CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
+    /// If the cache cannot hold one prompt token and one completion token.
+    pub fn new(config: &SamplerConfig) -> Result<Self> {
         let pages = config.max_batch_tokens / PAGE;
         if pages < 2 {
             return Err(SamplerError::Setting(format!(
@@ -37,40 +33,30 @@ impl SamplerMemory {
                 2 * PAGE
             )));
         }
-        let (slots, threads) = (config.slots.max(1), config.threads.max(1));
-        let rows = [slots.max(PREFILL), slots.div_ceil(2).next_multiple_of(PAGE)];
-        let scratch_bytes = Scratch::bytes(spec, rows[0], slots)
-            + (threads - 1) * Scratch::bytes(spec, rows[1], rows[1]);
-        Ok(Self { pages, page_bytes: shape.page_bytes(), rows, scratch_bytes })
+        let slots = config.slots.max(1);
+        let split_rows = slots.div_ceil(2).next_multiple_of(PAGE);
+        Ok(Self { pages, batch_rows: slots.max(PREFILL), split_rows })
     }
 
-    /// Bytes of the whole cache.
-    pub fn cache_bytes(&self) -> usize {
-        self.pages * self.page_bytes
-    }
-
-    /// Pages that a request needs at most.
-    pub(super) fn wanted(prompt: usize, limit: usize) -> usize {
+    /// The maximum number of pages that a request occupies. The last prompt token is stored in the
+    /// sequence's own pages.
+    pub fn worst_case_pages(prompt: usize, limit: usize) -> usize {
         pages(prompt.saturating_sub(1)) + pages(limit)
     }
 
-    /// Refuses what can never fit.
+    /// Refuses a request that does not fit in an empty cache.
     ///
     /// # Errors
-    /// [`SamplerError::Cache`] with the numbers.
-    pub(super) fn check(&self, prompt: usize, limit: usize) -> Result<(), SamplerError> {
-        let wanted = Self::wanted(prompt, limit);
-        if wanted <= self.pages {
+    /// [`SamplerError::CacheTooSmall`].
+    pub fn check(&self, prompt: usize, limit: usize) -> Result<()> {
+        let pages = Self::worst_case_pages(prompt, limit);
+        if pages <= self.pages {
             return Ok(());
         }
-        Err(SamplerError::Cache {
-            tokens: self.pages * PAGE,
-            wanted: prompt + limit,
-            wanted_tokens: wanted * PAGE,
+        Err(SamplerError::CacheTooSmall {
+            configured: self.pages * PAGE,
+            tokens: prompt + limit,
+            needed: pages * PAGE,
         })
-    }
-
-    pub(super) fn pool(&self, shape: CacheShape) -> PagePool {
-        PagePool::new(shape, self.pages)
     }
 }
