@@ -23,7 +23,7 @@
 //!
 //! [`stage`](hone_engine::Publisher::stage) waits until the idle color has no lease, loads pipelines
 //! with the adapter merged into the weights, and swaps them with those in the idle replicas.
-//! mistral.rs has no function for this, but an engine shares its pipeline behind a lock, and all
+//! mistral.rs has no function for this, but an engine shares its pipeline in a lock, and all
 //! pipelines have the same concrete type. A new engine for each version would leak a thread.
 //! [`activate`](hone_engine::Publisher::activate) makes the idle color the active one. The other
 //! color keeps the previous version, so that a rollback only activates it again.

@@ -34,6 +34,7 @@
 //! - A decoding step allocates nothing once the buffers have grown to their final size.
 
 mod attention;
+mod capacity;
 mod config;
 mod decoder;
 mod engine;
@@ -41,7 +42,6 @@ mod error;
 mod keep_pool_hot;
 mod kv_cache;
 mod matmul;
-mod memory_plan;
 mod simd_ops;
 #[cfg(test)]
 mod testing;

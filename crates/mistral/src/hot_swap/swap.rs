@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn values_behind_a_trait_object_are_swapped() {
+    fn values_of_trait_objects_are_swapped() {
         let (a, first) = handle(SmallPipeline("one".to_owned(), 3));
         let (b, second) = handle(SmallPipeline("second".to_owned(), 6));
         first.swap(second.as_ref()).unwrap();

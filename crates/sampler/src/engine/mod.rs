@@ -26,10 +26,10 @@ use hone_model::adapter::peft;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::{Model, ModelSpec};
 
+use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
 use crate::decoder::Decoder;
 use crate::error::SamplerError;
-use crate::memory_plan::MemoryPlan;
 use crate::weights::AdapterWeights;
 
 pub use publisher::BatchedPublisher;
@@ -59,7 +59,7 @@ impl BatchedEngine {
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, SamplerError> {
         let spec = model.spec().clone();
-        let plan = MemoryPlan::new(&config)?;
+        let capacity = SamplerCapacity::new(&config)?;
         if !(config.busy_share > 0.0 && config.busy_share <= 1.0) {
             let share = config.busy_share;
             return Err(SamplerError::Setting(format!(
@@ -81,7 +81,7 @@ impl BatchedEngine {
             codec,
             metrics,
             config,
-            plan,
+            capacity,
             live_traffic,
         });
         let scheduled = Arc::clone(&shared);
@@ -141,7 +141,7 @@ impl BatchedEngine {
         let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
         let prompt = request.prompt_ids.len();
         let invalid = |e: &dyn Display| EngineError::Invalid(e.to_string());
-        self.shared.plan.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
+        self.shared.capacity.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
         self.spec.check_length(prompt + limit as usize).map_err(|e| invalid(&e))?;
         let queue = Arc::clone(&self.queue);
         let permit = match request.priority {

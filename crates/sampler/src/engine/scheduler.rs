@@ -17,12 +17,12 @@ use hone_engine::run::{CancelFlag, GenerationRun, SequenceSlot};
 use hone_engine::sampling::TokenSampler;
 
 use super::shared::{EngineShared, PolicyWeights, QueuedRequest};
+use crate::capacity::{PREFILL, SamplerCapacity};
 use crate::config::SamplerConfig;
 use crate::decoder::{Decoder, Scratch};
 use crate::error::{Result, SamplerError};
 use crate::kv_cache::{BatchMember, PagePool, PromptPages, SequencePages};
 use crate::matmul::COLUMN_BLOCK;
-use crate::memory_plan::{MemoryPlan, PREFILL};
 
 /// How often a pause checks whether clients are still served.
 const PAUSE_POLL: Duration = Duration::from_micros(500);
@@ -101,14 +101,14 @@ pub(super) struct BatchScheduler {
 
 impl BatchScheduler {
     pub fn new(shared: Arc<EngineShared>, decoder: Decoder) -> Self {
-        let (plan, config) = (shared.plan, &shared.config);
+        let (capacity, config) = (shared.capacity, &shared.config);
         let spec = decoder.spec();
         let others = if decoder.is_small() { config.threads.max(1) - 1 } else { 0 };
-        let first = Scratch::new(spec, plan.batch_rows, config.slots);
-        let other = || Scratch::new(spec, plan.split_rows, plan.split_rows);
+        let first = Scratch::new(spec, capacity.batch_rows, config.slots);
+        let other = || Scratch::new(spec, capacity.split_rows, capacity.split_rows);
         let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();
         Self {
-            pool: PagePool::new(decoder.shape(), plan.pages),
+            pool: PagePool::new(decoder.shape(), capacity.pages),
             running: Vec::with_capacity(config.slots),
             shared,
             decoder,
@@ -212,7 +212,7 @@ impl BatchScheduler {
         });
         // A clone of the prompt protects it from eviction.
         let needed =
-            MemoryPlan::worst_case_pages(if cached.is_some() { 1 } else { ids.len() }, limit);
+            SamplerCapacity::worst_case_pages(if cached.is_some() { 1 } else { ids.len() }, limit);
         self.evict_prompts(needed);
         if needed > self.pool.available() {
             return Ok(Some(queued));

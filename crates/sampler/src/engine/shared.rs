@@ -11,8 +11,8 @@ use hone_engine::run::CancelFlag;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{Codec, GenerateRequest, Generation, Priority};
 
+use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
-use crate::memory_plan::MemoryPlan;
 use crate::weights::AdapterWeights;
 
 /// A request in the queue.
@@ -55,7 +55,7 @@ pub(crate) struct EngineShared {
     pub codec: Arc<Codec>,
     pub metrics: Arc<Metrics>,
     pub config: SamplerConfig,
-    pub plan: MemoryPlan,
+    pub capacity: SamplerCapacity,
     pub live_traffic: LiveTraffic,
 }
 

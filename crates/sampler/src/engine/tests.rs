@@ -269,7 +269,7 @@ async fn requests_that_can_never_run_are_refused() {
     bad.params.top_p = 0.0;
     assert!(matches!(refused(bad).await, EngineError::Invalid(_)));
     assert!(engine.generate(request(&[1; 16], 0, 48)).await.is_ok());
-    let error = MemoryPlan::new(&SamplerConfig { max_batch_tokens: 31, ..small() });
+    let error = SamplerCapacity::new(&SamplerConfig { max_batch_tokens: 31, ..small() });
     insta::assert_snapshot!(error.unwrap_err(), @"rollout.max_batch_tokens is 31; at least 32 was expected");
 }
 

@@ -9,7 +9,7 @@ pub(crate) const PREFILL: usize = 128;
 
 /// Sizes that the scheduler allocates and that admission is checked against.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MemoryPlan {
+pub(crate) struct SamplerCapacity {
     /// Pages of the KV cache. Memory is allocated when a page is first used.
     pub pages: usize,
     /// Rows of the main scratch buffers: a whole batch or a prefill pass.
@@ -19,7 +19,7 @@ pub(crate) struct MemoryPlan {
     pub split_rows: usize,
 }
 
-impl MemoryPlan {
+impl SamplerCapacity {
     /// Computes the sizes for a configuration.
     ///
     /// # Errors
