@@ -62,7 +62,7 @@ fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads
     let mut pool = PagePool::new(decoder.shape(), 200);
     let mut scratch = Scratch::new(spec, 32, 32);
     let mut prompt = PromptPages::new(&mut pool, (3..30).collect()).unwrap();
-    while prompt.missing() > 0 {
+    while prompt.remaining() > 0 {
         decoder.prefill(&mut prompt, 32, Some(factors), &mut scratch, threads).unwrap();
     }
     let prompt = Arc::new(prompt);
@@ -70,11 +70,11 @@ fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads
     for _ in 0..3 {
         let new = |pool: &mut PagePool| SequencePages::new(pool, &prompt, 40).unwrap();
         let mut rows: Vec<Row> =
-            (0..24).map(|_| Row { sequence: new(&mut pool), token: prompt.last() }).collect();
+            (0..24).map(|_| Row { sequence: new(&mut pool), token: prompt.last_token() }).collect();
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for step in 0..40 {
             for row in &mut rows {
-                assert!(row.sequence.make_room(&mut pool));
+                assert!(row.sequence.ensure_page(&mut pool));
                 row.token = 3 + step;
             }
             decoder.step(&mut rows, Some(factors), &mut scratch, threads).unwrap();
@@ -96,7 +96,7 @@ fn a_token_costs_no_allocation() {
     let lora = LoraWeights::fresh(&spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
     let factors = AdapterWeights::new(&spec, &lora).unwrap();
     let mut decoder = Decoder::new(&model).unwrap();
-    decoder.reach(80).unwrap();
+    decoder.reserve_positions(80).unwrap();
     assert_eq!(rounds(&decoder, &spec, &factors, 1), 0);
     // With more threads nothing of a token either; the pool's own queue may grow now and then.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();

@@ -56,7 +56,11 @@ fn a_run_of_an_earlier_commit_continues_with_the_same_metrics() {
     fs::write(&state, text).unwrap();
 
     let health: Value = serde_json::from_str(&hone(&data, &["db", "check"])).unwrap();
-    assert_eq!((&health["intact"], &health["problem_count"]), (&true.into(), &0.into()), "{health}");
+    assert_eq!(
+        (&health["intact"], &health["problem_count"]),
+        (&true.into(), &0.into()),
+        "{health}"
+    );
     let versions: Value =
         serde_json::from_str(&hone(&data, &["adapters", "list", "--json"])).unwrap();
     let numbers: Vec<u64> =

@@ -309,10 +309,10 @@ impl Step {
         options: &SampleOptions,
     ) -> anyhow::Result<Self> {
         let mut decoder = Decoder::new(model)?;
-        decoder.reach(options.prompt + options.tokens)?;
+        decoder.reserve_positions(options.prompt + options.tokens)?;
         let factors = lora.map(|lora| AdapterWeights::new(model.spec(), lora)).transpose()?;
         let scratch = Scratch::new(model.spec(), options.batch.max(64), options.batch);
-        let weight_bytes = decoder.weights().bytes();
+        let weight_bytes = decoder.weight_bytes();
         Ok(Self { decoder, factors, scratch, weight_bytes })
     }
 
@@ -328,7 +328,7 @@ impl Step {
             if i % options.group.max(1) == 0 {
                 let ids = prompt(i / options.group.max(1), options.prompt);
                 let mut prompt = PromptPages::new(&mut pool, ids).with_context(no_room)?;
-                while prompt.missing() > 0 {
+                while prompt.remaining() > 0 {
                     self.decoder.prefill(&mut prompt, 64, factors, &mut self.scratch, threads)?;
                 }
                 shared = Some(Arc::new(prompt));
@@ -336,12 +336,12 @@ impl Step {
             let prompt = shared.as_ref().with_context(no_room)?;
             let sequence =
                 SequencePages::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
-            rows.push(Told { sequence, token: prompt.last() });
+            rows.push(Told { sequence, token: prompt.last_token() });
         }
         let mut times = Vec::new();
         for step in 0..options.tokens {
             for row in &mut rows {
-                anyhow::ensure!(row.sequence.make_room(&mut pool), "the cache is too small");
+                anyhow::ensure!(row.sequence.ensure_page(&mut pool), "the cache is too small");
                 row.token = 3 + (step % 100) as TokenId;
             }
             let began = Instant::now();

@@ -182,7 +182,8 @@ mod tests {
     /// TensorBoard's own reader understood exactly these bytes (`tests/reference/runs/tensorboard_read.py`).
     #[test]
     fn tensorboard_reads_the_bytes() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/runs/tensorboard_read.json");
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/runs/tensorboard_read.json");
         let text = std::fs::read_to_string(path).unwrap();
         let reference: Value = serde_json::from_str(&text).unwrap();
         let dir = tempfile::tempdir().unwrap();

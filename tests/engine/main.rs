@@ -40,7 +40,8 @@ struct Reference {
 #[tokio::test(flavor = "multi_thread")]
 async fn greedy_ids_equal_those_of_transformers() {
     let fixture = start(1, 8).await;
-    let text = std::fs::read_to_string(here("tests/reference/models/embedded_greedy.json")).unwrap();
+    let text =
+        std::fs::read_to_string(here("tests/reference/models/embedded_greedy.json")).unwrap();
     let references: References = serde_json::from_str(&text).unwrap();
     assert!(references.cases.len() > 3);
     for reference in references.cases {
@@ -59,7 +60,8 @@ async fn greedy_ids_equal_those_of_transformers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_transformers_5_is_served_as_it_is() {
     let fixture = start_model("tests/fixtures/qwen2-tiny", 1, 8).await;
-    let text = std::fs::read_to_string(here("tests/reference/models/qwen2_tiny_greedy.json")).unwrap();
+    let text =
+        std::fs::read_to_string(here("tests/reference/models/qwen2_tiny_greedy.json")).unwrap();
     let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
     let list = |key: &str| -> Vec<TokenId> {
         serde_json::from_value(reference.get(key).unwrap().clone()).unwrap()

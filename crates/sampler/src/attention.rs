@@ -1,49 +1,51 @@
-//! Attention of one token to the cache of its sequence.
+//! Attention of one token over the KV cache of its sequence.
 //!
-//! Sums over positions go page by page in the order of the sequence, so they depend on its length
-//! and its prompt's length alone.
+//! Sums over positions run page by page in the order of the sequence. Their order depends only on the
+//! lengths of the prompt and the sequence.
+
+use std::ops::Range;
 
 use hone_core::simd::{SimdTask, mul_add};
 use hone_model::kernels::exp::exp_f32;
 use hone_model::spec::AttentionOptions;
 
-use crate::kv_cache::{CacheShape, Keys, PAGE, Page};
+use crate::kv_cache::{CacheShape, KvView, PAGE, Page};
 use crate::simd_ops::tanh;
 
-/// Sums side by side, so that one multiply-add need not wait for the one before it.
-const PARTS: usize = 4;
+/// Independent partial sums, which hide the latency of multiply-add.
+const PARTIAL_SUMS: usize = 4;
 
 /// All heads of one token.
-pub(super) struct Attend<'a> {
+pub(crate) struct TokenAttention<'a> {
     pub shape: CacheShape,
     pub layer: usize,
     pub options: AttentionOptions,
-    pub keys: Keys<'a>,
-    /// `[query heads * dim]`, turned.
+    pub kv: KvView<'a>,
+    /// The rotated queries, `[heads * dim]`.
     pub q: &'a [f32],
-    /// The same shape.
+    /// `[heads * dim]`
     pub out: &'a mut [f32],
-    /// [`scores`] values.
+    /// [`scores_len`] values of scratch.
     pub scores: &'a mut [f32],
 }
 
-/// Values of scratch that a token at `position` needs, where so many query heads share a key head.
-pub(super) fn scores(position: usize, group: usize) -> usize {
-    // The prompt's last page may be part empty.
+/// Scores of a token at `position`, where `group` query heads share a kv head.
+pub(crate) fn scores_len(position: usize, group: usize) -> usize {
+    // One page more than the positions fill, because the prompt's last page may be partly empty.
     group * (position / PAGE + 2) * PAGE
 }
 
-/// A page in use: where its first slot's score is, and the slots that the query sees.
-struct Seen<'a> {
+/// A page that the query attends to, in the slots `from..to`.
+struct VisiblePage<'a> {
     page: &'a Page,
     from: usize,
     to: usize,
 }
 
-impl<'a> Keys<'a> {
-    /// Pages with a position that is seen, in order.
+impl<'a> KvView<'a> {
+    /// The pages with a visible position, in order.
     #[inline(always)]
-    fn seen(self, window: Option<usize>) -> impl Iterator<Item = Seen<'a>> + Clone {
+    fn visible(self, window: Option<usize>) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
         let (prompt_len, len) = (self.prompt_len, self.prompt_len + self.own_len);
         let first = window.map_or(0, |window| len.saturating_sub(window));
         let prompt =
@@ -52,7 +54,7 @@ impl<'a> Keys<'a> {
         let own = own.map(move |(i, page)| (page, prompt_len + i * PAGE, len));
         prompt.chain(own).filter_map(move |(page, start, end)| {
             let end = end.min(start + PAGE);
-            (start < end && end > first).then(|| Seen {
+            (start < end && end > first).then(|| VisiblePage {
                 page,
                 from: first.saturating_sub(start),
                 to: end - start,
@@ -61,37 +63,38 @@ impl<'a> Keys<'a> {
     }
 }
 
-impl SimdTask for Attend<'_> {
+impl SimdTask for TokenAttention<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { shape, layer, options, keys, q, out, scores } = self;
+        let Self { shape, layer, options, kv, q, out, scores } = self;
         let dim = shape.dim;
         let group = q.len() / dim / shape.heads;
-        let seen = keys.seen(options.window);
-        let width = seen.clone().count() * PAGE;
+        let visible = kv.visible(options.window);
+        let width = visible.clone().count() * PAGE;
         let heads = q.chunks_exact(group * dim).zip(out.chunks_exact_mut(group * dim));
         for (head, (q, out)) in heads.enumerate() {
-            let place = shape.keys(layer, head);
-            for (at, seen) in seen.clone().enumerate() {
-                let keys = &seen.page[place.clone()][..dim * PAGE];
+            let head = shape.head(layer, head);
+            for (i, page) in visible.clone().enumerate() {
+                let keys = &page.page[head.clone()][..dim * PAGE];
                 for (g, q) in q.chunks_exact(dim).enumerate() {
-                    let mut row = products::<FUSED>(q, keys);
-                    cap(&mut row, options);
-                    row[..seen.from].fill(f32::NEG_INFINITY);
-                    row[seen.to..].fill(f32::NEG_INFINITY);
-                    scores[g * width + at * PAGE..][..PAGE].copy_from_slice(&row);
+                    let mut row = dot_products::<FUSED>(q, keys);
+                    scale_and_cap(&mut row, options);
+                    row[..page.from].fill(f32::NEG_INFINITY);
+                    row[page.to..].fill(f32::NEG_INFINITY);
+                    scores[g * width + i * PAGE..][..PAGE].copy_from_slice(&row);
                 }
             }
             for (g, out) in out.chunks_exact_mut(dim).enumerate() {
                 let weights = &mut scores[g * width..][..width];
-                let inverse = 1.0 / exponentials(weights);
+                let inverse = 1.0 / exponentiate(weights);
                 let mut first = 0;
                 while first < dim {
+                    let pages = visible.clone();
                     first += match dim - first {
-                        16.. => combine::<FUSED, 16>(out, first, weights, seen.clone(), &place),
-                        8.. => combine::<FUSED, 8>(out, first, weights, seen.clone(), &place),
-                        _ => combine::<FUSED, 2>(out, first, weights, seen.clone(), &place),
+                        16.. => weighted_sum::<FUSED, 16>(out, first, weights, pages, &head),
+                        8.. => weighted_sum::<FUSED, 8>(out, first, weights, pages, &head),
+                        _ => weighted_sum::<FUSED, 2>(out, first, weights, pages, &head),
                     };
                 }
                 out.iter_mut().for_each(|x| *x *= inverse);
@@ -103,26 +106,26 @@ impl SimdTask for Attend<'_> {
 /// `sums += factor * values`
 #[inline(always)]
 fn add<const FUSED: bool, const W: usize>(sums: &mut [f32; W], factor: f32, values: &[f32]) {
-    // Of a known length, so that the sums stay in one register.
+    // With a constant length, the sums stay in a register.
     let Some(values) = values.first_chunk::<W>() else { return };
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum = mul_add::<FUSED>(factor, *value, *sum);
     }
 }
 
-/// The sum of four sums.
+/// The sum of the partial sums.
 #[inline(always)]
-fn total<const W: usize>([a, b, c, d]: [[f32; W]; PARTS]) -> [f32; W] {
+fn total<const W: usize>([a, b, c, d]: [[f32; W]; PARTIAL_SUMS]) -> [f32; W] {
     std::array::from_fn(|i| (a[i] + b[i]) + (c[i] + d[i]))
 }
 
-/// A query times the keys `[dim, PAGE]` of a page.
+/// The dot products of a query and the keys `[dim, PAGE]` of a page.
 #[inline(always)]
-fn products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
-    // Written out: indexed by a loop's variable, the sums would lie in memory.
-    let [mut a, mut b, mut c, mut d] = [[0.0_f32; PAGE]; PARTS];
-    let mut q = q.chunks_exact(PARTS);
-    let mut keys = keys.chunks_exact(PARTS * PAGE);
+fn dot_products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
+    // Not a loop over the partial sums: those would be stored in memory.
+    let [mut a, mut b, mut c, mut d] = [[0.0_f32; PAGE]; PARTIAL_SUMS];
+    let mut q = q.chunks_exact(PARTIAL_SUMS);
+    let mut keys = keys.chunks_exact(PARTIAL_SUMS * PAGE);
     for (q, keys) in q.by_ref().zip(keys.by_ref()) {
         add::<FUSED, PAGE>(&mut a, q[0], keys);
         add::<FUSED, PAGE>(&mut b, q[1], &keys[PAGE..]);
@@ -136,9 +139,9 @@ fn products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
     total([a, b, c, d])
 }
 
-/// Scale and soft cap.
+/// Applies the scale and the soft cap.
 #[inline(always)]
-fn cap(row: &mut [f32; PAGE], options: AttentionOptions) {
+fn scale_and_cap(row: &mut [f32; PAGE], options: AttentionOptions) {
     let scale = options.scale as f32;
     match options.softcap {
         None => row.iter_mut().for_each(|s| *s *= scale),
@@ -149,53 +152,54 @@ fn cap(row: &mut [f32; PAGE], options: AttentionOptions) {
     }
 }
 
-/// Replaces scores by `e^(score - greatest)` and returns their sum.
+/// Replaces scores by `e^(score - maximum)`. Returns their sum.
 #[inline(always)]
-fn exponentials(weights: &mut [f32]) -> f32 {
-    let mut most = [f32::NEG_INFINITY; PAGE];
+fn exponentiate(weights: &mut [f32]) -> f32 {
+    let mut max = [f32::NEG_INFINITY; PAGE];
     for row in weights.chunks_exact(PAGE) {
         for slot in 0..PAGE {
-            most[slot] = if row[slot] > most[slot] { row[slot] } else { most[slot] };
+            max[slot] = if row[slot] > max[slot] { row[slot] } else { max[slot] };
         }
     }
-    let most = most.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
+    let max = max.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
     let mut sums = [0.0_f32; PAGE];
     for row in weights.chunks_exact_mut(PAGE) {
         for slot in 0..PAGE {
-            row[slot] = exp_f32(row[slot] - most);
+            row[slot] = exp_f32(row[slot] - max);
             sums[slot] += row[slot];
         }
     }
     sums.iter().sum()
 }
 
-/// `W` values of the weighted sum of values, from `first` on; returns `W`.
+/// Computes the `W` dimensions of the weighted sum of values that begin at `first`. Returns `W`.
 #[inline(always)]
-fn combine<'a, const FUSED: bool, const W: usize>(
+fn weighted_sum<'a, const FUSED: bool, const W: usize>(
     out: &mut [f32],
     first: usize,
     weights: &[f32],
-    seen: impl Iterator<Item = Seen<'a>>,
-    place: &std::ops::Range<usize>,
+    pages: impl Iterator<Item = VisiblePage<'a>>,
+    head: &Range<usize>,
 ) -> usize {
     let dim = out.len();
-    let [mut a, mut b, mut c, mut d] = [[0.0_f32; W]; PARTS];
-    for (seen, weights) in seen.zip(weights.chunks_exact(PAGE)) {
-        let values = &seen.page[place.clone()][dim * PAGE..];
+    let [mut a, mut b, mut c, mut d] = [[0.0_f32; W]; PARTIAL_SUMS];
+    for (page, weights) in pages.zip(weights.chunks_exact(PAGE)) {
+        let values = &page.page[head.clone()][dim * PAGE..];
         let value = |slot: usize| &values[slot * dim + first..];
-        // Slots beyond may hold anything, and 0 times anything need not be 0.
-        for slot in (seen.from / PARTS * PARTS..seen.to).step_by(PARTS) {
-            let sees = |i: usize| slot + i >= seen.from && slot + i < seen.to;
-            if sees(0) {
+        // Unused slots may contain NaN or infinity, and 0 times these is not 0.
+        let first_slot = page.from / PARTIAL_SUMS * PARTIAL_SUMS;
+        for slot in (first_slot..page.to).step_by(PARTIAL_SUMS) {
+            let visible = |i: usize| slot + i >= page.from && slot + i < page.to;
+            if visible(0) {
                 add::<FUSED, W>(&mut a, weights[slot], value(slot));
             }
-            if sees(1) {
+            if visible(1) {
                 add::<FUSED, W>(&mut b, weights[slot + 1], value(slot + 1));
             }
-            if sees(2) {
+            if visible(2) {
                 add::<FUSED, W>(&mut c, weights[slot + 2], value(slot + 2));
             }
-            if sees(3) {
+            if visible(3) {
                 add::<FUSED, W>(&mut d, weights[slot + 3], value(slot + 3));
             }
         }

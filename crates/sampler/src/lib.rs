@@ -1,72 +1,55 @@
-//! The trainer's own sampler: batched decoding with a cache of keys and values, over the trainer's
-//! weights and its adapter unmerged (CPU, f32).
+//! Batched rollout sampling: decodes many sequences at once, on the trainer's weights and a LoRA
+//! adapter that is not merged (CPU, f32 arithmetic, paged KV cache).
+//!
+//! [`BatchedEngine`] implements [`hone_engine::Engine`], and [`BatchedPublisher`] implements
+//! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.
 //!
 //! ```text
-//! generate -> queue -> scheduler (a thread): admit, prefill, then step by step
-//!                        |  one row a running sequence
-//!                        v
-//!                      decoder: products, norms, rotary positions, attention over the cache
-//!                        |  logits
-//!                        v
-//!                      engine's sampler and run loop -> events
+//! generate -> queue -> scheduler: admit, prefill the prompt, then step until all sequences end
+//!                         |  one row for each running sequence
+//!                         v
+//!                      decoder: embedding, norms, matmul, RoPE, attention over the KV cache
+//!                         |  logits
+//!                         v
+//!                      TokenSampler and GenerationRun -> events
 //! ```
 //!
-//! Sequences lie in the lanes of vectors: an activation is a matrix `[feature, lane]`, and every sum
-//! goes over features or positions in one order that depends on the sequence alone. So what a
-//! sequence gets is the same bits whatever else is in its batch, and whatever the threads.
+//! # Threads
 //!
-//! Invariants: a sequence runs on the factors of one version from its first token to its last; no
-//! more pages of the cache exist than planned; nothing is allocated for a token once the buffers have
-//! their size.
+//! An engine owns one thread, `hone-native`, which runs the scheduler. It sleeps on a condition
+//! variable while no sequence runs; a request, a publication and [`BatchedEngine::close`] wake it. It
+//! is also a member of a private rayon pool of [`SamplerConfig::threads`] threads, which share the
+//! work of a step. Between steps it pauses while clients are served ([`SamplerConfig::busy_share`]).
+//! Dropping the engine cancels all sequences and joins the thread.
+//!
+//! # Invariants
+//!
+//! - A sequence runs on one policy version from its first token to its last. A publication affects
+//!   only requests that are admitted later.
+//! - Activations are matrices `[feature, column]` with one column for each token. Every sum runs over
+//!   features or positions in an order that depends on its own sequence alone. Tokens and
+//!   log-probabilities are therefore bit-identical for every batch composition and thread count.
+//! - The worst-case number of cache pages is reserved at admission, so no running sequence is evicted.
+//!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions.
+//! - A decoding step allocates nothing once the buffers have grown to their final size.
 
 mod attention;
+mod capacity;
+mod config;
 mod decoder;
 mod engine;
+mod error;
 mod keep_pool_hot;
 mod kv_cache;
 mod matmul;
-mod memory_plan;
-mod scheduler;
 mod simd_ops;
 #[cfg(test)]
 mod testing;
 mod weights;
 
+pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
-pub use engine::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
-pub use kv_cache::{BatchMember, CacheShape, Page, PagePool, PromptPages, SequencePages};
-pub use memory_plan::SamplerMemory;
-pub use weights::{AdapterWeights, BaseWeights};
-
-/// Why the sampler cannot work.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SamplerError {
-    /// The model's weights cannot be read as they are.
-    #[error("the sampler needs f32 weights in main memory: {0}")]
-    Weights(String),
-    /// A setting.
-    #[error("{0}")]
-    Setting(String),
-    /// The cache is too small for a single sequence.
-    #[error(
-        "rollout.max_batch_tokens is {tokens}, which is too small: one sequence of {wanted} tokens \
-         needs {wanted_tokens} places in the cache"
-    )]
-    Cache {
-        /// What is configured.
-        tokens: usize,
-        /// Prompt and completion.
-        wanted: usize,
-        /// The same in whole pages.
-        wanted_tokens: usize,
-    },
-    /// Something failed that should not.
-    #[error("{0}")]
-    Internal(String),
-}
-
-impl From<candle_core::Error> for SamplerError {
-    fn from(error: candle_core::Error) -> Self {
-        Self::Internal(error.to_string())
-    }
-}
+pub use engine::{BatchedEngine, BatchedPublisher};
+pub use error::SamplerError;
+pub use kv_cache::{BatchMember, CacheShape, PagePool, PromptPages, SequencePages};
+pub use weights::AdapterWeights;

@@ -1,16 +1,18 @@
-//! Loops over activations `[feature, width]` whose lanes are tokens, and between them and rows.
+//! Vectorized loops over activations `[feature, width]`, whose columns are tokens, and transposition
+//! between these and rows `[token, feature]`.
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_model::kernels::exp::exp_f32;
 use hone_model::spec::Activation;
 
-use crate::matmul::LANES;
+use crate::matmul::COLUMN_BLOCK;
 
-/// `x / rms(x) * weight` of every lane.
-pub(super) struct RmsNorm<'a> {
+/// `out = x / rms(x) * weight`, for each column.
+pub(crate) struct RmsNorm<'a> {
     pub out: &'a mut [f32],
     pub x: &'a [f32],
     pub width: usize,
+    /// `[feature]`
     pub weight: &'a [f32],
     pub eps: f32,
 }
@@ -21,24 +23,25 @@ impl SimdTask for RmsNorm<'_> {
     fn run<const FUSED: bool>(self) {
         let Self { out, x, width, weight, eps } = self;
         let inverse_len = 1.0 / weight.len() as f32;
-        for lane in (0..width).step_by(LANES) {
-            // Four sums, so that one need not wait for the other.
-            let mut parts = [[0.0_f32; LANES]; 4];
+        for column in (0..width).step_by(COLUMN_BLOCK) {
+            // Four independent chains of additions hide their latency.
+            let mut partial = [[0.0_f32; COLUMN_BLOCK]; 4];
             for (k, x) in x.chunks_exact(width).enumerate() {
-                let x = &x[lane..lane + LANES];
-                for (sum, x) in parts[k % 4].iter_mut().zip(x) {
+                let x = &x[column..column + COLUMN_BLOCK];
+                for (sum, x) in partial[k % 4].iter_mut().zip(x) {
                     *sum = mul_add::<FUSED>(*x, *x, *sum);
                 }
             }
-            let [a, b, c, d] = parts;
-            let mut scale = [0.0_f32; LANES];
-            for i in 0..LANES {
+            let [a, b, c, d] = partial;
+            let mut scale = [0.0_f32; COLUMN_BLOCK];
+            for i in 0..COLUMN_BLOCK {
                 let mean = ((a[i] + b[i]) + (c[i] + d[i])) * inverse_len;
                 scale[i] = 1.0 / (mean + eps).sqrt();
             }
             let rows = out.chunks_exact_mut(width).zip(x.chunks_exact(width));
             for ((out, x), w) in rows.zip(weight) {
-                let pairs = out[lane..lane + LANES].iter_mut().zip(&x[lane..lane + LANES]);
+                let x = &x[column..column + COLUMN_BLOCK];
+                let pairs = out[column..column + COLUMN_BLOCK].iter_mut().zip(x);
                 for ((out, x), scale) in pairs.zip(scale) {
                     *out = x * scale * w;
                 }
@@ -47,21 +50,21 @@ impl SimdTask for RmsNorm<'_> {
     }
 }
 
-/// `activation(gate) * up`.
-pub(super) struct Gate<'a> {
+/// `out = activation(gate) * up`
+pub(crate) struct GatedActivation<'a> {
     pub out: &'a mut [f32],
     pub gate: &'a [f32],
     pub up: &'a [f32],
     pub activation: Activation,
 }
 
-/// `1 - 2 / (e^2x + 1)`
+/// `tanh(x) = 1 - 2 / (e^2x + 1)`
 #[inline(always)]
-pub(super) fn tanh(x: f32) -> f32 {
+pub(crate) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp_f32(x + x) + 1.0)
 }
 
-impl SimdTask for Gate<'_> {
+impl SimdTask for GatedActivation<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -80,8 +83,8 @@ impl SimdTask for Gate<'_> {
     }
 }
 
-/// `cap tanh(x / cap)`
-pub(super) struct Softcap<'a> {
+/// `x = cap tanh(x / cap)`
+pub(crate) struct Softcap<'a> {
     pub x: &'a mut [f32],
     pub cap: f32,
 }
@@ -96,9 +99,9 @@ impl SimdTask for Softcap<'_> {
 }
 
 /// `x += y`
-pub(super) struct AddTo<'a>(pub &'a mut [f32], pub &'a [f32]);
+pub(crate) struct AddInPlace<'a>(pub &'a mut [f32], pub &'a [f32]);
 
-impl SimdTask for AddTo<'_> {
+impl SimdTask for AddInPlace<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -106,13 +109,18 @@ impl SimdTask for AddTo<'_> {
     }
 }
 
-/// Lanes to rows: `out[row, first + feature] = x[feature, row]`, for as many rows as `out` has, each
-/// `stride` values long.
-pub(super) fn to_rows(out: &mut [f32], (first, stride): (usize, usize), x: &[f32], width: usize) {
-    dispatch(ToRows { out, first, stride, x, width });
+/// Transposes columns into rows: `out[token, first + feature] = x[feature, token]`. The rows of `out`
+/// are `stride` values long, and there are at most `width` of them.
+pub(crate) fn columns_to_rows(
+    out: &mut [f32],
+    (first, stride): (usize, usize),
+    x: &[f32],
+    width: usize,
+) {
+    dispatch(ColumnsToRows { out, first, stride, x, width });
 }
 
-struct ToRows<'a> {
+struct ColumnsToRows<'a> {
     out: &'a mut [f32],
     first: usize,
     stride: usize,
@@ -120,17 +128,19 @@ struct ToRows<'a> {
     width: usize,
 }
 
-impl SimdTask for ToRows<'_> {
+/// Features that are transposed together, so that whole cache lines of rows are used.
+const FEATURE_TILE: usize = 16;
+
+impl SimdTask for ColumnsToRows<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let Self { out, first, stride, x, width } = self;
-        // Tiles of 16 features, so that the lines that are read are used whole.
-        for (tile, x) in x.chunks(LANES * width).enumerate() {
+        for (tile, x) in x.chunks(FEATURE_TILE * width).enumerate() {
             let features = x.len() / width;
-            for (lane, row) in out.chunks_exact_mut(stride).enumerate() {
-                let row = &mut row[first + tile * LANES..][..features];
-                for (value, x) in row.iter_mut().zip(x[lane..].iter().step_by(width)) {
+            for (token, row) in out.chunks_exact_mut(stride).enumerate() {
+                let row = &mut row[first + tile * FEATURE_TILE..][..features];
+                for (value, x) in row.iter_mut().zip(x[token..].iter().step_by(width)) {
                     *value = *x;
                 }
             }
@@ -138,28 +148,29 @@ impl SimdTask for ToRows<'_> {
     }
 }
 
-/// Rows to lanes: `out[feature, row] = x[row, feature]`; lanes without a row become 0.
-pub(super) fn to_lanes(out: &mut [f32], width: usize, x: &[f32], features: usize) {
-    dispatch(ToLanes { out, width, x, features });
+/// Transposes rows into columns: `out[feature, token] = x[token, feature]`. Columns without a row
+/// become 0.
+pub(crate) fn rows_to_columns(out: &mut [f32], width: usize, x: &[f32], features: usize) {
+    dispatch(RowsToColumns { out, width, x, features });
 }
 
-struct ToLanes<'a> {
+struct RowsToColumns<'a> {
     out: &'a mut [f32],
     width: usize,
     x: &'a [f32],
     features: usize,
 }
 
-impl SimdTask for ToLanes<'_> {
+impl SimdTask for RowsToColumns<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let Self { out, width, x, features } = self;
         let rows = x.len() / features.max(1);
-        for (tile, out) in out.chunks_mut(LANES * width).enumerate() {
-            for (lane, row) in x.chunks_exact(features).enumerate() {
-                let row = row[tile * LANES..].iter();
-                for (out, x) in out[lane..].iter_mut().step_by(width).zip(row) {
+        for (tile, out) in out.chunks_mut(FEATURE_TILE * width).enumerate() {
+            for (token, row) in x.chunks_exact(features).enumerate() {
+                let row = row[tile * FEATURE_TILE..].iter();
+                for (out, x) in out[token..].iter_mut().step_by(width).zip(row) {
                     *out = *x;
                 }
             }

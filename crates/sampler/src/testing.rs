@@ -1,4 +1,4 @@
-//! What the tests of this module share.
+//! Models, adapters and a decoder harness for the tests of this crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
 
-use super::{AdapterWeights, BatchMember, Decoder, PagePool, PromptPages, Scratch, SequencePages};
+use crate::{AdapterWeights, BatchMember, Decoder, PagePool, PromptPages, Scratch, SequencePages};
 
-pub(super) const FAMILIES: [&str; 10] = [
+pub(crate) const FAMILIES: [&str; 10] = [
     "qwen2",
     "qwen3",
     "llama2",
@@ -29,12 +29,13 @@ pub(super) const FAMILIES: [&str; 10] = [
     "phi3-longrope",
 ];
 
-pub(super) fn family(name: &str) -> PathBuf {
+/// The directory of a model family's fixture.
+pub(crate) fn family(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families").join(name)
 }
 
-/// The model in a directory.
-pub(super) fn model(dir: &Path) -> Model {
+/// Loads the model of a directory.
+pub(crate) fn model(dir: &Path) -> Model {
     let config: Value =
         serde_json::from_slice(&fs::read(dir.join("config.json")).unwrap()).unwrap();
     let spec = ModelSpec::from_config(&config).unwrap();
@@ -47,8 +48,8 @@ pub(super) fn model(dir: &Path) -> Model {
     Model::load(spec, &files, BaseDtype::Auto, &Device::Cpu).unwrap()
 }
 
-/// An adapter on every linear layer that changes every logit.
-pub(super) fn random_lora(spec: &ModelSpec, r: usize, seed: u64) -> LoraWeights {
+/// An adapter on every linear layer, which changes every logit.
+pub(crate) fn random_lora(spec: &ModelSpec, r: usize, seed: u64) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let config = LoraConfig { r, alpha: 3.0, ..LoraConfig::default() };
     let lora = LoraWeights::fresh(spec, &config, &mut rng, DType::F32, &Device::Cpu).unwrap();
@@ -59,14 +60,14 @@ pub(super) fn random_lora(spec: &ModelSpec, r: usize, seed: u64) -> LoraWeights 
     lora
 }
 
-/// Ids that a seed makes.
-pub(super) fn ids(len: usize, vocab: usize, seed: u64) -> Vec<TokenId> {
+/// Random token ids.
+pub(crate) fn ids(len: usize, vocab: usize, seed: u64) -> Vec<TokenId> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..len).map(|_| rng.random_range(0..vocab as TokenId)).collect()
 }
 
-/// Logits `[tokens, vocab]` by the trainer's own forward pass.
-pub(super) fn trainer_logits(
+/// Logits `[tokens][vocab]` of the trainer's forward pass.
+pub(crate) fn trainer_logits(
     model: &Model,
     ids: &[TokenId],
     lora: Option<&LoraWeights>,
@@ -76,19 +77,19 @@ pub(super) fn trainer_logits(
     logits.to_vec2().unwrap()
 }
 
-/// The greatest logit's token.
-pub(super) fn best(logits: &[f32]) -> TokenId {
+/// The token with the greatest logit.
+pub(crate) fn best(logits: &[f32]) -> TokenId {
     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     best.map_or(0, |(id, _)| id as TokenId)
 }
 
-/// A sequence that is told its tokens.
-pub(super) struct Told {
+/// A sequence whose next token is set by the test (teacher forcing).
+pub(crate) struct ForcedSequence {
     pub sequence: SequencePages,
     pub token: TokenId,
 }
 
-impl BatchMember for Told {
+impl BatchMember for ForcedSequence {
     fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
@@ -100,65 +101,68 @@ impl BatchMember for Told {
     }
 }
 
-/// A decoder with all that it needs.
-pub(super) struct Bench {
+/// Pages of a harness's pool.
+pub(crate) const POOL_PAGES: usize = 1000;
+
+/// A decoder with its cache and buffers.
+pub(crate) struct DecoderHarness {
     pub decoder: Decoder,
     pub pool: PagePool,
     pub scratch: Scratch,
-    pub factors: Option<AdapterWeights>,
+    pub adapter: Option<AdapterWeights>,
     pub threads: usize,
 }
 
-impl Bench {
+impl DecoderHarness {
     pub fn new(model: &Model, lora: Option<&LoraWeights>) -> Self {
         let mut decoder = Decoder::new(model).unwrap();
-        let most = 64;
-        decoder.reach(most).unwrap();
+        decoder.reserve_positions(64).unwrap();
         Self {
-            pool: PagePool::new(decoder.shape(), 1000),
+            pool: PagePool::new(decoder.shape(), POOL_PAGES),
             scratch: Scratch::new(model.spec(), 64, 64),
-            factors: lora.map(|lora| AdapterWeights::new(model.spec(), lora).unwrap()),
+            adapter: lora.map(|lora| AdapterWeights::new(model.spec(), lora).unwrap()),
             decoder,
             threads: 1,
         }
     }
 
+    /// Computes a prompt, `chunk` tokens at a time.
     pub fn prompt(&mut self, ids: &[TokenId], chunk: usize) -> Arc<PromptPages> {
         let mut prompt = PromptPages::new(&mut self.pool, ids.to_vec()).unwrap();
-        while prompt.missing() > 0 {
-            let factors = self.factors.as_ref();
+        while prompt.remaining() > 0 {
+            let adapter = self.adapter.as_ref();
             self.decoder
-                .prefill(&mut prompt, chunk, factors, &mut self.scratch, self.threads)
+                .prefill(&mut prompt, chunk, adapter, &mut self.scratch, self.threads)
                 .unwrap();
         }
         Arc::new(prompt)
     }
 
-    pub fn told(&mut self, prompt: &Arc<PromptPages>, limit: usize) -> Told {
+    pub fn sequence(&mut self, prompt: &Arc<PromptPages>, limit: usize) -> ForcedSequence {
         let sequence = SequencePages::new(&mut self.pool, prompt, limit).unwrap();
-        Told { sequence, token: prompt.last() }
+        ForcedSequence { sequence, token: prompt.last_token() }
     }
 
-    pub fn step(&mut self, members: &mut [Told]) {
-        for member in members.iter_mut() {
-            assert!(member.sequence.make_room(&mut self.pool));
+    pub fn step(&mut self, batch: &mut [ForcedSequence]) {
+        for member in batch.iter_mut() {
+            assert!(member.sequence.ensure_page(&mut self.pool));
         }
-        let factors = self.factors.as_ref();
-        self.decoder.step(members, factors, &mut self.scratch, self.threads).unwrap();
+        let adapter = self.adapter.as_ref();
+        self.decoder.step(batch, adapter, &mut self.scratch, self.threads).unwrap();
     }
 
-    /// Logits after every token of `ids` from the prompt's last on, alone in the batch.
-    pub fn alone(&mut self, prompt: &[TokenId], ids: &[TokenId]) -> Vec<Vec<f32>> {
+    /// The logits after the prompt and after each token of `ids`, decoded in a batch of one.
+    pub fn decode_alone(&mut self, prompt: &[TokenId], ids: &[TokenId]) -> Vec<Vec<f32>> {
         let prompt = self.prompt(prompt, 64);
-        let mut told = [self.told(&prompt, ids.len() + 1)];
+        let mut batch = [self.sequence(&prompt, ids.len() + 1)];
         let mut logits = Vec::new();
         for next in ids.iter().map(Some).chain([None]) {
-            self.step(&mut told);
+            self.step(&mut batch);
             logits.push(self.scratch.logits(0).to_vec());
-            told[0].token = next.copied().unwrap_or_default();
+            batch[0].token = next.copied().unwrap_or_default();
         }
-        let [told] = told;
-        drop(told.sequence.free(&mut self.pool));
+        let [member] = batch;
+        drop(member.sequence.free(&mut self.pool));
         Arc::into_inner(prompt).unwrap().free(&mut self.pool);
         logits
     }

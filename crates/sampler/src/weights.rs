@@ -1,25 +1,21 @@
-//! What the decoder computes with: the model's own tensors, and a copy of an adapter's factors.
+//! The weights of the decoder: the model's own tensors, and a copy of an adapter.
 
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 
+use hone_core::types::TokenId;
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
-use hone_model::kernels::storage::{is_16_bit, with_upcast};
+use hone_model::kernels::storage::with_upcast;
 use hone_model::spec::AttentionOptions;
-use hone_model::{Model, ModelError, ModelSpec};
+use hone_model::{Model, ModelSpec};
 
-use super::SamplerError;
-use crate::matmul::{Half, Lanes, Rows, Start, by_outputs, half_part, part};
+use crate::error::{Result, SamplerError};
+use crate::matmul::{Activations, WeightMatrix, add_matmul_serial, par_outputs};
 
-/// For error messages.
-const NAME: &str = "decoder";
-
-/// Rows of a 16-bit weight that are widened at a time: few enough for a processor's own cache, and a
-/// multiple of every tile.
-const WIDENED_ROWS: usize = 48;
-
-/// A linear layer. The weight is the model's own tensor, shared.
-pub(super) struct Linear {
+/// One linear layer. The weight shares the model's storage.
+pub(crate) struct LinearWeights {
+    pub kind: LinearKind,
+    /// `[out, inner]`
     weight: Tensor,
     /// `[out]`
     bias: Option<Vec<f32>>,
@@ -27,123 +23,119 @@ pub(super) struct Linear {
     pub inner: usize,
 }
 
-/// Linear layers side by side on one input, whose outputs lie one behind the other.
-pub(super) struct Stack {
-    pub linears: Vec<(LinearKind, Linear)>,
+/// Linear layers with the same input, whose outputs are concatenated.
+pub(crate) struct LinearGroup {
+    pub linears: Vec<LinearWeights>,
     pub inner: usize,
+    /// Outputs of all layers together.
+    pub outputs: usize,
 }
 
-/// One block.
-pub(super) struct Layer {
-    /// Before the attention and before the MLP; the model's offset is added.
+/// One decoder layer. Norm weights include the model's offset.
+pub(crate) struct DecoderLayer {
+    /// Before attention and before the MLP.
     pub norms: [Vec<f32>; 2],
-    /// Behind attention and MLP.
+    /// After attention and after the MLP.
     pub output_norms: Option<[Vec<f32>; 2]>,
-    /// Over each head of queries and of keys.
+    /// Over each query head and each key head.
     pub head_norms: Option<[Vec<f32>; 2]>,
-    /// Queries, keys, values.
-    pub qkv: Stack,
-    pub o: Stack,
+    /// Queries, keys and values.
+    pub qkv: LinearGroup,
+    pub o: LinearGroup,
     /// Gate, then up.
-    pub gate_up: Stack,
-    pub down: Stack,
+    pub gate_up: LinearGroup,
+    pub down: LinearGroup,
+    /// Whether queries and keys are rotated.
     pub rope: bool,
     pub options: AttentionOptions,
 }
 
-/// The model's weights, shared with it; only norms and biases are copied.
-pub struct BaseWeights {
-    pub(super) spec: ModelSpec,
+/// The base model. Matrices share the model's storage; norms and biases are copied.
+pub(crate) struct BaseWeights {
+    pub spec: ModelSpec,
     embedding: Tensor,
     head: Tensor,
-    pub(super) norm: Vec<f32>,
-    pub(super) layers: Vec<Layer>,
-    bytes: usize,
+    /// The final norm.
+    pub norm: Vec<f32>,
+    pub layers: Vec<DecoderLayer>,
+    /// Bytes of the matrices that a decoding step reads: all but the embedding, unless it is the head.
+    pub bytes: usize,
 }
 
 impl BaseWeights {
     /// Shares a model's weights.
     ///
     /// # Errors
-    /// If they are not f32, f16 or bf16 in main memory, row after row.
-    pub fn new(model: &Model) -> Result<Self, SamplerError> {
+    /// If they are not contiguous f32, f16 or bf16 in main memory.
+    pub fn new(model: &Model) -> Result<Self> {
         let spec = model.spec().clone();
-        let layers = (0..spec.num_layers).map(|layer| Layer::new(model, layer));
-        let layers: Vec<Layer> = layers.collect::<Result<_, _>>()?;
-        let head = usable(model.head())?;
-        let stacks = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
-        let linears = stacks.flat_map(|stack| &stack.linears).map(|(_, linear)| &linear.weight);
+        let layers = (0..spec.num_layers).map(|layer| DecoderLayer::new(model, layer));
+        let layers: Vec<DecoderLayer> = layers.collect::<Result<_>>()?;
+        let head = readable(model.head())?;
+        let groups = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
+        let linears = groups.flat_map(|group| &group.linears).map(|linear| &linear.weight);
         let size = |weight: &Tensor| weight.elem_count() * weight.dtype().size_in_bytes();
         Ok(Self {
             bytes: linears.chain([&head]).map(size).sum(),
-            embedding: usable(model.embedding())?,
+            embedding: readable(model.embedding())?,
             head,
-            norm: offset(model.norm(), &spec)?,
+            norm: norm_weight(model.norm(), &spec)?,
             layers,
             spec,
         })
     }
 
-    /// A token's row of the embedding into `out` `[hidden]`, times `scale`.
-    pub(super) fn embed(
-        &self,
-        token: usize,
-        out: &mut [f32],
-        scale: f32,
-    ) -> Result<(), SamplerError> {
+    /// Writes a token's embedding, times `scale`, to `out` `[hidden]`.
+    pub fn embed(&self, token: TokenId, out: &mut [f32], scale: f32) -> Result<()> {
         let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
-        if token >= vocab {
-            return Err(SamplerError::Internal(format!(
-                "token {token} is outside the vocabulary of {vocab}"
-            )));
+        let row = token as usize;
+        if row >= vocab {
+            return Err(SamplerError::UnknownToken { token, vocab });
         }
-        let range = token * hidden..(token + 1) * hidden;
-        Ok(with_upcast(&self.embedding, range, NAME, |row: &[f32]| {
+        let range = row * hidden..(row + 1) * hidden;
+        Ok(with_upcast(&self.embedding, range, "decoder", |row: &[f32]| {
             out.iter_mut().zip(row).for_each(|(out, x)| *out = x * scale);
             Ok(())
         })?)
     }
 
-    /// Logits from `first` on, on up to `threads` threads: as many as `out` `[outputs, width]` has.
-    pub(super) fn head(
+    /// Computes the logits of consecutive tokens from `first` on, as many as `out` `[tokens, width]`
+    /// has, on up to `threads` threads.
+    pub fn head(
         &self,
         out: &mut [f32],
         first: usize,
-        x: Lanes<'_>,
+        x: Activations<'_>,
         threads: usize,
-    ) -> Result<(), SamplerError> {
-        by_outputs(out, x.width, self.spec.hidden_size, threads, |from, out| {
-            stored(&self.head, out, first + from, x, Start::Zero)
+    ) -> Result<()> {
+        out.fill(0.0);
+        par_outputs(out, x.width, self.spec.hidden_size, threads, |start, out| {
+            add_stored(out, &self.head, first + start, x)
         })
-    }
-
-    /// Bytes of the weights that a step reads, the embedding left out unless it is the head.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 
-impl Layer {
-    fn new(model: &Model, layer: usize) -> Result<Self, SamplerError> {
+impl DecoderLayer {
+    fn new(model: &Model, layer: usize) -> Result<Self> {
         let spec = model.spec();
         let missing = || SamplerError::Weights(format!("layer {layer} is incomplete"));
         let block = model.blocks().get(layer).ok_or_else(missing)?;
-        let stack = |kinds: &[LinearKind]| {
+        let group = |kinds: &[LinearKind]| {
             let linear = |kind: &LinearKind| {
                 let (weight, bias) = block.linear(*kind).ok_or_else(missing)?;
                 let bias = bias.map(values).transpose()?;
                 let (out, inner) = weight.dims2()?;
-                Ok((*kind, Linear { weight: usable(weight)?, bias, out, inner }))
+                Ok(LinearWeights { kind: *kind, weight: readable(weight)?, bias, out, inner })
             };
-            let linears = kinds.iter().map(linear).collect::<Result<Vec<_>, SamplerError>>()?;
-            let inner = linears.first().map_or(0, |(_, linear)| linear.inner);
-            Ok::<_, SamplerError>(Stack { linears, inner })
+            let linears = kinds.iter().map(linear).collect::<Result<Vec<_>>>()?;
+            let inner = linears.first().map_or(0, |linear| linear.inner);
+            let outputs = linears.iter().map(|linear| linear.out).sum();
+            Ok::<_, SamplerError>(LinearGroup { linears, inner, outputs })
         };
-        let pair = |pair: Option<&[Tensor; 2]>| match pair {
-            Some([a, b]) => Ok::<_, SamplerError>(Some([offset(a, spec)?, offset(b, spec)?])),
-            None => Ok(None),
+        let norms = |[a, b]: [&Tensor; 2]| -> Result<_> {
+            Ok([norm_weight(a, spec)?, norm_weight(b, spec)?])
         };
-        let [attention, mlp] = block.norms();
+        let optional = |pair: Option<&[Tensor; 2]>| pair.map(|p| norms(p.each_ref())).transpose();
         let (qkv, gate_up): (&[_], &[_]) = if spec.fused {
             (&[LinearKind::QkvProj], &[LinearKind::GateUpProj])
         } else {
@@ -151,145 +143,117 @@ impl Layer {
             (qkv, &[LinearKind::GateProj, LinearKind::UpProj])
         };
         Ok(Self {
-            norms: [offset(attention, spec)?, offset(mlp, spec)?],
-            output_norms: pair(block.output_norms())?,
-            head_norms: pair(block.head_norms())?,
-            qkv: stack(qkv)?,
-            o: stack(&[LinearKind::OProj])?,
-            gate_up: stack(gate_up)?,
-            down: stack(&[LinearKind::DownProj])?,
+            norms: norms(block.norms())?,
+            output_norms: optional(block.output_norms())?,
+            head_norms: optional(block.head_norms())?,
+            qkv: group(qkv)?,
+            o: group(&[LinearKind::OProj])?,
+            gate_up: group(gate_up)?,
+            down: group(&[LinearKind::DownProj])?,
             rope: spec.layers.get(layer).is_some_and(|layer| layer.rope),
             options: spec.attention_options(layer),
         })
     }
 }
 
-impl Stack {
-    /// Outputs of all its layers.
-    pub fn outputs(&self) -> usize {
-        self.linears.iter().map(|(_, linear)| linear.out).sum()
-    }
-}
-
-impl Linear {
-    /// Its outputs from `first` on, with the bias: as many as `out` `[outputs, width]` has.
-    pub fn part(&self, out: &mut [f32], first: usize, x: Lanes<'_>) -> Result<(), SamplerError> {
-        let start = match &self.bias {
-            None => Start::Zero,
+impl LinearWeights {
+    /// Computes consecutive outputs from `first` on, with the bias, as many as `out` `[outputs, width]`
+    /// has.
+    pub fn forward(&self, out: &mut [f32], first: usize, x: Activations<'_>) -> Result<()> {
+        match &self.bias {
+            None => out.fill(0.0),
             Some(bias) => {
                 let rows = out.chunks_exact_mut(x.width).zip(&bias[first..]);
                 rows.for_each(|(row, bias)| row.fill(*bias));
-                Start::Output
             }
-        };
-        stored(&self.weight, out, first, x, start)
+        }
+        add_stored(out, &self.weight, first, x)
     }
 }
 
-/// A tensor that [`stored`] reads.
-fn usable(tensor: &Tensor) -> Result<Tensor, SamplerError> {
-    let read = tensor.dtype() == DType::F32 || is_16_bit(tensor.dtype());
-    if read && tensor.device().is_cpu() && tensor.is_contiguous() {
+/// Returns the tensor if [`add_stored`] can read it.
+fn readable(tensor: &Tensor) -> Result<Tensor> {
+    let (dtype, device) = (tensor.dtype(), tensor.device());
+    let read = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    if read && device.is_cpu() && tensor.is_contiguous() {
         return Ok(tensor.clone());
     }
-    let (dtype, device) = (tensor.dtype(), tensor.device());
     Err(SamplerError::Weights(format!("a tensor is {dtype:?} on {device:?}, or not contiguous")))
 }
 
-/// The product with rows from `first` on of a weight `[outputs, inner]` on this thread: as many as
-/// `out` `[outputs, width]` has.
-fn stored(
-    weight: &Tensor,
-    out: &mut [f32],
-    first: usize,
-    x: Lanes<'_>,
-    start: Start,
-) -> Result<(), SamplerError> {
-    let (inner, outputs) = (weight.dim(1)?, out.len() / x.width.max(1));
+/// Computes `out += w x` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
+/// from `first` on, as many as `out` `[outputs, width]` has.
+fn add_stored(out: &mut [f32], weight: &Tensor, first: usize, x: Activations<'_>) -> Result<()> {
+    let inner = weight.dim(1)?;
     let (storage, layout) = weight.storage_and_layout();
-    let from = layout.start_offset() + first * inner;
-    let range = from..from + outputs * inner;
-    let half = match &*storage {
-        Storage::Cpu(CpuStorage::F16(values)) => Some(Half::F16(&values[range])),
-        Storage::Cpu(CpuStorage::BF16(values)) => Some(Half::Bf16(&values[range])),
-        _ => None,
-    };
-    if half.is_some_and(|half| half_part(out, (half, inner), x, start)) {
-        return Ok(());
-    }
-    let at_once = if half.is_none() { outputs.max(1) } else { WIDENED_ROWS };
-    drop(storage);
-    for (i, out) in out.chunks_mut(at_once * x.width).enumerate() {
-        let first = first + i * at_once;
-        let range = first * inner..(first + out.len() / x.width) * inner;
-        with_upcast(weight, range, NAME, |values| {
-            part(out, Rows { values, inner }, x, start);
-            Ok(())
-        })?;
+    let start = layout.start_offset() + first * inner;
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => {
+            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
+        }
+        Storage::Cpu(CpuStorage::F16(values)) => {
+            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
+        }
+        Storage::Cpu(CpuStorage::BF16(values)) => {
+            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
+        }
+        _ => return readable(weight).map(drop),
     }
     Ok(())
 }
 
-fn values(tensor: &Tensor) -> Result<Vec<f32>, SamplerError> {
+fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
 }
 
-/// A norm's weight as it multiplies.
-fn offset(weight: &Tensor, spec: &ModelSpec) -> Result<Vec<f32>, SamplerError> {
+/// A norm's factors: its weight plus the model's offset.
+fn norm_weight(weight: &Tensor, spec: &ModelSpec) -> Result<Vec<f32>> {
     let mut weight = values(weight)?;
     weight.iter_mut().for_each(|w| *w += spec.norm_offset as f32);
     Ok(weight)
 }
 
-/// AdapterWeights of one linear layer: `delta(x) = b (a x)`.
-pub(super) struct AdapterPair {
+/// The factors of one adapted linear layer: `delta(x) = b (a x)`.
+pub(crate) struct AdapterPair {
+    kind: LinearKind,
     pub r: usize,
     /// `[r, in]`
     pub a: Vec<f32>,
-    /// `[out, r]`, the scale multiplied in.
+    /// `[out, r]`, multiplied by the adapter's scale.
     pub b: Vec<f32>,
 }
 
-/// An adapter's factors, copied: what becomes of the adapter changes them no more.
+/// A copy of a LoRA adapter. Training the original further does not change it.
 pub struct AdapterWeights {
-    /// By layer, then by kind in the order of the model's linear layers.
-    layers: Vec<Vec<(LinearKind, AdapterPair)>>,
+    layers: Vec<Vec<AdapterPair>>,
     /// The greatest rank.
-    pub(super) rank: usize,
+    pub(crate) rank: usize,
 }
 
 impl AdapterWeights {
     /// Copies an adapter.
     ///
     /// # Errors
-    /// If a factor cannot be read.
-    pub fn new(spec: &ModelSpec, lora: &LoraWeights) -> Result<Self, SamplerError> {
+    /// If a tensor cannot be read.
+    pub fn new(spec: &ModelSpec, lora: &LoraWeights) -> Result<Self> {
         let mut layers = Vec::with_capacity(spec.num_layers);
-        let mut rank = 0;
         for layer in 0..spec.num_layers {
-            let mut factors = Vec::new();
+            let mut pairs = Vec::new();
             for (kind, _) in spec.linears(layer) {
                 let Some(pair) = lora.pair(layer, kind) else { continue };
-                let r = pair.a.dims2()?.0;
                 let mut b = values(pair.b.as_tensor())?;
                 b.iter_mut().for_each(|b| *b *= pair.scale as f32);
-                factors.push((kind, AdapterPair { r, a: values(pair.a.as_tensor())?, b }));
-                rank = rank.max(r);
+                let a = values(pair.a.as_tensor())?;
+                pairs.push(AdapterPair { kind, r: pair.a.dims2()?.0, a, b });
             }
-            layers.push(factors);
+            layers.push(pairs);
         }
+        let rank = layers.iter().flatten().map(|pair| pair.r).max().unwrap_or(0);
         Ok(Self { layers, rank })
     }
 
     /// The factors of one linear layer, if it is adapted.
-    pub(super) fn get(&self, layer: usize, kind: LinearKind) -> Option<&AdapterPair> {
-        let factors = self.layers.get(layer)?;
-        factors.iter().find(|(own, _)| *own == kind).map(|(_, factor)| factor)
-    }
-}
-
-impl From<ModelError> for SamplerError {
-    fn from(error: ModelError) -> Self {
-        Self::Internal(error.to_string())
+    pub(crate) fn get(&self, layer: usize, kind: LinearKind) -> Option<&AdapterPair> {
+        self.layers.get(layer)?.iter().find(|pair| pair.kind == kind)
     }
 }

@@ -1,4 +1,4 @@
-//! Our sampler inside mistral.rs.
+//! Samples tokens within mistral.rs.
 
 use std::cell::OnceCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,49 +11,40 @@ use hone_engine::EngineError;
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 
-/// Draws a request's tokens where mistral.rs would let logits be changed.
+/// Samples a request's tokens in place of mistral.rs.
 ///
-/// It returns logits that leave one choice to the engine's own argmax: the drawn token, or `end`,
-/// a stop token, once the run is over for whatever reason (a stop string, the limit, a client
-/// that hung up). So ids, log-probabilities and the end are all ours, and no step is wasted.
-pub(super) struct Processor {
-    turn: Mutex<Option<SamplingTurn>>,
-    end: TokenId,
+/// It returns logits with one finite value, which the engine's argmax selects: the sampled token, or
+/// `stop` when the run is over (stop token, stop string, token limit or cancellation). So the engine
+/// computes no step whose token is unused.
+pub(super) struct SamplingProcessor {
+    /// `None` after [`Self::take_run`].
+    sampling: Mutex<Option<(GenerationRun, TokenSampler)>>,
+    /// A stop token.
+    stop: TokenId,
     threads: usize,
 }
 
-/// What belongs to the running request; taken out when it has ended.
-pub(super) struct SamplingTurn {
-    pub(super) run: GenerationRun,
-    pub(super) sampler: TokenSampler,
-}
-
-impl Processor {
-    /// `threads` is the size of the engine's own pool, the engine's thread included.
-    pub(super) fn new(
-        run: GenerationRun,
-        sampler: TokenSampler,
-        end: TokenId,
-        threads: usize,
-    ) -> Self {
-        Self { turn: Mutex::new(Some(SamplingTurn { run, sampler })), end, threads }
+impl SamplingProcessor {
+    /// `threads` is the size of the engine's pool, including the engine's own thread.
+    pub fn new(run: GenerationRun, sampler: TokenSampler, stop: TokenId, threads: usize) -> Self {
+        Self { sampling: Mutex::new(Some((run, sampler))), stop, threads }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<SamplingTurn>> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<(GenerationRun, TokenSampler)>> {
+        self.sampling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run, once the engine is through with it.
-    pub(super) fn take(&self) -> Option<GenerationRun> {
-        self.lock().take().map(|turn| turn.run)
+    /// Takes the run out after the engine has dropped the sequence.
+    pub fn take_run(&self) -> Option<GenerationRun> {
+        self.lock().take().map(|(run, _)| run)
     }
 
-    /// The token that the engine shall take.
+    /// Samples the token that the engine must select.
     fn next(&self, logits: &Tensor) -> TokenId {
-        let mut turn = self.lock();
-        let Some(SamplingTurn { run, sampler }) = turn.as_mut() else { return self.end };
+        let mut sampling = self.lock();
+        let Some((run, sampler)) = sampling.as_mut() else { return self.stop };
         if run.is_over() {
-            return self.end;
+            return self.stop;
         }
         let drawn = logits
             .to_vec1::<f32>()
@@ -62,24 +53,24 @@ impl Processor {
         match drawn {
             Ok(drawn) => {
                 let id = drawn.id;
-                if run.push(drawn) { self.end } else { id }
+                if run.push(drawn) { self.stop } else { id }
             }
             Err(error) => {
                 run.fail(error);
-                self.end
+                self.stop
             }
         }
     }
 }
 
-impl CustomLogitsProcessor for Processor {
-    /// `logits`: `[vocabulary]`, raw, since the engine is asked for no penalties of its own.
+impl CustomLogitsProcessor for SamplingProcessor {
+    /// `logits` `[vocab]` are raw, because the request asks the engine for no penalties.
     fn apply(&self, logits: &Tensor, _context: &[u32]) -> candle_core::Result<Tensor> {
         join_pool(self.threads);
         let vocab = logits.elem_count();
         let mut only = vec![f32::NEG_INFINITY; vocab];
         if let Some(choice) = only.get_mut(self.next(logits) as usize) {
-            // Not 0: the engine takes its logarithm.
+            // Not 0, because the engine takes its logarithm.
             *choice = 1.0;
         }
         Tensor::from_vec(only, vocab, &Device::Cpu)
@@ -90,12 +81,12 @@ thread_local! {
     static POOL: OnceCell<Option<rayon::ThreadPool>> = const { OnceCell::new() };
 }
 
-/// Makes the calling thread, which is an engine's own, a member of a rayon pool of its own.
+/// Makes the calling thread, which belongs to mistral.rs, a member of its own rayon pool.
 ///
-/// From outside of any pool every parallel loop of candle, even one over a single row, is handed
-/// to another thread and waited for, many times a token. A member runs it itself; measured with the
-/// embedded model that saves a quarter of the CPU time of a token. And engines no longer share the
-/// global pool with each other or with the trainer, so `RAYON_NUM_THREADS` need not be set.
+/// A thread outside of all pools hands every parallel loop of candle to another thread and waits for
+/// it, many times for each token. A member runs the loop itself; with the embedded model this saves a
+/// quarter of a token's CPU time. With separate pools, engines do not compete with each other and the
+/// trainer for the global pool, and `RAYON_NUM_THREADS` need not be set.
 fn join_pool(threads: usize) {
     POOL.with(|pool| {
         pool.get_or_init(|| {
@@ -104,7 +95,7 @@ fn join_pool(threads: usize) {
                 .thread_name(|index| format!("hone-engine-{index}"))
                 .use_current_thread()
                 .build();
-            pool.inspect_err(|error| tracing::debug!(%error, "the engine has no pool of its own"))
+            pool.inspect_err(|error| tracing::debug!(%error, "the engine uses rayon's global pool"))
                 .ok()
         });
     });

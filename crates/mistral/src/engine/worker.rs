@@ -1,8 +1,9 @@
-//! One thread a replica, which runs one sequence after another.
+//! The thread of a replica, which runs one request after another.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use anyhow::Context as _;
 use mistralrs::core::Response;
 use mistralrs::{
     Constraint, MistralRs, NormalRequest, Request, RequestMessage, SamplingParams as EngineParams,
@@ -13,29 +14,32 @@ use hone_engine::EngineError;
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 
-use super::processor::Processor;
+use super::processor::SamplingProcessor;
+use super::thread::no_thread;
 
-/// One sequence to run.
+/// One request to run.
 pub(super) struct GenerateJob {
-    pub(super) prompt: Vec<TokenId>,
-    pub(super) limit: u32,
-    pub(super) run: GenerationRun,
-    pub(super) sampler: TokenSampler,
+    pub prompt: Vec<TokenId>,
+    /// The maximum number of completion tokens.
+    pub limit: u32,
+    pub run: GenerationRun,
+    pub sampler: TokenSampler,
 }
 
-/// Runs jobs on one engine, each to its very end before the next. A thread and not a task: it
-/// must outlive every runtime that a request may come from, because the engine panics when the
-/// receiver of an answer is gone.
+/// Hands jobs to a replica's thread.
+///
+/// Jobs run on a thread and not in a task, because they must outlive every runtime that a request may
+/// come from: mistral.rs panics when the receiver of a response is gone.
 pub(super) struct ReplicaWorker {
     jobs: mpsc::Sender<GenerateJob>,
 }
 
 impl ReplicaWorker {
-    /// Starts the thread; it ends when the worker is dropped, and the engine with it. `end` is a
-    /// stop token, `threads` the number of threads that compute.
-    pub(super) fn spawn(
+    /// Starts the thread. It ends, and drops the engine, when the worker is dropped. `stop` is a stop
+    /// token, and `threads` the size of the engine's pool.
+    pub fn spawn(
         engine: Arc<MistralRs>,
-        end: TokenId,
+        stop: TokenId,
         threads: usize,
     ) -> Result<Self, EngineError> {
         let (jobs, queue) = mpsc::channel::<GenerateJob>();
@@ -43,27 +47,27 @@ impl ReplicaWorker {
             .name("hone-engine".to_owned())
             .spawn(move || {
                 for job in queue {
-                    execute(&engine, end, threads, job);
+                    execute(&engine, stop, threads, job);
                 }
             })
-            .map_err(|e| EngineError::Internal(format!("no thread: {e}")))?;
+            .map_err(no_thread)?;
         Ok(Self { jobs })
     }
 
-    /// Hands a job over; it starts at once if its lease is honest.
-    pub(super) fn start(&self, job: GenerateJob) -> Result<(), EngineError> {
-        let gone = |_| EngineError::Internal("the engine's thread has ended".to_owned());
+    /// Queues a job. The job's lease guarantees that no other job is queued or runs.
+    pub fn start(&self, job: GenerateJob) -> Result<(), EngineError> {
+        let gone = |_| EngineError::Internal("the replica's thread has ended".to_owned());
         self.jobs.send(job).map_err(gone)
     }
 }
 
-/// Runs one job until the engine has let go of its sequence, then frees its slot.
-fn execute(engine: &MistralRs, end: TokenId, threads: usize, job: GenerateJob) {
-    let processor = Arc::new(Processor::new(job.run, job.sampler, end, threads));
-    let failure = generate(engine, job.prompt, job.limit, Arc::clone(&processor)).err();
-    if let Some(mut run) = processor.take() {
-        if let Some(reason) = failure {
-            run.fail(EngineError::Internal(reason));
+/// Runs one job until the engine has dropped its sequence, and then releases its slot.
+fn execute(engine: &MistralRs, stop: TokenId, threads: usize, job: GenerateJob) {
+    let processor = Arc::new(SamplingProcessor::new(job.run, job.sampler, stop, threads));
+    let result = generate(engine, job.prompt, job.limit, Arc::clone(&processor));
+    if let Some(mut run) = processor.take_run() {
+        if let Err(error) = result {
+            run.fail(EngineError::Internal(format!("{error:#}")));
         }
         run.finish();
     }
@@ -73,17 +77,17 @@ fn generate(
     engine: &MistralRs,
     prompt: Vec<TokenId>,
     limit: u32,
-    processor: Arc<Processor>,
-) -> Result<(), String> {
+    processor: Arc<SamplingProcessor>,
+) -> anyhow::Result<()> {
     // Restarts the engine's thread if it has panicked.
-    let requests = engine.get_sender(None).map_err(|e| e.to_string())?;
+    let requests = engine.get_sender(None).map_err(anyhow::Error::msg)?;
     let (responder, mut responses) = tokio::sync::mpsc::channel(16);
     let request = NormalRequest {
         messages: RequestMessage::CompletionTokens(prompt),
         sampling_params: EngineParams {
-            // Greedy: it takes the one token that the processor leaves.
+            // Greedy: the engine selects the only token that the processor leaves.
             temperature: Some(0.0),
-            // Ours ends earlier.
+            // The processor ends the sequence earlier.
             max_len: Some(limit as usize + 1),
             ..EngineParams::neutral()
         },
@@ -101,17 +105,16 @@ fn generate(
         model_id: None,
         truncate_sequence: false,
     };
-    requests
-        .blocking_send(Request::Normal(Box::new(request)))
-        .map_err(|_| "the engine's thread has ended".to_owned())?;
+    let request = Request::Normal(Box::new(request));
+    requests.blocking_send(request).ok().context("the engine's thread has ended")?;
     let mut result = Ok(());
-    // The channel closes when the engine drops the sequence: from then on it holds nothing of it.
+    // The channel closes when the engine drops the sequence.
     while let Some(response) = responses.blocking_recv() {
         match response {
             Response::InternalError(e) | Response::ValidationError(e) => {
-                result = Err(e.to_string());
+                result = Err(anyhow::Error::from_boxed(e));
             }
-            Response::CompletionModelError(message, _) => result = Err(message),
+            Response::CompletionModelError(message, _) => result = Err(anyhow::Error::msg(message)),
             _ => {}
         }
     }

@@ -1,9 +1,10 @@
-//! Reads a PEFT directory and hands it to mistral.rs's loader.
+//! Reads a PEFT directory and merges it with mistral.rs's loader.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use anyhow::{Context as _, bail, ensure};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
@@ -14,12 +15,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use hone_engine::EngineError;
-use hone_model::adapter::{LoraConfig as Settings, ModuleMatcher, ModuleScale, Patterns};
+use hone_model::adapter;
+use hone_model::adapter::{ModuleMatcher, ModuleScale, Patterns};
 
-/// What PEFT puts before the model's own names.
+/// The prefix that PEFT adds to the model's tensor names.
 const PREFIX: &str = "base_model.model.";
 
-/// The part of `adapter_config.json` that changes what is computed.
+/// The part of `adapter_config.json` that affects the merged weights.
 #[derive(Deserialize)]
 struct PeftConfig {
     peft_type: String,
@@ -36,122 +38,112 @@ struct PeftConfig {
 }
 
 impl PeftConfig {
+    /// Refuses settings under which a module is not `W + scale B A`.
+    fn check(&self) -> anyhow::Result<()> {
+        let peft_type = &self.peft_type;
+        ensure!(peft_type == "LORA", "peft_type is {peft_type:?}; \"LORA\" was expected");
+        ensure!(self.r > 0, "r is 0; at least 1 was expected");
+        for key in [
+            "use_dora",
+            "fan_in_fan_out",
+            "bias",
+            "modules_to_save",
+            "lora_bias",
+            "layer_replication",
+            "trainable_token_indices",
+        ] {
+            let value = self.rest.get(key).unwrap_or(&Value::Null);
+            let off = match value {
+                Value::Null | Value::Bool(false) => true,
+                Value::String(text) => text == "none",
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                Value::Bool(true) | Value::Number(_) => false,
+            };
+            ensure!(off, "{key} is {value}, which cannot be merged");
+        }
+        Ok(())
+    }
+
     /// Whether every module has the same rank and is scaled by `alpha / r`.
-    fn is_plain(&self) -> bool {
+    fn is_uniform(&self) -> bool {
         !self.use_rslora && self.rank_pattern.0.is_empty() && self.alpha_pattern.0.is_empty()
     }
 
-    fn rules(&self) -> Result<ModuleMatcher, String> {
-        let settings = Settings {
+    fn rules(self) -> anyhow::Result<ModuleMatcher> {
+        let config = adapter::LoraConfig {
             r: self.r,
             alpha: self.lora_alpha,
             use_rslora: self.use_rslora,
-            rank_pattern: self.rank_pattern.clone(),
-            alpha_pattern: self.alpha_pattern.clone(),
-            ..Settings::default()
+            rank_pattern: self.rank_pattern,
+            alpha_pattern: self.alpha_pattern,
+            ..adapter::LoraConfig::default()
         };
-        ModuleMatcher::new(&settings).map_err(|(key, reason)| format!("{key}: {reason}"))
+        ModuleMatcher::new(&config).map_err(|(key, reason)| anyhow::anyhow!("{key}: {reason}"))
     }
 }
 
-/// A LoRA read from a PEFT directory: `W + alpha / rank * B A` for each of its modules.
+/// A LoRA adapter from a PEFT directory: `W + alpha / rank * B A` for each of its modules.
 pub(crate) struct Adapter {
     rank: usize,
     alpha: f64,
     /// F32, by PEFT's names: `lora_A` `[r, in]`, `lora_B` `[out, r]`.
     tensors: HashMap<String, Tensor>,
-    /// Modules by the model's names.
+    /// The adapted modules, by the model's names.
     modules: BTreeSet<String>,
-}
-
-fn refuse(dir: &Path, reason: &str) -> EngineError {
-    EngineError::Model(format!("adapter {}: {reason}", dir.display()))
 }
 
 impl Adapter {
     /// Reads `adapter_config.json` and `adapter_model.safetensors`.
     ///
     /// # Errors
-    /// [`EngineError::Model`] naming what is missing or what would be merged wrongly.
+    /// [`EngineError::Model`] if a file cannot be read, or if the adapter cannot be merged exactly.
     pub(crate) fn read(dir: &Path) -> Result<Self, EngineError> {
-        let text = std::fs::read_to_string(dir.join("adapter_config.json"));
-        let text = text.map_err(|e| refuse(dir, &format!("adapter_config.json: {e}")))?;
-        let config: PeftConfig = serde_json::from_str(&text)
-            .map_err(|e| refuse(dir, &format!("adapter_config.json: {e}")))?;
-        check(&config).map_err(|reason| refuse(dir, &reason))?;
-        let mut tensors =
-            candle_core::safetensors::load(dir.join("adapter_model.safetensors"), &Device::Cpu)
-                .and_then(|tensors| {
-                    let f32 =
-                        |(name, tensor): (String, Tensor)| Ok((name, tensor.to_dtype(DType::F32)?));
-                    tensors.into_iter().map(f32).collect::<candle_core::Result<HashMap<_, _>>>()
-                })
-                .map_err(|e| refuse(dir, &format!("adapter_model.safetensors: {e}")))?;
-        let modules = modules(&tensors).map_err(|reason| refuse(dir, &reason))?;
+        let refuse = |e| EngineError::Model(format!("adapter {}: {e:#}", dir.display()));
+        Self::read_files(dir).map_err(refuse)
+    }
+
+    fn read_files(dir: &Path) -> anyhow::Result<Self> {
+        let (config_file, weights_file) = ("adapter_config.json", "adapter_model.safetensors");
+        let text = std::fs::read_to_string(dir.join(config_file)).context(config_file)?;
+        let config: PeftConfig = serde_json::from_str(&text).context(config_file)?;
+        config.check()?;
+        let mut tensors = candle_core::safetensors::load(dir.join(weights_file), &Device::Cpu)
+            .context(weights_file)?;
+        for tensor in tensors.values_mut() {
+            *tensor = tensor.to_dtype(DType::F32).context(weights_file)?;
+        }
+        let modules = modules(&tensors)?;
         let (mut rank, mut alpha) = (config.r, config.lora_alpha);
-        if !config.is_plain() {
-            let rules = config.rules().map_err(|reason| refuse(dir, &reason))?;
-            rank = even_out(&mut tensors, &modules, &rules)
-                .map_err(|e| refuse(dir, &format!("adapter_model.safetensors: {e}")))?;
+        if !config.is_uniform() {
+            rank = unify(&mut tensors, &modules, &config.rules()?).context(weights_file)?;
             alpha = rank as f64;
         }
         Ok(Self { rank, alpha, tensors, modules })
     }
 
-    /// Merges this adapter into whatever the current thread loads until the result is dropped.
-    pub(super) fn apply(&self) -> Applied {
-        let taken = Arc::new(Mutex::new(HashSet::new()));
-        let backend = Counted { tensors: self.tensors.clone(), taken: Arc::clone(&taken) };
+    /// Merges this adapter into all models that the current thread loads, until the guard is dropped.
+    pub(super) fn apply(&self) -> MergeGuard {
+        let used = Arc::new(Mutex::new(HashSet::new()));
+        let backend = TrackedTensors { tensors: self.tensors.clone(), used: Arc::clone(&used) };
         let config = LoraConfig {
             rank: self.rank,
             alpha: self.alpha,
             target_modules: self.modules.iter().map(|module| pattern(module)).collect(),
         };
         let weights = ShardedSafeTensors::wrap(Box::new(backend), DType::F32, Device::Cpu);
-        // Adapters of an earlier load on this thread would be merged on top.
+        // Adapters of an earlier load on this thread would be merged too.
         clear_applied_loras();
         push_applied_lora(LoraAdapter { config, weights });
-        Applied { all: self.tensors.keys().cloned().collect(), taken }
+        MergeGuard { names: self.tensors.keys().cloned().collect(), used }
     }
 }
 
-/// Everything in the configuration that asks for another formula than ours must be off.
-fn check(config: &PeftConfig) -> Result<(), String> {
-    if config.peft_type != "LORA" {
-        return Err(format!("peft_type is {:?}; \"LORA\" was expected", config.peft_type));
-    }
-    if config.r == 0 {
-        return Err("r is 0; at least 1 was expected".to_owned());
-    }
-    for key in [
-        "use_dora",
-        "fan_in_fan_out",
-        "bias",
-        "modules_to_save",
-        "lora_bias",
-        "layer_replication",
-        "trainable_token_indices",
-    ] {
-        let off = match config.rest.get(key) {
-            None | Some(Value::Null | Value::Bool(false)) => true,
-            Some(Value::String(text)) => text == "none",
-            Some(Value::Array(list)) => list.is_empty(),
-            Some(Value::Object(map)) => map.is_empty(),
-            Some(_) => false,
-        };
-        if !off {
-            let value = config.rest.get(key).unwrap_or(&Value::Null);
-            return Err(format!("{key} is {value}, which cannot be merged"));
-        }
-    }
-    Ok(())
-}
-
-/// What matches a module's full name, which the loader takes as an unanchored regular expression.
+/// An anchored regular expression for a module's full name. The loader does not anchor it.
 ///
-/// Modules that differ in their layer's number alone have the same, because the loader compiles all
-/// patterns anew for every module that it loads. So those of layers without an adapter match too:
-/// [`Counted`] has zeros for them.
+/// The loader compiles all expressions again for every module. So modules that differ only in the
+/// layer's number share one expression, which matches every layer. For layers without an adapter,
+/// [`TrackedTensors`] returns zeros.
 fn pattern(module: &str) -> String {
     let part = |part: &str| match part.bytes().all(|byte| byte.is_ascii_digit()) {
         true => "[0-9]+".to_owned(),
@@ -160,64 +152,63 @@ fn pattern(module: &str) -> String {
     format!("^{}$", module.split('.').map(part).collect::<Vec<_>>().join(r"\."))
 }
 
-/// The modules that the tensors' names mean, each with both its tensors. Strange names are told
-/// before missing ones, and both in the order of names.
-fn modules(tensors: &HashMap<String, Tensor>) -> Result<BTreeSet<String>, String> {
+/// The modules that the tensors belong to. Each must have both its tensors.
+fn modules(tensors: &HashMap<String, Tensor>) -> anyhow::Result<BTreeSet<String>> {
     let names: BTreeSet<&String> = tensors.keys().collect();
     let mut modules = BTreeSet::new();
     for name in &names {
         let module = name.strip_prefix(PREFIX).and_then(|rest| {
             rest.strip_suffix(".lora_A.weight").or_else(|| rest.strip_suffix(".lora_B.weight"))
         });
-        let module = module.ok_or_else(|| format!("{name:?} is not the name of a LoRA tensor"))?;
+        let module =
+            module.with_context(|| format!("{name:?} is not the name of a LoRA tensor"))?;
         modules.insert(module.to_owned());
     }
     for module in &modules {
         let [a, b] = ["lora_A", "lora_B"].map(|half| format!("{PREFIX}{module}.{half}.weight"));
         for (one, other) in [(&a, &b), (&b, &a)] {
-            if !names.contains(other) {
-                return Err(format!("there is {one:?} but no {other:?}"));
-            }
+            ensure!(names.contains(other), "{one:?} is present, but {other:?} is missing");
         }
     }
-    if modules.is_empty() { Err("there is no tensor in it".to_owned()) } else { Ok(modules) }
+    ensure!(!modules.is_empty(), "it contains no tensors");
+    Ok(modules)
 }
 
-/// Gives all modules one rank and the scale 1, as the loader has only one of each: A gets rows and B
-/// columns of zeros, and B is multiplied by its scale. Returns the rank.
-fn even_out(
+/// Changes all modules to one rank, which it returns, and to scale 1, because the loader supports only
+/// one of each. A gets rows and B columns of zeros, and B is multiplied by its scale.
+fn unify(
     tensors: &mut HashMap<String, Tensor>,
     modules: &BTreeSet<String>,
     rules: &ModuleMatcher,
-) -> candle_core::Result<usize> {
+) -> anyhow::Result<usize> {
     let rank = modules.iter().map(|module| rules.scale(module).r).max().unwrap_or(1);
     for module in modules {
         let ModuleScale { r, scale } = rules.scale(module);
         for (half, side, factor) in [("lora_A", 0_usize, 1.0), ("lora_B", 1, scale)] {
             let name = format!("{PREFIX}{module}.{half}.weight");
-            let Some(tensor) = tensors.get(&name) else { continue };
+            let Some(tensor) = tensors.get_mut(&name) else { continue };
             if tensor.dim(side)? != r {
-                candle_core::bail!("{name:?} has shape {:?} for rank {r}", tensor.dims());
+                bail!("{name:?} has shape {:?} for rank {r}", tensor.dims());
             }
-            let padded = (tensor * factor)?.pad_with_zeros(side, 0, rank - r)?;
-            tensors.insert(name, padded);
+            *tensor = (&*tensor * factor)?.pad_with_zeros(side, 0, rank - r)?;
         }
     }
     Ok(rank)
 }
 
-/// While this lives, the thread's loads merge an adapter.
-pub(super) struct Applied {
-    all: BTreeSet<String>,
-    taken: Arc<Mutex<HashSet<String>>>,
+/// While this exists, the thread's loads merge an adapter.
+pub(super) struct MergeGuard {
+    names: BTreeSet<String>,
+    /// The names that the loader has read.
+    used: Arc<Mutex<HashSet<String>>>,
 }
 
-impl Applied {
-    /// Fails if a tensor was not merged: its module does not exist in the model, and the loader
-    /// ignores such a one silently.
-    pub(super) fn check_consumed(self) -> Result<(), EngineError> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.all.iter().find(|name| !taken.contains(*name)) {
+impl MergeGuard {
+    /// Checks that every tensor was merged. The loader ignores tensors of modules that the model does
+    /// not have.
+    pub(super) fn check_complete(self) -> Result<(), EngineError> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.names.iter().find(|name| !used.contains(*name)) {
             None => Ok(()),
             Some(name) => Err(EngineError::Model(format!(
                 "the adapter's tensor {name:?} belongs to no module of the model"
@@ -226,19 +217,19 @@ impl Applied {
     }
 }
 
-impl Drop for Applied {
+impl Drop for MergeGuard {
     fn drop(&mut self) {
         clear_applied_loras();
     }
 }
 
-/// Tensors by name, zeros where there is none, that remembers which were asked for.
-struct Counted {
+/// Returns tensors by name, or zeros for unknown names, and records which were read.
+struct TrackedTensors {
     tensors: HashMap<String, Tensor>,
-    taken: Arc<Mutex<HashSet<String>>>,
+    used: Arc<Mutex<HashSet<String>>>,
 }
 
-impl SimpleBackend for Counted {
+impl SimpleBackend for TrackedTensors {
     fn get(
         &self,
         shape: Shape,
@@ -269,7 +260,7 @@ impl SimpleBackend for Counted {
         let Some(tensor) = self.tensors.get(name) else {
             candle_core::bail!("the adapter has no tensor {name:?}");
         };
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
         tensor.to_device(device)?.to_dtype(dtype)
     }
 
@@ -283,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_matches_its_module_in_every_layer_and_nothing_else() {
+    fn a_pattern_matches_its_module_in_every_layer_and_no_other_module() {
         let pattern = pattern("model.layers.3.mlp.up_proj");
         assert_eq!(pattern, super::pattern("model.layers.12.mlp.up_proj"));
         let regex = regex::Regex::new(&format!("{pattern}|^lm_head$")).unwrap();

@@ -23,8 +23,10 @@ struct Cases {
 }
 
 fn cases() -> Cases {
-    let text =
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/rewards/rewards.json"));
+    let text = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/reference/rewards/rewards.json"
+    ));
     serde_json::from_str(text).unwrap()
 }
 

@@ -21,7 +21,8 @@ struct Case {
 }
 
 fn reference() -> Reference {
-    serde_json::from_str(include_str!("../../../../tests/reference/rewards/text_metrics.json")).unwrap()
+    serde_json::from_str(include_str!("../../../../tests/reference/rewards/text_metrics.json"))
+        .unwrap()
 }
 
 #[test]

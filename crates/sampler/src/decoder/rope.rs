@@ -1,51 +1,53 @@
-//! Rotary positions of rows, and the norms over heads before them.
+//! Rotary position embeddings, and the norms over heads that precede them.
 
 use hone_core::simd::{SimdTask, mul_add};
 
-/// Cosines and sines by position.
-pub(super) struct Rope {
+/// Cosines and sines for each position.
+pub(crate) struct RotaryTable {
     frequencies: Vec<f32>,
-    factor: f64,
-    /// Of each position: cosines, then sines.
+    /// Multiplies all cosines and sines (YaRN, longrope).
+    attention_factor: f64,
+    /// `[position][cosines | sines]`
     table: Vec<f32>,
 }
 
-/// Cosines and sines of one position.
-pub(super) type Turn<'a> = (&'a [f32], &'a [f32]);
+/// The cosines and sines of one position, `[dim / 2]` each.
+pub(crate) type CosSin<'a> = (&'a [f32], &'a [f32]);
 
-impl Rope {
-    pub fn new(frequencies: Vec<f32>, factor: f64) -> Self {
-        Self { frequencies, factor, table: Vec::new() }
+impl RotaryTable {
+    pub fn new(frequencies: Vec<f32>, attention_factor: f64) -> Self {
+        Self { frequencies, attention_factor, table: Vec::new() }
     }
 
-    /// Makes the table long enough. Angles are rounded to f32, as in training.
-    pub fn reach(&mut self, positions: usize) {
+    /// Extends the table to `positions`. Angles are rounded to f32, as in training.
+    pub fn extend(&mut self, positions: usize) {
         let row = 2 * self.frequencies.len();
-        let have = self.table.len() / row.max(1);
-        for position in have..positions {
+        for position in self.table.len() / row.max(1)..positions {
             let angles = self.frequencies.iter().map(|f| f64::from(position as f32 * f));
-            self.table.extend(angles.clone().map(|a| (a.cos() * self.factor) as f32));
-            self.table.extend(angles.map(|a| (a.sin() * self.factor) as f32));
+            let factor = self.attention_factor;
+            self.table.extend(angles.clone().map(|a| (a.cos() * factor) as f32));
+            self.table.extend(angles.map(|a| (a.sin() * factor) as f32));
         }
     }
 
-    /// Cosines and sines of a position within reach.
-    pub fn at(&self, position: usize) -> Turn<'_> {
+    /// Looks up a position that the table contains.
+    pub fn get(&self, position: usize) -> CosSin<'_> {
         let half = self.frequencies.len();
         self.table[2 * half * position..][..2 * half].split_at(half)
     }
 }
 
-/// Norms and turns all heads of one row.
-pub(super) struct Heads<'a> {
+/// Normalizes and rotates all heads of one token.
+pub(crate) struct NormAndRotate<'a> {
+    /// `[heads * dim]`
     pub x: &'a mut [f32],
     pub dim: usize,
-    /// Weight and epsilon.
+    /// The norm's weight `[dim]` and its epsilon.
     pub norm: Option<(&'a [f32], f32)>,
-    pub turn: Option<Turn<'a>>,
+    pub rotation: Option<CosSin<'a>>,
 }
 
-impl SimdTask for Heads<'_> {
+impl SimdTask for NormAndRotate<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
@@ -59,7 +61,7 @@ impl SimdTask for Heads<'_> {
                 let scale = 1.0 / (mean + eps).sqrt();
                 head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * scale * w);
             }
-            if let Some((cos, sin)) = self.turn {
+            if let Some((cos, sin)) = self.rotation {
                 let (a, b) = head.split_at_mut(cos.len());
                 for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
                     (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);

@@ -6,7 +6,8 @@ use serde_json::Value;
 use hone_core::types::TokenId;
 
 use crate::testing::{
-    Bench, FAMILIES, Told, best, family, ids, model, random_lora, trainer_logits,
+    DecoderHarness, FAMILIES, ForcedSequence, POOL_PAGES, best, family, ids, model, random_lora,
+    trainer_logits,
 };
 
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
@@ -23,14 +24,14 @@ fn greedy_tokens_of_every_family_equal_those_of_transformers() {
         let list =
             |key: &str| -> Vec<TokenId> { serde_json::from_value(text[key].clone()).unwrap() };
         let (prompt, expected) = (list("prompt_ids"), list("greedy_ids"));
-        let mut bench = Bench::new(&model(&family(name)), None);
-        let shared = bench.prompt(&prompt, 64);
-        let mut told = [bench.told(&shared, expected.len())];
+        let mut harness = DecoderHarness::new(&model(&family(name)), None);
+        let shared = harness.prompt(&prompt, 64);
+        let mut batch = [harness.sequence(&shared, expected.len())];
         let mut found = Vec::new();
         for _ in &expected {
-            bench.step(&mut told);
-            told[0].token = best(bench.scratch.logits(0));
-            found.push(told[0].token);
+            harness.step(&mut batch);
+            batch[0].token = best(harness.scratch.logits(0));
+            found.push(batch[0].token);
         }
         assert_eq!(found, expected, "{name}");
     }
@@ -46,9 +47,9 @@ fn logprobs_of_every_family_equal_the_trainers() {
             let lora = (r > 0).then(|| random_lora(model.spec(), r, 5));
             let all = ids(60, vocab, prompt as u64);
             let expected = trainer_logits(&model, &all, lora.as_ref());
-            let mut bench = Bench::new(&model, lora.as_ref());
+            let mut harness = DecoderHarness::new(&model, lora.as_ref());
             let (prompt_ids, rest) = all.split_at(prompt);
-            let found = bench.alone(prompt_ids, rest);
+            let found = harness.decode_alone(prompt_ids, rest);
             assert_eq!(found.len(), 60 - prompt + 1);
             let mut greatest = 0.0_f64;
             for (found, expected) in found.iter().zip(&expected[prompt - 1..]) {
@@ -60,26 +61,26 @@ fn logprobs_of_every_family_equal_the_trainers() {
             worst = worst.max(greatest);
         }
     }
-    assert!(worst > 0.0, "two ways of computing it were compared");
+    assert!(worst > 0.0, "the decoder and the trainer run different code");
 }
 
 #[test]
-fn an_adapter_changes_what_is_computed() {
+fn an_adapter_changes_every_logit() {
     let model = model(&family("qwen3"));
     let lora = random_lora(model.spec(), 2, 1);
     let (prompt, rest) = (ids(7, 100, 1), ids(5, 100, 2));
-    let base = Bench::new(&model, None).alone(&prompt, &rest);
-    let adapted = Bench::new(&model, Some(&lora)).alone(&prompt, &rest);
+    let base = DecoderHarness::new(&model, None).decode_alone(&prompt, &rest);
+    let adapted = DecoderHarness::new(&model, Some(&lora)).decode_alone(&prompt, &rest);
     assert!(base.iter().zip(&adapted).all(|(a, b)| a.iter().zip(b).all(|(a, b)| a != b)));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
-    /// Sequences that come and go in any order, share prompts or not, with any number of threads and
-    /// any pieces of a prompt, get the bits that each gets alone.
+    /// A sequence's logits have the same bits in every batch as alone, for all numbers of threads and
+    /// sizes of prefill passes, with shared and separate prompts, and while others start and end.
     #[test]
-    fn a_batch_changes_no_bit_of_a_sequence(
+    fn the_batch_changes_no_bit_of_a_sequence(
         which in 0..FAMILIES.len(),
         arrivals in prop::collection::vec((0..3_u64, 0..12_usize, 1..9_usize, 0..99_u64), 1..40),
         chunk in 1..40_usize,
@@ -89,76 +90,80 @@ proptest! {
         let model = model(&family(FAMILIES[which]));
         let vocab = model.spec().vocab_size;
         let lora = adapted.then(|| random_lora(model.spec(), 2, 9));
-        let mut bench = Bench::new(&model, lora.as_ref());
+        let mut harness = DecoderHarness::new(&model, lora.as_ref());
         let prompts: Vec<Vec<TokenId>> =
             (0..3).map(|seed| ids(1 + 15 * seed as usize, vocab, seed)).collect();
         let mut alone = Vec::new();
         for (prompt, _, len, seed) in &arrivals {
-            alone.push(bench.alone(&prompts[*prompt as usize], &ids(*len, vocab, *seed)));
+            let rest = ids(*len, vocab, *seed);
+            alone.push(harness.decode_alone(&prompts[*prompt as usize], &rest));
         }
-        bench.threads = threads;
-        let shared: Vec<_> = prompts.iter().map(|ids| bench.prompt(ids, chunk)).collect();
-        let mut running: Vec<Told> = Vec::new();
-        let mut meta: Vec<(usize, usize)> = Vec::new();
+        harness.threads = threads;
+        let shared: Vec<_> = prompts.iter().map(|ids| harness.prompt(ids, chunk)).collect();
+        let mut running: Vec<ForcedSequence> = Vec::new();
+        // The arrival and the number of decoded tokens of each running sequence.
+        let mut progress: Vec<(usize, usize)> = Vec::new();
         for step in 0..24 {
             for (index, (prompt, start, len, _)) in arrivals.iter().enumerate() {
                 if *start == step {
-                    running.push(bench.told(&shared[*prompt as usize], len + 1));
-                    meta.push((index, 0));
+                    running.push(harness.sequence(&shared[*prompt as usize], len + 1));
+                    progress.push((index, 0));
                 }
             }
             if running.is_empty() {
                 continue;
             }
-            bench.step(&mut running);
+            harness.step(&mut running);
             let mut done = Vec::new();
-            for (row, (told, (index, at))) in running.iter_mut().zip(&mut meta).enumerate() {
+            for (row, (member, (index, decoded))) in
+                running.iter_mut().zip(&mut progress).enumerate()
+            {
                 let (_, _, len, seed) = arrivals[*index];
-                let logits = bench.scratch.logits(row);
-                prop_assert!(logits.iter().zip(&alone[*index][*at]).all(|(a, b)| a.to_bits() == b.to_bits()));
-                told.token = ids(len, vocab, seed).get(*at).copied().unwrap_or_default();
-                *at += 1;
-                if *at > len {
+                let pairs = harness.scratch.logits(row).iter().zip(&alone[*index][*decoded]);
+                prop_assert!(pairs.into_iter().all(|(a, b)| a.to_bits() == b.to_bits()));
+                member.token = ids(len, vocab, seed).get(*decoded).copied().unwrap_or_default();
+                *decoded += 1;
+                if *decoded > len {
                     done.push(row);
                 }
             }
             for row in done.into_iter().rev() {
-                running.swap_remove(row).sequence.free(&mut bench.pool);
-                meta.swap_remove(row);
+                running.swap_remove(row).sequence.free(&mut harness.pool);
+                progress.swap_remove(row);
             }
         }
         prop_assert!(running.is_empty());
         for prompt in shared {
-            std::sync::Arc::into_inner(prompt).unwrap().free(&mut bench.pool);
+            std::sync::Arc::into_inner(prompt).unwrap().free(&mut harness.pool);
         }
-        prop_assert_eq!(bench.pool.reserved(), 0);
+        prop_assert_eq!(harness.pool.available(), POOL_PAGES);
     }
 }
 
 #[test]
-fn a_step_refuses_what_does_not_fit() {
+fn a_step_refuses_rows_tokens_and_positions_that_do_not_fit() {
     let model = model(&family("qwen2"));
-    let mut bench = Bench::new(&model, None);
-    let prompt = bench.prompt(&[1, 2, 3], 64);
-    let mut told: Vec<Told> = (0..65).map(|_| bench.told(&prompt, 1)).collect();
-    for told in &mut told {
-        assert!(told.sequence.make_room(&mut bench.pool));
+    let mut harness = DecoderHarness::new(&model, None);
+    let prompt = harness.prompt(&[1, 2, 3], 64);
+    let mut batch: Vec<ForcedSequence> = (0..65).map(|_| harness.sequence(&prompt, 1)).collect();
+    for member in &mut batch {
+        assert!(member.sequence.ensure_page(&mut harness.pool));
     }
-    let error = bench.decoder.step(&mut told, None, &mut bench.scratch, 1).unwrap_err();
+    let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
     insta::assert_snapshot!(error, @"65 rows do not fit in 64");
-    told.truncate(1);
-    told[0].token = 10_000;
-    let error = bench.decoder.step(&mut told, None, &mut bench.scratch, 1).unwrap_err();
+    batch.truncate(1);
+    batch[0].token = 10_000;
+    let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
     insta::assert_snapshot!(error, @"token 10000 is outside the vocabulary of 112");
-    told[0].token = 1;
+    batch[0].token = 1;
     for _ in 0..16 {
-        bench.decoder.step(&mut told, None, &mut bench.scratch, 1).unwrap();
+        harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap();
     }
-    // One page is all that was promised.
-    assert!(!told[0].sequence.make_room(&mut bench.pool));
-    let error = bench.decoder.step(&mut told, None, &mut bench.scratch, 1).unwrap_err();
-    insta::assert_snapshot!(error, @"a sequence has no room for a token");
+    // The sequence reserved one page.
+    assert!(!batch[0].sequence.ensure_page(&mut harness.pool));
+    let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
+    insta::assert_snapshot!(error, @"the cache has no page left for a token");
     let mut longrope =
         super::Decoder::new(&crate::testing::model(&family("phi3-longrope"))).unwrap();
-    assert!(longrope.reach(64).is_ok() && longrope.reach(65).is_err());
+    assert!(longrope.reserve_positions(64).is_ok() && longrope.reserve_positions(65).is_err());
 }

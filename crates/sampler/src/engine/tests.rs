@@ -1,9 +1,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use hone_core::types::FinishReason;
-use hone_engine::{Completion, Event, ModelDir};
+use hone_core::types::{FinishReason, SamplingParams, TokenId};
+use hone_engine::{Completion, Event, ModelDir, Publisher};
 use hone_train::Learner;
 use hone_train::config::TrainConfig;
 
@@ -18,11 +18,11 @@ fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new().unwrap())
 }
 
-fn start_with(config: SamplerConfig, busy: LiveTraffic) -> Arc<BatchedEngine> {
+fn start_with(config: SamplerConfig, live_traffic: LiveTraffic) -> Arc<BatchedEngine> {
     let dir = ModelDir::open(&tiny()).unwrap();
     let codec = Arc::new(Codec::load(&dir).unwrap());
     let config = SamplerConfig { context: dir.context(), ..config };
-    BatchedEngine::start(&model(&tiny()), codec, config, busy, metrics()).unwrap()
+    BatchedEngine::start(&model(&tiny()), codec, config, live_traffic, metrics()).unwrap()
 }
 
 fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
@@ -43,7 +43,7 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
     }
 }
 
-/// Requests of every kind, some on the same prompt.
+/// Requests with varied parameters and priorities, some with the same prompt.
 fn requests(count: u64) -> Vec<GenerateRequest> {
     let kind = |i: u64| {
         let prompt: Vec<TokenId> =
@@ -94,34 +94,34 @@ async fn until_idle(engine: &BatchedEngine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_completion_is_the_same_alone_and_in_any_crowd() {
+async fn a_completion_is_the_same_alone_and_in_every_batch() {
     let requests = requests(90);
     let alone = start(SamplerConfig { slots: 1, threads: 1, ..SamplerConfig::default() });
     let expected = one_by_one(&alone, &requests).await;
     assert!(expected.iter().any(|c| c.finish == FinishReason::Length));
     assert!(expected.iter().any(|c| c.finish == FinishReason::Stop));
-    let crowd = start(small());
-    assert_eq!(all(&crowd, &requests).await, expected);
-    // So little room that few run at a time, prompts are forgotten, and in another order.
+    let batched = start(small());
+    assert_eq!(all(&batched, &requests).await, expected);
+    // In another order, with a cache so small that few run at once and prompts are evicted.
     let narrow = start(SamplerConfig { max_batch_tokens: 112, ..small() });
     let mut backwards: Vec<_> = requests.iter().rev().cloned().collect();
     let mut found = all(&narrow, &backwards).await;
     found.reverse();
     assert_eq!(found, expected);
-    // Some are given up halfway.
+    // While others are cancelled by dropping them.
     backwards.rotate_left(17);
     for request in &backwards[..30] {
-        let mut generation = crowd.generate(request.clone()).await.unwrap();
+        let mut generation = batched.generate(request.clone()).await.unwrap();
         if request.priority == Priority::Live {
             assert!(matches!(generation.events.recv().await, Some(Event::Token(_))));
         }
     }
-    assert_eq!(all(&crowd, &requests).await, expected);
-    until_idle(&crowd).await;
+    assert_eq!(all(&batched, &requests).await, expected);
+    until_idle(&batched).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_recorded_is_what_the_trainer_recomputes() {
+async fn recorded_logprobs_equal_those_that_the_trainer_computes() {
     let engine = start(small());
     let model = model(&tiny());
     let lora = random_lora(model.spec(), 4, 3);
@@ -153,19 +153,19 @@ async fn what_is_recorded_is_what_the_trainer_recomputes() {
     }
     assert!(greatest < 2e-5, "{greatest:e}");
 
-    // The trainer's own scores, of the adapter that it starts with.
+    // The same with the learner's score function and its initial adapter.
     let config = TrainConfig::default();
     let learner = Learner::with_model(model, &config).unwrap();
     engine.publish(PolicyVersion(8), Some(learner.served())).unwrap();
     for completion in all(&engine, &requests[..6]).await {
         let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
-        let seed = all_prompts(&requests, &ids, &learner, &completion);
-        assert!(seed < 1e-4, "{seed}");
+        let difference = score_difference(&requests, &ids, &learner, &completion);
+        assert!(difference < 1e-4, "{difference}");
     }
 }
 
-/// The greatest difference to the trainer's score, at the best fitting request.
-fn all_prompts(
+/// The greatest difference to the learner's scores, for the request that fits best.
+fn score_difference(
     requests: &[GenerateRequest],
     ids: &[TokenId],
     learner: &Learner,
@@ -182,11 +182,11 @@ fn all_prompts(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sequence_keeps_its_version_and_new_ones_get_the_new() {
+async fn running_sequences_keep_their_version_and_new_ones_use_the_active_one() {
     let spec = model(&tiny()).spec().clone();
     let loras: Vec<_> = (0..3).map(|seed| random_lora(&spec, 2, seed)).collect();
     let requests: Vec<_> = (0..30).map(|i| request(&[4, 8, 15, 16, 23], i, 40)).collect();
-    // What each version answers.
+    // The completions of each version.
     let alone = start(small());
     let mut expected = Vec::new();
     for (version, lora) in loras.iter().enumerate() {
@@ -206,7 +206,7 @@ async fn a_sequence_keeps_its_version_and_new_ones_get_the_new() {
                 (i, engine.generate(request).await.unwrap().collect().await.unwrap())
             }));
         }
-        // The next version comes while these run.
+        // Publishes the next version while these run.
         let next = (round + 1) % 3 + 1;
         tokio::time::sleep(Duration::from_micros(300 * round)).await;
         engine.publish(PolicyVersion(next), Some(&loras[next as usize - 1])).unwrap();
@@ -221,7 +221,7 @@ async fn a_sequence_keeps_its_version_and_new_ones_get_the_new() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_are_drawn_from_the_exact_softmax() {
+async fn tokens_are_sampled_from_the_exact_softmax() {
     const DRAWS: u64 = 6000;
     let engine = start(SamplerConfig { slots: 64, ..small() });
     let prompt = [7, 3, 11];
@@ -256,7 +256,7 @@ async fn tokens_are_drawn_from_the_exact_softmax() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_can_never_run_is_refused_with_the_numbers() {
+async fn requests_that_can_never_run_are_refused() {
     let engine = start(SamplerConfig { max_batch_tokens: 64, queue: 2, slots: 1, ..small() });
     let refused = async |request: GenerateRequest| engine.generate(request).await.unwrap_err();
     let error = refused(request(&[1; 30], 0, 50)).await;
@@ -269,15 +269,12 @@ async fn what_can_never_run_is_refused_with_the_numbers() {
     bad.params.top_p = 0.0;
     assert!(matches!(refused(bad).await, EngineError::Invalid(_)));
     assert!(engine.generate(request(&[1; 16], 0, 48)).await.is_ok());
-    let error = SamplerMemory::new(
-        model(&tiny()).spec(),
-        &SamplerConfig { max_batch_tokens: 31, ..small() },
-    );
+    let error = SamplerCapacity::new(&SamplerConfig { max_batch_tokens: 31, ..small() });
     insta::assert_snapshot!(error.unwrap_err(), @"rollout.max_batch_tokens is 31; at least 32 was expected");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_queue_is_bounded_and_shadows_wait_for_a_place() {
+async fn the_queue_is_bounded_and_shadow_requests_wait_to_enter_it() {
     let busy = Arc::new(AtomicBool::new(true));
     let flag = Arc::clone(&busy);
     let config = SamplerConfig { slots: 1, queue: 2, busy_share: 0.01, ..small() };
@@ -304,7 +301,7 @@ async fn the_queue_is_bounded_and_shadows_wait_for_a_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_ends_what_runs_and_what_waits() {
+async fn closing_ends_running_and_queued_shadow_requests() {
     let engine =
         start_with(SamplerConfig { slots: 2, busy_share: 0.001, ..small() }, Arc::new(|| true));
     let mut tasks = Vec::new();
@@ -327,7 +324,7 @@ async fn closing_ends_what_runs_and_what_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_holds_back_while_clients_are_served() {
+async fn it_slows_down_while_clients_are_served() {
     let (busy, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (flag, count) = (Arc::clone(&busy), Arc::clone(&asked));
     let config = SamplerConfig { busy_share: 0.02, threads: 1, ..small() };
@@ -346,15 +343,15 @@ async fn it_holds_back_while_clients_are_served() {
     };
     timed().await;
     let (free, expected) = timed().await;
-    assert!(asked.load(Ordering::Relaxed) >= 40, "asked between steps");
+    assert!(asked.load(Ordering::Relaxed) >= 40, "the sampler checks for clients between steps");
     busy.store(true, Ordering::Relaxed);
     let (held, found) = timed().await;
     assert_eq!(found, expected);
-    assert!(held > 3 * free, "{free:?} with nobody served, {held:?} with clients");
+    assert!(held > 3 * free, "{free:?} without clients, {held:?} with clients");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_publisher_alone_probes_what_it_staged_and_then_serves_it() {
+async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_version() {
     let engine = start(small());
     let publisher = BatchedPublisher::new(None, Arc::clone(&engine));
     let refused = publisher.activate().await.unwrap_err().to_string();

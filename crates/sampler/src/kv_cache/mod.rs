@@ -1,120 +1,96 @@
-//! Keys and values of running sequences, in pages of a fixed number of positions.
+//! The KV cache: keys and values of running sequences, in pages of 16 positions.
 //!
-//! A prompt's pages are computed once and shared by all its sequences; a sequence's own pages begin
-//! behind them, so that none is ever copied. A page holds its positions for every layer:
-//! `[layer][key head][keys [dim, PAGE] | values [PAGE, dim]]`, keys transposed, so that the scores of
-//! sixteen positions are one vector.
+//! All sequences of a prompt share the prompt's pages, which are computed once. A sequence's own
+//! positions begin in a new page, so no page is ever copied. A page stores its positions for every
+//! layer: `[layer][kv head][keys [dim, PAGE] | values [PAGE, dim]]`. Keys are transposed, so that the
+//! scores of 16 positions form one vector.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hone_core::types::TokenId;
 
 /// Positions of a page.
-pub const PAGE: usize = 16;
+pub(crate) const PAGE: usize = 16;
 
-/// What the size of a page depends on.
+/// The dimensions of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// Decoder blocks.
+    /// Decoder layers.
     pub layers: usize,
     /// Heads of keys and values.
     pub heads: usize,
-    /// Width of a head.
+    /// Values of a head.
     pub dim: usize,
 }
 
-/// Keys and values of `PAGE` positions.
-pub type Page = Box<[f32]>;
+/// Keys and values of [`PAGE`] positions.
+pub(crate) type Page = Box<[f32]>;
 
 impl CacheShape {
-    /// Values of one head in one layer: keys, then values.
-    fn head(self) -> usize {
+    /// Values of one head in one layer: keys and values.
+    fn head_len(self) -> usize {
         2 * self.dim * PAGE
     }
 
     /// Values of a page.
-    pub fn page(self) -> usize {
-        self.layers * self.heads * self.head()
+    pub(crate) fn page_len(self) -> usize {
+        self.layers * self.heads * self.head_len()
     }
 
-    /// Bytes of a page.
-    pub fn page_bytes(self) -> usize {
-        self.page() * size_of::<f32>()
+    /// The range of a head within a page: its keys, then its values.
+    pub(crate) fn head(self, layer: usize, head: usize) -> Range<usize> {
+        let start = (layer * self.heads + head) * self.head_len();
+        start..start + self.head_len()
     }
 
-    /// Where the keys of a head begin; the values follow.
-    pub(super) fn keys(self, layer: usize, head: usize) -> std::ops::Range<usize> {
-        let start = (layer * self.heads + head) * self.head();
-        start..start + self.head()
-    }
-
-    /// Writes key and value `[dim]` of one position of a head.
-    pub(super) fn write(
+    /// Writes the key and the value `[dim]` of one position of a head.
+    pub(crate) fn write(
         self,
         page: &mut Page,
         (layer, head, slot): (usize, usize, usize),
         key: &[f32],
         value: &[f32],
     ) {
-        let (keys, values) = page[self.keys(layer, head)].split_at_mut(self.dim * PAGE);
-        for (place, key) in keys[slot..].iter_mut().step_by(PAGE).zip(key) {
-            *place = *key;
+        let (keys, values) = page[self.head(layer, head)].split_at_mut(self.dim * PAGE);
+        for (stored, key) in keys[slot..].iter_mut().step_by(PAGE).zip(key) {
+            *stored = *key;
         }
         values[slot * self.dim..][..self.dim].copy_from_slice(value);
     }
 }
 
-/// Pages that so many positions need.
-pub fn pages(positions: usize) -> usize {
+/// The number of pages for a number of positions.
+pub(crate) fn pages(positions: usize) -> usize {
     positions.div_ceil(PAGE)
 }
 
-/// All pages there may be.
+/// Allocates pages up to a limit and reuses freed ones.
 ///
-/// Invariant: pages given out never exceed pages reserved, and these never the limit.
+/// Invariant: `used <= reserved <= limit`.
 #[derive(Debug)]
 pub struct PagePool {
     shape: CacheShape,
     limit: usize,
+    /// Pages in use, and pages that running sequences may still take.
     reserved: usize,
-    /// Pages given out.
     used: usize,
     free: Vec<Page>,
 }
 
 impl PagePool {
-    /// A pool of at most `limit` pages, none of which exists yet.
+    /// Creates a pool of at most `limit` pages. A page is allocated when it is first used.
     pub fn new(shape: CacheShape, limit: usize) -> Self {
         Self { shape, limit, reserved: 0, used: 0, free: Vec::with_capacity(limit.min(1 << 16)) }
     }
 
-    /// The shape of its pages.
-    pub fn shape(&self) -> CacheShape {
-        self.shape
-    }
-
-    /// Most pages.
-    pub fn limit(&self) -> usize {
-        self.limit
-    }
-
-    /// Pages that are neither in use nor promised.
-    pub fn available(&self) -> usize {
+    /// Pages that can be reserved.
+    pub(crate) fn available(&self) -> usize {
         self.limit - self.reserved
     }
 
-    /// Pages promised, those in use included.
-    pub fn reserved(&self) -> usize {
-        self.reserved
-    }
-
-    /// Pages in memory, in use or not.
-    pub fn made(&self) -> usize {
-        self.used + self.free.len()
-    }
-
-    /// Promises pages; false, and nothing changes, if there are not as many.
-    pub fn reserve(&mut self, pages: usize) -> bool {
+    /// Reserves pages. Returns false, without any effect, if too few are available.
+    fn reserve(&mut self, pages: usize) -> bool {
         let fits = pages <= self.available();
         if fits {
             self.reserved += pages;
@@ -122,105 +98,94 @@ impl PagePool {
         fits
     }
 
-    /// A promised page. What stands in it is left from its last use.
+    /// Takes a reserved page. It still contains the values of its last use.
     fn take(&mut self) -> Page {
         self.used += 1;
         debug_assert!(self.used <= self.reserved, "a page was not reserved");
-        let fresh = || vec![0.0; self.shape.page()].into_boxed_slice();
-        self.free.pop().unwrap_or_else(fresh)
+        let allocate = || vec![0.0; self.shape.page_len()].into_boxed_slice();
+        self.free.pop().unwrap_or_else(allocate)
     }
 
-    /// Takes pages back, and the promise of `reserved` pages with them.
-    fn give(&mut self, pages: &mut Vec<Page>, reserved: usize) {
+    /// Frees pages, and ends the reservation of `reserved` pages that includes them.
+    fn release(&mut self, pages: &mut Vec<Page>, reserved: usize) {
         self.used -= pages.len();
         self.free.append(pages);
         self.reserved -= reserved;
     }
 }
 
-/// Where attention finds keys and values: positions of a prompt, then a sequence's own.
+/// The keys and values that one token attends to: positions of the prompt, then the sequence's own.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
+pub(crate) struct KvView<'a> {
     pub prompt: &'a [Page],
     pub prompt_len: usize,
     pub own: &'a [Page],
     pub own_len: usize,
 }
 
-/// The beginning that sequences share: all of a prompt but its last token, which is the first row of
-/// each of its sequences, as its logits are needed by each.
+/// The cached prefix that all sequences of a prompt share: every token but the last.
+///
+/// The last token is the first row of each sequence, because each one needs its logits.
 #[derive(Debug)]
 pub struct PromptPages {
     ids: Vec<TokenId>,
-    pub(super) pages: Vec<Page>,
-    /// Positions whose keys and values are there.
-    len: usize,
+    pub(crate) pages: Vec<Page>,
+    /// Positions whose keys and values are computed.
+    pub(crate) computed: usize,
 }
 
 impl PromptPages {
-    /// An empty cache for a prompt, or nothing if the pool has too few pages.
+    /// Takes the pages of a prompt. Returns `None` if too few are available.
     pub fn new(pool: &mut PagePool, ids: Vec<TokenId>) -> Option<Self> {
-        let wanted = pages(Self::shared(&ids));
-        if !pool.reserve(wanted) {
+        let needed = pages(Self::shared_len(&ids));
+        if !pool.reserve(needed) {
             return None;
         }
-        let pages = (0..wanted).map(|_| pool.take()).collect();
-        Some(Self { ids, pages, len: 0 })
+        let pages = (0..needed).map(|_| pool.take()).collect();
+        Some(Self { ids, pages, computed: 0 })
     }
 
-    /// Positions that the sequences of a prompt share.
-    pub fn shared(ids: &[TokenId]) -> usize {
+    /// The number of positions that the sequences of a prompt share.
+    pub(crate) fn shared_len(ids: &[TokenId]) -> usize {
         ids.len().saturating_sub(1)
     }
 
-    /// The whole prompt.
-    pub fn ids(&self) -> &[TokenId] {
+    /// All tokens of the prompt.
+    pub(crate) fn ids(&self) -> &[TokenId] {
         &self.ids
     }
 
-    /// Positions that are computed.
-    pub fn len(&self) -> usize {
-        self.len
+    /// Positions that [`Decoder::prefill`](crate::Decoder::prefill) has not computed yet.
+    pub fn remaining(&self) -> usize {
+        Self::shared_len(&self.ids) - self.computed
     }
 
-    /// Whether nothing is computed.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Positions that are still to be computed.
-    pub fn missing(&self) -> usize {
-        Self::shared(&self.ids) - self.len
-    }
-
-    /// Says that further positions are computed.
-    pub(super) fn advance(&mut self, count: usize) {
-        self.len += count;
-    }
-
-    /// The last token.
-    pub fn last(&self) -> TokenId {
+    /// The last token, which a new sequence decodes first.
+    pub fn last_token(&self) -> TokenId {
         self.ids.last().copied().unwrap_or_default()
     }
 
-    /// Gives the pages back.
+    /// Returns the pages to the pool.
     pub fn free(mut self, pool: &mut PagePool) {
         let reserved = self.pages.len();
-        pool.give(&mut self.pages, reserved);
+        pool.release(&mut self.pages, reserved);
     }
 }
 
-/// The cache of one sequence.
+/// The cached positions of one sequence.
 #[derive(Debug)]
 pub struct SequencePages {
     prompt: Arc<PromptPages>,
-    pub(super) own: Vec<Page>,
+    own: Vec<Page>,
+    /// Own positions whose keys and values are computed.
     len: usize,
+    /// Own pages in use, and pages that the sequence may still take.
     reserved: usize,
 }
 
 impl SequencePages {
-    /// A sequence of up to `limit` tokens behind a prompt, or nothing if the pool has too few pages.
+    /// Reserves the pages of a sequence that decodes up to `limit` tokens, of which the first is the
+    /// prompt's last. Returns `None` if too few are available.
     pub fn new(pool: &mut PagePool, prompt: &Arc<PromptPages>, limit: usize) -> Option<Self> {
         let reserved = pages(limit);
         if !pool.reserve(reserved) {
@@ -230,19 +195,14 @@ impl SequencePages {
         Some(Self { prompt: Arc::clone(prompt), own, len: 0, reserved })
     }
 
-    /// The prompt it continues.
-    pub fn prompt(&self) -> &Arc<PromptPages> {
-        &self.prompt
-    }
-
     /// The next token's position.
-    pub fn position(&self) -> usize {
-        PromptPages::shared(self.prompt.ids()) + self.len
+    pub(crate) fn position(&self) -> usize {
+        PromptPages::shared_len(&self.prompt.ids) + self.len
     }
 
-    /// Makes room for the next token: a page in every sixteenth call, else nothing. False if it has
-    /// had as many tokens as it was made for.
-    pub fn make_room(&mut self, pool: &mut PagePool) -> bool {
+    /// Makes sure that the next token has a page. Takes one in every sixteenth call. Returns false if
+    /// the reservation is used up.
+    pub fn ensure_page(&mut self, pool: &mut PagePool) -> bool {
         if self.len < self.own.len() * PAGE {
             return true;
         }
@@ -253,40 +213,40 @@ impl SequencePages {
         true
     }
 
-    /// The page and the place in it of the next token.
-    pub(super) fn place(&mut self) -> Option<(&mut Page, usize)> {
+    /// The next token's page and its slot in the page.
+    pub(crate) fn next_slot(&mut self) -> Option<(&mut Page, usize)> {
         Some((self.own.get_mut(self.len / PAGE)?, self.len % PAGE))
     }
 
-    /// Says that the next token's keys and values are there.
-    pub(super) fn advance(&mut self) {
+    /// Marks the next token's keys and values as computed.
+    pub(crate) fn advance(&mut self) {
         self.len += 1;
     }
 
-    /// Everything up to the next token, which is thought to be written.
-    pub(super) fn keys(&self) -> Keys<'_> {
-        Keys {
+    /// All positions up to and including the next token, whose keys and values must be written.
+    pub(crate) fn view(&self) -> KvView<'_> {
+        KvView {
             prompt: &self.prompt.pages,
-            prompt_len: self.prompt.len,
+            prompt_len: self.prompt.computed,
             own: &self.own,
             own_len: self.len + 1,
         }
     }
 
-    /// Gives its own pages back and returns its prompt.
+    /// Returns its own pages to the pool. Returns its prompt.
     pub fn free(mut self, pool: &mut PagePool) -> Arc<PromptPages> {
-        pool.give(&mut self.own, self.reserved);
+        pool.release(&mut self.own, self.reserved);
         self.prompt
     }
 }
 
-/// Something that runs a sequence: a row of a step.
+/// A member of a decoding batch.
 pub trait BatchMember: Send + Sync {
-    /// Its cache.
+    /// Its cached positions.
     fn sequence(&self) -> &SequencePages;
-    /// Its cache.
+    /// Its cached positions, to add the next one.
     fn sequence_mut(&mut self) -> &mut SequencePages;
-    /// The token that comes next in.
+    /// The token to decode next.
     fn token(&self) -> TokenId;
 }
 

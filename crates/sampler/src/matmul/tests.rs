@@ -1,45 +1,60 @@
 use half::{bf16, f16};
+use pulp::Simd;
 
-use hone_core::simd::{SimdTask, mul_add};
+use hone_core::simd::{SimdTask, dispatch, mul_add};
 
-use super::{Half, LANES, Lanes, Portable, Rows, Start, dispatch, half_part, product};
+use super::kernel::AddMatmul;
+use super::{Activations, COLUMN_BLOCK, StoredWeight, WeightMatrix, add_matmul, add_matmul_serial};
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| (((i + seed) * 7919 % 1009) as f32 / 504.0) - 1.0).collect()
 }
 
-/// One sum at a time.
-struct Plain<'a>(&'a [f32], &'a [f32], usize, usize, f32);
+/// One output element, computed one term at a time.
+#[derive(Clone, Copy)]
+struct DotProduct<'a> {
+    row: &'a [f32],
+    x: Activations<'a>,
+    column: usize,
+    initial: f32,
+}
 
-impl SimdTask for Plain<'_> {
+impl SimdTask for DotProduct<'_> {
     type Output = f32;
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> f32 {
-        let Self(row, x, width, lane, start) = self;
-        let pairs = row.iter().enumerate();
-        pairs.fold(start, |sum, (k, w)| mul_add::<FUSED>(*w, x[k * width + lane], sum))
+        let x = |k: usize| self.x.values[k * self.x.width + self.column];
+        let pairs = self.row.iter().enumerate();
+        pairs.fold(self.initial, |sum, (k, w)| mul_add::<FUSED>(*w, x(k), sum))
     }
 }
 
 #[test]
-fn every_sum_has_the_same_bits_whatever_is_computed_beside_it() {
-    let shapes = [(1, 1, 1), (5, 33, 1), (37, 48, 1), (16, 48, 2), (31, 7, 3), (50, 64, 6)];
+fn every_element_is_one_sum_in_ascending_order() {
+    let shapes =
+        [(1, 1, 1), (5, 33, 1), (37, 48, 1), (16, 48, 2), (31, 7, 3), (50, 64, 6), (23, 100, 4)];
     for (outputs, inner, blocks) in shapes {
-        let width = blocks * LANES;
+        let width = blocks * COLUMN_BLOCK;
         let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
-        for start in [Start::Zero, Start::Output] {
-            let before = values(outputs * width, 5);
-            let mut out = before.clone();
-            let (w_rows, lanes) = (Rows { values: &w, inner }, Lanes { values: &x, width });
-            product(&mut out, w_rows, lanes, start, 1);
-            let mut portable = before.clone();
-            dispatch(Portable { out: &mut portable, w: w_rows, x: lanes, start });
+        let x = Activations { values: &x, width };
+        let w_rows = WeightMatrix { values: &w, inner };
+        for initial in [vec![0.0; outputs * width], values(outputs * width, 5)] {
+            let mut out = initial.clone();
+            add_matmul(&mut out, w_rows, x, 1);
+            let mut scalar = initial.clone();
+            Simd::vectorize(pulp::Scalar::new(), AddMatmul { out: &mut scalar, w: w_rows, x });
+            #[cfg(target_arch = "x86_64")]
+            if let Some(avx2) = pulp::x86::V3::try_new() {
+                let mut narrow = initial.clone();
+                Simd::vectorize(avx2, AddMatmul { out: &mut narrow, w: w_rows, x });
+                assert_eq!(narrow, out);
+            }
             for (o, row) in w.chunks_exact(inner).enumerate() {
-                for lane in 0..width {
-                    let start = if start == Start::Zero { 0.0 } else { before[o * width + lane] };
-                    let expected = dispatch(Plain(row, &x, width, lane, start));
-                    assert_eq!(out[o * width + lane].to_bits(), expected.to_bits());
-                    assert_eq!(portable[o * width + lane].to_bits(), expected.to_bits());
+                for column in 0..width {
+                    let at = o * width + column;
+                    let product = DotProduct { row, x, column, initial: initial[at] };
+                    assert_eq!(scalar[at].to_bits(), product.run::<false>().to_bits());
+                    assert_eq!(out[at].to_bits(), dispatch(product).to_bits());
                 }
             }
         }
@@ -47,34 +62,49 @@ fn every_sum_has_the_same_bits_whatever_is_computed_beside_it() {
 }
 
 #[test]
-fn weights_in_16_bits_give_the_sums_of_their_values() {
+fn weights_of_16_bits_are_multiplied_as_their_exact_values() {
     for (outputs, inner, blocks) in [(5, 33, 1), (37, 48, 1), (21, 16, 2), (50, 70, 6)] {
-        let width = blocks * LANES;
+        let width = blocks * COLUMN_BLOCK;
         let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
         let f16s: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
         let bf16s: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
-        let wide16: Vec<f32> = f16s.iter().map(|w| w.to_f32()).collect();
-        let wide_b16: Vec<f32> = bf16s.iter().map(|w| w.to_f32()).collect();
-        let lanes = Lanes { values: &x, width };
-        for (half, wide) in [(Half::F16(&f16s), &wide16), (Half::Bf16(&bf16s), &wide_b16)] {
-            let mut expected = values(outputs * width, 5);
-            let mut out = expected.clone();
-            product(&mut expected, Rows { values: wide, inner }, lanes, Start::Output, 1);
-            if half_part(&mut out, (half, inner), lanes, Start::Output) {
-                assert_eq!(out, expected, "{outputs} {inner} {width}");
-            }
-        }
+        let x = Activations { values: &x, width };
+        let initial = values(outputs * width, 5);
+        let wide = |wide: Vec<f32>| {
+            let mut out = initial.clone();
+            add_matmul(&mut out, WeightMatrix { values: &wide, inner }, x, 1);
+            out
+        };
+        let mut out = initial.clone();
+        add_matmul_serial(&mut out, WeightMatrix { values: &f16s, inner }, x);
+        assert_eq!(out, wide(f16s.iter().map(|w| w.to_f32()).collect()));
+        let mut out = initial.clone();
+        add_matmul_serial(&mut out, WeightMatrix { values: &bf16s, inner }, x);
+        assert_eq!(out, wide(bf16s.iter().map(|w| w.to_f32()).collect()));
     }
 }
 
 #[test]
-fn threads_change_nothing() {
+fn every_16_bit_value_is_widened_exactly() {
+    for bits in 0..=u16::MAX {
+        let same = |found: f32, expected: f32| {
+            found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan())
+        };
+        let value = f16::from_bits(bits);
+        assert!(same(value.widen(), value.to_f32()), "{value}");
+        let value = bf16::from_bits(bits);
+        assert!(same(value.widen(), value.to_f32()), "{value}");
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
     let (outputs, inner, width) = (1000, 130, 48);
     let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
     let run = |threads| {
         let mut out = vec![0.0; outputs * width];
-        let (w, x) = (Rows { values: &w, inner }, Lanes { values: &x, width });
-        product(&mut out, w, x, Start::Zero, threads);
+        let (w, x) = (WeightMatrix { values: &w, inner }, Activations { values: &x, width });
+        add_matmul(&mut out, w, x, threads);
         out
     };
     assert_eq!(run(1), run(5));

@@ -58,8 +58,10 @@ pub fn near(value: f64, wanted: f64) -> bool {
 
 /// The values that `tests/reference/rewards/rewards.py` computed.
 pub fn reference<T: DeserializeOwned>() -> T {
-    let text =
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/rewards/rewards.json"));
+    let text = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/reference/rewards/rewards.json"
+    ));
     serde_json::from_str(text).unwrap()
 }
 

@@ -1,0 +1,49 @@
+//! One mistral.rs engine and the thread that runs its requests.
+
+use std::thread;
+
+use hone_core::types::TokenId;
+use hone_engine::{EngineError, ModelDir};
+
+use super::worker::ReplicaWorker;
+use crate::hot_swap::{PipelineLoader, SwapPipeline};
+
+/// One engine of one color.
+pub(super) struct Replica {
+    /// The engine's pipeline, shared with the engine, for hot swaps.
+    pub pipeline: Box<dyn SwapPipeline>,
+    pub worker: ReplicaWorker,
+}
+
+impl Replica {
+    /// Loads the base model and builds an engine around it. `stop` is a stop token, and `threads` the
+    /// size of the engine's pool.
+    pub fn start(
+        loader: &PipelineLoader,
+        stop: TokenId,
+        threads: usize,
+    ) -> Result<Self, EngineError> {
+        let loaded = loader.load(None)?;
+        // mistral.rs runs a prompt of its own if it is built within a multi-threaded runtime.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| EngineError::Internal(format!("a runtime cannot be started: {e}")))?;
+        let engine = runtime.block_on(loaded.engine.build());
+        let worker = ReplicaWorker::spawn(engine, stop, threads)?;
+        Ok(Self { pipeline: loaded.pipeline, worker })
+    }
+}
+
+/// Computes the pool size of each of `slots` engines: an equal share of the processors, or one thread
+/// where every matmul of a single token is too small for `gemm` to split.
+pub(super) fn threads_per_engine(dir: &ModelDir, slots: usize) -> usize {
+    /// Multiplications from which `gemm` 0.19 splits a product between threads.
+    const SPLIT: u64 = 48 * 48 * 256;
+    let size = |key: &str| dir.config.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0);
+    if size("hidden_size") * size("vocab_size").max(size("intermediate_size")) < SPLIT {
+        return 1;
+    }
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    (processors / slots).max(1)
+}

@@ -1,0 +1,80 @@
+//! Loads a policy version into the idle color.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::OwnedMutexGuard;
+
+use hone_core::types::PolicyVersion;
+use hone_engine::EngineError;
+use hone_engine::admission::{Admission, Color};
+
+use super::replica::Replica;
+use super::thread::{no_thread, panicked};
+use crate::hot_swap::{Adapter, PipelineLoader, SwapPipeline};
+
+/// The hot swap of a whole color, which must be idle.
+pub(super) struct HotSwap {
+    pub loader: Arc<PipelineLoader>,
+    pub admission: Arc<Admission>,
+    pub replicas: Arc<[Vec<Replica>; 2]>,
+    pub color: Color,
+    pub version: PolicyVersion,
+    /// The PEFT directory; `None` is the base model.
+    pub adapter: Option<PathBuf>,
+    /// Held during the hot swap, so that only one runs. Set to the color when it succeeds.
+    pub staged: OwnedMutexGuard<Option<Color>>,
+}
+
+impl HotSwap {
+    /// Loads and swaps as many replicas at a time as [`PipelineLoader::copies_at_once`] allows.
+    ///
+    /// If the first load fails, the color is unchanged. If a later one fails, the color holds no
+    /// version, and the next staging loads all its replicas.
+    pub fn run(mut self) -> Result<(), EngineError> {
+        let start = Instant::now();
+        let adapter = self.adapter.as_deref().map(Adapter::read).transpose()?;
+        let replicas = &self.replicas[self.color as usize];
+        let mut locked = Duration::ZERO;
+        for replicas in replicas.chunks(self.loader.copies_at_once(replicas.len())) {
+            let fresh = self.load(replicas.len(), adapter.as_ref())?;
+            self.admission.set_version(self.color, None);
+            for (replica, fresh) in replicas.iter().zip(&fresh) {
+                locked = locked.max(replica.pipeline.swap(fresh.as_ref())?);
+            }
+            drop(fresh);
+            self.loader.trim_memory();
+        }
+        self.admission.set_version(self.color, Some(self.version));
+        *self.staged = Some(self.color);
+        tracing::debug!(
+            version = %self.version,
+            seconds = start.elapsed().as_secs_f64(),
+            lock_seconds = locked.as_secs_f64(),
+            "staged a version"
+        );
+        Ok(())
+    }
+
+    /// Loads copies of the model with the adapter merged, in parallel.
+    fn load(
+        &self,
+        copies: usize,
+        adapter: Option<&Adapter>,
+    ) -> Result<Vec<Box<dyn SwapPipeline>>, EngineError> {
+        let load = || self.loader.load(adapter).map(|loaded| loaded.pipeline);
+        thread::scope(|scope| {
+            let spawn =
+                |_| thread::Builder::new().name("hone-stage".to_owned()).spawn_scoped(scope, load);
+            let others: Vec<_> = (1..copies).map(spawn).collect();
+            let mut loaded = vec![load()];
+            for other in others {
+                let result = other.map_err(no_thread)?.join();
+                loaded.push(result.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
+            }
+            loaded.into_iter().collect()
+        })
+    }
+}

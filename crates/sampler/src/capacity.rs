@@ -1,0 +1,62 @@
+//! Sizes of the KV cache and of the scratch buffers, fixed when the engine starts.
+
+use crate::config::SamplerConfig;
+use crate::error::{Result, SamplerError};
+use crate::kv_cache::{PAGE, pages};
+
+/// Prompt tokens of one prefill pass.
+pub(crate) const PREFILL: usize = 128;
+
+/// Sizes that the scheduler allocates and that admission is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SamplerCapacity {
+    /// Pages of the KV cache. Memory is allocated when a page is first used.
+    pub pages: usize,
+    /// Rows of the main scratch buffers: a whole batch or a prefill pass.
+    pub batch_rows: usize,
+    /// Rows of each other thread's buffers. A step is split only between threads that each take at
+    /// most half of the batch.
+    pub split_rows: usize,
+}
+
+impl SamplerCapacity {
+    /// Computes the sizes for a configuration.
+    ///
+    /// # Errors
+    /// If the cache cannot hold one prompt token and one completion token.
+    pub fn new(config: &SamplerConfig) -> Result<Self> {
+        let pages = config.max_batch_tokens / PAGE;
+        if pages < 2 {
+            return Err(SamplerError::Setting(format!(
+                "rollout.max_batch_tokens is {}; at least {} was expected",
+                config.max_batch_tokens,
+                2 * PAGE
+            )));
+        }
+        let slots = config.slots.max(1);
+        let split_rows = slots.div_ceil(2).next_multiple_of(PAGE);
+        Ok(Self { pages, batch_rows: slots.max(PREFILL), split_rows })
+    }
+
+    /// The maximum number of pages that a request occupies. The last prompt token is stored in the
+    /// sequence's own pages.
+    pub fn worst_case_pages(prompt: usize, limit: usize) -> usize {
+        pages(prompt.saturating_sub(1)) + pages(limit)
+    }
+
+    /// Refuses a request that does not fit in an empty cache.
+    ///
+    /// # Errors
+    /// [`SamplerError::CacheTooSmall`].
+    pub fn check(&self, prompt: usize, limit: usize) -> Result<()> {
+        let pages = Self::worst_case_pages(prompt, limit);
+        if pages <= self.pages {
+            return Ok(());
+        }
+        Err(SamplerError::CacheTooSmall {
+            configured: self.pages * PAGE,
+            tokens: prompt + limit,
+            needed: pages * PAGE,
+        })
+    }
+}
