@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, TryAcquireError, oneshot};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::PolicyVersion;
-use hone_engine::run::Cancel;
+use hone_engine::run::CancelReason;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
     Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, run,

@@ -14,7 +14,7 @@ use hone_core::threads::pause_point;
 use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::EngineError;
 use hone_engine::admission::Lease;
-use hone_engine::run::{CancelFlag, GenerationRun};
+use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 
 use super::shared::{EngineShared, PolicyWeights, QueuedRequest};
