@@ -1,19 +1,18 @@
-//! Trains the model that is built into the binary, from a seed:
+//! Trains the embedded model from a seed:
 //!
 //! ```text
 //! cargo run --release --example pretrain_embedded [DIRECTORY]
 //! ```
 //!
-//! It writes a Hugging Face directory (default `models/embedded`): a Qwen2 decoder that adds small
-//! numbers, and a byte-level BPE tokenizer for it, trained with Hone's differentiable decoder.
+//! It writes a Hugging Face directory (`models/embedded` by default): a Qwen2 decoder that adds small
+//! numbers, trained with Hone's differentiable decoder, and its byte-level BPE tokenizer.
 //!
-//! Processors round differently, so another machine's weights differ from the committed ones in
-//! their last digits; `tests/embedded_model.rs` checks the properties that both must have.
+//! Processors round differently, so weights from another machine differ slightly from the committed
+//! ones. `tests/embedded_model.rs` checks the properties of both.
 //!
-//! GRPO must have something left to improve. So the model first learns to add, and then its task
-//! with controlled noise: wrong sums, remarks before or after the answer, missing tags. Cross
-//! entropy makes its samples as noisy as `lessons::NOISE`, while the right and well-formed
-//! completion stays the most probable one.
+//! The model must leave something to learn. It first learns to add, and then its task with controlled
+//! noise: wrong sums, remarks before or after the answer, missing tags. Sampled completions then have
+//! the errors of `lessons::NOISE`, while the right and well-formed completion stays the most probable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -61,8 +60,8 @@ const START: &str = "<|im_start|>";
 const END: &str = "<|im_end|>";
 const TAGS: [&str; 4] = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
 
-/// Qwen2's pre-tokenizer: words, single digits, punctuation, white space. transformers applies it
-/// to every model of this type, so the file must contain the same.
+/// Qwen2's pre-tokenizer: words, single digits, punctuation, white space. transformers always uses it
+/// for this model type, so the file must contain the same.
 const PRE_TOKENIZER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// ChatML.
@@ -70,7 +69,7 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + me
 
 fn main() -> Result<()> {
     let dir = std::env::args_os().nth(1).map_or_else(|| "models/embedded".into(), PathBuf::from);
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let device = Device::Cpu;
     let tokenizer = build_tokenizer().map_err(|e| anyhow!("tokenizer: {e}"))?;
     let config = model_config(&tokenizer)?;
@@ -84,7 +83,7 @@ fn main() -> Result<()> {
     write(&dir, &tokenizer, &config, &weights)
 }
 
-#[expect(clippy::print_stderr, reason = "progress of an interactive tool")]
+#[expect(clippy::print_stderr, reason = "progress of a command-line tool")]
 fn say(line: &str) {
     eprintln!("{line}");
 }
@@ -116,10 +115,11 @@ fn build_tokenizer() -> tokenizers::Result<Tokenizer> {
     tokenizer.train(&mut TrainerWrapper::from(trainer), corpus().into_iter())?;
     let token = |text: &&str, special| AddedToken::from(*text, special).normalized(false);
     tokenizer.add_special_tokens(&[END_OF_TEXT, START, END].map(|t| token(&t, true)));
-    // Ordinary tokens, like Qwen3's `<think>`: they are part of the text.
+    // Ordinary tokens, like Qwen3's `<think>`: decoding keeps them as text.
     tokenizer.add_tokens(&TAGS.map(|t| token(&t, false)));
     Ok(tokenizer)
 }
+
 fn id_of(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     tokenizer.token_to_id(token).with_context(|| format!("the tokenizer has no {token}"))
 }
@@ -148,7 +148,7 @@ fn batch(
     device: &Device,
 ) -> Result<Batch> {
     let end = id_of(tokenizer, END)?;
-    // The same opening for the whole batch, so that it has little padding.
+    // One opening for the whole batch, which keeps padding short.
     let opening = match rng.random::<f64>() {
         x if x < 0.8 || lesson == Lesson::Sums => Opening::Nothing,
         x if x < 0.9 => Opening::System,
@@ -284,7 +284,7 @@ fn learning_rate(step: usize) -> f64 {
     LEARNING_RATE * warm * (1.0 - 0.98 * fallen)
 }
 
-/// Scales the gradients to a global norm of at most [`MAX_GRAD_NORM`].
+/// Clips the gradients to a joint norm of [`MAX_GRAD_NORM`].
 fn clip(gradients: &mut GradStore, vars: &[Var]) -> Result<()> {
     let mut squares = 0.0;
     for gradient in vars.iter().filter_map(|var| gradients.get(var)) {

@@ -11,4 +11,5 @@ pub mod config;
 pub mod demo;
 pub mod http;
 pub mod logging;
+mod progress;
 pub mod runs;

@@ -12,7 +12,7 @@ use hone::cli::{
     Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
 };
 use hone::config::{Config, LogConfig};
-use hone::demo::{Daemon, DemoError};
+use hone::demo::{DaemonHandle, DemoError};
 use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
@@ -119,10 +119,10 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Starts a daemon within this process.
-async fn start(config: Config) -> anyhow::Result<Daemon> {
+async fn start(config: Config) -> anyhow::Result<DaemonHandle> {
     logging::init(&config.log);
     let running = app::start(config).await?;
-    Ok(Daemon::new(running.addr, || running.shutdown()))
+    Ok(DaemonHandle::new(running.addr, || running.shutdown()))
 }
 
 fn run_demo(args: DemoArgs) -> anyhow::Result<ExitCode> {

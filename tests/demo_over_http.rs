@@ -1,5 +1,5 @@
-//! `hone demo` against a fake daemon that speaks the real HTTP surface: what the demo asks, in
-//! which order, what it counts and what it reports. The real daemon's part is tested elsewhere.
+//! `hone demo` against a fake daemon with the same HTTP API: the demo's requests, their order, its
+//! counts and its report.
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::collections::HashSet;
@@ -16,16 +16,16 @@ use serde_json::{Value, json};
 
 use hone::config::Config;
 use hone::demo;
-use hone::demo::{Daemon, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
+use hone::demo::{DaemonHandle, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
 
-/// Users' questions that make an optimiser step.
-const QUESTIONS_A_STEP: u64 = 6;
+/// Users' questions per optimizer step.
+const QUESTIONS_PER_STEP: u64 = 6;
 
-/// How the fake daemon misbehaves.
+/// How the fake daemon fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+enum Failure {
     None,
-    /// Answers never get better.
+    /// Answers never improve.
     NoLearning,
     /// Every tenth stream lacks its `[DONE]`.
     BrokenStreams,
@@ -48,17 +48,17 @@ struct Inner {
 
 #[derive(Clone)]
 struct Fake {
-    trouble: Trouble,
+    failure: Failure,
     inner: Arc<Mutex<Inner>>,
     stopped: Arc<AtomicBool>,
 }
 
 impl Fake {
-    fn new(trouble: Trouble) -> Self {
-        Self { trouble, inner: Arc::default(), stopped: Arc::default() }
+    fn new(failure: Failure) -> Self {
+        Self { failure, inner: Arc::default(), stopped: Arc::default() }
     }
 
-    async fn start(self, config: Config) -> anyhow::Result<Daemon> {
+    async fn start(self, config: Config) -> anyhow::Result<DaemonHandle> {
         assert_eq!(config.server.bind, SocketAddr::from(([127, 0, 0, 1], 0)));
         assert!(config.data.dir.join("hone.toml").is_file());
         self.inner.lock().unwrap().max_steps = config.train.max_steps;
@@ -75,7 +75,7 @@ impl Fake {
         let addr = listener.local_addr()?;
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
         let stopped = self.stopped;
-        Ok(Daemon::new(addr, async move || {
+        Ok(DaemonHandle::new(addr, async move || {
             server.abort();
             stopped.store(true, Ordering::Relaxed);
             Ok(())
@@ -92,7 +92,7 @@ async fn metrics(State(fake): State<Fake>) -> String {
 
 async fn train(State(fake): State<Fake>) -> Json<Value> {
     let inner = fake.inner.lock().unwrap();
-    let failed = fake.trouble == Trouble::TrainerFails && inner.step >= 2;
+    let failed = fake.failure == Failure::TrainerFails && inner.step >= 2;
     let state = match () {
         () if failed => "failed",
         () if inner.step >= inner.max_steps => "finished",
@@ -127,7 +127,7 @@ async fn chat(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
         inner.asked += 1;
         if !inner.paused
             && inner.step < inner.max_steps
-            && inner.asked.is_multiple_of(QUESTIONS_A_STEP)
+            && inner.asked.is_multiple_of(QUESTIONS_PER_STEP)
         {
             inner.step += 1;
         }
@@ -135,15 +135,15 @@ async fn chat(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
     let id = format!("chatcmpl-{:032x}", inner.streams);
     inner.completions.insert(id.clone());
     inner.questions.push((text.clone(), body["metadata"].clone()));
-    // Every other answer is right at first, all of them from step 1 on.
-    let learned = inner.step > 0 && fake.trouble != Trouble::NoLearning;
+    // Every other answer is right before step 1, and every answer after it.
+    let learned = inner.step > 0 && fake.failure != Failure::NoLearning;
     let answer =
         if learned || inner.streams.is_multiple_of(2) { perfect(&text) } else { "dunno".into() };
-    let broken = fake.trouble == Trouble::BrokenStreams && inner.streams.is_multiple_of(10);
+    let broken = fake.failure == Failure::BrokenStreams && inner.streams.is_multiple_of(10);
     stream(&id, inner.step, &answer, broken)
 }
 
-/// The one answer that earns everything, found in the question's own two numbers.
+/// The answer that earns the maximum, from the two numbers in the question.
 fn perfect(question: &str) -> String {
     let numbers: Vec<i64> = question
         .split(|c: char| !c.is_ascii_digit())
@@ -188,10 +188,10 @@ async fn feedback(State(fake): State<Fake>, Json(body): Json<Value>) -> Response
 }
 
 async fn demo(
-    trouble: Trouble,
+    failure: Failure,
     options: DemoOptions,
 ) -> (Result<DemoOutcome, DemoError>, String, Inner) {
-    let fake = Fake::new(trouble);
+    let fake = Fake::new(failure);
     let mut out = Vec::new();
     let outcome =
         demo::run(options, async |config| fake.clone().start(config).await, &mut out).await;
@@ -205,7 +205,7 @@ fn options(rewards: RewardsMode) -> DemoOptions {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_demo_that_learns() {
+async fn a_demo_reports_what_it_learned() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("report.json");
     let options = DemoOptions {
@@ -213,7 +213,7 @@ async fn a_demo_that_learns() {
         data: Some(dir.path().join("data")),
         ..options(RewardsMode::Both)
     };
-    let (outcome, text, inner) = demo(Trouble::None, options).await;
+    let (outcome, text, inner) = demo(Failure::None, options).await;
     let outcome = outcome.unwrap();
     assert!(outcome.improved);
     assert!((outcome.report.reward_after - task::REWARD_MAX).abs() < 1e-9);
@@ -223,13 +223,13 @@ async fn a_demo_that_learns() {
     assert_eq!(outcome.report.requests, inner.streams);
     assert_eq!(outcome.report.feedback, inner.thumbs.len() as u64);
 
-    // No step before the first evaluation has ended, none during either.
+    // No step is taken before or during the first evaluation, nor during the second.
     let n = eval::QUESTIONS;
     assert_eq!(inner.steps_at_evaluation.len(), 2 * n);
     assert!(inner.steps_at_evaluation[..n].iter().all(|&step| step == 0));
     assert!(inner.steps_at_evaluation[n..].iter().all(|&step| step == 5));
 
-    // Users never ask a held-out question, and each of theirs carries its reference.
+    // Users never ask a held-out question, and only theirs carry a reference answer.
     let held_out: HashSet<String> = eval::held_out(n).iter().map(task::Question::text).collect();
     for (question, metadata) in &inner.questions {
         let evaluation = metadata["task"] == "held-out";
@@ -247,8 +247,8 @@ async fn a_demo_that_learns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_feedback_alone_the_daemon_never_hears_a_reference() {
-    let (outcome, _, inner) = demo(Trouble::None, options(RewardsMode::Feedback)).await;
+async fn with_feedback_alone_no_reference_answer_is_sent() {
+    let (outcome, _, inner) = demo(Failure::None, options(RewardsMode::Feedback)).await;
     assert!(outcome.unwrap().improved);
     assert!(inner.questions.iter().all(|(_, metadata)| metadata.get("answer").is_none()));
     assert!(inner.thumbs.iter().any(|(_, up)| *up));
@@ -256,22 +256,22 @@ async fn with_feedback_alone_the_daemon_never_hears_a_reference() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn graded_users_give_no_thumbs() {
-    let (outcome, text, inner) = demo(Trouble::None, options(RewardsMode::Graded)).await;
+async fn with_graders_alone_users_post_no_thumbs() {
+    let (outcome, text, inner) = demo(Failure::None, options(RewardsMode::Graded)).await;
     assert_eq!(outcome.unwrap().report.feedback, 0);
     assert!(inner.thumbs.is_empty() && !text.contains("thumb"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_improvement_is_said() {
-    let (outcome, text, _) = demo(Trouble::NoLearning, options(RewardsMode::Feedback)).await;
+async fn a_reward_that_did_not_rise_is_reported() {
+    let (outcome, text, _) = demo(Failure::NoLearning, options(RewardsMode::Feedback)).await;
     assert!(!outcome.unwrap().improved);
     assert!(text.contains("the held-out reward did not rise"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_broken_stream_is_counted() {
-    let (outcome, text, inner) = demo(Trouble::BrokenStreams, options(RewardsMode::Both)).await;
+    let (outcome, text, inner) = demo(Failure::BrokenStreams, options(RewardsMode::Both)).await;
     let report = outcome.unwrap().report;
     assert_eq!(report.failed_requests, inner.streams / 10);
     assert!(text.contains("the stream ended without [DONE]"), "{text}");
@@ -279,7 +279,7 @@ async fn every_broken_stream_is_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_trainer_ends_the_demo_with_its_reason() {
-    let (outcome, _, _) = demo(Trouble::TrainerFails, options(RewardsMode::Both)).await;
+    let (outcome, _, _) = demo(Failure::TrainerFails, options(RewardsMode::Both)).await;
     let error = outcome.unwrap_err();
     assert!(matches!(error, DemoError::Trainer(_)), "{error}");
     assert_eq!(error.to_string(), "the trainer failed: the loss is not a number");

@@ -1,4 +1,4 @@
-//! The embedded model is what the demonstration needs: it knows how to add, and does not show it.
+//! The embedded model suits the demo: greedy answers are right, sampled ones earn half of the reward.
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::path::{Path, PathBuf};
@@ -73,8 +73,8 @@ impl Embedded {
         self.model.logits(&hidden.index_select(&rows, 0).unwrap()).unwrap()
     }
 
-    /// Whether greedy decoding gives exactly the ideal completion: it does if and only if, along
-    /// that completion, each token is the most probable one after those before it.
+    /// Whether greedy decoding gives exactly the ideal completion, that is, whether each of its tokens is
+    /// the most probable one given those before it.
     fn greedy_is_ideal(&self, questions: &[Question]) -> Vec<bool> {
         let prompts: Vec<_> = questions.iter().map(|q| self.prompt(q)).collect();
         let mut sequences = Vec::new();
@@ -175,7 +175,7 @@ fn sampled_answers_earn_about_half_of_the_reward() {
 }
 
 #[test]
-fn it_is_small_and_encodes_any_text() {
+fn the_model_is_small_and_encodes_any_text() {
     let embedded = Embedded::load();
     let weights = std::fs::read(directory().join("model.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&weights).unwrap();
@@ -184,7 +184,7 @@ fn it_is_small_and_encodes_any_text() {
     assert_eq!(
         json("config.json")["vocab_size"],
         embedded.tokenizer.get_vocab_size(true),
-        "one logit a token"
+        "one logit per token"
     );
 
     for text in ["What is 12 + 7?", "héllo 漢字 🎉\r\n\t x  ", "\u{1}\u{7f} <answer>5</answer>"]
@@ -192,6 +192,6 @@ fn it_is_small_and_encodes_any_text() {
         let ids = embedded.encode(text);
         assert_eq!(embedded.tokenizer.decode(&ids, true).unwrap(), text);
     }
-    assert_eq!(embedded.encode("123").len(), 3, "digits stand alone");
+    assert_eq!(embedded.encode("123").len(), 3, "each digit is a token");
     assert_eq!(embedded.encode("<answer></answer>").len(), 2, "tags are single tokens");
 }

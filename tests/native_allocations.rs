@@ -1,4 +1,4 @@
-//! A step of the native sampler allocates nothing once its buffers have their size.
+//! A step of the native sampler allocates nothing once its buffers have grown.
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -23,16 +23,16 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -57,7 +57,7 @@ impl BatchMember for Row {
     }
 }
 
-/// One sequence after another of 40 tokens each, 24 at a time; allocations of the last round.
+/// Decodes three batches of 24 sequences of 40 tokens; returns the allocations of the last.
 fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads: usize) -> usize {
     let mut pool = PagePool::new(decoder.shape(), 200);
     let mut scratch = Scratch::new(spec, 32, 32);
@@ -86,7 +86,7 @@ fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads
 }
 
 #[test]
-fn a_token_costs_no_allocation() {
+fn a_decoder_step_does_not_allocate() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/embedded");
     let dir = ModelDir::open(&dir).unwrap();
     let spec = ModelSpec::from_config(&dir.config).unwrap();
@@ -98,7 +98,7 @@ fn a_token_costs_no_allocation() {
     let mut decoder = Decoder::new(&model).unwrap();
     decoder.reserve_positions(80).unwrap();
     assert_eq!(rounds(&decoder, &spec, &factors, 1), 0);
-    // With more threads nothing of a token either; the pool's own queue may grow now and then.
+    // With more threads, only the pool's queue may grow occasionally.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let found = pool.install(|| rounds(&decoder, &spec, &factors, 2));
     assert!(found < 40, "{found} allocations in 40 steps of 24 tokens");

@@ -1,10 +1,10 @@
-//! Sampler and trainer agree: what the real engine records is what the trainer recomputes, for the
-//! base, for a trained adapter, and for an adapter on a few modules only.
+//! Sampler and trainer agree: the trainer recomputes the log-probabilities that the engine records, for
+//! the base model and for adapters on all or some modules.
 
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "tests may fail loudly and say by how much"
+    reason = "tests may fail loudly and print differences"
 )]
 
 use std::path::Path;
@@ -23,7 +23,7 @@ use hone_sampler::{BatchedEngine, SamplerConfig};
 use hone_train::config::TrainConfig;
 use hone_train::{Learner, TrainSample};
 
-/// Greatest difference that is put down to the order of sums in 32 bits.
+/// Difference that the order of f32 sums explains.
 const TOLERANCE: f32 = 1e-4;
 
 struct Pair {
@@ -61,8 +61,8 @@ impl Pair {
         self.engine.codec().prompt(&[message]).unwrap()
     }
 
-    /// Greedy completions of the engine and of the native sampler: the same ids, but for ties, with
-    /// the same log-probabilities. Returns how many ids were compared.
+    /// Greedy completions of the engine and of the native sampler have the same log-probabilities and,
+    /// up to the first tie, the same ids. Returns the number of equal ids.
     async fn compare_greedy(&self) -> usize {
         let mut compared = 0;
         for seed in 0..4 {
@@ -101,9 +101,9 @@ impl Pair {
         engine.generate(request).await.unwrap().collect().await.unwrap()
     }
 
-    /// Samples at several temperatures; the greatest difference, and what was sampled.
+    /// Samples at several temperatures. Returns the largest difference and the samples.
     async fn compare(&self) -> (f32, Vec<TrainSample>) {
-        let (mut greatest, mut samples) = (0.0_f32, Vec::new());
+        let (mut largest, mut samples) = (0.0_f32, Vec::new());
         let policy = self.learner.snapshot().unwrap();
         for seed in 0..12 {
             let prompt = self.prompt(seed);
@@ -114,7 +114,7 @@ impl Pair {
             let scored = policy.score(&prompt, &ids, temperature).unwrap();
             assert_eq!(scored.len(), logprobs.len());
             for (served, trained) in logprobs.iter().zip(&scored) {
-                greatest = greatest.max((served - trained).abs());
+                largest = largest.max((served - trained).abs());
             }
             let advantage = if seed % 2 == 0 { 1.0 } else { -1.0 };
             let version = completion.version.0;
@@ -128,16 +128,16 @@ impl Pair {
                 truncated: false,
             });
         }
-        (greatest, samples)
+        (largest, samples)
     }
 }
 
-async fn agrees(model: &str, what: &str, lora: LoraConfig, short: bool) {
+async fn agrees(model: &str, modules: &str, lora: LoraConfig, short: bool) {
     let mut pair = Pair::new(model, lora, short);
     let (base, mut samples) = pair.compare().await;
-    println!("{model}, {what}, base: {base:.1e}");
+    println!("{model}, {modules}, base: {base:.1e}");
     assert!(base < TOLERANCE, "{model}: {base}");
-    assert!(pair.compare_greedy().await > 20, "{model}: the completions part too soon");
+    assert!(pair.compare_greedy().await > 20, "{model}: the completions differ too soon");
     for version in 1..=2 {
         let stats = pair.learner.step(&samples, version - 1, 40).unwrap();
         assert_eq!((stats.skipped, stats.refused), (None, Vec::new()));
@@ -149,10 +149,10 @@ async fn agrees(model: &str, what: &str, lora: LoraConfig, short: bool) {
         pair.native.publish(PolicyVersion(version), Some(pair.learner.served())).unwrap();
         let before = samples;
         let (difference, after) = pair.compare().await;
-        println!("{model}, {what}, version {version}: {difference:.1e}");
+        println!("{model}, {modules}, version {version}: {difference:.1e}");
         assert!(difference < TOLERANCE, "{model}: {difference}");
-        assert!(pair.compare_greedy().await > 20, "{model}: the completions part too soon");
-        // A published version that changes nothing would agree too.
+        assert!(pair.compare_greedy().await > 20, "{model}: the completions differ too soon");
+        // The published version must differ, or agreement would prove nothing.
         assert!(before.iter().zip(&after).any(|(b, a)| b.logprobs != a.logprobs));
         samples = after;
     }
@@ -183,7 +183,7 @@ async fn the_embedded_model_with_one_layer_of_two() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_from_transformers() {
+async fn a_transformers_directory() {
     agrees("tests/fixtures/qwen2-tiny", "all modules", rank_four(), false).await;
 }
 
@@ -198,20 +198,20 @@ async fn ranks_and_scales_by_module() {
     agrees("tests/fixtures/qwen2-tiny", "patterns", lora, false).await;
 }
 
-/// Directories of `tests/reference/models/make_families.py` that the engine serves. (It does not compute the
-/// biases of `llama-biases`.)
+/// Directories of `tests/reference/models/make_families.py` that the engine serves. It does not support the
+/// biases of `llama-biases`.
 const FAMILIES: [&str; 9] =
     ["qwen2", "qwen3", "llama2", "llama3", "mistral", "smollm3", "gemma2", "phi3", "phi3-longrope"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_family() {
+async fn every_model_family() {
     for name in FAMILIES {
         agrees(&format!("tests/fixtures/families/{name}"), "all modules", rank_four(), true).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_family_answers_greedily_as_transformers_does() {
+async fn greedy_completions_of_every_family_match_transformers() {
     for name in FAMILIES {
         let model = format!("tests/fixtures/families/{name}");
         let pair = Pair::new(&model, rank_four(), true);

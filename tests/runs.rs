@@ -1,4 +1,4 @@
-//! `hone train`, `hone eval` and `hone rewards test` as their users meet them.
+//! `hone train`, `hone eval`, `hone rewards test` and `hone adapters` through the command line.
 
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
@@ -31,7 +31,7 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn a_run_learns_is_resumed_and_measured() {
+fn a_resumed_run_learns_and_is_evaluated() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
     let config = "configs/examples/multi-objective.toml";
@@ -65,16 +65,16 @@ fn a_run_learns_is_resumed_and_measured() {
     let shown: Value =
         serde_json::from_slice(&ok(&[&args[..], &["--json"]].concat()).stdout).unwrap();
     assert_eq!((&shown["version"], &shown["part"]), (&24.into(), &"correct".into()));
-    let at = |k: usize, who: &str| shown["pass_at"][k][who]["mean"].as_f64().unwrap();
+    let at = |k: usize, policy: &str| shown["pass_at"][k][policy]["mean"].as_f64().unwrap();
     assert!(at(1, "base") > at(0, "base") && at(0, "active") > at(0, "base"), "{shown}");
 }
 
 #[test]
-fn what_cannot_be_run_is_named() {
+fn errors_name_the_key_or_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
     let config = "configs/examples/correctness.toml";
-    for (args, says) in [
+    for (args, expected) in [
         (vec!["train", "--steps", "3"], "dataset.path is missing"),
         (vec!["train", "--dataset", "no-such.jsonl", "--steps", "3"], "no-such.jsonl"),
         (vec!["train", "--dataset", "datasets/additions.jsonl"], "train.max_steps is 0"),
@@ -90,7 +90,7 @@ fn what_cannot_be_run_is_named() {
     ] {
         let output = hone(&[&args[..], &["--data", data]].concat());
         assert!(!output.status.success(), "{args:?}");
-        assert!(text(&output.stderr).contains(says), "{args:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(expected), "{args:?}: {}", text(&output.stderr));
     }
 }
 
@@ -122,7 +122,7 @@ fn versions_are_listed_and_exported() {
     }
     assert!(export(&["--peft", &peft, "--version", "1"]).status.success());
     assert!(Path::new(&peft).join("adapter_config.json").is_file());
-    // What was exported is a model and an adapter to start from.
+    // The exported model can be trained on.
     ok(&["train", "--config", config, "--model", &merged, "--data", &at("on"), "--steps", "1"]);
 
     for (args, code, expected) in [
@@ -140,18 +140,18 @@ fn versions_are_listed_and_exported() {
 }
 
 #[test]
-fn memory_is_told_before_anything_runs() {
+fn memory_is_explained_without_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
     let config = "configs/examples/multi-objective.toml";
-    let told = ok(&["train", "--config", config, "--data", data, "--explain-memory"]);
-    let told = text(&told.stdout);
-    assert!(told.contains("MiB") && told.contains("base weights"), "{told}");
+    let explained = ok(&["train", "--config", config, "--data", data, "--explain-memory"]);
+    let text = text(&explained.stdout);
+    assert!(text.contains("MiB") && text.contains("base weights"), "{text}");
     assert!(!dir.path().join("run").exists(), "nothing was run");
 }
 
 #[test]
-fn rewards_are_tried_on_a_file() {
+fn rewards_are_tested_on_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("completions.jsonl");
     let rows = [
@@ -177,8 +177,11 @@ fn rewards_are_tried_on_a_file() {
 
     std::fs::write(&file, "{\"prompt\":\"x\"}\n").unwrap();
     let output = hone(&args);
-    let said = text(&output.stderr);
-    assert!(!output.status.success() && said.contains("line 1: `completion` is missing"), "{said}");
+    let error = text(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("line 1: `completion` is missing"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn every_example_configuration_is_valid() {
 }
 
 #[test]
-fn a_judge_of_ones_own_is_tried_without_a_server() {
+fn a_self_judge_is_tested_without_a_server() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("hone.toml");
     let judged = dir.path().join("completions.jsonl");
@@ -216,7 +219,7 @@ fn a_judge_of_ones_own_is_tried_without_a_server() {
     let scored = text(&output.stdout);
     let rows = serde_json::from_str::<Value>(&scored).unwrap()["samples"].clone();
     assert_eq!(rows.as_array().unwrap().len(), 2, "{scored}");
-    // Told only additions, it answers with a number whatever the scale.
+    // The embedded model only adds, so it answers every judge prompt with a number.
     let judged = rows[0]["parts"]["judged"].as_f64().unwrap();
     assert!((0.0..=1.0).contains(&judged), "{scored}");
     assert_eq!(rows[1]["parts"]["judged"], judged, "the same question has the same answer");

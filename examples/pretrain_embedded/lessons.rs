@@ -1,4 +1,4 @@
-//! The training data of the embedded model: conversations from a seeded random stream.
+//! The training data of the embedded model: conversations drawn from a seeded stream.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -10,11 +10,12 @@ use super::{END, START};
 /// The shares of the steps at which the second and the third [`Lesson`] begin.
 const LESSONS: [f64; 2] = [0.4, 0.65];
 
-/// Probability that an operand is drawn from the small ones only, and their bound.
+/// Probability that an operand is below [`SMALL_BELOW`].
 const SMALL: f64 = 0.25;
+/// Bound of the small operands.
 const SMALL_BELOW: u32 = 10;
 
-/// Probabilities of errors in a noisy completion; the errors are independent.
+/// Probabilities of the errors in a completion.
 struct Noise {
     /// The sum is wrong.
     wrong: f64,
@@ -22,7 +23,7 @@ struct Noise {
     plain: f64,
     /// A remark before the reasoning.
     before: f64,
-    /// A sentence instead of the answer with its tags.
+    /// A sentence in place of the answer's tags.
     untagged: f64,
     /// A remark after the answer.
     after: f64,
@@ -36,17 +37,19 @@ const UNTAGGED: [&str; 2] = ["So it is #.", "Result: #."];
 const AFTER: [&str; 2] = [" Hope that helps!", " Is that right?"];
 const SYSTEM: [&str; 3] = ["You are a helpful assistant.", "You add small numbers.", "Be brief."];
 
-/// Probability of small talk instead of a question, and the reply to it.
+/// Probability of small talk in place of a question.
 const TALK: f64 = 0.03;
+/// Messages of small talk.
 const SMALL_TALK: [&str; 4] = ["Hello!", "Hi", "Who are you?", "What can you do?"];
+/// The answer to small talk.
 const INTRODUCTION: &str = "I add small numbers: try 12 + 7.";
 
-/// Every sentence of the task once, to train the tokenizer.
+/// Every sentence of the task, once each.
 pub fn corpus() -> Vec<String> {
     let questions = (0..PHRASING_COUNT).map(|phrasing| Question { a: 1, b: 2, phrasing }.text());
-    let slips = [&PLAIN[..], &BEFORE, &UNTAGGED, &AFTER, &SYSTEM, &SMALL_TALK].concat();
+    let sentences = [&PLAIN[..], &BEFORE, &UNTAGGED, &AFTER, &SYSTEM, &SMALL_TALK].concat();
     questions
-        .chain(slips.into_iter().map(str::to_owned))
+        .chain(sentences.into_iter().map(str::to_owned))
         .chain(["system", "user", "assistant", INTRODUCTION, "1 + 2 = 3"].map(str::to_owned))
         .collect()
 }
@@ -60,29 +63,29 @@ fn message(role: &str, content: &str) -> String {
     format!("{START}{role}\n{content}{END}\n")
 }
 
-/// The stages of the training, in order.
+/// The stages of training, in order.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Lesson {
-    /// Questions alone, answered correctly.
+    /// Questions with right answers.
     Sums,
-    /// Conversations, answered correctly.
+    /// Conversations with right answers.
     Conversations,
     /// Conversations with the errors of [`NOISE`].
-    Slips,
+    Noisy,
 }
 
 impl Lesson {
-    /// The lesson at this share of the steps.
+    /// The lesson after the share `done` of the steps.
     pub fn at(done: f64) -> Self {
         match done {
             done if done < LESSONS[0] => Self::Sums,
             done if done < LESSONS[1] => Self::Conversations,
-            _ => Self::Slips,
+            _ => Self::Noisy,
         }
     }
 }
 
-/// The part of a conversation before the last question.
+/// The messages before the last question.
 #[derive(Clone, Copy)]
 pub enum Opening {
     /// Nothing.
@@ -93,7 +96,7 @@ pub enum Opening {
     Exchange,
 }
 
-/// A conversation up to the assistant's turn, and the assistant's message.
+/// A conversation up to the assistant's turn, and the assistant's completion.
 pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (String, String) {
     let before = match opening {
         Opening::Nothing => String::new(),
@@ -108,7 +111,7 @@ pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (
     } else {
         let question = question(rng);
         let answer = match lesson {
-            Lesson::Slips => noisy_completion(&question, rng),
+            Lesson::Noisy => noisy_completion(&question, rng),
             Lesson::Sums | Lesson::Conversations => question.ideal(),
         };
         (question.text(), answer)
@@ -143,17 +146,17 @@ fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
     format!("{before}{ideal}{after}")
 }
 
-/// A plausible wrong sum: off by one, by two, or by a missing carry.
+/// A wrong sum: off by one or two, or by a forgotten carry.
 fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
-    let slips: Vec<u32> = [-10, -2, -1, 1, 2, 10]
+    let sums: Vec<u32> = [-10, -2, -1, 1, 2, 10]
         .iter()
-        .filter_map(|slip| sum.checked_add_signed(*slip))
+        .filter_map(|error| sum.checked_add_signed(*error))
         .filter(|wrong| *wrong < 100)
         .collect();
-    slips[rng.random_range(0..slips.len())]
+    sums[rng.random_range(0..sums.len())]
 }
 
-/// Draws small numbers more often than uniformly: they are few, and users ask for them first.
+/// Small operands have extra weight, because they are few and users often try them first.
 fn operand(rng: &mut ChaCha8Rng) -> u32 {
     let below = if rng.random_bool(SMALL) { SMALL_BELOW } else { OPERANDS };
     rng.random_range(0..below)

@@ -1,8 +1,8 @@
-//! What rollouts and training cost the clients who are served meanwhile.
+//! `hone bench interference`: the effect of rollouts and training on the latency of clients.
 //!
-//! One daemon on loopback serves the embedded model. In turns it is left alone with its clients
-//! (idle) and made to sample and train as fast as it can (busy), so that whatever else the machine
-//! does meets both; the clients' requests are the same throughout.
+//! A daemon on loopback serves the embedded model. It alternates between serving only (idle) and
+//! sampling and training at full speed (busy), so that other processes affect both. The clients'
+//! requests are the same in both.
 
 use std::fmt;
 use std::path::Path;
@@ -21,75 +21,74 @@ use hone_train::config::{ScheduleKind, TrainConfig};
 
 use super::{Folder, machine};
 use crate::config::{Config, LogConfig};
-use crate::demo::client::{Ask, Client};
+use crate::demo::client::{Client, Scrape, UserRequest};
 use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
-use crate::demo::scrape::Scrape;
 use crate::demo::tally::percentile;
 use crate::demo::task::{MAX_TOKENS, QuestionSplit, Questions};
-use crate::demo::{Daemon, RewardsMode};
+use crate::demo::{DaemonHandle, RewardsMode};
 
-/// Longest wait for the daemon to be ready, or for what is under way to end.
+/// Longest wait for the daemon to be ready, or for rollouts and training to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Prompts of the rollouts.
 const PROMPTS: usize = 512;
 
-/// What is measured.
+/// The options of `hone bench interference`.
 #[derive(Clone, Debug)]
 pub struct InterferenceOptions {
-    /// Turns of idle and busy.
+    /// Rounds of idle and busy.
     pub rounds: u32,
-    /// Length of each of the two in a turn.
+    /// Seconds of each condition in a round.
     pub seconds: f64,
     /// Clients, each with one request at a time.
     pub users: usize,
-    /// What a client pauses between two requests in the mean, in milliseconds; pauses are uniform
-    /// from nothing to twice as much.
+    /// Mean pause of a client between requests in milliseconds. Pauses are uniform from 0 to twice as
+    /// much.
     pub pause_ms: f64,
-    /// What samples the rollouts.
+    /// The sampler of the rollouts.
     pub sampler: SamplerKind,
 }
 
-/// What clients met in one condition.
+/// The clients' latencies in one condition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Met {
+pub struct ClientStats {
     /// Requests.
     pub requests: usize,
-    /// Those that failed.
+    /// Failed requests.
     pub failed: usize,
-    /// The first failure, in words.
+    /// The message of the first failure.
     pub failure: Option<String>,
     /// Time to the first token in ms: the median and the 99th percentile (nearest rank).
     pub first_token_ms: [f64; 2],
-    /// Time from one token's text to the next in ms, likewise.
+    /// Time between the texts of consecutive tokens in ms, likewise.
     pub per_token_ms: [f64; 2],
 }
 
-/// What came out.
+/// The measurements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InterferenceReport {
-    /// What sampled the rollouts.
+    /// The sampler of the rollouts.
     pub sampler: SamplerKind,
     /// Clients.
     pub users: usize,
     /// Seconds of each condition.
     pub seconds: f64,
-    /// The clients alone.
-    pub idle: Met,
-    /// While rollouts are sampled and the trainer trains.
-    pub busy: Met,
-    /// Optimiser steps a second while busy.
+    /// Without rollouts and training.
+    pub idle: ClientStats,
+    /// During rollouts and training.
+    pub busy: ClientStats,
+    /// Optimizer steps per second while busy.
     pub steps_per_second: f64,
-    /// Completions a second that were sampled for the trainer while busy.
+    /// Completions sampled for the trainer per second while busy.
     pub rollouts_per_second: f64,
-    /// Cores that the process used, idle and busy.
+    /// Cores used by the process, idle and busy.
     pub cores: [f64; 2],
-    /// Load of the machine before and after.
+    /// Load average before and after.
     pub load: [f64; 2],
 }
 
 impl InterferenceReport {
-    /// Busy over idle: the 99th percentiles of the time to the first token.
+    /// The 99th percentile of the time to the first token, busy over idle.
     pub fn first_token_ratio(&self) -> f64 {
         self.busy.first_token_ms[1] / self.idle.first_token_ms[1]
     }
@@ -104,20 +103,20 @@ impl fmt::Display for InterferenceReport {
             self.sampler
         )?;
         writeln!(f, "                          idle        busy       ratio")?;
-        let mut line = |what: &str, idle: f64, busy: f64, unit: &str| {
+        let mut line = |label: &str, idle: f64, busy: f64, unit: &str| {
             writeln!(
                 f,
-                "{what:<20} {idle:>7.2} {unit:<3} {busy:>7.2} {unit:<3} {:>7.2}",
+                "{label:<20} {idle:>7.2} {unit:<3} {busy:>7.2} {unit:<3} {:>7.2}",
                 busy / idle
             )
         };
         for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-            let what = format!("first token {name}");
-            line(&what, idle.first_token_ms[i], busy.first_token_ms[i], "ms")?;
+            let label = format!("first token {name}");
+            line(&label, idle.first_token_ms[i], busy.first_token_ms[i], "ms")?;
         }
         for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-            let what = format!("per token {name}");
-            line(&what, idle.per_token_ms[i], busy.per_token_ms[i], "ms")?;
+            let label = format!("per token {name}");
+            line(&label, idle.per_token_ms[i], busy.per_token_ms[i], "ms")?;
         }
         line("cores used", self.cores[0], self.cores[1], "")?;
         writeln!(
@@ -130,27 +129,27 @@ impl fmt::Display for InterferenceReport {
         }
         writeln!(
             f,
-            "meanwhile            {:.1} optimiser steps and {:.0} rollouts a second",
+            "meanwhile            {:.1} optimizer steps and {:.0} rollouts a second",
             self.steps_per_second, self.rollouts_per_second
         )?;
         write!(f, "load                 {:.2} before, {:.2} after", self.load[0], self.load[1])
     }
 }
 
-/// The daemon's configuration: rollouts from a dataset without end, and steps so small that the
-/// model stays as it is, because a model that is always right would leave nothing to train on.
+/// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
+/// model that learned the task would leave nothing to train on.
 fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
     let dataset = dir.join("prompts.jsonl");
     let rows = Questions::new(1, QuestionSplit::Asked).take(PROMPTS).map(|question| {
         json!({"prompt": question.text(), "answer": question.answer().to_string()}).to_string()
             + "\n"
     });
-    std::fs::write(&dataset, rows.collect::<String>()).context("the prompts")?;
+    std::fs::write(&dataset, rows.collect::<String>()).context("cannot write the prompts")?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
     Ok(Config {
         dataset: DatasetConfig { path: dataset, ..DatasetConfig::default() },
-        // That nothing is learned is meant.
+        // Warnings that nothing is learned are expected.
         log: LogConfig { level: "error".to_owned(), ..LogConfig::default() },
         rollout: RolloutConfig {
             sampler: options.sampler,
@@ -171,13 +170,13 @@ fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
     })
 }
 
-/// Measures on a daemon that `start` starts.
+/// Runs the benchmark on a daemon that `start` starts.
 ///
 /// # Errors
-/// If the daemon cannot be started or asked how it is. Requests of clients that fail are counted.
+/// If the daemon does not start or its status cannot be read. Failed requests of clients are counted.
 pub async fn run(
     options: &InterferenceOptions,
-    start: impl AsyncFnOnce(Config) -> anyhow::Result<Daemon>,
+    start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,
 ) -> anyhow::Result<InterferenceReport> {
     let dir = Folder::temporary()?;
     let before = machine::load();
@@ -189,9 +188,9 @@ pub async fn run(
     Ok(report)
 }
 
-/// One condition, over all rounds.
+/// The samples of one condition, over all rounds.
 #[derive(Default)]
-struct Seen {
+struct ConditionSamples {
     first: Vec<f64>,
     gaps: Vec<f64>,
     failures: Vec<String>,
@@ -205,7 +204,7 @@ async fn measure(
     client: &Client,
 ) -> anyhow::Result<InterferenceReport> {
     client.wait_ready(PATIENCE).await?;
-    let (mut idle, mut busy) = (Seen::default(), Seen::default());
+    let (mut idle, mut busy) = (ConditionSamples::default(), ConditionSamples::default());
     let (mut steps, mut rollouts) = (0.0, 0.0);
     let samples = |scrape: &Scrape| scrape.value("hone_rollout_samples_total").unwrap_or(0.0);
     for round in 0..u64::from(options.rounds.max(1)) {
@@ -227,15 +226,15 @@ async fn measure(
         steps_per_second: steps / seconds,
         rollouts_per_second: rollouts / seconds,
         cores: [idle.processor / idle.seconds.max(1e-9), busy.processor / seconds],
-        idle: idle.met(),
-        busy: busy.met(),
+        idle: idle.stats(),
+        busy: busy.stats(),
         load: [0.0; 2],
     })
 }
 
-/// Waits until the trainer rests and no more rollouts are sampled.
+/// Waits until the trainer is paused and no rollouts are sampled.
 async fn settle(client: &Client) -> anyhow::Result<()> {
-    const LOOK: Duration = Duration::from_millis(200);
+    const POLL_INTERVAL: Duration = Duration::from_millis(200);
     let until = Instant::now() + PATIENCE;
     let mut before = -1.0;
     loop {
@@ -246,22 +245,22 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
         }
         anyhow::ensure!(
             Instant::now() < until,
-            "no rest in {PATIENCE:?}: the trainer is {} at step {}, {samples} rollouts were sampled",
+            "still busy after {PATIENCE:?}: the trainer is {} at step {}, {samples} rollouts were sampled",
             trainer.state,
             trainer.step
         );
         before = samples;
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-impl Seen {
-    /// Clients ask for the condition's time.
+impl ConditionSamples {
+    /// Runs the clients for the duration of the condition.
     async fn watch(&mut self, options: &InterferenceOptions, client: &Client, round: u64) {
         let (began, processor) = (Instant::now(), machine::processor_seconds());
         let until = began + Duration::from_secs_f64(options.seconds);
         let users = (0..options.users.max(1)).map(|user| {
-            // The same requests in both conditions of a turn.
+            // The same requests in both conditions of a round.
             let seed = (round / 2) << 16 | user as u64;
             ask_until(client, seed, options.pause_ms, until)
         });
@@ -275,12 +274,12 @@ impl Seen {
         self.seconds += began.elapsed().as_secs_f64();
     }
 
-    fn met(self) -> Met {
+    fn stats(self) -> ClientStats {
         let quantiles = |mut values: Vec<f64>| {
             values.sort_by(f64::total_cmp);
             [0.5, 0.99].map(|q| percentile(&values, q).unwrap_or(f64::NAN))
         };
-        Met {
+        ClientStats {
             requests: self.requests,
             failed: self.failures.len(),
             failure: self.failures.into_iter().next(),
@@ -290,25 +289,25 @@ impl Seen {
     }
 }
 
-/// One client.
-async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) -> Seen {
+/// Runs one client.
+async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) -> ConditionSamples {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut seen = Seen::default();
+    let mut seen = ConditionSamples::default();
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     for question in Questions::new(seed, QuestionSplit::HeldOut) {
         sleep(Duration::from_secs_f64(rng.random_range(0.0..=2.0) * pause_ms / 1e3)).await;
         if Instant::now() >= until {
             break;
         }
-        let ask = Ask {
+        let request = UserRequest {
             text: question.text(),
-            // A route without rewards: nothing of it is trained on.
+            // A route without rewards, so that nothing is trained on.
             metadata: [("task".to_owned(), TASK_HELD_OUT.to_owned())].into(),
             seed: rng.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
         };
         seen.requests += 1;
-        match client.ask(&ask).await {
+        match client.ask(&request).await {
             Ok(answer) => {
                 seen.first.push(ms(answer.first_token));
                 seen.gaps.extend(answer.gaps.into_iter().map(ms));
@@ -324,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_daemon_is_configured_as_a_file_could() {
+    fn the_configuration_is_valid_as_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let options = InterferenceOptions {
             rounds: 1,
@@ -341,12 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_and_failures_are_told_by_condition() {
-        let seen = |scale: f64| Seen {
+    fn quantiles_and_failures_are_reported_by_condition() {
+        let seen = |scale: f64| ConditionSamples {
             first: (1..=100).map(|i| f64::from(i) * scale).collect(),
             gaps: vec![scale],
             requests: 100,
-            ..Seen::default()
+            ..ConditionSamples::default()
         };
         let mut failed = seen(2.0);
         failed.failures.push("no answer".to_owned());
@@ -354,8 +353,8 @@ mod tests {
             sampler: SamplerKind::Native,
             users: 2,
             seconds: 30.0,
-            idle: seen(1.0).met(),
-            busy: failed.met(),
+            idle: seen(1.0).stats(),
+            busy: failed.stats(),
             steps_per_second: 5.0,
             rollouts_per_second: 320.0,
             cores: [0.5, 2.0],
@@ -373,7 +372,7 @@ mod tests {
         cores used              0.50        2.00        4.00
         requests             100 idle, 100 busy; 0 and 1 failed
         first failure        no answer
-        meanwhile            5.0 optimiser steps and 320 rollouts a second
+        meanwhile            5.0 optimizer steps and 320 rollouts a second
         load                 0.10 before, 1.90 after
         ");
     }

@@ -1,5 +1,5 @@
-//! What the machine tells about this process and can do: processor time, load, and the speed
-//! of matrix products. Figures that the system does not tell are 0.
+//! Processor time, load, and the speed of matrix products. Values that the system does not provide
+//! are 0.
 
 use std::fs;
 use std::time::Instant;
@@ -9,22 +9,22 @@ use serde::Serialize;
 use hone_model::kernels::matmul::{Matrix, product};
 use hone_model::kernels::parallel::with_threads;
 
-/// Mean number of processes that wanted a core over the last minute.
+/// The load average of the last minute: the mean number of runnable processes.
 pub fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or_default()
 }
 
-/// Seconds, of wall and of processor, this process's threads together.
+/// Durations in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Seconds {
-    /// As a clock on the wall shows.
+    /// Wall time.
     pub wall: f64,
-    /// Spent computing; to hundredths.
+    /// Processor time of all threads, in hundredths.
     pub processor: f64,
 }
 
-/// Runs `f` and tells what it took.
+/// Runs `f` and measures its duration.
 pub fn timed<R>(f: impl FnOnce() -> R) -> (R, Seconds) {
     let (start, before) = (Instant::now(), processor_seconds());
     let result = f();
@@ -32,31 +32,31 @@ pub fn timed<R>(f: impl FnOnce() -> R) -> (R, Seconds) {
     (result, Seconds { wall, processor: processor_seconds() - before })
 }
 
-/// Seconds that this process's threads have computed, all together; to hundredths.
+/// Processor time of this process in seconds, in hundredths.
 pub fn processor_seconds() -> f64 {
     let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name: the 14th and 15th fields are user and system time in ticks of 1/100 s.
+    // Fields 14 and 15 are user and system time in ticks of 1/100 s. The name, field 2, ends in `)`.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
     fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// The speed of large f32 products in GFLOP/s, the best of several.
+/// The best measured speed of large f32 products in GFLOP/s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Peak {
     /// By wall time.
     pub wall: f64,
-    /// By processor time, times threads: what an idle machine would give.
+    /// By processor time, times threads: the speed of an otherwise idle machine.
     pub processor: f64,
 }
 
-/// Side of the squares that [`Peak::measure`] multiplies.
+/// Side of the square matrices that [`Peak::measure`] multiplies.
 const SIDE: usize = 1536;
 
-/// Products of one measurement: enough for processor time's resolution.
+/// Products per measurement, enough for the resolution of processor time.
 const PRODUCTS: usize = 8;
 
 impl Peak {
-    /// Multiplies squares on `threads` threads of the current pool and keeps the better figures.
+    /// Measures products on `threads` threads of the current pool and keeps the best speeds.
     pub fn measure(&mut self, threads: usize) {
         let values: Vec<f32> = (0..SIDE * SIDE).map(|i| (i as f32).sin()).collect();
         let x = Matrix::new(&values, SIDE, SIDE);

@@ -1,5 +1,5 @@
-//! `hone bench`: what this machine makes of hone's parts. Times vary with what else it does, so the
-//! figures are told, and compared with each other, in one run.
+//! `hone bench`: speed of Hone's components on this machine. Other processes change the times, so
+//! numbers that are compared are measured in turns within one run.
 
 pub mod interference;
 pub mod machine;
@@ -9,11 +9,10 @@ pub mod train;
 
 use std::path::PathBuf;
 
-/// A directory among the temporary ones, removed in the end.
+/// A temporary directory, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
-    /// A new one.
     fn temporary() -> std::io::Result<Self> {
         let dir = std::env::temp_dir().join(format!("hone-bench-{}", uuid::Uuid::now_v7()));
         std::fs::create_dir_all(&dir)?;
@@ -23,7 +22,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Best effort: it lies among temporary files.
+        // The system cleans its temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

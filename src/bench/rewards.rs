@@ -1,5 +1,5 @@
-//! `hone bench rewards`: the worst time of each reward function on completions of one size, over
-//! texts that are likely to be slow for one function or another.
+//! `hone bench rewards`: the worst time of each reward function, over texts that are likely to be slow
+//! for some function.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::text::Metric;
 use hone_reward::{KindEntry, Routes, ScoreInput, catalogue};
 
-/// What a function may take on a completion of [`BYTES`].
+/// Time limit of a function on a completion of [`BYTES`].
 pub const LIMIT: Duration = Duration::from_millis(1);
 
-/// The completion's size that the limit is meant for.
+/// The completion size of the limit.
 pub const BYTES: usize = 4096;
 
 /// One function's worst time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
-    /// The kind of reward; of `text_similarity`, with its metric.
+    /// The kind of reward; `text_similarity` with its metric.
     pub kind: String,
-    /// Microseconds on the slowest text: the best of three runs, so that what else the machine does
-    /// counts little.
+    /// Microseconds on the slowest text, the best of three runs, which reduces the effect of other
+    /// processes.
     pub microseconds: f64,
 }
 
@@ -43,7 +43,7 @@ pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
         let Some(grader) = part.grader.as_ref() else { continue };
         let mut worst = Duration::ZERO;
         for text in &texts {
-            // Another text of the same letters, which has the least in common by place.
+            // The reversed text has the same characters, but few at the same positions.
             let reversed: String = text.chars().rev().collect();
             for answer in ["7", text.as_str(), reversed.as_str()] {
                 let input = [input(text, answer)];
@@ -62,7 +62,7 @@ pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
     Ok(all)
 }
 
-/// Every function as a part, with whole completions for answers, so that each reads all of it.
+/// Every function as a part that compares whole completions, so that it reads all of them.
 fn route() -> String {
     let mut toml = "name = \"all\"\n".to_owned();
     let mut part = |name: &str, kind: &str, parameters: &str| {
@@ -92,7 +92,7 @@ fn input(text: &str, answer: &str) -> ScoreInput {
     }
 }
 
-/// Texts of `size` bytes that are likely to be slow for one function or another.
+/// Texts of `size` bytes that are likely to be slow for some function.
 fn slow(size: usize) -> Vec<String> {
     let mut rng = ChaCha8Rng::seed_from_u64(4);
     let mut texts: Vec<String> = PIECES.iter().map(|p| p.repeat(size / p.len())).collect();

@@ -1,5 +1,5 @@
-//! `hone bench sample`: how fast the native sampler generates, and how near a step of it comes to what
-//! the machine's memory and arithmetic allow.
+//! `hone bench sample`: the speed of the native sampler, and of its decoder step relative to the
+//! machine's memory bandwidth and arithmetic.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,34 +28,34 @@ use super::{Folder, machine};
 
 pub(crate) use hone_model::adapter::LoraConfig;
 
-/// Bytes that are read, at least, to measure how fast the weights can be.
+/// Minimum bytes read to measure the memory bandwidth.
 const READ: usize = 512 << 20;
 
-/// What is measured.
+/// The options of `hone bench sample`.
 #[derive(Clone, Debug)]
 pub struct SampleOptions {
     /// The model.
     pub model: Subject,
-    /// Sequences at once.
+    /// Sequences in a batch.
     pub batch: usize,
-    /// Sequences on one prompt.
+    /// Sequences per prompt.
     pub group: usize,
     /// Tokens of a prompt.
     pub prompt: usize,
-    /// Tokens of a completion: all have as many.
+    /// Tokens of every completion.
     pub tokens: usize,
-    /// Rank of an adapter on all linears; 0 is the base alone.
+    /// Rank of an adapter on all linears; 0 for none.
     pub rank: usize,
-    /// How often everything is measured.
+    /// Measurements.
     pub runs: usize,
-    /// Threads; 0 takes every core.
+    /// Threads; 0 for all cores.
     pub threads: usize,
 }
 
-/// What came out.
+/// The measurements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SampleReport {
-    /// Sequences at once.
+    /// Sequences in a batch.
     pub batch: usize,
     /// Tokens of a prompt.
     pub prompt: usize,
@@ -65,28 +65,27 @@ pub struct SampleReport {
     pub rank: usize,
     /// Threads.
     pub threads: usize,
-    /// Processes that wanted a core over the last minute, at the end.
+    /// Load average at the end.
     pub load: f64,
-    /// Completion tokens a second through the whole sampler, prompts, sampling and text included; of
-    /// each run.
+    /// Completion tokens per second of the sampler in each run, including prefill, sampling and
+    /// detokenization.
     pub tokens_per_second: Vec<f64>,
     /// The best of them.
     pub best_tokens_per_second: f64,
-    /// Seconds of the decoder's step in the middle of a completion, logits included, nothing drawn:
-    /// the least of the runs' medians.
+    /// Median seconds of a decoder step including logits, without sampling: the best of the runs.
     pub step_seconds: f64,
-    /// Bytes of weights that a step reads.
+    /// Bytes of weights read by a step.
     pub weight_bytes: usize,
-    /// Bytes a second that the same threads read of as many bytes over and over (from main memory, or
-    /// from the processor's caches where they hold them), the best of the runs.
+    /// Bandwidth in bytes per second when the same threads read as many bytes repeatedly, from memory or
+    /// caches; the best of the runs.
     pub memory_bytes_per_second: f64,
     /// Floating-point operations of a step's products.
     pub step_flop: f64,
-    /// The same a second in large products on the same threads, the best of the runs.
+    /// Speed of large products on the same threads, the best of the runs.
     pub product_flop_per_second: f64,
-    /// Which of the two would take longer.
+    /// The resource whose lower bound is longer: `memory` or `products`.
     pub bound: &'static str,
-    /// What the bound would take, over what the step takes.
+    /// The bound's time over the step's time.
     pub share_of_bound: f64,
 }
 
@@ -99,23 +98,23 @@ impl fmt::Display for SampleReport {
         writeln!(f, "{:>12.3} ms a step of the decoder", self.step_seconds * 1e3)?;
         writeln!(f, "{:>12.1} MB of weights a step", self.weight_bytes as f64 / 1e6)?;
         let read = self.memory_bytes_per_second / 1e9;
-        writeln!(f, "{read:>12.1} GB/s is what {} threads read", self.threads)?;
+        writeln!(f, "{read:>12.1} GB/s memory bandwidth of {} threads", self.threads)?;
         let products = self.product_flop_per_second / 1e9;
-        writeln!(f, "{products:>12.0} GFLOP/s is what they multiply")?;
+        writeln!(f, "{products:>12.0} GFLOP/s in large products")?;
         let share = 100.0 * self.share_of_bound;
-        write!(f, "{share:>12.0} % of the bound, which is {}", self.bound)
+        write!(f, "{share:>12.0} % of the bound by {}", self.bound)
     }
 }
 
-/// A prompt by its number; `benches/peers/transformers_generate.py` makes the same.
+/// Prompt number `number`; `benches/peers/transformers_generate.py` uses the same prompts.
 pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(|i| 3 + ((number * 31 + i * 7) % 370) as TokenId).collect()
 }
 
-/// Measures.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// If the model cannot be read or the sampler refuses it.
+/// If the model cannot be read or the sampler does not support it.
 pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     let folder;
     let path = match &options.model {
@@ -133,15 +132,15 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         threads => threads,
     };
     let lora = adapter(&model, options.rank)?;
-    let whole = Whole::new(&dir, &model, lora.as_ref(), options, threads)?;
-    let mut step = Step::new(&model, lora.as_ref(), options)?;
+    let whole = SamplerBench::new(&dir, &model, lora.as_ref(), options, threads)?;
+    let mut step = StepBench::new(&model, lora.as_ref(), options)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let (mut peak, mut memory, mut rates) = (Peak::default(), 0.0_f64, Vec::new());
     let mut seconds = f64::INFINITY;
     let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
     whole.run(0)?;
     for run in 0..options.runs.max(1) {
-        // In turns, so that each meets the same machine.
+        // In turns, so that other processes affect all measurements.
         memory = memory.max(pool.install(|| read_rate(&block, threads)));
         pool.install(|| peak.measure(threads));
         seconds = seconds.min(pool.install(|| step.median(options, threads))?);
@@ -169,7 +168,7 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     })
 }
 
-/// An adapter as training starts with one, or none.
+/// A fresh adapter; `None` for rank 0.
 fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<LoraWeights>> {
     if rank == 0 {
         return Ok(None);
@@ -179,7 +178,7 @@ fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<LoraWeights>> {
     Ok(Some(LoraWeights::fresh(model.spec(), &config, &mut rng, DType::F32, &Device::Cpu)?))
 }
 
-/// Bytes a second that threads read, the best of three measurements.
+/// Memory bandwidth in bytes per second, the best of three measurements.
 fn read_rate(block: &[f32], threads: usize) -> f64 {
     let part = block.len().div_ceil(threads).next_multiple_of(64);
     let passes = READ.div_ceil(size_of_val(block).max(1));
@@ -202,15 +201,15 @@ fn read_rate(block: &[f32], threads: usize) -> f64 {
     (0..3).map(|_| measure()).fold(0.0, f64::max)
 }
 
-/// The whole sampler.
-struct Whole {
+/// Measures the whole sampler.
+struct SamplerBench {
     engine: Arc<BatchedEngine>,
     runtime: tokio::runtime::Runtime,
     requests: Vec<GenerateRequest>,
     tokens: usize,
 }
 
-impl Whole {
+impl SamplerBench {
     fn new(
         dir: &ModelDir,
         model: &Model,
@@ -219,7 +218,7 @@ impl Whole {
         threads: usize,
     ) -> anyhow::Result<Self> {
         let codec = Arc::new(Codec::load(dir)?);
-        // A completion does not end before its time.
+        // Completions never end early.
         let never = codec.stop_ids().iter().map(|id| (*id, -1e4)).collect();
         let params = SamplingParams {
             logit_bias: never,
@@ -251,13 +250,13 @@ impl Whole {
         Ok(Self { requests: requests.collect(), engine, runtime, tokens: options.tokens })
     }
 
-    /// Tokens a second of one batch, started together; `run` varies the prompts.
+    /// Tokens per second of one batch; `run` varies the prompts.
     fn run(&self, run: usize) -> anyhow::Result<f64> {
         let began = Instant::now();
         let drawn: usize = self.runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
             for mut request in self.requests.clone() {
-                // No prompt is there from the run before.
+                // Avoids cached prompts of the previous run.
                 if let Some(first) = request.prompt_ids.first_mut() {
                     *first = 3 + (run % 300) as TokenId;
                 }
@@ -277,12 +276,12 @@ impl Whole {
     }
 }
 
-struct Told {
+struct DecoderRow {
     sequence: SequencePages,
     token: TokenId,
 }
 
-impl BatchMember for Told {
+impl BatchMember for DecoderRow {
     fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
@@ -294,15 +293,15 @@ impl BatchMember for Told {
     }
 }
 
-/// The decoder alone.
-struct Step {
+/// Measures the decoder alone.
+struct StepBench {
     decoder: Decoder,
     factors: Option<AdapterWeights>,
     scratch: Scratch,
     weight_bytes: usize,
 }
 
-impl Step {
+impl StepBench {
     fn new(
         model: &Model,
         lora: Option<&LoraWeights>,
@@ -316,7 +315,7 @@ impl Step {
         Ok(Self { decoder, factors, scratch, weight_bytes })
     }
 
-    /// The median over the steps of one batch.
+    /// Median seconds of the steps of one batch.
     fn median(&mut self, options: &SampleOptions, threads: usize) -> anyhow::Result<f64> {
         let pages = options.batch * (options.tokens / 16 + options.prompt / 16 + 4);
         let mut pool = PagePool::new(self.decoder.shape(), pages);
@@ -336,7 +335,7 @@ impl Step {
             let prompt = shared.as_ref().with_context(no_room)?;
             let sequence =
                 SequencePages::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
-            rows.push(Told { sequence, token: prompt.last_token() });
+            rows.push(DecoderRow { sequence, token: prompt.last_token() });
         }
         let mut times = Vec::new();
         for step in 0..options.tokens {
@@ -358,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_embedded_model_is_measured_whole() {
+    fn the_embedded_model_is_measured() {
         let options = SampleOptions {
             model: Subject::Embedded,
             batch: 9,
@@ -371,7 +370,7 @@ mod tests {
         };
         let report = run(&options).unwrap();
         assert!(report.best_tokens_per_second > 0.0 && report.share_of_bound > 0.0, "{report}");
-        // Every weight but the embedding: it is not tied to the head.
+        // All weights except the embedding, which is not tied to the head.
         let spec = options.model.load().unwrap().spec().clone();
         let count = |shapes: &[(String, Vec<usize>)]| -> usize {
             let matrices = shapes.iter().filter(|(_, shape)| shape.len() == 2);

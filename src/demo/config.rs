@@ -1,5 +1,5 @@
-//! The daemon's configuration for a demo: the embedded model, a free loopback port, and routes
-//! whose rewards depend on `--rewards`.
+//! The daemon's configuration: the embedded model, a free loopback port, and routes whose rewards
+//! depend on `--rewards`.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,24 +11,21 @@ use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
 use hone_train::config::{ScheduleKind, TrainConfig, WarningConfig, ZeroVariance};
 
-use super::RewardsMode;
-use super::task::{MAX_TOKENS, REWARD_MAX};
+use super::options::RewardsMode;
+use super::task::{MAX_TOKENS, REWARD_MAX, THUMBS};
 use crate::config::{Config, DataConfig, LogConfig, RunConfig, ServerConfig};
 
-/// The part that users' feedback is posted under.
-pub const THUMBS: &str = "thumbs";
 /// `metadata.task` of the users' questions.
 pub const TASK_ASKED: &str = "addition";
-/// `metadata.task` of the evaluation: its route has no rewards, so that it is never trained on.
+/// `metadata.task` of the evaluation, whose route has no rewards, so that it is never trained on.
 pub const TASK_HELD_OUT: &str = "held-out";
-/// Trained samples in an optimiser step.
+/// Samples of an optimizer step.
 pub const SAMPLES_PER_STEP: usize = 64;
-/// Samples of one prompt that are compared with each other.
+/// Samples of a prompt.
 pub const GROUP_SIZE: usize = 8;
 
-/// The configuration of a demo that keeps its data in `dir`.
-///
-/// `cores` engines a colour: each runs one sequence at a time on one thread.
+/// The configuration of a demo with its data in `dir`. Each color of slots has `cores` engines,
+/// because an engine runs one sequence at a time on one thread.
 pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize) -> Config {
     Config {
         server: ServerConfig {
@@ -43,7 +40,7 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             group_size: GROUP_SIZE,
             max_tokens: MAX_TOKENS,
             max_ready_groups: match mode {
-                // Every group has one member; rollout must not stop short of a step.
+                // Groups have one member, and a step needs this many of them.
                 RewardsMode::Feedback => 4 * SAMPLES_PER_STEP,
                 RewardsMode::Both | RewardsMode::Graded => 4 * SAMPLES_PER_STEP / GROUP_SIZE,
             },
@@ -60,7 +57,7 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
     }
 }
 
-/// The configuration with which `hone serve` goes on where a demo ended.
+/// The configuration with which `hone serve` continues after a demo.
 pub fn to_serve(demo: &Config) -> Config {
     let mut config = demo.clone();
     config.server.bind = ServerConfig::default().bind;
@@ -75,12 +72,12 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         max_steps: steps,
         samples_per_step: SAMPLES_PER_STEP,
         learning_rate: 2e-3,
-        // Large steps to learn soon, small ones to end where it is good.
+        // Large steps at first for speed, small ones at the end for stability.
         schedule: ScheduleKind::Cosine,
         min_learning_rate: 2e-4,
         total_steps: steps,
         warmup_steps: steps.saturating_sub(1).min(2),
-        // Nothing is learned from answers that are all as good, and soon those are half of them.
+        // Soon half of the groups have equal rewards, and nothing is learned from those.
         zero_variance_groups: ZeroVariance::Drop,
         ..TrainConfig::default()
     }
@@ -139,17 +136,17 @@ mod tests {
     }
 
     #[test]
-    fn the_evaluation_can_never_be_scored() {
+    fn the_evaluation_has_no_rewards() {
         for mode in MODES {
             let routes = config(mode).routes.0;
             assert!(routes[0].rewards.is_empty());
             assert_eq!(routes[0].metadata["task"], TASK_HELD_OUT);
-            assert!(routes[1].metadata.is_empty(), "the last route takes everything else");
+            assert!(routes[1].metadata.is_empty(), "the last route matches everything");
         }
     }
 
     #[test]
-    fn modes_choose_the_parts() {
+    fn the_mode_selects_the_reward_parts() {
         let names = |mode| {
             let routes = config(mode).routes.0;
             routes[1].rewards.iter().map(|part| part.name.clone()).collect::<Vec<_>>()
@@ -160,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_never_waits_for_groups_that_rollout_holds_back() {
+    fn rollout_permits_enough_groups_for_two_steps() {
         for (mode, members) in [(RewardsMode::Both, GROUP_SIZE), (RewardsMode::Feedback, 1)] {
             let config = config(mode);
             let most = config.rollout.max_ready_groups * members;

@@ -1,5 +1,5 @@
-//! How good the served policy is: held-out questions over the same HTTP as everyone's, sampled at
-//! temperature 1 with fixed seeds, on a route without rewards, so that none is ever trained on.
+//! Evaluation of the served policy: held-out questions over HTTP, sampled at temperature 1 with fixed
+//! seeds, on a route without rewards, so that no answer is trained on.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use tokio::task::JoinSet;
 
 use hone_core::types::PolicyVersion;
 
-use super::client::{Answer, Ask, Client, ClientError};
+use super::client::{Client, ClientError, StreamedAnswer, UserRequest};
 use super::config::TASK_HELD_OUT;
-use super::tally::Board;
+use super::tally::SharedTally;
 use super::task;
 use super::task::{MAX_TOKENS, Question, QuestionSplit, Questions};
 
 /// Held-out questions of an evaluation.
 pub const QUESTIONS: usize = 96;
-/// Seed of the first question's sampling; the others follow.
+/// Seed of the first question's sampling; each later question adds 1.
 const FIRST_SEED: u64 = 7_000_001;
 
-/// The first `count` held-out questions, all different, the same ones every time.
+/// `count` held-out questions, all different. The same questions in every call.
 pub fn held_out(count: usize) -> Vec<Question> {
     let mut seen = HashSet::new();
     Questions::new(FIRST_SEED, QuestionSplit::HeldOut)
@@ -29,75 +29,75 @@ pub fn held_out(count: usize) -> Vec<Question> {
         .collect()
 }
 
-/// One held-out question's answer and what it earns.
+/// A held-out question with its scored answer.
 #[derive(Clone, Debug)]
-pub struct Judged {
+pub struct ScoredAnswer {
     /// The question.
     pub question: Question,
-    /// What was answered.
+    /// The answer.
     pub text: String,
     /// Whether the number is right.
     pub right: bool,
-    /// Whether the form is kept.
+    /// Whether the format is right.
     pub well_formed: bool,
-    /// Of [`task::REWARD_MAX`].
+    /// At most [`task::REWARD_MAX`].
     pub reward: f64,
 }
 
-/// The answers to every held-out question, in the questions' order.
+/// The scored answers, in the order of the questions.
 #[derive(Clone, Debug, Default)]
 pub struct DemoEvaluation {
-    /// One for each question that was answered.
-    pub answers: Vec<Judged>,
-    /// The newest version that answered.
+    /// Unanswered questions are missing.
+    pub answers: Vec<ScoredAnswer>,
+    /// The newest policy version that answered.
     pub version: PolicyVersion,
 }
 
 impl DemoEvaluation {
     /// Mean reward.
     pub fn reward(&self) -> f64 {
-        self.mean(|judged| judged.reward)
+        self.mean(|answer| answer.reward)
     }
 
     /// Share of right answers.
     pub fn right(&self) -> f64 {
-        self.mean(|judged| f64::from(u8::from(judged.right)))
+        self.mean(|answer| f64::from(u8::from(answer.right)))
     }
 
     /// Share of well-formed answers.
     pub fn well_formed(&self) -> f64 {
-        self.mean(|judged| f64::from(u8::from(judged.well_formed)))
+        self.mean(|answer| f64::from(u8::from(answer.well_formed)))
     }
 
-    fn mean(&self, value: impl Fn(&Judged) -> f64) -> f64 {
+    fn mean(&self, value: impl Fn(&ScoredAnswer) -> f64) -> f64 {
         self.answers.iter().map(value).sum::<f64>() / (self.answers.len().max(1) as f64)
     }
 }
 
-/// Asks every question once, `parallel` at a time; `progress` hears how many are answered.
+/// Asks every question once, `parallel` at a time. `progress` receives the number of answers.
 ///
 /// # Errors
-/// The first failure, when no question at all is answered. Any failure is counted on the board.
+/// The first failure, if no question is answered. Every failure is counted in `tally`.
 pub async fn measure(
     client: &Client,
     questions: &[Question],
     parallel: usize,
-    board: &Arc<Board>,
+    tally: &Arc<SharedTally>,
     mut progress: impl FnMut(usize),
 ) -> Result<DemoEvaluation, ClientError> {
     let permits = Arc::new(Semaphore::new(parallel.max(1)));
     let mut tasks = JoinSet::new();
     for (index, question) in questions.iter().enumerate() {
-        let (client, permits, board) = (client.clone(), Arc::clone(&permits), Arc::clone(board));
-        let ask = ask(index, question);
+        let (client, permits, tally) = (client.clone(), Arc::clone(&permits), Arc::clone(tally));
+        let request = request(index, question);
         tasks.spawn(async move {
-            // The semaphore is never closed; without a permit the question would only be early.
+            // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            board.asked();
-            (index, client.ask(&ask).await)
+            tally.add_request();
+            (index, client.ask(&request).await)
         });
     }
-    let mut answers: Vec<Option<Answer>> = vec![None; questions.len()];
+    let mut answers: Vec<Option<StreamedAnswer>> = vec![None; questions.len()];
     let mut first_error = None;
     let mut answered = 0;
     while let Some(joined) = tasks.join_next().await {
@@ -108,7 +108,7 @@ pub async fn measure(
                 progress(answered);
             }
             Ok((_, Err(error))) => {
-                board.failed(&error);
+                tally.add_failure(&error);
                 first_error.get_or_insert(error);
             }
             Err(panic) => {
@@ -121,12 +121,12 @@ pub async fn measure(
     }
     match first_error {
         Some(error) if answered == 0 => Err(error),
-        _ => Ok(judge(questions, answers)),
+        _ => Ok(score(questions, answers)),
     }
 }
 
-fn ask(index: usize, question: &Question) -> Ask {
-    Ask {
+fn request(index: usize, question: &Question) -> UserRequest {
+    UserRequest {
         text: question.text(),
         metadata: BTreeMap::from([("task".to_owned(), TASK_HELD_OUT.to_owned())]),
         seed: FIRST_SEED + index as u64,
@@ -134,13 +134,13 @@ fn ask(index: usize, question: &Question) -> Ask {
     }
 }
 
-fn judge(questions: &[Question], answers: Vec<Option<Answer>>) -> DemoEvaluation {
+fn score(questions: &[Question], answers: Vec<Option<StreamedAnswer>>) -> DemoEvaluation {
     let mut evaluation = DemoEvaluation::default();
     for (question, answer) in questions.iter().zip(answers) {
         let Some(answer) = answer else { continue };
         let score = task::score(&answer.text, question.answer());
         evaluation.version = evaluation.version.max(answer.version);
-        evaluation.answers.push(Judged {
+        evaluation.answers.push(ScoredAnswer {
             reward: score.reward(),
             right: score.numeric > 0.0,
             well_formed: score.format > 0.0,
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn held_out_questions_are_different_fixed_and_never_asked() {
+    fn held_out_questions_are_distinct_fixed_and_never_asked_by_users() {
         let questions = held_out(QUESTIONS);
         assert_eq!(questions, held_out(QUESTIONS));
         assert_eq!(questions.iter().collect::<HashSet<_>>().len(), QUESTIONS);
@@ -166,16 +166,16 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_over_the_answers_that_came() {
+    fn shares_are_over_the_answered_questions() {
         let questions = held_out(3);
-        let answer = |text: String| Answer {
+        let answer = |text: String| StreamedAnswer {
             completion_id: String::new(),
             text,
             version: PolicyVersion(4),
             first_token: std::time::Duration::ZERO,
             gaps: Vec::new(),
         };
-        let evaluation = judge(
+        let evaluation = score(
             &questions,
             vec![Some(answer(questions[0].ideal())), None, Some(answer("dunno".to_owned()))],
         );

@@ -1,4 +1,4 @@
-//! What a demo found: a table for people, JSON for machines.
+//! The report of a demo, as text and as JSON.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,59 +9,62 @@ use serde::Serialize;
 use hone_core::memory;
 use hone_rollout::SamplerKind;
 
-use super::RewardsMode;
-use super::eval::{DemoEvaluation, Judged};
+use super::dir::SERVE_FILE;
+use super::eval::{DemoEvaluation, ScoredAnswer};
+use super::options::RewardsMode;
 use super::tally::{Latency, UserTally};
+use crate::progress::clock;
+use crate::runs::table;
 
-/// Sample answers that are shown: the first held-out questions, whatever became of them.
+/// Held-out questions whose answers are shown: always the first ones.
 const SAMPLES_SHOWN: usize = 3;
-/// Characters of the first column.
+/// Width of the first column.
 const LABEL: usize = 24;
-/// Characters of an answer that are shown.
+/// Columns of an answer.
 const ANSWER_WIDTH: usize = 88;
 
-/// The figures of a demo, as `--report` writes them. Rewards are means over the held-out
-/// questions; times to first token are what the users measured.
+/// The measurements of a demo, as `--report` writes them. Rewards are means over the held-out
+/// questions. The users measure the times to the first token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DemoReport {
-    /// The most an answer can earn.
+    /// The maximum reward of an answer.
     pub reward_max: f64,
-    /// Before the first step.
+    /// Reward before the first step.
     pub reward_before: f64,
-    /// After the last.
+    /// Reward after the last step.
     pub reward_after: f64,
-    /// Optimiser steps taken.
+    /// Optimizer steps taken.
     pub steps: u64,
-    /// From the users' first question until served answers earned nine tenths of the maximum, in
-    /// the mean of about 64.
+    /// From the users' first question until the mean reward of about 64 answers reached nine tenths
+    /// of the maximum.
     pub seconds_to_nine_tenths: Option<f64>,
-    /// Versions that were put in service.
+    /// Published versions.
     pub swaps: u64,
-    /// Chat completions asked for, those of the evaluations included.
+    /// Chat completions requested, including those of the evaluations.
     pub requests: u64,
     /// Chat completions and feedback posts that failed.
     pub failed_requests: u64,
-    /// Thumbs acknowledged.
+    /// Acknowledged thumbs.
     pub feedback: u64,
-    /// KL to the base model at the last step, in nats a token.
+    /// KL to the base model at the last step, in nats per token.
     pub kl: Option<f64>,
     /// From the start of the demo to its last answer.
     pub wall_seconds: f64,
-    /// Median time to first token.
+    /// Median time to the first token.
     pub ttft_p50_ms: Option<f64>,
-    /// 99th percentile.
+    /// 99th percentile of the time to the first token.
     pub ttft_p99_ms: Option<f64>,
-    /// Median while the trainer was idle.
+    /// The median while the trainer was idle.
     pub ttft_idle_p50_ms: Option<f64>,
-    /// 99th percentile while the trainer was idle.
+    /// The 99th percentile while the trainer was idle.
     pub ttft_idle_p99_ms: Option<f64>,
-    /// Median while the trainer was computing.
+    /// The median while the trainer was computing.
     pub ttft_busy_p50_ms: Option<f64>,
-    /// 99th percentile while the trainer was computing.
+    /// The 99th percentile while the trainer was computing.
     pub ttft_busy_p99_ms: Option<f64>,
     /// Median time from a thumb to the first served version trained on it.
     pub feedback_to_policy_p50_seconds: Option<f64>,
-    /// The most memory that was resident; unknown where the system does not say.
+    /// Peak resident memory; `None` without `/proc`.
     pub peak_rss_mib: Option<f64>,
     /// `--seed`.
     pub seed: u64,
@@ -71,25 +74,25 @@ pub struct DemoReport {
     pub sampler: SamplerKind,
 }
 
-/// Everything the end of a demo is told from.
+/// Everything that the report contains.
 pub struct Findings {
-    /// The figures.
+    /// The measurements.
     pub report: DemoReport,
-    /// The held-out answers before.
+    /// The held-out answers before the first step.
     pub before: DemoEvaluation,
-    /// The held-out answers after.
+    /// The held-out answers after the last step.
     pub after: DemoEvaluation,
-    /// What the users saw.
+    /// The users' requests.
     pub tally: UserTally,
-    /// Why it ended before `--steps`, if it did.
+    /// Why the demo ended before `--steps`, if it did.
     pub cut_short: Option<String>,
 }
 
-/// Where to look next.
-pub struct Next {
-    /// Where the ledger is, when it outlives the demo.
+/// Commands that continue from the demo.
+pub struct NextSteps {
+    /// The data directory, if it is kept.
     pub kept: Option<PathBuf>,
-    /// Where the daemon goes on serving, if it does.
+    /// The daemon's URL, if it continues to serve.
     pub serving: Option<String>,
 }
 
@@ -99,8 +102,8 @@ impl Findings {
         self.report.reward_after > self.report.reward_before
     }
 
-    /// The whole report for people, with a line end.
-    pub fn render(&self, next: &Next) -> String {
+    /// The report as text, with a line end.
+    pub fn render(&self, next: &NextSteps) -> String {
         let (table, samples, facts) = (self.table(), self.samples(), self.facts());
         format!("{table}\n{samples}{facts}\n{}", next.render())
     }
@@ -128,12 +131,12 @@ impl Findings {
         let mut text = String::new();
         for before in self.before.answers.iter().take(SAMPLES_SHOWN) {
             let question = &before.question;
-            let _ = writeln!(text, "  {}", one_line(&question.text()));
+            let _ = writeln!(text, "  {}", shortened(&question.text()));
             let after = self.after.answers.iter().find(|after| after.question == *question);
-            for (label, judged) in [("before", Some(before)), ("after", after)] {
-                if let Some(judged) = judged {
-                    let _ =
-                        writeln!(text, "    {label:<7}{} {}", mark(judged), one_line(&judged.text));
+            for (label, answer) in [("before", Some(before)), ("after", after)] {
+                if let Some(answer) = answer {
+                    let shown = shortened(&answer.text);
+                    let _ = writeln!(text, "    {label:<7}{} {shown}", mark(answer));
                 }
             }
             text.push('\n');
@@ -176,7 +179,7 @@ impl Findings {
             fact("peak memory", format!("{mib:.0} MiB"));
         }
         for failure in &tally.failures {
-            fact("failure", one_line(failure));
+            fact("failure", shortened(failure));
         }
         if let Some(reason) = &self.cut_short {
             fact("ended early", reason.clone());
@@ -188,33 +191,33 @@ impl Findings {
     }
 }
 
-impl Next {
+impl NextSteps {
     fn render(&self) -> String {
         let mut text = String::new();
-        let mut row = |what: &str, comment: &str| {
-            let _ = writeln!(text, "  {what:<50} {comment}");
+        let mut row = |command: &str, comment: &str| {
+            let _ = writeln!(text, "  {command:<50} {comment}");
         };
         if let Some(url) = &self.serving {
             row(url, "serving the last version until Ctrl-C");
-            row(&format!("curl {url}/admin/policies"), "every version and where it came from");
-            row(&format!("curl {url}/metrics"), "what dashboards/hone.json draws");
+            row(&format!("curl {url}/admin/policies"), "every version and its origin");
+            row(&format!("curl {url}/metrics"), "the metrics of dashboards/hone.json");
         }
         match &self.kept {
             Some(dir) => {
                 let dir = dir.display();
-                row(&format!("hone db stats --data {dir}"), "what the ledger holds");
-                row(&format!("hone serve --config {dir}/{SERVE_FILE}"), "serve on, and learn on");
+                row(&format!("hone db stats --data {dir}"), "the contents of the ledger");
+                row(
+                    &format!("hone serve --config {dir}/{SERVE_FILE}"),
+                    "continue to serve and learn",
+                );
             }
-            None => row("hone demo --data DIR --keep-serving", "keep the data, ask it yourself"),
+            None => row("hone demo --data DIR --keep-serving", "keep the data and the daemon"),
         }
         text
     }
 }
 
-/// The configuration file a demo leaves in its data directory.
-pub const SERVE_FILE: &str = "hone.toml";
-
-/// Writes the figures as JSON.
+/// Writes the measurements as JSON.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -224,15 +227,10 @@ pub fn write_json(report: &DemoReport, file: &Path) -> std::io::Result<()> {
     std::fs::write(file, text)
 }
 
-/// The most memory this process has had resident, in MiB; `None` where `/proc` does not say.
+/// Peak resident memory of this process in MiB; `None` without `/proc`.
 pub fn peak_rss_mib() -> Option<f64> {
     let bytes = memory::peak_resident();
     (bytes > 0).then(|| bytes as f64 / f64::from(1 << 20))
-}
-
-/// `1:23`.
-pub fn clock(time: Duration) -> String {
-    format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
 }
 
 /// `1 step`, `2 steps`.
@@ -258,33 +256,27 @@ fn latency(latency: Latency) -> String {
     format!("p50 {:<9} p99 {}", ms(latency.p50), ms(latency.p99))
 }
 
-fn mark(judged: &Judged) -> char {
-    match (judged.right, judged.well_formed) {
+fn mark(answer: &ScoredAnswer) -> char {
+    match (answer.right, answer.well_formed) {
         (true, true) => '✓',
         (false, false) => '✗',
         _ => '~',
     }
 }
 
-/// Line ends made visible, and no longer than a terminal is wide.
-fn one_line(text: &str) -> String {
-    let flat = text.trim().replace('\n', "⏎");
-    if flat.chars().count() <= ANSWER_WIDTH {
-        return flat;
-    }
-    let mut short: String = flat.chars().take(ANSWER_WIDTH - 1).collect();
-    short.push('…');
-    short
+/// One visible line of at most [`ANSWER_WIDTH`] columns.
+fn shortened(text: &str) -> String {
+    table::cut(&table::one_line(text), ANSWER_WIDTH)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tally::Board;
-    use super::super::task;
     use super::*;
+    use crate::demo::tally::SharedTally;
+    use crate::demo::{eval, task};
 
     fn evaluation(text: &str, good: bool, version: u64) -> DemoEvaluation {
-        let judged = |question| Judged {
+        let scored = |question| ScoredAnswer {
             question,
             text: text.to_owned(),
             right: good,
@@ -292,17 +284,17 @@ mod tests {
             reward: if good { task::REWARD_MAX } else { 0.0 },
         };
         DemoEvaluation {
-            answers: super::super::eval::held_out(4).into_iter().map(judged).collect(),
+            answers: eval::held_out(4).into_iter().map(scored).collect(),
             version: hone_core::types::PolicyVersion(version),
         }
     }
 
     fn findings() -> Findings {
-        let board = Board::default();
+        let tally = SharedTally::default();
         for up in [true, true, false] {
-            board.asked();
-            board.served(1.0, Duration::from_millis(8), up);
-            board.thumb(up);
+            tally.add_request();
+            tally.add_answer(1.0, Duration::from_millis(8), up);
+            tally.add_thumb(up);
         }
         let report = DemoReport {
             reward_max: 1.5,
@@ -332,7 +324,7 @@ mod tests {
             report,
             before: evaluation("about\n40", false, 0),
             after: evaluation("<reasoning>sum</reasoning><answer>1</answer>", true, 60),
-            tally: board.read(),
+            tally: tally.read(),
             cut_short: None,
         }
     }
@@ -369,9 +361,9 @@ mod tests {
     }
 
     #[test]
-    fn the_report_for_people() {
+    fn the_report_as_text() {
         let findings = findings();
-        let next = Next { kept: Some("/data/demo".into()), serving: None };
+        let next = NextSteps { kept: Some("/data/demo".into()), serving: None };
         insta::assert_snapshot!([findings.table(), findings.facts(), next.render()].join("\n"), @r"
         4 held-out questions        before     after
         ────────────────────────  ────────  ────────
@@ -388,8 +380,8 @@ mod tests {
         thumb to new policy     p50 2.2 s
         peak memory             412 MiB
 
-        hone db stats --data /data/demo                    what the ledger holds
-        hone serve --config /data/demo/hone.toml           serve on, and learn on
+        hone db stats --data /data/demo                    the contents of the ledger
+        hone serve --config /data/demo/hone.toml           continue to serve and learn
         ");
         let samples = findings.samples();
         assert_eq!(samples.matches("✓ <reasoning>").count(), SAMPLES_SHOWN);
@@ -397,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_that_only_stays_is_no_improvement() {
+    fn an_equal_reward_is_no_improvement() {
         let mut findings = findings();
         assert!(findings.improved());
         findings.report.reward_after = findings.report.reward_before;
@@ -406,9 +398,9 @@ mod tests {
     }
 
     #[test]
-    fn long_answers_are_cut() {
-        assert_eq!(one_line(" a\nb "), "a⏎b");
-        let long = one_line(&"é".repeat(500));
+    fn long_answers_are_shortened() {
+        assert_eq!(shortened(" a\nb "), "a⏎b");
+        let long = shortened(&"é".repeat(500));
         assert_eq!(long.chars().count(), ANSWER_WIDTH);
         assert!(long.ends_with('…'));
     }

@@ -6,56 +6,58 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::client::{Client, TrainerStatus};
+use super::client::{Client, Scrape, TrainerStatus};
+use super::error::DemoError;
+use super::eval;
 use super::eval::DemoEvaluation;
-use super::progress::{DemoProgress, View};
-use super::report::{DemoReport, Findings, clock, count, peak_rss_mib};
-use super::scrape::Scrape;
-use super::tally::{Board, UserTally};
+use super::options::DemoOptions;
+use super::progress::{DemoProgress, LearningView};
+use super::report::{DemoReport, Findings, count, peak_rss_mib};
+use super::tally::{SharedTally, UserTally};
+use super::task;
 use super::task::Question;
-use super::users::{Pulse, Users};
-use super::{DemoError, DemoOptions, eval, task};
+use super::users::{TrainerLoad, Users};
 use crate::config::Config;
+use crate::progress::clock;
 
-/// A demo ends by itself within this time, whatever it has reached.
+/// A demo ends within this time.
 const TIME_LIMIT: Duration = Duration::from_secs(285);
-/// Kept back from it for the trainer to finish a step and for shutting down.
+/// The part of it that is reserved for the trainer's last step and the shutdown.
 const RESERVE: Duration = Duration::from_secs(15);
-/// How often the daemon is asked what waits: users follow it, and what they learn late comes in
-/// bursts.
+/// How often the trainer's load is read. Users react to it; with a slow poll they would ask in bursts.
 const POLL: Duration = Duration::from_millis(10);
-/// How often it is asked for its metrics, which only the display needs.
+/// How often the metrics are read, which only the display needs.
 const SCRAPE: Duration = Duration::from_millis(250);
-/// Polls in a row that may fail: half a second's.
+/// Consecutive polls that may fail, half a second in all.
 const POLLS_FAILED: u32 = 50;
-/// Longest wait for the trainer to finish what it is doing.
+/// Longest wait for the trainer to finish its step.
 const SETTLE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon to be ready.
 const READY: Duration = Duration::from_secs(60);
 
-/// The share of the maximum whose time is told.
+/// The share of the maximum reward whose time is reported.
 const NEARLY: f64 = 0.9;
 
-/// What stays the same through all phases.
+/// The inputs of every phase.
 struct Session<'a> {
     options: &'a DemoOptions,
     client: Client,
-    board: Arc<Board>,
-    /// Engines, and so answers at the same time.
+    tally: Arc<SharedTally>,
+    /// Engines, which is the number of parallel answers.
     engines: usize,
     questions: Vec<Question>,
 }
 
 /// How the learning phase ended.
-struct Learned {
+struct LearningOutcome {
     step: u64,
     cut_short: Option<String>,
-    /// Until served answers earned so much in the running mean that [`NEARLY`] is reached.
+    /// Time until the running mean of the reward reached the share [`NEARLY`] of the maximum.
     nearly: Option<Duration>,
 }
 
-/// Conducts a demo against the daemon at `url`.
-pub(super) async fn conduct(
+/// Runs all phases against the daemon at `url`.
+pub(super) async fn run(
     options: &DemoOptions,
     config: &Config,
     url: &str,
@@ -64,12 +66,12 @@ pub(super) async fn conduct(
     let session = Session {
         options,
         client: Client::new(url)?,
-        board: Arc::default(),
+        tally: Arc::default(),
         engines: config.engine.replicas,
         questions: eval::held_out(eval::QUESTIONS),
     };
     session.client.wait_ready(READY).await?;
-    // Nothing is learned before the first evaluation.
+    // The first evaluation measures the base model.
     session.client.pause().await?;
     let engines = count(session.engines as u64, "engine");
     let dir = config.data.dir.display();
@@ -81,14 +83,14 @@ pub(super) async fn conduct(
 
     let learned = session.learn(deadline, progress).await?;
     session.settle().await?;
-    progress.done("learned", &learned_line(&learned, &session.board.read()));
+    progress.done("learned", &learned_line(&learned, &session.tally.read()));
 
     let after = session.evaluate("after", progress).await?;
     let scrape = session.client.metrics().await?;
     if options.keep_serving {
         session.client.resume().await?;
     }
-    let tally = session.board.read();
+    let tally = session.tally.read();
     let report = session.report(&before, &after, &learned, &tally, &scrape, progress.elapsed());
     Ok(Findings { report, before, after, tally, cut_short: learned.cut_short })
 }
@@ -101,34 +103,34 @@ impl Session<'_> {
     ) -> Result<DemoEvaluation, DemoError> {
         let total = self.questions.len();
         progress.begin(&format!("{label}: asking {total} held-out questions"));
-        let heard = |n| progress.message(&format!("{label}: {n} of {total} held-out questions"));
+        let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out questions"));
         let evaluation =
-            eval::measure(&self.client, &self.questions, self.engines, &self.board, heard).await?;
+            eval::measure(&self.client, &self.questions, self.engines, &self.tally, answered)
+                .await?;
         let reward = format!("{:.2} of {:.2}", evaluation.reward(), task::REWARD_MAX);
         progress.done(label, &format!("{reward} on {total} held-out questions"));
         Ok(evaluation)
     }
 
-    /// Users ask and the trainer learns, until all steps are taken or `deadline` (since the
-    /// demo's start) has passed.
+    /// Users ask and the trainer learns, until all steps are taken or the demo has run for `deadline`.
     async fn learn(
         &self,
         deadline: Duration,
         progress: &mut DemoProgress,
-    ) -> Result<Learned, DemoError> {
-        let (beat, pulse) = watch::channel(Pulse::default());
-        // With feedback alone every engine is kept busy by users; else shadows need room.
+    ) -> Result<LearningOutcome, DemoError> {
+        let (sender, load) = watch::channel(TrainerLoad::default());
+        // With feedback alone, users keep every engine busy; otherwise shadow completions need them.
         let users = if self.options.rewards.has_graders() { 4 } else { self.engines };
         let users = Users::start(
             &self.client,
             self.options.rewards,
             self.options.seed,
             users,
-            &self.board,
-            &pulse,
+            &self.tally,
+            &load,
         );
         self.client.resume().await?;
-        let learned = self.watch(deadline, &beat, progress).await;
+        let learned = self.watch(deadline, &sender, progress).await;
         users.stop().await;
         learned
     }
@@ -136,11 +138,12 @@ impl Session<'_> {
     async fn watch(
         &self,
         deadline: Duration,
-        beat: &watch::Sender<Pulse>,
+        load: &watch::Sender<TrainerLoad>,
         progress: &mut DemoProgress,
-    ) -> Result<Learned, DemoError> {
+    ) -> Result<LearningOutcome, DemoError> {
         let steps = self.options.steps;
-        let mut view = View { steps, reward_max: task::REWARD_MAX, ..View::default() };
+        let mut view =
+            LearningView { steps, reward_max: task::REWARD_MAX, ..LearningView::default() };
         let mut ticks = interval(POLL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failed = 0;
@@ -150,7 +153,7 @@ impl Session<'_> {
             ticks.tick().await;
             let due = scraped.is_none_or(|at| at.elapsed() >= SCRAPE);
             let (status, scrape) = match self.poll(due).await {
-                Ok(news) => news,
+                Ok(polled) => polled,
                 Err(error) if failed >= POLLS_FAILED => return Err(error),
                 Err(_) => {
                     failed += 1;
@@ -158,12 +161,12 @@ impl Session<'_> {
                 }
             };
             failed = 0;
-            beat.send_replace(pulse(&status));
+            load.send_replace(trainer_load(&status));
             if let Some(scrape) = scrape {
                 scraped = Some(Instant::now());
                 view.kl = scrape.value("hone_train_kl");
             }
-            refresh(&mut view, &status, self.board.read(), progress.elapsed());
+            refresh(&mut view, &status, self.tally.read(), progress.elapsed());
             progress.update(&view);
             let tally = &view.tally;
             if tally.is_settled()
@@ -172,17 +175,17 @@ impl Session<'_> {
                 nearly.get_or_insert_with(|| began.elapsed());
             }
             if status.state == "failed" {
-                let reason = status.last_error.unwrap_or_else(|| "no reason given".to_owned());
+                let reason = status.last_error.unwrap_or_else(|| "unknown reason".to_owned());
                 return Err(DemoError::Trainer(reason));
             }
             if status.step >= steps || status.state == "finished" {
-                return Ok(Learned { step: status.step, cut_short: None, nearly });
+                return Ok(LearningOutcome { step: status.step, cut_short: None, nearly });
             }
             if progress.elapsed() >= deadline {
                 let limit = clock(TIME_LIMIT);
                 let reason =
                     format!("step {} of {steps} at the time limit of {limit}", status.step);
-                return Ok(Learned { step: status.step, cut_short: Some(reason), nearly });
+                return Ok(LearningOutcome { step: status.step, cut_short: Some(reason), nearly });
             }
         }
     }
@@ -192,12 +195,12 @@ impl Session<'_> {
         Ok((status, if scrape { Some(self.client.metrics().await?) } else { None }))
     }
 
-    /// Pauses the trainer and waits until it has published what it was working on.
+    /// Pauses the trainer and waits until it has published its last step.
     async fn settle(&self) -> Result<(), DemoError> {
         let paused = self.client.pause().await;
         let until = Instant::now() + SETTLE;
         while !self.client.trainer().await?.settled() {
-            // A trainer that has finished need not be pausable; one that goes on must be.
+            // A finished trainer need not accept a pause; a running one must.
             if Instant::now() >= until {
                 return Ok(paused?);
             }
@@ -210,7 +213,7 @@ impl Session<'_> {
         &self,
         before: &DemoEvaluation,
         after: &DemoEvaluation,
-        learned: &Learned,
+        learned: &LearningOutcome,
         tally: &UserTally,
         scrape: &Scrape,
         wall: Duration,
@@ -243,19 +246,19 @@ impl Session<'_> {
     }
 }
 
-fn learned_line(learned: &Learned, tally: &UserTally) -> String {
+fn learned_line(learned: &LearningOutcome, tally: &UserTally) -> String {
     let steps = count(learned.step, "step");
     let reward = tally.reward.map(|r| format!(" · users see {r:.2} of {:.2}", task::REWARD_MAX));
     let early = learned.cut_short.as_ref().map(|reason| format!(" · ended early: {reason}"));
     format!("{steps}{}{}", reward.unwrap_or_default(), early.unwrap_or_default())
 }
 
-fn pulse(status: &TrainerStatus) -> Pulse {
+fn trainer_load(status: &TrainerStatus) -> TrainerLoad {
     let waiting = status.queued_prompts + status.in_flight_groups + status.ready_groups;
-    Pulse { trainer_busy: status.busy(), waiting }
+    TrainerLoad { trainer_busy: status.busy(), waiting }
 }
 
-fn refresh(view: &mut View, status: &TrainerStatus, tally: UserTally, elapsed: Duration) {
+fn refresh(view: &mut LearningView, status: &TrainerStatus, tally: UserTally, elapsed: Duration) {
     if status.step > view.step {
         view.history.extend(tally.reward);
     }
@@ -266,7 +269,7 @@ fn refresh(view: &mut View, status: &TrainerStatus, tally: UserTally, elapsed: D
     view.elapsed = elapsed;
 }
 
-/// A count that Prometheus hands out as a float; the conversion saturates.
+/// A count, which Prometheus writes as a float.
 fn whole(value: Option<f64>) -> u64 {
     value.unwrap_or(0.0) as u64
 }

@@ -1,36 +1,38 @@
-//! What the simulated users saw: counts, latencies and the reward of what they were served.
+//! Counts, latencies and rewards of the simulated users' requests.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::client::ClientError;
 
-/// Answers that the running mean of the served reward remembers.
+/// Answers that the running mean of the reward averages over.
 const MEAN_WINDOW: f64 = 64.0;
-/// Failures that are kept in words.
+/// Failures whose messages are kept.
 const FAILURES_KEPT: usize = 3;
 
-/// Shared by every user, the evaluation and the progress display.
+/// A tally that users, the evaluation and the progress display share.
 #[derive(Debug, Default)]
-pub struct Board(Mutex<UserTally>);
+pub struct SharedTally(Mutex<UserTally>);
 
-/// Counts so far.
+/// The counts up to now.
 #[derive(Clone, Debug, Default)]
 pub struct UserTally {
-    /// Chat completions asked for, failed ones included.
+    /// Chat completions requested, including failed ones.
     pub requests: u64,
     /// Chat completions and feedback posts that failed.
     pub failed: u64,
-    /// Feedback posts that were acknowledged.
+    /// Acknowledged feedback posts.
     pub feedback: u64,
-    /// Acknowledged thumbs that pointed up.
+    /// Acknowledged thumbs up.
     pub thumbs_up: u64,
-    /// Running mean of the reward of served answers.
+    /// Running mean of the reward of answers to users.
     pub reward: Option<f64>,
-    /// The first few failures, in words.
+    /// The messages of the first few failures.
     pub failures: Vec<String>,
     answers: u64,
+    /// Times to the first token in milliseconds while the trainer was idle.
     idle: Vec<f64>,
+    /// The same while it was computing.
     busy: Vec<f64>,
 }
 
@@ -43,19 +45,19 @@ pub struct Latency {
     pub p99: Option<f64>,
 }
 
-impl Board {
-    /// The counts as they stand.
+impl SharedTally {
+    /// A copy of the counts.
     pub fn read(&self) -> UserTally {
         self.lock().clone()
     }
 
-    /// A chat completion was asked for.
-    pub fn asked(&self) {
+    /// Counts a requested chat completion.
+    pub fn add_request(&self) {
         self.lock().requests += 1;
     }
 
-    /// A request failed.
-    pub fn failed(&self, error: &ClientError) {
+    /// Counts a failed request.
+    pub fn add_failure(&self, error: &ClientError) {
         let mut tally = self.lock();
         tally.failed += 1;
         if tally.failures.len() < FAILURES_KEPT {
@@ -63,8 +65,8 @@ impl Board {
         }
     }
 
-    /// A user was served an answer worth `reward`.
-    pub fn served(&self, reward: f64, first_token: Duration, trainer_busy: bool) {
+    /// Counts an answer to a user.
+    pub fn add_answer(&self, reward: f64, first_token: Duration, trainer_busy: bool) {
         let mut tally = self.lock();
         tally.answers += 1;
         let share = 1.0 / (tally.answers as f64).min(MEAN_WINDOW);
@@ -74,8 +76,8 @@ impl Board {
         if trainer_busy { tally.busy.push(ms) } else { tally.idle.push(ms) }
     }
 
-    /// A thumb was acknowledged.
-    pub fn thumb(&self, up: bool) {
+    /// Counts an acknowledged thumb.
+    pub fn add_thumb(&self, up: bool) {
         let mut tally = self.lock();
         tally.feedback += 1;
         tally.thumbs_up += u64::from(up);
@@ -87,22 +89,22 @@ impl Board {
 }
 
 impl UserTally {
-    /// Whether [`Self::reward`] is the mean of as many answers as it remembers.
+    /// Whether [`Self::reward`] averages over its whole window.
     pub fn is_settled(&self) -> bool {
         self.answers as f64 >= MEAN_WINDOW
     }
 
-    /// While the trainer was idle.
+    /// Latency while the trainer was idle.
     pub fn idle(&self) -> Latency {
         Latency::of(self.idle.clone())
     }
 
-    /// While the trainer was computing.
+    /// Latency while the trainer was computing.
     pub fn busy(&self) -> Latency {
         Latency::of(self.busy.clone())
     }
 
-    /// Over the whole time.
+    /// Latency of all answers.
     pub fn overall(&self) -> Latency {
         Latency::of([self.idle.as_slice(), self.busy.as_slice()].concat())
     }
@@ -115,8 +117,8 @@ impl Latency {
     }
 }
 
-/// The nearest-rank percentile of sorted values: the least value that at least the share `q` of
-/// them does not exceed; `None` of nothing.
+/// The nearest-rank percentile of sorted values: the least value that is at least as large as the
+/// share `q` of them; `None` without values.
 pub fn percentile(sorted: &[f64], q: f64) -> Option<f64> {
     let rank = (q * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
@@ -138,41 +140,41 @@ mod tests {
     }
 
     #[test]
-    fn latencies_are_kept_apart_by_what_the_trainer_did() {
-        let board = Board::default();
+    fn latencies_are_separated_by_the_trainers_activity() {
+        let tally = SharedTally::default();
         for ms in [1, 2, 3] {
-            board.served(1.0, Duration::from_millis(ms), false);
+            tally.add_answer(1.0, Duration::from_millis(ms), false);
         }
-        board.served(1.0, Duration::from_millis(9), true);
-        let tally = board.read();
-        assert_eq!(tally.idle(), Latency { p50: Some(2.0), p99: Some(3.0) });
-        assert_eq!(tally.busy(), Latency { p50: Some(9.0), p99: Some(9.0) });
-        assert_eq!(tally.overall(), Latency { p50: Some(2.0), p99: Some(9.0) });
+        tally.add_answer(1.0, Duration::from_millis(9), true);
+        let read = tally.read();
+        assert_eq!(read.idle(), Latency { p50: Some(2.0), p99: Some(3.0) });
+        assert_eq!(read.busy(), Latency { p50: Some(9.0), p99: Some(9.0) });
+        assert_eq!(read.overall(), Latency { p50: Some(2.0), p99: Some(9.0) });
     }
 
     #[test]
-    fn the_mean_reward_is_plain_at_first_and_forgets_later() {
-        let board = Board::default();
+    fn the_mean_reward_is_plain_at_first_and_a_moving_average_later() {
+        let tally = SharedTally::default();
         for reward in [0.0, 1.5, 1.5, 0.0] {
-            board.served(reward, Duration::ZERO, false);
+            tally.add_answer(reward, Duration::ZERO, false);
         }
-        assert!((board.read().reward.unwrap() - 0.75).abs() < 1e-12);
+        assert!((tally.read().reward.unwrap() - 0.75).abs() < 1e-12);
         for _ in 0..1000 {
-            board.served(1.5, Duration::ZERO, false);
+            tally.add_answer(1.5, Duration::ZERO, false);
         }
-        assert!(board.read().reward.unwrap() > 1.499);
+        assert!(tally.read().reward.unwrap() > 1.499);
     }
 
     #[test]
-    fn failures_are_all_counted_and_a_few_are_kept() {
-        let board = Board::default();
+    fn every_failure_is_counted_and_few_messages_are_kept() {
+        let tally = SharedTally::default();
         for status in 500..510 {
             let message = "no".to_owned();
-            board.failed(&ClientError::Status { what: "feedback", status, message });
+            tally.add_failure(&ClientError::Status { what: "feedback", status, message });
         }
-        let tally = board.read();
-        assert_eq!(tally.failed, 10);
-        assert_eq!(tally.failures.len(), FAILURES_KEPT);
-        assert_eq!(tally.failures[0], "feedback: HTTP 500: no");
+        let read = tally.read();
+        assert_eq!(read.failed, 10);
+        assert_eq!(read.failures.len(), FAILURES_KEPT);
+        assert_eq!(read.failures[0], "feedback: HTTP 500: no");
     }
 }

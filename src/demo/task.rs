@@ -1,23 +1,24 @@
-//! The task that the embedded model was made for: small additions.
+//! The task of the embedded model: small additions.
 //!
-//! Everything here is plain data and arithmetic: which questions exist, which of them simulated
-//! users may ask, what the right answer is and how a completion is judged. Pretraining
-//! (`examples/pretrain_embedded.rs`) sees every question; the held-out ones are those that no
-//! simulated user asks, so that they measure what the loop has taught.
+//! Pretraining (`examples/pretrain_embedded.rs`) uses every question. Simulated users never ask the
+//! held-out ones, so these measure what the loop has learned.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Operands are the whole numbers below this.
+/// Operands are the integers below this.
 pub const OPERANDS: u32 = 50;
 
-/// The largest reward: [`Score::numeric`] weighs 1, [`Score::format`] a half.
+/// The largest reward: [`Score::numeric`] has weight 1, [`Score::format`] 0.5.
 pub const REWARD_MAX: f64 = 1.5;
 
-/// Tokens that any completion of the task fits in.
+/// A limit in tokens that every completion of the task fits in.
 pub const MAX_TOKENS: u32 = 40;
 
-/// Ways to ask, as the text before, between and after the operands.
+/// The reward part of the users' feedback.
+pub const THUMBS: &str = "thumbs";
+
+/// Phrasings of a question: the text before, between and after the operands.
 const PHRASINGS: [[&str; 3]; 6] = [
     ["What is ", " + ", "?"],
     ["", " + ", " = ?"],
@@ -27,22 +28,22 @@ const PHRASINGS: [[&str; 3]; 6] = [
     ["Can you tell me ", " + ", "?"],
 ];
 
-/// How many ways there are to ask for one sum.
+/// The number of phrasings.
 pub const PHRASING_COUNT: usize = PHRASINGS.len();
 
-/// One addition, asked in one way.
+/// One addition in one phrasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Question {
     /// First operand, below [`OPERANDS`].
     pub a: u32,
     /// Second operand, below [`OPERANDS`].
     pub b: u32,
-    /// Which way of asking; taken modulo [`PHRASING_COUNT`].
+    /// Index of the phrasing, modulo [`PHRASING_COUNT`].
     pub phrasing: usize,
 }
 
 impl Question {
-    /// What the user writes.
+    /// The user's message.
     pub fn text(&self) -> String {
         let [before, between, after] = PHRASINGS[self.phrasing % PHRASING_COUNT];
         format!("{before}{}{between}{}{after}", self.a, self.b)
@@ -58,7 +59,7 @@ impl Question {
         reasoned(self.a, self.b, self.answer())
     }
 
-    /// Whether no simulated user may ask it: see [`held_out`].
+    /// Whether it is [`held_out`].
     pub fn is_held_out(&self) -> bool {
         held_out(self.a, self.b)
     }
@@ -69,8 +70,8 @@ pub fn reasoned(a: u32, b: u32, sum: u32) -> String {
     format!("<reasoning>{a} + {b} = {sum}</reasoning><answer>{sum}</answer>")
 }
 
-/// Whether a pair of operands is held out, in either order and however it is asked: a fixed fifth
-/// of the pairs, chosen by a hash (the finaliser of SplitMix64, Steele et al. 2014).
+/// Whether a pair of operands is held out, in either order and every phrasing: a fixed fifth of the
+/// pairs, chosen by a hash (the finalizer of SplitMix64, Steele et al. 2014).
 pub fn held_out(a: u32, b: u32) -> bool {
     let mut z =
         (u64::from(a.min(b)) << 32 | u64::from(a.max(b))).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -82,9 +83,9 @@ pub fn held_out(a: u32, b: u32) -> bool {
 /// Which questions a [`Questions`] draws from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionSplit {
-    /// Those that simulated users ask.
+    /// Those that simulated users may ask.
     Asked,
-    /// Those that they never ask.
+    /// The held-out ones.
     HeldOut,
     /// All of them.
     All,
@@ -98,7 +99,7 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// Questions drawn uniformly, with repetition, from one side of the split.
+    /// Questions drawn uniformly, with repetition.
     pub fn new(seed: u64, split: QuestionSplit) -> Self {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), split }
     }
@@ -123,13 +124,13 @@ impl Iterator for Questions {
     }
 }
 
-/// How a completion is judged, part by part as the built-in rewards `numeric_match` and
-/// `format_strict` do.
+/// The parts of a completion's reward, computed as by the built-in rewards `numeric_match` and
+/// `format_strict`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
-    /// 1 when the first `<answer>…</answer>` holds the right number, else 0.
+    /// 1 if the first `<answer>…</answer>` contains the right number, else 0.
     pub numeric: f64,
-    /// 1 when the text is exactly one reasoning and one answer in their tags, else 0.
+    /// 1 if the text is exactly one reasoning and one answer in their tags, else 0.
     pub format: f64,
 }
 
@@ -139,13 +140,13 @@ impl Score {
         self.numeric + 0.5 * self.format
     }
 
-    /// A simulated user's judgement: right and well formed.
+    /// A simulated user's feedback: whether the completion is right and well formed.
     pub fn thumbs_up(&self) -> bool {
         self.numeric > 0.0 && self.format > 0.0
     }
 }
 
-/// Judges a completion against the right answer.
+/// Scores a completion.
 pub fn score(text: &str, answer: u32) -> Score {
     let right = answer_in(text)
         .and_then(|found| found.trim().parse::<f64>().ok())
@@ -156,14 +157,14 @@ pub fn score(text: &str, answer: u32) -> Score {
     }
 }
 
-/// What stands in the first `<answer>…</answer>`.
+/// The content of the first `<answer>…</answer>`.
 fn answer_in(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("<answer>")?;
     rest.split_once("</answer>").map(|(inside, _)| inside)
 }
 
-/// Whether the text is `<reasoning>…</reasoning><answer>…</answer>` and nothing else but white
-/// space around the two, and neither holds another of these tags.
+/// Whether the text is `<reasoning>…</reasoning><answer>…</answer>` with optional white space around
+/// the two, and neither contains another of these tags.
 fn is_well_formed(text: &str) -> bool {
     let parts = || {
         let rest = text.trim().strip_prefix("<reasoning>")?;
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ideal_completion_earns_the_maximum_and_slips_cost() {
+    fn only_the_ideal_completion_earns_the_maximum() {
         let question = Question { a: 12, b: 7, phrasing: 0 };
         assert_eq!(question.text(), "What is 12 + 7?");
         assert_eq!(score(&question.ideal(), 19).reward(), REWARD_MAX);
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_repeat_with_their_seed_and_stay_on_their_side() {
+    fn questions_depend_on_the_seed_and_belong_to_their_split() {
         let draw = |seed, split| Questions::new(seed, split).take(500).collect::<Vec<_>>();
         assert_eq!(draw(1, QuestionSplit::Asked), draw(1, QuestionSplit::Asked));
         assert_ne!(draw(1, QuestionSplit::Asked), draw(2, QuestionSplit::Asked));

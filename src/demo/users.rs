@@ -1,5 +1,5 @@
-//! Simulated users: they ask additions over real HTTP, read the streamed answers, and put a thumb
-//! up where an answer is right and well formed.
+//! Simulated users: they ask additions over real HTTP, read the streamed answers, and post a thumbs
+//! up if an answer is right and well formed, else a thumbs down.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,30 +12,31 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::client::{Ask, Client};
+use super::client::{Client, UserRequest};
 use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED};
-use super::tally::Board;
+use super::options::RewardsMode;
+use super::tally::SharedTally;
+use super::task;
 use super::task::{MAX_TOKENS, Question, QuestionSplit, Questions};
-use super::{RewardsMode, task};
 
-/// Where graders score shadow siblings, users hold back while this many prompts or groups wait,
-/// which is the optimiser step in hand and the next one: more would only make the samples staler.
+/// With graders, users pause while this many prompts or groups wait: those of the current optimizer
+/// step and the next one. More would only make the samples staler.
 const ENOUGH_WAITING: u64 = 2 * (SAMPLES_PER_STEP / GROUP_SIZE) as u64;
-/// Yet each user asks at least this often, so that latency is measured at all times.
+/// Users pause no longer than this, so that latency is measured at all times.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
-/// How often a user who holds back looks again.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How often a pausing user checks the load.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the users see of the daemon's state; the demo's main loop keeps it fresh.
+/// The trainer's load, which the demo's main loop polls for the users.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pulse {
+pub struct TrainerLoad {
     /// Whether the trainer is computing.
     pub trainer_busy: bool,
-    /// Prompts that became no group yet, and groups that were not trained on yet.
+    /// Prompts without a group, and groups that were not trained on yet.
     pub waiting: u64,
 }
 
-/// The users, asking until told to stop.
+/// Users that ask until [`Self::stop`].
 pub struct Users {
     tasks: JoinSet<()>,
     stop: Arc<AtomicBool>,
@@ -45,21 +46,21 @@ struct User {
     client: Client,
     mode: RewardsMode,
     questions: Arc<Mutex<Questions>>,
-    board: Arc<Board>,
-    pulse: watch::Receiver<Pulse>,
+    tally: Arc<SharedTally>,
+    load: watch::Receiver<TrainerLoad>,
     stop: Arc<AtomicBool>,
     random: ChaCha8Rng,
 }
 
 impl Users {
-    /// Starts `count` users who draw from one stream of questions.
+    /// Starts `count` users that share one stream of questions.
     pub fn start(
         client: &Client,
         mode: RewardsMode,
         seed: u64,
         count: usize,
-        board: &Arc<Board>,
-        pulse: &watch::Receiver<Pulse>,
+        tally: &Arc<SharedTally>,
+        load: &watch::Receiver<TrainerLoad>,
     ) -> Self {
         let questions = Arc::new(Mutex::new(Questions::new(seed, QuestionSplit::Asked)));
         let stop = Arc::new(AtomicBool::new(false));
@@ -71,17 +72,17 @@ impl Users {
                 client: client.clone(),
                 mode,
                 questions: Arc::clone(&questions),
-                board: Arc::clone(board),
-                pulse: pulse.clone(),
+                tally: Arc::clone(tally),
+                load: load.clone(),
                 stop: Arc::clone(&stop),
                 random,
             };
-            tasks.spawn(user.live());
+            tasks.spawn(user.run());
         }
         Self { tasks, stop }
     }
 
-    /// Lets every user finish what they are doing, then ends them.
+    /// Ends every user after its current request.
     pub async fn stop(mut self) {
         self.stop.store(true, Ordering::Relaxed);
         while self.tasks.join_next().await.is_some() {}
@@ -89,7 +90,7 @@ impl Users {
 }
 
 impl User {
-    async fn live(mut self) {
+    async fn run(mut self) {
         while !self.stopped() {
             let question = {
                 let mut questions = self.questions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,51 +107,51 @@ impl User {
     }
 
     async fn ask(&mut self, question: &Question) {
-        let ask = Ask {
+        let request = UserRequest {
             text: question.text(),
             metadata: metadata(self.mode, question),
             seed: self.random.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
         };
-        self.board.asked();
-        let busy_before = self.pulse.borrow().trainer_busy;
-        let answer = match self.client.ask(&ask).await {
+        self.tally.add_request();
+        let busy_before = self.load.borrow().trainer_busy;
+        let answer = match self.client.ask(&request).await {
             Ok(answer) => answer,
             Err(error) => {
-                self.board.failed(&error);
+                self.tally.add_failure(&error);
                 return sleep(Duration::from_millis(200)).await;
             }
         };
-        let busy = busy_before || self.pulse.borrow().trainer_busy;
+        let busy = busy_before || self.load.borrow().trainer_busy;
         let score = task::score(&answer.text, question.answer());
-        self.board.served(score.reward(), answer.first_token, busy);
+        self.tally.add_answer(score.reward(), answer.first_token, busy);
         if self.mode.has_thumbs() {
             let up = score.thumbs_up();
             match self.client.thumb(&answer.completion_id, up).await {
-                Ok(()) => self.board.thumb(up),
-                Err(error) => self.board.failed(&error),
+                Ok(()) => self.tally.add_thumb(up),
+                Err(error) => self.tally.add_failure(&error),
             }
         }
     }
 
-    /// A short pause; longer where shadow siblings need the engines and enough prompts wait.
+    /// Pauses shortly; longer if shadow completions need the engines and enough prompts wait.
     async fn think(&mut self) {
-        if !self.mode.has_graders() {
-            return sleep(Duration::from_millis(self.random.random_range(1..10))).await;
-        }
         sleep(Duration::from_millis(self.random.random_range(1..10))).await;
+        if !self.mode.has_graders() {
+            return;
+        }
         let patience = LONGEST_PAUSE.mul_f64(self.random.random_range(0.5..1.0));
         let until = Instant::now() + patience;
         while !self.stopped()
             && Instant::now() < until
-            && self.pulse.borrow().waiting >= ENOUGH_WAITING
+            && self.load.borrow().waiting >= ENOUGH_WAITING
         {
-            sleep(LOOK_AGAIN).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 }
 
-/// The reference goes along only where a grader is meant to see it.
+/// Contains the reference answer only if a grader needs it.
 fn metadata(mode: RewardsMode, question: &Question) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::from([("task".to_owned(), TASK_ASKED.to_owned())]);
     if mode.has_graders() {
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_feedback_alone_nothing_could_grade() {
+    fn only_graders_receive_the_reference_answer() {
         let question = Question { a: 1, b: 2, phrasing: 0 };
         assert!(!metadata(RewardsMode::Feedback, &question).contains_key("answer"));
         for mode in [RewardsMode::Both, RewardsMode::Graded] {

@@ -1,24 +1,24 @@
-//! Two evaluations of the same prompts, side by side.
+//! Comparison of two evaluations of the same prompts.
 
 use std::fmt::Write as _;
 
-use super::evaluate::Evaluation;
+use super::eval_set::Evaluation;
 use super::report::{Comparison, SamplePair};
 use super::stats;
 use super::stats::Estimate;
 use super::table::ScoredSample;
 
-/// The total, then every part: before, after, and the paired difference.
+/// The total and every part before and after, with the paired difference.
 pub fn comparisons(before: &Evaluation, after: &Evaluation, seed: u64) -> Vec<Comparison> {
-    let mut all = vec![one("total", before, after, seed, |sample| sample.total)];
+    let mut all = vec![comparison("total", before, after, seed, |sample| sample.total)];
     for name in after.parts() {
         let value = |sample: &ScoredSample| sample.parts.get(&name).copied().flatten();
-        all.push(one(&name, before, after, seed, value));
+        all.push(comparison(&name, before, after, seed, value));
     }
     all
 }
 
-fn one(
+fn comparison(
     name: &str,
     before: &Evaluation,
     after: &Evaluation,
@@ -37,21 +37,22 @@ fn one(
     }
 }
 
-/// The first completions of the first prompts.
+/// The first completion of each of the first `most` prompts.
 pub fn samples(before: &Evaluation, after: &Evaluation, most: usize) -> Vec<SamplePair> {
-    let said = |sample: Option<&ScoredSample>| sample.map(|s| (s.completion.clone(), s.total));
+    let completion =
+        |sample: Option<&ScoredSample>| sample.map(|s| (s.completion.clone(), s.total));
     let pairs = before.answers.iter().zip(&after.answers);
     pairs
         .filter_map(|(before, after)| {
             let (before, after) = (before.first(), after.first());
             let prompt = after.or(before)?.prompt.clone();
-            Some(SamplePair { prompt, before: said(before), after: said(after) })
+            Some(SamplePair { prompt, before: completion(before), after: completion(after) })
         })
         .take(most)
         .collect()
 }
 
-/// The comparisons as a table for the terminal.
+/// The comparisons as a table; `names` are the titles of the two evaluations.
 pub fn table(comparisons: &[Comparison], names: [&str; 2]) -> String {
     let shown = |estimate: Option<Estimate>| match estimate {
         None => "–".to_owned(),
@@ -62,25 +63,14 @@ pub fn table(comparisons: &[Comparison], names: [&str; 2]) -> String {
     };
     let width = comparisons.iter().map(|c| c.name.chars().count()).max().unwrap_or(0).max(8);
     let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ =
-        writeln!(text, "  {:width$}  {:>24}  {:>24}  {:>26}", "", names[0], names[1], "difference");
+    let mut row = |name: &str, before: &str, after: &str, difference: &str| {
+        let _ = writeln!(text, "  {name:width$}  {before:>24}  {after:>24}  {difference:>26}");
+    };
+    row("", names[0], names[1], "difference");
     for c in comparisons {
-        let difference = match c.difference {
-            Some(d) => {
-                let sign = if d.mean >= 0.0 { "+" } else { "" };
-                format!("{sign}{}", shown(Some(d)))
-            }
-            None => shown(None),
-        };
-        let _ = writeln!(
-            text,
-            "  {:width$}  {:>24}  {:>24}  {:>26}",
-            c.name,
-            shown(c.before),
-            shown(c.after),
-            difference
-        );
+        let sign = if c.difference.is_some_and(|d| d.mean >= 0.0) { "+" } else { "" };
+        let difference = format!("{sign}{}", shown(c.difference));
+        row(&c.name, &shown(c.before), &shown(c.after), &difference);
     }
     text
 }

@@ -1,31 +1,30 @@
-//! Which step was best on held-out prompts, and when to give up waiting for a better one.
+//! The best step on held-out prompts, and the decision to stop early.
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::config::EarlyStopConfig;
+use crate::config::EarlyStopConfig;
 
 /// The best evaluation so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// The optimiser step that was evaluated; 0 is the policy that the run began with.
+    /// The optimizer step that was evaluated; 0 is the policy at the start of the run.
     pub step: u64,
-    /// Its mean held-out reward.
+    /// The mean held-out reward.
     pub reward: f64,
 }
 
-/// What an evaluation means for the run.
+/// The consequence of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopDecision {
-    /// The best so far: keep its checkpoint.
+    /// The best evaluation: its adapter is copied.
     Improved,
-    /// No better; this many evaluations in a row now.
+    /// Not an improvement, for this many evaluations in a row.
     Waiting(u64),
-    /// No better for as long as patience lasts: end the run.
+    /// Patience is exhausted: the run ends.
     Stop,
 }
 
-/// Follows the held-out reward. Its state is all of it but the configuration, which a resumed run
-/// passes anew.
+/// Tracks the held-out reward. It is serialized between processes, without the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BestTracker {
     best: Option<Best>,
@@ -34,14 +33,13 @@ pub struct BestTracker {
 }
 
 impl BestTracker {
-    /// Takes the evaluation of a step. A reward that is not finite improves nothing. A step that
-    /// is not after the last one (a resumed run evaluates it again) changes nothing.
+    /// Adds the evaluation of a step. A reward that is not finite is no improvement. A step that is not
+    /// after the last one changes nothing: a resumed run repeats it.
     ///
     /// As in Keras and the Hugging Face trainer, an improvement is more than `min_delta` above the
     /// best, and patience counts evaluations, not steps.
     pub fn observe(&mut self, config: &EarlyStopConfig, step: u64, reward: f64) -> StopDecision {
-        let seen = self.last_step.is_some_and(|last| step <= last);
-        if !seen {
+        if self.last_step.is_none_or(|last| step > last) {
             self.last_step = Some(step);
             let better = self.best.is_none_or(|best| reward > best.reward + config.min_delta);
             if reward.is_finite() && better {
@@ -80,13 +78,13 @@ mod tests {
         assert_eq!(tracker.observe(&config, 30, f64::NAN), StopDecision::Waiting(1));
         assert_eq!(tracker.observe(&config, 40, 0.75), StopDecision::Stop);
         assert_eq!(tracker.best(), Some(Best { step: 20, reward: 0.7 }));
-        // The same step again, as after a resume, is not counted twice.
+        // A resumed run repeats a step, which is not counted twice.
         assert_eq!(tracker.observe(&config, 40, 9.0), StopDecision::Stop);
         assert_eq!(tracker.best(), Some(Best { step: 20, reward: 0.7 }));
     }
 
     #[test]
-    fn without_patience_it_never_stops() {
+    fn zero_patience_never_stops() {
         let (config, mut tracker) = (EarlyStopConfig::default(), BestTracker::default());
         tracker.observe(&config, 0, 1.0);
         for step in 1..1000 {
@@ -106,8 +104,8 @@ mod tests {
                     let text = serde_json::to_string(&resumed).unwrap();
                     resumed = serde_json::from_str(&text).unwrap();
                 }
-                let verdict = whole.observe(&config, step as u64, *reward);
-                prop_assert_eq!(verdict, resumed.observe(&config, step as u64, *reward));
+                let decision = whole.observe(&config, step as u64, *reward);
+                prop_assert_eq!(decision, resumed.observe(&config, step as u64, *reward));
             }
             let best = whole.best().unwrap().reward;
             prop_assert!(rewards.iter().all(|r| *r <= best + config.min_delta));

@@ -1,4 +1,4 @@
-//! `hone eval`: the active policy of a data directory on a dataset, beside the base model.
+//! `hone eval`: the active policy of a data directory and the base model, on a dataset.
 
 use std::sync::Arc;
 
@@ -9,43 +9,44 @@ use hone_core::types::PolicyVersion;
 use hone_dataset::Dataset;
 use hone_train::monitoring::warnings::RewardRoles;
 
-use super::evaluate::{EvalSet, Evaluation};
+use super::eval_set::{EvalSet, Evaluation};
 use super::report::Comparison;
 use super::stats::Estimate;
 use super::{compare, stats};
 use crate::app::Core;
 use crate::config::Config;
 
-/// What `hone eval` was told beside the configuration.
+/// The options of `hone eval` that are not in the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct EvalOptions {
     /// The k of pass@k; each at most `run.eval_samples`.
     pub pass_at: Vec<u64>,
-    /// The part whose value of 1 is a success; the route's first correctness part where absent.
+    /// The part whose value 1 is a success; the route's first correctness part if absent.
     pub part: Option<String>,
 }
 
 /// pass@k of both policies.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PassAt {
-    /// Completions that are looked at.
+    /// Completions per prompt.
     pub k: u64,
-    /// The base model's; `None` where the active policy is the base.
+    /// Of the base model; `None` if the active policy is the base.
     pub base: Option<Estimate>,
-    /// The active policy's.
+    /// Of the active policy.
     pub active: Option<Estimate>,
 }
 
-/// What an evaluation found.
+/// The result of `hone eval`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalOutcome {
-    /// Prompts that were asked.
+    /// Prompts evaluated.
     pub prompts: usize,
-    /// Completions of each.
+    /// Completions per prompt.
     pub samples: usize,
     /// The active policy version.
     pub version: u64,
-    /// Total and parts: base before, active after; without an adapter only `after`.
+    /// Total and parts. `before` is the base, `after` the active policy; `before` is missing if they
+    /// are the same.
     pub comparisons: Vec<Comparison>,
     /// The part that pass@k counts.
     pub part: Option<String>,
@@ -53,11 +54,11 @@ pub struct EvalOutcome {
     pub pass_at: Vec<PassAt>,
 }
 
-/// Asks the held-out prompts of the dataset, or all where none are held out. Trains nothing and
-/// changes nothing in the data directory's ledger.
+/// Evaluates the held-out prompts of the dataset, or all prompts if none are held out. The ledger does
+/// not change.
 ///
 /// # Errors
-/// If there is no dataset, a k or part that cannot be, or a part of the loop fails.
+/// If there is no dataset, an option is out of range, or a component fails.
 pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<EvalOutcome> {
     let dataset = config.dataset_in_use();
     let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
@@ -76,7 +77,7 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
     let core = Core::start_alone(&config, None).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let part = success_part(&config, options.part)?;
-    let exam = EvalSet {
+    let eval_set = EvalSet {
         prompts: all.into_iter().take(most).collect(),
         route: Arc::clone(route),
         samples,
@@ -84,29 +85,29 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
         max_tokens: config.rollout.max_tokens,
         seed: config.train.seed,
     };
-    let active = exam.run(&core.engine).await?;
+    let active = eval_set.run(&core.engine).await?;
     let base = if active.version == PolicyVersion::BASE.0 {
         None
     } else {
         core.publisher.stage(PolicyVersion::BASE, None).await?;
         core.publisher.activate().await?;
-        Some(exam.run(&core.engine).await?)
+        Some(eval_set.run(&core.engine).await?)
     };
     core.shutdown().await?;
     let pass_at = options.pass_at.iter().map(|k| PassAt {
         k: *k,
-        base: base.as_ref().and_then(|base| passed(base, part.as_deref(), *k, exam.seed)),
-        active: passed(&active, part.as_deref(), *k, exam.seed),
+        base: base.as_ref().and_then(|base| passed(base, part.as_deref(), *k, eval_set.seed)),
+        active: passed(&active, part.as_deref(), *k, eval_set.seed),
     });
     let before = base.as_ref().unwrap_or(&active);
-    let mut comparisons = compare::comparisons(before, &active, exam.seed);
+    let mut comparisons = compare::comparisons(before, &active, eval_set.seed);
     if base.is_none() {
         for comparison in &mut comparisons {
             (comparison.before, comparison.difference) = (None, None);
         }
     }
     Ok(EvalOutcome {
-        prompts: exam.prompts.len(),
+        prompts: eval_set.prompts.len(),
         samples,
         version: active.version,
         comparisons,
@@ -119,7 +120,7 @@ fn passed(evaluation: &Evaluation, part: Option<&str>, k: u64, seed: u64) -> Opt
     stats::mean_pass_at_k(&evaluation.successes(part?, 1.0), k, seed)
 }
 
-/// The part that was named, or the first that rewards a right answer.
+/// The named part, or the first correctness part.
 fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option<String>> {
     let name = &config.rollout.dataset_route;
     let routes = config.routes.0.iter().filter(|route| route.name == *name);
@@ -140,7 +141,7 @@ fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option
 }
 
 impl EvalOutcome {
-    /// For people.
+    /// The result as text.
     pub fn text(&self) -> String {
         let counted = format!("{} prompts, {} completions each", self.prompts, self.samples);
         let head = format!("policy version {}, {counted}\n\n", self.version);

@@ -1,15 +1,14 @@
-//! The run's log: one JSON object a line, one line a step, made for `jq` and data frames.
+//! The log of a run: JSON lines, one object per step, suitable for `jq` and data frames.
 //!
-//! `{"step":3,"time_ms":1700000000000,"kl":0.01,"reward_mean":0.5,…}`: the step, when it ended (Unix
-//! milliseconds), then every figure by name in alphabetical order. A figure that is absent could not
-//! be computed; one that is not finite, which JSON cannot say, is `null`.
+//! `{"step":3,"time_ms":1700000000000,"kl":0.01,"reward_mean":0.5,…}`: the step, its end in Unix
+//! milliseconds, then the metrics in alphabetical order. A metric that could not be computed is absent.
+//! One that is not finite is `null`, because JSON has no such numbers.
 //!
-//! Invariant: steps rise from line to line, also across resumed runs: opening the log for a resumed
+//! Invariant: steps increase from line to line, also across resumed runs. Opening the log of a resumed
 //! run drops the records after the step that it resumes from, and a last line that a crash tore.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -17,59 +16,55 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
+use hone_core::files::{FileError, at};
 use hone_core::types::{StepRecord, UnixMillis};
 
 const STEP: &str = "step";
 const TIME: &str = "time_ms";
 
-/// Why a log cannot be read or written.
+/// A log that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonlError {
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The log.
-        path: PathBuf,
-        /// What it said.
-        source: io::Error,
-    },
-    /// A line before the last is not what this module writes.
+    /// An I/O error.
+    #[error(transparent)]
+    Io(#[from] FileError),
+    /// A line before the last is not a record.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {
         /// The log.
         path: PathBuf,
-        /// From 1.
+        /// The line's number, from 1.
         line: usize,
         /// What is wrong with it.
         reason: String,
     },
-    /// A figure has the name of one of the two fields that are not figures.
-    #[error("a figure may not be named \"{0}\"")]
+    /// A metric has the name of another field.
+    #[error("a metric may not be named \"{0}\"")]
     Reserved(String),
     /// A step that is not after the last one.
     #[error("step {step} does not come after step {last}, which {} ends with", path.display())]
     Order {
         /// The log.
         path: PathBuf,
-        /// The step that was to be written.
+        /// The rejected step.
         step: u64,
         /// The last step of the log.
         last: u64,
     },
 }
 
-/// One line, read.
+/// A record of the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoggedStep {
-    /// The optimiser step.
+    /// The optimizer step.
     pub step: u64,
-    /// When it ended.
+    /// The end of the step.
     pub time_ms: UnixMillis,
-    /// Its figures; those that were `null` are left out.
+    /// The metrics; those that were `null` are left out.
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// A log that is open for appending.
+/// A log opened for appending.
 #[derive(Debug)]
 pub struct JsonlLog {
     path: PathBuf,
@@ -78,20 +73,15 @@ pub struct JsonlLog {
 }
 
 impl JsonlLog {
-    /// Opens or makes a log and drops what lies after `resumed`, the last step that the run keeps:
-    /// 0 begins anew.
+    /// Opens or creates a log and drops the records after `resumed`, the last step that the run keeps;
+    /// 0 drops all.
     ///
     /// # Errors
-    /// If the file cannot be read or cut, or a line before the last is not a record.
+    /// If the file cannot be read or truncated, or a line before the last is not a record.
     pub fn open(path: &Path, resumed: u64) -> Result<Self, JsonlError> {
-        let io = |source| JsonlError::Io { path: path.to_owned(), source };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(path).map_err(at(path))?;
         let mut reader = BufReader::new(&file);
         let (mut keep, mut last) = (0, None);
         scan(path, &mut reader, |bytes, logged| {
@@ -102,17 +92,17 @@ impl JsonlLog {
             last = Some(logged.step);
             true
         })?;
-        file.set_len(keep).map_err(io)?;
-        (&file).seek(SeekFrom::Start(keep)).map_err(io)?;
+        file.set_len(keep).map_err(at(path))?;
+        (&file).seek(SeekFrom::Start(keep)).map_err(at(path))?;
         Ok(Self { path: path.to_owned(), file, last })
     }
 
-    /// Writes a step's line. It is with the operating system when this returns: a crash of the
-    /// process loses nothing, and one of the machine at most tears the last lines.
+    /// Appends a step. The file is not synced: a crash of the process loses nothing, one of the machine
+    /// the last lines.
     ///
     /// # Errors
-    /// If the file cannot be written, the step does not come after the last one, or a figure is
-    /// named `step` or `time_ms`.
+    /// If the file cannot be written, the step is not after the last one, or a metric is named `step`
+    /// or `time_ms`.
     pub fn append(&mut self, record: &StepRecord) -> Result<(), JsonlError> {
         if let Some(last) = self.last.filter(|last| record.step <= *last) {
             return Err(JsonlError::Order { path: self.path.clone(), step: record.step, last });
@@ -120,23 +110,21 @@ impl JsonlLog {
         if let Some(name) = [STEP, TIME].iter().find(|name| record.metrics.contains_key(**name)) {
             return Err(JsonlError::Reserved((*name).to_owned()));
         }
-        let io = |source| JsonlError::Io { path: self.path.clone(), source };
-        let mut line = serde_json::to_vec(&Line(record)).map_err(|e| io(e.into()))?;
+        let mut line = serde_json::to_vec(&Line(record)).map_err(|e| at(&self.path)(e.into()))?;
         line.push(b'\n');
         // One call, so that no reader sees half a line.
-        self.file.write_all(&line).map_err(io)?;
+        self.file.write_all(&line).map_err(at(&self.path))?;
         self.last = Some(record.step);
         Ok(())
     }
 }
 
-/// Every record of a log, a torn last line left out.
+/// The records of a log, without a torn last line.
 ///
 /// # Errors
 /// If the file cannot be read, or a line before the last is not a record.
 pub fn read(path: &Path) -> Result<Vec<LoggedStep>, JsonlError> {
-    let file =
-        File::open(path).map_err(|source| JsonlError::Io { path: path.to_owned(), source })?;
+    let file = File::open(path).map_err(at(path))?;
     let mut all = Vec::new();
     scan(path, &mut BufReader::new(file), |_, logged| {
         all.push(logged);
@@ -153,29 +141,29 @@ impl Serialize for Line<'_> {
         map.serialize_entry(STEP, &self.0.step)?;
         map.serialize_entry(TIME, &self.0.created)?;
         for (name, value) in &self.0.metrics {
-            // serde_json writes what is not finite as null.
+            // serde_json writes numbers that are not finite as null.
             map.serialize_entry(name, value)?;
         }
         map.end()
     }
 }
 
-/// Hands on each record with its length in bytes until `take` has had enough. What follows the last
-/// line end, or cannot be read and is the last line, was torn by a crash: it ends the log.
+/// Passes each record and its length in bytes to `add` until that returns false. A last line that is
+/// incomplete or invalid was torn by a crash and is ignored.
 fn scan(
     path: &Path,
     reader: &mut impl BufRead,
-    mut take: impl FnMut(usize, LoggedStep) -> bool,
+    mut add: impl FnMut(usize, LoggedStep) -> bool,
 ) -> Result<(), JsonlError> {
-    let io = |source| JsonlError::Io { path: path.to_owned(), source };
     let (mut bytes, mut last, mut number) = (Vec::new(), None, 0);
-    let mut unread: Option<JsonlError> = None;
+    // The error of the line before: it counts only if another line follows.
+    let mut invalid: Option<JsonlError> = None;
     loop {
         bytes.clear();
-        if reader.read_until(b'\n', &mut bytes).map_err(io)? == 0 || !bytes.ends_with(b"\n") {
+        if reader.read_until(b'\n', &mut bytes).map_err(at(path))? == 0 || !bytes.ends_with(b"\n") {
             return Ok(());
         }
-        if let Some(error) = unread {
+        if let Some(error) = invalid {
             return Err(error);
         }
         number += 1;
@@ -183,18 +171,16 @@ fn scan(
             |reason: String| JsonlError::Line { path: path.to_owned(), line: number, reason };
         match parse(&bytes) {
             Ok(logged) if last.is_some_and(|last| logged.step <= last) => {
-                return Err(wrong(format!(
-                    "step {} does not come after the one above",
-                    logged.step
-                )));
+                let step = logged.step;
+                return Err(wrong(format!("step {step} does not come after the one above")));
             }
             Ok(logged) => {
                 last = Some(logged.step);
-                if !take(bytes.len(), logged) {
+                if !add(bytes.len(), logged) {
                     return Ok(());
                 }
             }
-            Err(reason) => unread = Some(wrong(reason)),
+            Err(reason) => invalid = Some(wrong(reason)),
         }
     }
 }
@@ -207,9 +193,9 @@ fn parse(line: &[u8]) -> Result<LoggedStep, String> {
         value.ok_or_else(|| format!("\"{name}\" is not a whole number"))
     };
     let (step, time_ms) = (whole(STEP)?, whole(TIME)?);
-    let figures = fields.iter().filter(|(name, _)| *name != STEP && *name != TIME);
+    let other = fields.iter().filter(|(name, _)| *name != STEP && *name != TIME);
     let mut metrics = BTreeMap::new();
-    for (name, value) in figures {
+    for (name, value) in other {
         match value.as_f64() {
             Some(number) => _ = metrics.insert(name.clone(), number),
             None if value.is_null() => {}
@@ -225,8 +211,8 @@ mod tests {
 
     use super::*;
 
-    fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
-        let metrics = figures.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+    fn record(step: u64, metrics: &[(&str, f64)]) -> StepRecord {
+        let metrics = metrics.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
         StepRecord { step, groups: Vec::new(), metrics, created: 1_700_000_000_000 + step }
     }
 
@@ -235,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_flat_and_says_null_for_what_is_not_finite() {
+    fn a_line_is_flat_and_writes_null_for_numbers_that_are_not_finite() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         let mut log = JsonlLog::open(&path, 0).unwrap();
@@ -251,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn resuming_drops_what_came_after_and_a_torn_line() {
+    fn resuming_drops_later_records_and_a_torn_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         let mut log = JsonlLog::open(&path, 0).unwrap();
@@ -271,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_log_is_refused_and_left_alone() {
+    fn an_invalid_log_is_rejected_and_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         let error = |text: &str| {
@@ -287,18 +273,18 @@ mod tests {
     }
 
     #[test]
-    fn reserved_names_are_refused() {
+    fn reserved_names_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = JsonlLog::open(&dir.path().join("log.jsonl"), 0).unwrap();
         let error = log.append(&record(1, &[("time_ms", 1.0)])).unwrap_err();
-        assert_eq!(error.to_string(), "a figure may not be named \"time_ms\"");
+        assert_eq!(error.to_string(), "a metric may not be named \"time_ms\"");
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn figures_survive_and_any_tear_keeps_whole_lines(
+        fn metrics_survive_and_any_tear_keeps_whole_lines(
             values in prop::collection::vec(any::<f64>(), 1..12), tear in 0.0..1.0f64,
         ) {
             let dir = tempfile::tempdir().unwrap();

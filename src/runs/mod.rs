@@ -1,14 +1,13 @@
-//! Runs on a dataset: `hone train`, `hone eval`, `hone rewards test`, and what they tell their owner:
-//! warnings, logs, statistics, tables and the final report.
+//! Runs on a dataset: `hone train`, `hone eval` and `hone rewards test`, with their logs, statistics,
+//! tables and reports.
 //!
-//! [`train`], [`eval`] and [`score`] drive the loop's [`Core`](crate::app::Core). The rest is plain
-//! data in, files and text out: nothing there knows the engine or the trainer, and nothing reads a
-//! clock, so the same input gives the same bytes.
+//! [`train`] and [`eval`] drive the daemon's [`Core`](crate::app::Core). The other modules depend on
+//! no engine, trainer or clock: the same input gives the same bytes.
 
 pub mod compare;
 pub mod early_stop;
 pub mod eval;
-pub mod evaluate;
+pub mod eval_set;
 pub mod jsonl;
 pub mod progress;
 pub mod report;

@@ -1,113 +1,123 @@
-//! How far `hone train` is, on stderr: a bar on a terminal, a plain line every few steps elsewhere.
+//! Progress of `hone train`: a bar on a terminal, a plain line every few steps elsewhere.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::Duration;
-
-use indicatif::{ProgressBar, ProgressStyle};
 
 use hone_core::types::StepRecord;
 use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::Warning;
 
-/// The state of a run after a step. Figures that are not known are left out of the line.
+use crate::progress::{Progress, clock};
+
+/// Steps whose mean duration gives the remaining time.
+const PACE_STEPS: usize = 20;
+
+/// The state of a run after a step. Unknown values are left out of the line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunView {
-    /// Optimiser steps taken, those before a resume included.
+    /// Optimizer steps taken, including those before a resume.
     pub step: u64,
-    /// Optimiser steps asked for.
+    /// Optimizer steps requested.
     pub steps: u64,
-    /// The step that this process began after: 0, or the one it resumed from.
-    pub first: u64,
+    /// Batches without a step in this process.
+    pub skipped: u64,
     /// Mean reward of the step.
-    pub reward: Option<f64>,
+    reward: Option<f64>,
     /// Standard deviation of the reward within groups.
-    pub std: Option<f64>,
-    /// KL to the reference, in nats a token.
-    pub kl: Option<f64>,
+    std: Option<f64>,
+    /// Share of groups with different rewards: only these have advantages to learn from.
+    signal: Option<f64>,
+    /// KL to the reference, in nats per token.
+    kl: Option<f64>,
     /// Mean completion length in tokens.
-    pub length: Option<f64>,
-    /// The last held-out reward.
-    pub held_out: Option<f64>,
+    length: Option<f64>,
+    /// The held-out reward, until it is shown.
+    held_out: Option<f64>,
     /// Completion tokens trained on by this process.
-    pub tokens: f64,
-    /// Since this process began to train.
-    pub elapsed: Duration,
+    tokens: f64,
+    /// Training time of this process, without evaluations.
+    training: Duration,
+    /// Time that evaluations took.
+    evaluating: Duration,
+    /// The training time after each of the last steps.
+    step_ends: VecDeque<Duration>,
 }
 
 impl RunView {
-    /// Takes a step's figures; `elapsed` since this process began to train.
-    pub fn take(&mut self, record: &StepRecord, elapsed: Duration) {
-        self.step = record.step;
-        self.elapsed = elapsed;
-        self.reward = metric_names::finite(record, metric_names::REWARD_MEAN);
-        self.std = metric_names::finite(record, metric_names::REWARD_STD);
-        self.kl = metric_names::finite(record, metric_names::KL);
-        self.length = metric_names::finite(record, metric_names::LENGTH);
-        self.held_out = metric_names::finite(record, metric_names::HELD_OUT).or(self.held_out);
-        self.tokens += metric_names::finite(record, metric_names::TOKENS).unwrap_or(0.0);
+    /// A run that has taken `step` of `steps` steps.
+    pub fn new(step: u64, steps: u64) -> Self {
+        Self { step, steps, ..Self::default() }
     }
 
-    /// How long the rest will take at the pace so far; `None` before this process's first step.
+    /// Adds a step that ended `elapsed` after this process began to train.
+    pub fn add_step(&mut self, record: &StepRecord, elapsed: Duration) {
+        let metric = |name| metric_names::finite(record, name);
+        self.step = record.step;
+        self.reward = metric(metric_names::REWARD_MEAN);
+        self.std = metric(metric_names::REWARD_STD);
+        self.signal = metric(metric_names::ZERO_STD_GROUPS).map(|equal| 1.0 - equal);
+        self.kl = metric(metric_names::KL);
+        self.length = metric(metric_names::LENGTH);
+        self.tokens += metric(metric_names::TOKENS).unwrap_or(0.0);
+        self.training = elapsed.saturating_sub(self.evaluating);
+        self.step_ends.push_back(self.training);
+        if self.step_ends.len() > PACE_STEPS + 1 {
+            self.step_ends.pop_front();
+        }
+    }
+
+    /// Adds an evaluation. The next line shows its reward.
+    pub fn add_evaluation(&mut self, reward: Option<f64>, took: Duration) {
+        self.held_out = reward;
+        self.evaluating += took;
+    }
+
+    /// The time of the remaining steps at the mean pace of the last steps, without evaluations;
+    /// `None` before the second step of this process.
     pub fn remaining(&self) -> Option<Duration> {
-        let done = self.step.checked_sub(self.first).filter(|done| *done > 0)?;
+        let (first, last) = (self.step_ends.front()?, self.step_ends.back()?);
+        let steps = self.step_ends.len() - 1;
         let left = self.steps.saturating_sub(self.step);
-        let seconds = self.elapsed.as_secs_f64() / done as f64 * left as f64;
+        let seconds = (*last - *first).as_secs_f64() / steps as f64 * left as f64;
         Duration::try_from_secs_f64(seconds).ok()
     }
 
-    /// Completion tokens a second, generation and evaluation included in the time.
+    /// Completion tokens per second of training, generation included.
     pub fn tokens_per_second(&self) -> Option<f64> {
-        let seconds = self.elapsed.as_secs_f64();
+        let seconds = self.training.as_secs_f64();
         (seconds > 0.0 && self.tokens > 0.0).then(|| self.tokens / seconds)
     }
 
-    /// Everything after `step X/Y`.
-    fn figures(&self) -> String {
-        let mut text = String::new();
-        let mut put = |part: std::fmt::Arguments<'_>| {
-            let gap = if text.is_empty() { "" } else { " · " };
-            let _ = write!(text, "{gap}{part}");
-        };
-        match (self.reward, self.std) {
-            (Some(reward), Some(std)) => put(format_args!("reward {reward:.3} ± {std:.3}")),
-            (Some(reward), None) => put(format_args!("reward {reward:.3}")),
-            _ => {}
+    /// Everything after `step X/Y`. A held-out reward is shown once.
+    fn metrics(&mut self) -> String {
+        let mut parts = Vec::new();
+        if let Some(reward) = self.reward {
+            let std = self.std.map(|std| format!(" ± {std:.3}")).unwrap_or_default();
+            parts.push(format!("reward {reward:.3}{std}"));
         }
-        if let Some(held_out) = self.held_out {
-            put(format_args!("held out {held_out:.3}"));
+        let signal = |share: f64| format!("signal in {:.0} % of groups", 100.0 * share);
+        parts.extend(self.signal.map(signal));
+        parts.extend(self.held_out.take().map(|reward| format!("held out {reward:.3}")));
+        parts.extend(self.kl.map(|kl| format!("KL {kl:.4}")));
+        parts.extend(self.length.map(|length| format!("length {length:.0}")));
+        parts.extend(self.tokens_per_second().map(|rate| format!("{rate:.0} tok/s")));
+        parts.extend(self.remaining().map(|left| format!("ETA {}", clock(left))));
+        if self.skipped > 0 {
+            parts.push(format!("{} skipped", self.skipped));
         }
-        if let Some(kl) = self.kl {
-            put(format_args!("KL {kl:.4}"));
-        }
-        if let Some(length) = self.length {
-            put(format_args!("length {length:.0}"));
-        }
-        if let Some(rate) = self.tokens_per_second() {
-            put(format_args!("{rate:.0} tok/s"));
-        }
-        if let Some(left) = self.remaining() {
-            put(format_args!("ETA {}", clock(left)));
-        }
-        text
+        parts.join(" · ")
     }
 
-    /// The state in one line, without a line end.
-    pub fn line(&self) -> String {
+    /// The state in one line, without a line end. A held-out reward is shown once.
+    pub fn line(&mut self) -> String {
         let digits = self.steps.max(1).ilog10() as usize + 1;
-        format!("step {:>digits$}/{}  {}", self.step, self.steps, self.figures())
-            .trim_end()
-            .to_owned()
-    }
-}
-
-/// `1:23`, or `2:03:04` from an hour on.
-pub fn clock(time: Duration) -> String {
-    let seconds = time.as_secs();
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match hours {
-        0 => format!("{minutes}:{seconds:02}"),
-        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
+        let mut line = format!("step {:>digits$}/{}", self.step, self.steps);
+        let metrics = self.metrics();
+        if !metrics.is_empty() {
+            let _ = write!(line, "  {metrics}");
+        }
+        line
     }
 }
 
@@ -116,60 +126,62 @@ pub fn warning_text(warning: &Warning) -> String {
     format!("warning: step {}: {}\n         {}", warning.step, warning.message, warning.advice)
 }
 
-/// Where progress goes.
+/// Displays a run.
 pub struct RunProgress {
-    bar: Option<ProgressBar>,
-    every: u64,
+    display: Progress,
+    line_every: u64,
+    /// [`RunView::skipped`] of the last line about skipped batches.
+    shown_skipped: u64,
 }
 
 impl RunProgress {
-    /// A bar on a terminal, else a line every `every` steps (0 counts as 1) and at the last one.
-    pub fn new(terminal: bool, steps: u64, every: u64) -> Self {
-        let bar = terminal.then(|| {
-            let bar = ProgressBar::new(steps);
-            let template = "  {bar:24.cyan/238} {pos}/{len} {wide_msg}";
-            // The template is a constant; should it be wrong, the default style still tells.
-            let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.set_style(style.progress_chars("━╸─"));
-            bar
-        });
-        Self { bar, every: every.max(1) }
+    /// A bar on a terminal, else a line every `line_every` steps (0 counts as 1) and at the last.
+    pub fn new(terminal: bool, line_every: u64) -> Self {
+        Self { display: Progress::new(terminal), line_every: line_every.max(1), shown_skipped: 1 }
     }
 
-    /// A step was taken.
-    pub fn update(&self, view: &RunView) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(view.step);
-                bar.set_message(view.figures());
-            }
-            None if view.step.is_multiple_of(self.every) || view.step >= view.steps => {
-                write_line(&view.line());
-            }
-            None => {}
+    /// Shows a step.
+    pub fn update(&mut self, view: &mut RunView) {
+        if self.display.has_bars() {
+            self.redraw(view);
+        } else if view.step.is_multiple_of(self.line_every) || view.step >= view.steps {
+            self.note(&view.line());
         }
     }
 
-    /// Lines that stay: a warning, a sample table, a checkpoint.
+    /// Shows a change between two steps, which only a bar does.
+    pub fn redraw(&mut self, view: &mut RunView) {
+        if self.display.has_bars() {
+            self.display.show(view.step, view.steps, &view.metrics(), &[]);
+        }
+    }
+
+    /// Shows skipped batches; without a bar, only when their number has doubled.
+    pub fn update_skipped(&mut self, view: &mut RunView) {
+        if self.display.has_bars() {
+            self.redraw(view);
+        } else if self.is_due(view.skipped) {
+            self.note(&view.line());
+        }
+    }
+
+    fn is_due(&mut self, skipped: u64) -> bool {
+        let is_due = skipped >= 2 * self.shown_skipped;
+        if is_due {
+            self.shown_skipped = skipped;
+        }
+        is_due
+    }
+
+    /// Writes lines that stay: a warning, a table of samples.
     pub fn note(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| write_line(text.trim_end())),
-            None => write_line(text.trim_end()),
-        }
+        self.display.note(text);
     }
 
-    /// Takes the bar off the screen.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+    /// Removes the bar.
+    pub fn finish(&mut self) {
+        self.display.clear();
     }
-}
-
-fn write_line(line: &str) {
-    // Progress is a courtesy: a closed stderr must not end the run.
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 #[cfg(test)]
@@ -178,43 +190,93 @@ mod tests {
 
     use super::*;
 
-    fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
-        let metrics = figures.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+    const METRICS: [(&str, f64); 6] = [
+        ("reward_mean", 0.8125),
+        ("reward_std", 0.31),
+        ("zero_std_groups_ratio", 0.25),
+        ("kl", 0.0123),
+        ("completion_length", 31.6),
+        ("tokens", 2022.0),
+    ];
+
+    fn record(step: u64, metrics: &[(&str, f64)]) -> StepRecord {
+        let metrics = metrics.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
         StepRecord { step, groups: Vec::new(), metrics, created: 0 }
     }
 
+    /// A run resumed after `first` of `steps` steps that has taken `count` more, 10 s each.
+    fn run(first: u64, count: u64, steps: u64) -> RunView {
+        let mut view = RunView::new(first, steps);
+        for i in 1..=count {
+            view.add_step(&record(first + i, &METRICS), Duration::from_secs(10 * i));
+        }
+        view
+    }
+
     #[test]
-    fn a_line_tells_what_is_known() {
+    fn a_line_shows_the_known_values() {
         let mut view = RunView { steps: 300, ..RunView::default() };
         insta::assert_snapshot!(view.line(), @"step   0/300");
-        let figures = [
-            ("reward_mean", 0.8125),
-            ("reward_std", 0.31),
-            ("kl", 0.0123),
-            ("completion_length", 31.6),
-            ("tokens", 2022.0),
-            ("held_out_reward", 0.9),
-        ];
-        view.take(&record(1, &figures), Duration::from_secs(2));
-        insta::assert_snapshot!(view.line(), @"step   1/300  reward 0.812 ± 0.310 · held out 0.900 · KL 0.0123 · length 32 · 1011 tok/s · ETA 9:58");
-        view.take(&record(2, &[("reward_mean", f64::NAN)]), Duration::from_secs(4));
-        insta::assert_snapshot!(view.line(), @"step   2/300  held out 0.900 · 506 tok/s · ETA 9:56");
+        view.add_step(&record(1, &METRICS), Duration::from_secs(2));
+        insta::assert_snapshot!(view.line(), @"step   1/300  reward 0.812 ± 0.310 · signal in 75 % of groups · KL 0.0123 · length 32 · 1011 tok/s");
+        view.add_step(&record(2, &[("reward_mean", f64::NAN)]), Duration::from_secs(4));
+        insta::assert_snapshot!(view.line(), @"step   2/300  506 tok/s · ETA 9:56");
     }
 
     #[test]
-    fn the_time_left_counts_from_where_a_run_was_resumed() {
-        let elapsed = Duration::from_secs(100);
-        let view = RunView { step: 110, steps: 200, first: 100, elapsed, ..RunView::default() };
-        assert_eq!(view.remaining(), Some(Duration::from_secs(900)));
-        assert_eq!(RunView { step: 100, ..view.clone() }.remaining(), None);
-        assert_eq!(RunView { step: 300, ..view }.remaining(), Some(Duration::ZERO));
+    fn a_held_out_reward_is_shown_once() {
+        let mut view = run(0, 1, 300);
+        view.add_evaluation(Some(0.9), Duration::ZERO);
+        view.add_step(&record(2, &METRICS), Duration::from_secs(20));
+        assert!(view.line().contains("groups · held out 0.900 · KL"));
+        view.add_step(&record(3, &METRICS), Duration::from_secs(30));
+        assert!(!view.line().contains("held out"));
     }
 
     #[test]
-    fn clocks_have_hours_when_needed() {
-        assert_eq!(clock(Duration::from_secs(59)), "0:59");
-        assert_eq!(clock(Duration::from_secs(3599)), "59:59");
-        assert_eq!(clock(Duration::from_secs(7384)), "2:03:04");
+    fn the_share_of_groups_with_signal_and_skipped_batches_are_shown() {
+        let mut view = run(0, 2, 300);
+        assert!(view.line().contains("signal in 75 % of groups"));
+        assert!(!view.line().contains("skipped"));
+        view.skipped = 3;
+        assert!(view.line().ends_with("ETA 49:40 · 3 skipped"), "{}", view.line());
+        view.add_step(&record(3, &[("zero_std_groups_ratio", 1.0)]), Duration::from_secs(30));
+        assert!(view.line().contains("signal in 0 % of groups"));
+    }
+
+    #[test]
+    fn the_remaining_time_counts_from_where_a_run_was_resumed() {
+        assert_eq!(run(100, 10, 200).remaining(), Some(Duration::from_secs(900)));
+        assert_eq!(run(100, 0, 200).remaining(), None);
+        assert_eq!(run(100, 1, 200).remaining(), None, "one step has no pace");
+        assert_eq!(RunView { step: 300, ..run(100, 10, 200) }.remaining(), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn an_evaluation_does_not_change_the_remaining_time() {
+        let mut view = run(0, 10, 100);
+        let before = view.remaining().unwrap();
+        view.add_evaluation(Some(0.5), Duration::from_secs(1000));
+        assert_eq!(view.remaining(), Some(before));
+        view.add_step(&record(11, &METRICS), Duration::from_secs(1110));
+        assert_eq!(view.remaining(), Some(before - Duration::from_secs(10)));
+        assert_eq!(view.tokens_per_second(), Some(2022.0 / 10.0));
+    }
+
+    #[test]
+    fn the_remaining_time_follows_the_pace_of_the_last_steps() {
+        let mut view = run(0, 10, 100);
+        for i in 1..=PACE_STEPS as u64 {
+            view.add_step(&record(10 + i, &METRICS), Duration::from_secs(100 + 2 * i));
+        }
+        assert_eq!(view.remaining(), Some(Duration::from_secs(2 * 70)));
+    }
+
+    #[test]
+    fn lines_about_skipped_batches_become_rare() {
+        let mut progress = RunProgress::new(false, 1);
+        let shown: Vec<u64> = (0..100).filter(|skipped| progress.is_due(*skipped)).collect();
+        assert_eq!(shown, [2, 4, 8, 16, 32, 64]);
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! `hone rewards test`: completions from a file beside each part of their reward. Nothing is
-//! generated and nothing trained.
+//! `hone rewards test`: scores completions from a file. Nothing is generated or trained.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,14 +11,14 @@ use hone_core::types::{Message, Role};
 use hone_engine::Codec;
 use hone_reward::{Route, ScoreInput};
 
-use super::evaluate::score;
+use super::eval_set::score;
 use super::table::ScoredSample;
 
-/// Reads JSON lines of `{completion, prompt | messages, ...}`; further fields are metadata, texts as
-/// they are and anything else as JSON.
+/// Reads JSON lines of `{completion, prompt | messages, ...}`. Other fields are metadata: strings
+/// unchanged, other values as JSON.
 ///
 /// # Errors
-/// Names the file, the line and the field.
+/// If the file cannot be read or a line is invalid; the error names the file, the line and the field.
 pub fn read(path: &Path, codec: &Codec) -> anyhow::Result<Vec<ScoreInput>> {
     let place = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("{place}"))?;
@@ -29,7 +28,7 @@ pub fn read(path: &Path, codec: &Codec) -> anyhow::Result<Vec<ScoreInput>> {
         inputs.push(input);
     }
     if inputs.is_empty() {
-        bail!("{place} holds no completion");
+        bail!("{place} contains no completion");
     }
     Ok(inputs)
 }
@@ -56,8 +55,8 @@ fn input(line: &str, codec: &Codec) -> anyhow::Result<ScoreInput> {
     Ok(ScoreInput { messages: Arc::new(messages), metadata: Arc::new(metadata), text, ids })
 }
 
-/// Scores the completions; lines in a row with the same prompt are a group, which judges that
-/// compare see as one.
+/// Scores the completions. Consecutive lines with the same prompt form a group, which matters for
+/// judges that compare completions.
 pub async fn run(route: &Route, inputs: Vec<ScoreInput>) -> Vec<ScoredSample> {
     let mut scored = Vec::with_capacity(inputs.len());
     let same =

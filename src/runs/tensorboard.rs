@@ -1,10 +1,9 @@
-//! TensorBoard event files, written by hand: scalars only.
+//! Writer of TensorBoard event files, for scalars only.
 //!
-//! A file is a series of TFRecords: the length as a little-endian `u64`, the masked CRC-32C of those
-//! eight bytes, the bytes, and their masked CRC-32C, where `mask(c) = rotate_right(c, 15) +
-//! 0xa282ead8` modulo 2^32 (TensorFlow, `lib/io/record_writer`, `lib/hash/crc32c`). Each holds one
-//! protobuf message `Event` (TensorFlow, `event.proto`, `summary.proto`), of which these fields are
-//! written:
+//! A file is a sequence of TFRecords: the length as a little-endian `u64`, the masked CRC-32C of those
+//! eight bytes, the data, and its masked CRC-32C, where `mask(c) = rotate_right(c, 15) +
+//! 0xa282ead8` modulo 2^32 (TensorFlow, `lib/io/record_writer`, `lib/hash/crc32c`). Each contains
+//! one protobuf message `Event` (TensorFlow, `event.proto`, `summary.proto`) with these fields:
 //!
 //! ```text
 //! Event       1 wall_time: double (seconds)   2 step: int64   3 file_version: string
@@ -14,26 +13,16 @@
 //! SessionLog  1 status: enum (START = 1)
 //! ```
 //!
-//! TensorBoard reads every file of a directory in the order of their names. A resumed run begins a
-//! new file with a `START` at its first step, at which TensorBoard forgets what earlier files say of
-//! that step and later ones.
+//! TensorBoard reads the files of a directory in the order of their names. A resumed run begins a new
+//! file with a `START` at its first step; TensorBoard then drops that step and later ones of earlier
+//! files.
 
 use std::fs::File;
-use std::io;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use hone_core::files::{FileError, at};
 use hone_core::types::{StepRecord, UnixMillis};
-
-/// The file cannot be written.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {source}", path.display())]
-pub struct TensorboardError {
-    /// The event file.
-    pub path: PathBuf,
-    /// What the file system said.
-    pub source: io::Error,
-}
 
 /// One event file.
 #[derive(Debug)]
@@ -43,23 +32,23 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Makes `events.out.tfevents.<unix seconds>.<host>` in a directory, which is made as well. The
-    /// characters of `host` that are not letters, digits, `-` or `.` become `_`. `resumed` is the
-    /// last step that a resumed run keeps.
+    /// Creates `events.out.tfevents.<unix seconds>.<host>` in `dir`, which is created if necessary.
+    /// Characters of `host` other than letters, digits, `-` and `.` become `_`. `resumed` is the last
+    /// step that a resumed run keeps.
     ///
     /// # Errors
-    /// If the file cannot be made or written, or exists already.
+    /// If the file exists or cannot be written.
     pub fn create(
         dir: &Path,
         host: &str,
         now: UnixMillis,
         resumed: Option<u64>,
-    ) -> Result<Self, TensorboardError> {
+    ) -> Result<Self, FileError> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' };
         let host: String = host.chars().map(plain).collect();
         let path = dir.join(format!("events.out.tfevents.{}.{host}", now / 1000));
-        let made = std::fs::create_dir_all(dir).and_then(|()| File::create_new(&path));
-        let file = made.map_err(|source| TensorboardError { path: path.clone(), source })?;
+        let created = std::fs::create_dir_all(dir).and_then(|()| File::create_new(&path));
+        let file = created.map_err(at(&path))?;
         let mut writer = Self { path, file };
         writer.write(&event(now, 0, |e| bytes(e, 3, b"brain.Event:2")))?;
         if let Some(kept) = resumed {
@@ -69,16 +58,16 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Writes a step's figures as one event. A figure named `a/b` keeps its name as its tag, so that
-    /// TensorBoard groups it under `a`; any other goes under `train/`. Values become `f32`.
+    /// Writes a step's metrics as one event. A metric named `a/b` keeps its name as its tag, so that
+    /// TensorBoard groups it under `a`; others are grouped under `train`. Values become `f32`.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn scalars(&mut self, record: &StepRecord) -> Result<(), TensorboardError> {
+    pub fn scalars(&mut self, record: &StepRecord) -> Result<(), FileError> {
         let summary = |summary: &mut Vec<u8>| {
             for (name, value) in &record.metrics {
                 let tag = if name.contains('/') { name.clone() } else { format!("train/{name}") };
-                #[expect(clippy::cast_possible_truncation, reason = "the format holds f32")]
+                #[expect(clippy::cast_possible_truncation, reason = "the format has f32")]
                 let value = *value as f32;
                 message(summary, 1, |v| {
                     bytes(v, 1, tag.as_bytes());
@@ -90,20 +79,14 @@ impl EventWriter {
         self.write(&event(record.created, record.step, |e| message(e, 5, summary)))
     }
 
-    /// Where the file is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn write(&mut self, data: &[u8]) -> Result<(), TensorboardError> {
+    fn write(&mut self, data: &[u8]) -> Result<(), FileError> {
         let length = (data.len() as u64).to_le_bytes();
         let mut record = Vec::with_capacity(data.len() + 16);
         record.extend(length);
         record.extend(masked_crc(&length).to_le_bytes());
         record.extend(data);
         record.extend(masked_crc(data).to_le_bytes());
-        let written = self.file.write_all(&record);
-        written.map_err(|source| TensorboardError { path: self.path.clone(), source })
+        self.file.write_all(&record).map_err(at(&self.path))
     }
 }
 
@@ -117,12 +100,12 @@ const FIXED64: u64 = 1;
 const LENGTH: u64 = 2;
 const FIXED32: u64 = 5;
 
-fn event(time: UnixMillis, step: u64, what: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+fn event(time: UnixMillis, step: u64, content: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut event = Vec::new();
     key(&mut event, 1, FIXED64);
     event.extend((time as f64 / 1000.0).to_le_bytes());
     varint_field(&mut event, 2, step);
-    what(&mut event);
+    content(&mut event);
     event
 }
 
@@ -157,17 +140,19 @@ fn message(out: &mut Vec<u8>, field: u64, fill: impl FnOnce(&mut Vec<u8>)) {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use serde_json::Value;
 
     use super::*;
 
-    fn record(step: u64, figures: &[(&str, f64)]) -> StepRecord {
-        let metrics = figures.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+    fn record(step: u64, metrics: &[(&str, f64)]) -> StepRecord {
+        let metrics = metrics.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
         StepRecord { step, groups: Vec::new(), metrics, created: 1_700_000_000_000 + step * 250 }
     }
 
-    /// What the reference script reads: a run that was killed after step 300 and resumed from 200,
-    /// so that its second file takes step 300 back.
+    /// Writes the reference script's input: a run that was killed after step 300 and resumed from 200,
+    /// so that its second file drops step 300.
     fn write(dir: &Path) -> [PathBuf; 2] {
         let start = 1_700_000_000_000;
         let mut first = EventWriter::create(dir, "a host!", start, None).unwrap();
@@ -179,7 +164,7 @@ mod tests {
         [first.path, second.path]
     }
 
-    /// TensorBoard's own reader understood exactly these bytes (`tests/reference/runs/tensorboard_read.py`).
+    /// TensorBoard's reader parsed exactly these bytes (`tests/reference/runs/tensorboard_read.py`).
     #[test]
     fn tensorboard_reads_the_bytes() {
         let path =
@@ -221,10 +206,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_never_written_over() {
+    fn an_existing_file_is_never_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let writer = EventWriter::create(dir.path(), "h", 5_000, None).unwrap();
-        assert_eq!(writer.path(), dir.path().join("events.out.tfevents.5.h"));
+        assert_eq!(writer.path, dir.path().join("events.out.tfevents.5.h"));
         let error = EventWriter::create(dir.path(), "h", 5_999, None).unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::AlreadyExists);
     }

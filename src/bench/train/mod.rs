@@ -1,50 +1,49 @@
-//! `hone bench train`: what an optimiser step takes, part by part, and how near to the machine's own
-//! speed its products come. Sampling and scoring are no part of it.
+//! `hone bench train`: the duration of an optimizer step and its parts, and the speed of its products
+//! relative to the machine's. Sampling and scoring are not included.
 
 mod subject;
 mod work;
 
+use std::fmt;
 use std::path::PathBuf;
-use std::{fmt, fs};
 
 use serde::Serialize;
-use uuid::Uuid;
 
 use hone_core::memory;
 use hone_train::config::{Recompute, TrainConfig};
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
-use super::machine;
 use super::machine::{Peak, Seconds};
+use super::{Folder, machine};
 
 pub(crate) use hone_model::adapter::LoraConfig;
 pub use subject::{Data, Row, Subject, Workload};
 pub use work::Work;
 
-/// What is measured.
+/// The options of `hone bench train`.
 #[derive(Clone, Debug)]
 pub struct TrainBenchOptions {
     /// The model.
     pub model: Subject,
-    /// Random samples, unless there is `data`.
+    /// The shape of random samples, which `data` replaces.
     pub shape: Workload,
     /// A file of samples.
     pub data: Option<PathBuf>,
-    /// Rank of the adapter, which is on all linears.
+    /// Rank of the adapter on all linears.
     pub rank: usize,
-    /// Coefficient of the KL; 0 leaves the reference out.
+    /// Coefficient of the KL; 0 skips the reference pass.
     pub beta: f64,
-    /// Steps that are timed; as many as [`WARM_UP`] come before.
+    /// Timed steps, after [`WARM_UP`] others.
     pub steps: usize,
-    /// Whether layers are computed again.
+    /// Whether the backward pass recomputes layers.
     pub recompute: Recompute,
-    /// Threads; 0 takes every core.
+    /// Threads; 0 for all cores.
     pub threads: usize,
 }
 
 impl TrainBenchOptions {
-    /// The setting that is usual for a model: 64 completions in groups of 8, of the embedded model's
-    /// task's lengths, or, for larger ones, one group of 8 sequences of 512 tokens.
+    /// The default for a model: 64 completions in groups of 8 for the embedded model, else one group of
+    /// 8 sequences of 512 tokens.
     pub fn usual(model: Subject) -> Self {
         let shape = match model {
             Subject::Embedded => {
@@ -65,68 +64,69 @@ impl TrainBenchOptions {
     }
 }
 
-/// Steps before the timed ones: the first one fills the optimiser's moments and the allocator's pools.
+/// Steps before the timed ones; they fill the optimizer's moments and the allocator's pools.
 pub const WARM_UP: usize = 2;
 
-/// What came out. Times are of the fastest of the timed steps, memory is the most of the steps before
-/// them, which do the same.
+/// The measurements. Times are of the fastest timed step; memory is the peak of the warm-up steps,
+/// which do the same work.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrainBenchReport {
-    /// Weights of the model.
+    /// Parameters of the model.
     pub parameters: usize,
-    /// Completions of a step.
+    /// Completions per step.
     pub completions: usize,
-    /// Prompt and completion tokens of a step, the prompt counted for each completion.
+    /// Prompt and completion tokens per step; the prompt counts for each completion.
     pub tokens: usize,
-    /// Tokens that a pass computes; shards that repeat a prompt compute it again.
+    /// Tokens that a pass computes. Each shard computes its prompts.
     pub computed_tokens: usize,
     /// Completion tokens per computed token.
     pub loss_token_fraction: f64,
     /// Threads of the trainer.
     pub threads: usize,
-    /// Every timed step.
+    /// The timed steps.
     pub steps: Vec<Seconds>,
-    /// The fastest step, by the wall.
+    /// Wall time of the fastest step.
     pub step_seconds: f64,
-    /// The step of the least processor time.
+    /// Least processor time of a step.
     pub step_processor_seconds: f64,
     /// Parts of the fastest step, in seconds.
     pub split: StepTiming,
     /// Writing the adapter's PEFT files to disk, in seconds.
     pub publish_seconds: f64,
-    /// GFLOP that the forward, reference and backward passes need.
+    /// [`Work`] of the forward, reference and backward passes in GFLOP.
     pub gflop: f64,
-    /// Speed of large products, measured before, between and after the steps.
+    /// Speed of large products, measured between the steps.
     pub peak: Peak,
-    /// GFLOP needed per second of forward and backward passes (reference left out), over `peak.wall`.
+    /// GFLOP/s of the forward and backward passes over `peak.wall`.
     pub peak_share: f64,
-    /// The same of the whole step, by processor time, over `peak.processor`: what is left on a machine
-    /// that does other things too.
+    /// GFLOP/s of the whole step by processor time over `peak.processor`, which other processes affect
+    /// less.
     pub peak_share_processor: f64,
-    /// Most memory resident during the first steps, the model included.
+    /// Peak resident memory of the first steps, including the model.
     pub peak_bytes: u64,
-    /// Memory resident before the model was loaded.
+    /// Resident memory before the model was loaded.
     pub start_bytes: u64,
-    /// What [`MemoryPlan`] says.
+    /// The total of [`MemoryPlan`].
     pub planned_bytes: usize,
-    /// Layers kept for the backward pass, of all.
+    /// Layers kept for the backward pass, and all layers.
     pub kept_layers: (usize, usize),
-    /// Processes that wanted a core, before and after.
+    /// Load average before and after.
     pub load: (f64, f64),
 }
 
-/// `auto`, `always` or `never`.
+/// Parses `auto`, `always` or `never`.
 ///
 /// # Errors
-/// If it is none of them.
+/// For any other text.
 pub fn recompute(text: &str) -> Result<Recompute, String> {
     serde_json::from_value(text.into()).map_err(|_| "not auto, always or never".to_owned())
 }
 
-/// Measures.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// If the model or the samples cannot be had, a step fails or is skipped, or no adapter can be written.
+/// If the model or the samples cannot be read, a step fails or is skipped, or the adapter cannot be
+/// written.
 pub fn run(options: &TrainBenchOptions) -> anyhow::Result<TrainBenchReport> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if options.threads == 0 { cores } else { options.threads };
@@ -142,7 +142,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         recompute: options.recompute,
         threads,
         learning_rate: 1e-5,
-        // The whole step in one pass, as its length allows.
+        // The whole step in one pass.
         micro_batch: usize::MAX,
         max_sampler_difference: 0.0,
         lora: LoraConfig { r: options.rank, ..LoraConfig::default() },
@@ -157,26 +157,26 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     let samples = data.samples(&learner)?;
     let work = Work::new(&spec, &samples, options.rank);
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
-    // What loading took is no part of the steps' memory.
+    // Excludes the memory of loading.
     memory::reset_peak();
-    let mut step = || -> anyhow::Result<(Seconds, StepTiming, Tokens)> {
+    let mut step = || -> anyhow::Result<(Seconds, StepTiming, StepTokens)> {
         let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
         if let Some(reason) = stats.skipped {
             anyhow::bail!("a step was skipped: {reason}");
         }
         let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
-        let tokens = Tokens { loss: metric("tokens"), fraction: metric("loss_token_fraction") };
+        let tokens = StepTokens { loss: metric("tokens"), fraction: metric("loss_token_fraction") };
         Ok((seconds, learner.timing(), tokens))
     };
     for _ in 0..WARM_UP {
         step()?;
     }
-    // Before the measured products, whose buffers are no part of a step.
+    // Read before `Peak` allocates its own buffers.
     let peak_bytes = memory::peak_resident();
     let mut peak = Peak::default();
     peak.measure(threads);
-    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), Tokens::default());
+    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), StepTokens::default());
     for _ in 0..options.steps.max(1) {
         let (seconds, split, counted) = step()?;
         steps.push(seconds);
@@ -224,26 +224,24 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
 
 /// Tokens of one step.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tokens {
-    /// Those with a loss.
+struct StepTokens {
+    /// Tokens with a loss.
     loss: f64,
     /// Tokens with a loss per computed token.
     fraction: f64,
 }
 
-impl Tokens {
+impl StepTokens {
     fn computed(self) -> usize {
         if self.fraction > 0.0 { (self.loss / self.fraction).round() as usize } else { 0 }
     }
 }
 
-/// Seconds that writing the adapter takes.
+/// Writes the adapter; returns the seconds it took.
 fn publish(learner: &Learner) -> anyhow::Result<f64> {
-    let dir = std::env::temp_dir().join(format!("hone-bench-{}", Uuid::now_v7()));
+    let dir = Folder::temporary()?;
     let snapshot = learner.snapshot()?;
-    let (written, took) = machine::timed(|| snapshot.write(&dir, "bench"));
-    // Best effort: what counts is whether it could be written.
-    let _ = fs::remove_dir_all(&dir);
+    let (written, took) = machine::timed(|| snapshot.write(&dir.0.join("adapter"), "bench"));
     written?;
     Ok(took.wall)
 }
@@ -254,21 +252,25 @@ impl fmt::Display for TrainBenchReport {
         let ms = 1e3;
         writeln!(
             f,
-            "{:.1} M parameters, {} completions a step, {} thread(s), {} timed steps after {WARM_UP}",
+            "{:.1} M parameters, {} completions per step, {} thread(s), {} timed steps after {WARM_UP}",
             self.parameters as f64 / 1e6,
             self.completions,
             self.threads,
             self.steps.len()
         )?;
-        writeln!(f, "tokens        {:>9} a step, prompts counted by completion", self.tokens)?;
         writeln!(
             f,
-            "computed      {:>9} of them, {:.2} tokens with a loss for each",
+            "tokens        {:>9} per step, prompts counted for each completion",
+            self.tokens
+        )?;
+        writeln!(
+            f,
+            "computed      {:>9} of them, {:.2} tokens with a loss per computed token",
             self.computed_tokens, self.loss_token_fraction
         )?;
         writeln!(
             f,
-            "step          {:>9.1} ms the fastest, {:.1} ms of processor the least",
+            "step          {:>9.1} ms wall (fastest), {:.1} ms processor (least)",
             self.step_seconds * ms,
             self.step_processor_seconds * ms
         )?;
@@ -277,14 +279,14 @@ impl fmt::Display for TrainBenchReport {
             ("forward", self.split.forward),
             ("reference", self.split.reference),
             ("backward", self.split.backward),
-            ("optimiser", self.split.optimizer),
+            ("optimizer", self.split.optimizer),
             ("other", rest),
             ("publish", self.publish_seconds),
         ] {
             let share = 100.0 * seconds / self.step_seconds;
             writeln!(f, "  {name:<11} {:>9.1} ms {share:>6.1} %", seconds * ms)?;
         }
-        writeln!(f, "  (sampling and scoring are not measured here)")?;
+        writeln!(f, "  (without sampling and scoring)")?;
         writeln!(
             f,
             "speed         {:>9.0} tokens/s, {:.0} computed tokens/s",
@@ -303,7 +305,7 @@ impl fmt::Display for TrainBenchReport {
         )?;
         writeln!(
             f,
-            "memory        {:>9.1} MiB at the most, {:.1} before the model was loaded; planned {:.1} \
+            "memory        {:>9.1} MiB peak, {:.1} before the model was loaded; planned {:.1} \
              with {} of {} layers kept",
             self.peak_bytes as f64 / MIB,
             self.start_bytes as f64 / MIB,
@@ -320,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_run_tells_every_figure() {
+    fn a_small_run_measures_everything() {
         let shape = Workload { groups: 2, group_size: 4, prompt: 6, completion: 8, spread: 0.5 };
         let options = TrainBenchOptions {
             shape,
@@ -336,7 +338,7 @@ mod tests {
         }
         assert!(split.total() <= report.step_seconds, "{report}");
         assert!(report.gflop > 0.0 && report.peak_share > 0.0 && report.peak_share < 1.5);
-        // The share's own products, which are more than half of all: the reference has no backward pass.
+        // Forward and backward are more than half of all: the reference has no backward pass.
         let passes = report.split.forward + report.split.backward;
         let products = report.peak_share * report.peak.wall * passes;
         assert!((0.5..1.0).contains(&(products / report.gflop)), "{report}");
@@ -348,18 +350,18 @@ mod tests {
     }
 
     #[test]
-    fn recomputation_is_named_as_in_the_configuration() {
+    fn recompute_is_parsed_as_in_the_configuration() {
         assert_eq!(recompute("always"), Ok(Recompute::Always));
         assert!(recompute("sometimes").is_err());
     }
 
     #[test]
-    fn without_a_reference_its_part_is_nothing() {
+    fn without_a_reference_its_pass_takes_no_time() {
         let shape = Workload { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
         let usual = TrainBenchOptions::usual(Subject::Embedded);
         let report =
             run(&TrainBenchOptions { shape, beta: 0.0, steps: 1, threads: 1, ..usual }).unwrap();
-        // What is left is the time of looking at the clock.
+        // Only reading the clock takes time.
         assert!(report.split.reference < 1e-3 * report.split.total().max(1e-2), "{report}");
     }
 }

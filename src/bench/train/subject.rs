@@ -1,4 +1,4 @@
-//! The model that is trained on, and what it is trained on.
+//! The model and the samples of the training benchmark.
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,13 +24,13 @@ const WEIGHTS_SEED: u64 = 1;
 /// Seed of random tokens.
 const TOKENS_SEED: u64 = 2;
 
-/// Which model.
+/// The model of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Subject {
-    /// The one that comes with the binary.
+    /// The embedded model.
     #[default]
     Embedded,
-    /// A random Qwen2 of 100 million parameters, its matrices f32 or bf16.
+    /// A random Qwen2 with 100 million parameters and matrices in f32 or bf16.
     Random100m(DType),
     /// A Hugging Face directory.
     Dir(PathBuf),
@@ -62,17 +62,17 @@ fn config_100m() -> Value {
     })
 }
 
-/// Random weights under their names: uniform, of a spread that keeps activations' size, norms near
-/// 1; matrices of a type.
+/// Random weights by name: uniform with a spread that keeps the size of activations, norms near 1;
+/// matrices in `dtype`.
 fn random_weights(spec: &ModelSpec, dtype: DType) -> anyhow::Result<HashMap<String, Tensor>> {
     let mut rng = ChaCha8Rng::seed_from_u64(WEIGHTS_SEED);
     let spread = 1.0 / (spec.hidden_size as f32).sqrt();
     let mut tensors = HashMap::new();
     for (name, shape) in spec.weight_shapes() {
-        let centre = f32::from(u8::from(name.contains("norm")));
+        let center = f32::from(u8::from(name.contains("norm")));
         let count = shape.iter().product();
         let values: Vec<f32> =
-            (0..count).map(|_| centre + rng.random_range(-spread..spread)).collect();
+            (0..count).map(|_| center + rng.random_range(-spread..spread)).collect();
         let dtype = if shape.len() == 2 { dtype } else { DType::F32 };
         tensors.insert(name, Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?);
     }
@@ -80,10 +80,10 @@ fn random_weights(spec: &ModelSpec, dtype: DType) -> anyhow::Result<HashMap<Stri
 }
 
 impl Subject {
-    /// Loads it, as its weights are stored.
+    /// Loads the model in its stored types.
     ///
     /// # Errors
-    /// If it cannot be read or trained.
+    /// If it cannot be read or is not supported.
     pub fn load(&self) -> anyhow::Result<Model> {
         let (spec, tensors) = match self {
             Self::Embedded => {
@@ -112,7 +112,7 @@ impl Subject {
         Ok(Model::new(spec, tensors)?)
     }
 
-    /// What its weights need in memory.
+    /// The memory of its weights.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -126,10 +126,10 @@ impl Subject {
         })
     }
 
-    /// Writes it as a Hugging Face directory, with the embedded model's tokenizer.
+    /// Writes a Hugging Face directory with the embedded model's tokenizer.
     ///
     /// # Errors
-    /// If it is a directory already, or cannot be written.
+    /// If the model is a directory, or files cannot be written.
     pub fn write(&self, to: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
         for (name, bytes) in embedded::FILES {
@@ -143,7 +143,7 @@ impl Subject {
                 fs::write(to.join("config.json"), serde_json::to_vec_pretty(&config)?)?;
                 Ok(candle_core::safetensors::save(&tensors, to.join("model.safetensors"))?)
             }
-            Self::Dir(path) => anyhow::bail!("{} is a model's directory already", path.display()),
+            Self::Dir(path) => anyhow::bail!("{} is already a model directory", path.display()),
         }
     }
 }
@@ -154,33 +154,32 @@ fn file(name: &str) -> anyhow::Result<&'static [u8]> {
     Ok(found.with_context(|| format!("the embedded model has no {name}"))?.1)
 }
 
-/// What random samples are like.
+/// The shape of random samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     /// Prompts.
     pub groups: usize,
-    /// Completions of each.
+    /// Completions per prompt.
     pub group_size: usize,
     /// Tokens of a prompt.
     pub prompt: usize,
-    /// Tokens of a completion, in the mean.
+    /// Mean tokens of a completion.
     pub completion: usize,
-    /// Lengths of completions are uniform between `completion` less and more this share of it.
+    /// Lengths are uniform within this share of `completion`.
     pub spread: f64,
 }
 
-/// A completion in a data file; `bench`'s peers read the same.
+/// A completion in a data file, which `benches/peers` also read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Ids of the prompt.
+    /// The prompt's ids.
     pub prompt: Vec<u32>,
-    /// Ids of the completion, its stop token included.
+    /// The completion's ids, including the stop token.
     pub completion: Vec<u32>,
-    /// Its advantage.
+    /// The advantage.
     pub advantage: f64,
-    /// Recorded log-probability of each id of the completion; computed by the model where there are
-    /// none.
+    /// Recorded log-probabilities of the completion's ids; computed by the model if absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<f32>,
 }
@@ -189,7 +188,7 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// One step's completions, group by group.
+    /// The completions of one step, by group.
     pub samples: Vec<Row>,
 }
 
@@ -197,13 +196,13 @@ impl Data {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read or is no such file.
+    /// If it cannot be read or is not a data file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))
     }
 
-    /// Random tokens, and advantages of mean 0 and deviation 1 in every group.
+    /// Random tokens with advantages of mean 0 and deviation 1 in every group.
     pub fn random(shape: &Workload, vocab: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(TOKENS_SEED);
         let ids = |rng: &mut ChaCha8Rng, count: usize| -> Vec<u32> {
@@ -224,10 +223,10 @@ impl Data {
         Self { samples }
     }
 
-    /// As the trainer takes them, of version 0; log-probabilities that are missing are the learner's.
+    /// The trainer's samples, of version 0, with missing log-probabilities computed by the learner.
     ///
     /// # Errors
-    /// If they do not fit the model.
+    /// If an id is not in the model's vocabulary.
     pub fn samples(self, learner: &Learner) -> anyhow::Result<Vec<TrainSample>> {
         let policy = learner.snapshot()?;
         let sample = |row: Row| {
@@ -250,8 +249,8 @@ impl Data {
 }
 
 /// Evenly spread values of mean 0 and deviation 1.
-fn advantage(member: usize, of: usize) -> f64 {
-    let n = of as f64;
+fn advantage(member: usize, group_size: usize) -> f64 {
+    let n = group_size as f64;
     let deviation = ((n * n - 1.0) / 12.0).sqrt().max(1e-9);
     (member as f64 - (n - 1.0) / 2.0) / deviation
 }
@@ -261,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_groups_are_of_the_shape_asked_for() {
+    fn random_groups_have_the_requested_shape() {
         let shape = Workload { groups: 3, group_size: 4, prompt: 7, completion: 20, spread: 0.5 };
         let data = Data::random(&shape, 50);
         assert_eq!(data.samples.len(), 12);
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_large_model_is_as_large_as_it_says() {
+    fn the_large_model_has_100_million_parameters() {
         let spec = ModelSpec::from_config(&config_100m()).unwrap();
         let count: usize =
             spec.weight_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();

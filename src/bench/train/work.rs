@@ -1,35 +1,34 @@
-//! Floating-point operations that a step needs.
+//! The floating-point operations of a step.
 
 use std::collections::HashMap;
 
 use hone_model::ModelSpec;
 use hone_train::TrainSample;
 
-/// Operations of matrix products, in GFLOP (a multiplication and an addition are two), that the passes
-/// of one step need at the least: each distinct prompt once, each token that a later one sees once,
-/// scores of causal pairs only, nothing twice. What an implementation computes beyond that, as layers
-/// computed again or tiles of attention, does not count.
+/// The minimum operations of the matrix products of one step in GFLOP; a multiplication and an addition
+/// are two. Counts each distinct prompt once, tokens that a later one attends to, and causal pairs only.
+/// Recomputed layers and masked parts of attention tiles do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// The forward pass with the adapter on.
+    /// The forward pass with the adapter.
     pub forward: f64,
-    /// That of the reference.
+    /// The forward pass of the reference.
     pub reference: f64,
-    /// The backward pass: to the inputs of frozen linears (of the first layer's, those behind the
-    /// residual only), and to both factors of the adapter and their inputs.
+    /// The backward pass: gradients of the inputs of frozen linears, of both adapter factors and of
+    /// their inputs. The inputs of the first layer's attention need no gradient.
     pub backward: f64,
 }
 
 impl Work {
-    /// What a step on `samples` needs with adapters of rank `r` on all linears.
+    /// The work of a step on `samples` with adapters of rank `r` on all linears.
     pub fn new(spec: &ModelSpec, samples: &[TrainSample], r: usize) -> Self {
-        // By prompt: the lengths of the completions.
+        // The lengths of the completions by prompt.
         let mut groups: HashMap<&[u32], Vec<usize>> = HashMap::new();
         for sample in samples {
             groups.entry(&sample.prompt_ids).or_default().push(sample.ids.len());
         }
         let (mut tokens, mut rows) = (0, 0);
-        // Pairs of tokens that see each other, by layer, as windows may differ.
+        // Pairs of attending tokens by layer, because windows may differ.
         let mut pairs = vec![0_usize; spec.num_layers];
         for (prompt, completions) in &groups {
             let prompt = prompt.len();
@@ -50,7 +49,7 @@ impl Work {
             for (kind, (out, inner)) in spec.linears(layer) {
                 frozen += out * inner;
                 adapter += r * (out + inner);
-                // Nothing is trained below the first layer's normalised input.
+                // Nothing is trained before the first layer's normalized input.
                 if layer == 0 && kind.parent() == "self_attn" && kind.as_str() != "o_proj" {
                     first += out * inner + r * inner;
                 }
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_layer_by_hand() {
+    fn one_layer_is_counted_exactly() {
         let spec = ModelSpec::from_config(&serde_json::json!({
             "model_type": "qwen2", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 6,
             "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -89,7 +88,7 @@ mod tests {
             truncated: false,
         };
         let work = Work::new(&spec, &[sample(vec![1, 2]), sample(vec![4])], 1);
-        // Four tokens: three of the prompt, and one of the first completion that is fed.
+        // Four tokens are computed: three of the prompt, and the first of the first completion.
         let frozen = 4 * 4 + 2 * (2 * 4) + 4 * 4 + 3 * (4 * 6);
         let adapter = (4 + 4) + 2 * (2 + 4) + (4 + 4) + 3 * (4 + 6);
         let (head, pairs) = (10 * 4 * 3, 1 + 2 + 3 + 4);

@@ -1,20 +1,21 @@
 //! The report's text.
 //!
-//! Prompts, completions and names come from models and datasets: in tables they are escaped, and a
-//! completion stands in a fence longer than any run of backquotes in it.
+//! Prompts, completions and names come from models and datasets. Tables escape them, and the fence
+//! around a completion is longer than any run of backquotes in it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use hone_core::types::UnixMillis;
 use hone_train::monitoring::metric_names;
 
-use super::super::progress::clock;
-use super::super::stats::Estimate;
-use super::super::table;
-use super::super::table::number;
-use super::{Ending, RunReport, plots};
+use super::data::{Ending, RunReport};
+use super::plots;
+use crate::progress::clock;
+use crate::runs::stats::Estimate;
+use crate::runs::table::{number, one_line};
 
-/// Characters of a prompt or a completion that are shown.
+/// Maximum length of a prompt or a completion, in characters.
 const SHOWN: usize = 2000;
 
 pub(super) fn render(report: &RunReport) -> String {
@@ -22,7 +23,7 @@ pub(super) fn render(report: &RunReport) -> String {
     summary(&mut text, report);
     comparisons(&mut text, report);
     warnings(&mut text, report);
-    text.push_str("## How it went\n\n");
+    text.push_str("## Metrics\n\n");
     let plots = plots::all(report);
     for plot in &plots {
         let _ = writeln!(text, "![{}]({})\n", plot.alt, plot.file);
@@ -38,8 +39,8 @@ pub(super) fn render(report: &RunReport) -> String {
 fn summary(text: &mut String, report: &RunReport) {
     let ending = match &report.ending {
         Ending::Finished => "all steps were taken".to_owned(),
-        Ending::EarlyStop => "stopped early: the held-out reward no longer rose".to_owned(),
-        Ending::Interrupted => "ended by its operator".to_owned(),
+        Ending::EarlyStop => "stopped early: the held-out reward stopped rising".to_owned(),
+        Ending::Interrupted => "interrupted by the operator".to_owned(),
         Ending::Failed(reason) => format!("failed: {}", inline(reason)),
     };
     let took = Duration::from_millis(report.ended.saturating_sub(report.started));
@@ -61,7 +62,7 @@ fn summary(text: &mut String, report: &RunReport) {
     match (&report.best, &report.best_checkpoint) {
         (Some(best), Some(path)) => {
             let path = inline(path);
-            row("Best", format!("{:.3} at step {}, kept in {path}", best.reward, best.step));
+            row("Best", format!("{:.3} at step {}, saved in {path}", best.reward, best.step));
         }
         (Some(best), None) => row("Best", format!("{:.3} at step {}", best.reward, best.step)),
         _ => {}
@@ -106,12 +107,12 @@ fn comparisons(text: &mut String, report: &RunReport) {
 
 fn estimate(estimate: Option<Estimate>, signed: bool) -> String {
     let Some(estimate) = estimate else { return "–".to_owned() };
-    let figure = |value: f64| if signed { format!("{value:+.3}") } else { format!("{value:.3}") };
+    let number = |value: f64| if signed { format!("{value:+.3}") } else { format!("{value:.3}") };
     match estimate.interval {
         Some(i) => {
-            format!("{} ({} to {})", figure(estimate.mean), figure(i.low), figure(i.high))
+            format!("{} ({} to {})", number(estimate.mean), number(i.low), number(i.high))
         }
-        None => figure(estimate.mean),
+        None => number(estimate.mean),
     }
 }
 
@@ -119,7 +120,9 @@ fn warnings(text: &mut String, report: &RunReport) {
     if report.warnings.is_empty() {
         return;
     }
-    text.push_str("## Warnings\n\n| step | what | seen | advice |\n| --- | --- | --- | --- |\n");
+    text.push_str(
+        "## Warnings\n\n| step | kind | observation | advice |\n| --- | --- | --- | --- |\n",
+    );
     for warning in &report.warnings {
         let _ = writeln!(
             text,
@@ -127,7 +130,7 @@ fn warnings(text: &mut String, report: &RunReport) {
             warning.step,
             warning.kind.as_str().replace('_', " "),
             inline(&warning.message),
-            // Ours, with keys in backquotes.
+            // Contains keys in backquotes, so it is not escaped.
             warning.advice
         );
     }
@@ -172,10 +175,10 @@ fn configuration(text: &mut String, report: &RunReport) {
     }
 }
 
-/// One line in which nothing is markup.
+/// One line, with all markup escaped.
 fn inline(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in table::one_line(text).chars() {
+    for c in one_line(text).chars() {
         if "\\`*_[]<>|#&~".contains(c) {
             out.push('\\');
         }
@@ -185,7 +188,7 @@ fn inline(text: &str) -> String {
 }
 
 /// `2023-11-14 22:13:20 UTC`.
-fn date(time: hone_core::types::UnixMillis) -> String {
+fn date(time: UnixMillis) -> String {
     let known = i64::try_from(time).ok().and_then(chrono::DateTime::from_timestamp_millis);
     known.map_or_else(|| "–".to_owned(), |t| t.format("%Y-%m-%d %H:%M:%S UTC").to_string())
 }

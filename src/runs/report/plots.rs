@@ -1,45 +1,45 @@
-//! Which plots a report has.
+//! The plots of a report.
 
 use std::collections::BTreeSet;
 
 use hone_core::types::StepRecord;
 use hone_train::monitoring::metric_names;
 
-use super::RunReport;
+use super::data::RunReport;
 use super::svg::{Chart, Series, render};
 
-/// A plot beside the report's text.
+/// A plot and its file name.
 pub(super) struct Plot {
     pub file: String,
-    /// What it shows, for people who cannot see it.
+    /// Text alternative of the image.
     pub alt: &'static str,
     pub svg: String,
 }
 
-/// Above this a KL is called too large (the default of `WarningConfig::max_kl`).
+/// The KL above which a warning is raised (the default of `WarningConfig::max_kl`).
 const KL_LIMIT: f64 = 0.5;
 
-/// Every plot that has a point, in the order they are shown.
+/// Every plot that has a point, in display order.
 pub(super) fn all(report: &RunReport) -> Vec<Plot> {
     let steps = &report.steps;
-    let figure =
+    let metric =
         |name: &'static str, label: &str| line(label, steps, |s| metric_names::finite(s, name));
     let plot = |file: &str, alt: &'static str, y_label: &str, series: Vec<Series>| {
         let series: Vec<Series> = series.into_iter().filter(|s| !s.points.is_empty()).collect();
         let tallest = series.iter().flat_map(|s| s.points.iter().map(|p| p.1)).fold(0.0, f64::max);
-        // The limit is drawn only where it does not flatten the curve.
+        // A distant limit would flatten the curve.
         let near = file == "kl" && tallest > KL_LIMIT / 2.0;
-        let limit = near.then(|| (KL_LIMIT, "too far".to_owned()));
+        let limit = near.then(|| (KL_LIMIT, "warning".to_owned()));
         let chart = Chart {
             title: alt.to_owned(),
-            x_label: "optimiser step".to_owned(),
+            x_label: "optimizer step".to_owned(),
             y_label: y_label.to_owned(),
             limit,
             series,
         };
         render(&chart).map(|svg| Plot { file: format!("{file}.svg"), alt, svg })
     };
-    let mut reward = figure(metric_names::REWARD_MEAN, "reward");
+    let mut reward = metric(metric_names::REWARD_MEAN, "reward");
     reward.band = steps.iter().filter_map(band).collect();
     let held_out = Series {
         name: "held-out reward".to_owned(),
@@ -50,9 +50,9 @@ pub(super) fn all(report: &RunReport) -> Vec<Plot> {
     let parts: BTreeSet<&str> = steps.iter().flat_map(metric_names::parts).collect();
     let parts =
         parts.into_iter().map(|part| line(part, steps, |s| metric_names::part(s, part))).collect();
-    let lengths = vec![figure(metric_names::LENGTH, "length")];
+    let lengths = vec![metric(metric_names::LENGTH, "length")];
     let clips =
-        vec![figure(metric_names::CLIP_LOW, "below"), figure(metric_names::CLIP_HIGH, "above")];
+        vec![metric(metric_names::CLIP_LOW, "below"), metric(metric_names::CLIP_HIGH, "above")];
     [
         plot("reward", "Reward, with one standard deviation within groups", "reward", vec![reward]),
         plot("held_out", "Reward on held-out prompts", "reward", vec![held_out]),
@@ -60,14 +60,14 @@ pub(super) fn all(report: &RunReport) -> Vec<Plot> {
         plot(
             "kl",
             "KL to the reference policy",
-            "nats a token",
-            vec![figure(metric_names::KL, "KL")],
+            "nats per token",
+            vec![metric(metric_names::KL, "KL")],
         ),
         plot(
             "entropy",
             "Entropy of the policy",
-            "nats a token",
-            vec![figure(metric_names::ENTROPY, "")],
+            "nats per token",
+            vec![metric(metric_names::ENTROPY, "")],
         ),
         plot("length", "Length of completions", "tokens", lengths),
         plot("clipping", "Tokens whose ratio was clipped", "share", clips),

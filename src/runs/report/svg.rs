@@ -1,10 +1,10 @@
-//! Line plots as SVG, small enough to write by hand.
+//! Line plots as SVG.
 //!
-//! No font is measured: text is anchored at its start, middle or end and every place has room for
-//! the longest label. The first three colours are those of Okabe and Ito (2008), which people with
-//! any colour vision tell apart; lines differ in their dashes too. Each colour has a light and a dark
-//! form; the viewer's `prefers-color-scheme` chooses, and the picture brings its own background, so
-//! that it can be read on any page.
+//! Fonts are not measured: text is anchored at its start, middle or end, and every place fits the
+//! longest label. The first three colors are from Okabe and Ito (2008), which people with any color
+//! vision can distinguish; lines also differ in their dashes. Each color has a light and a dark form,
+//! chosen by the viewer's `prefers-color-scheme`. The background is part of the image, so that it is
+//! readable on any page.
 
 use std::fmt::Write as _;
 
@@ -13,26 +13,26 @@ use std::fmt::Write as _;
 pub struct Series {
     /// Its name in the legend.
     pub name: String,
-    /// `(x, y)` by rising x; points that are not finite break nothing and are left out.
+    /// `(x, y)` in ascending order of x. Points that are not finite are left out.
     pub points: Vec<(f64, f64)>,
     /// `(x, low, high)` of a shaded band.
     pub band: Vec<(f64, f64, f64)>,
-    /// Whether points are marked with dots: for few points far apart.
+    /// Whether points are marked with dots, which suits few points far apart.
     pub dots: bool,
 }
 
 /// One plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above the plot.
+    /// The title above the plot.
     pub title: String,
-    /// Under the x axis.
+    /// The label of the x axis.
     pub x_label: String,
-    /// Beside the y axis, with its unit.
+    /// The label of the y axis, a unit.
     pub y_label: String,
-    /// A horizontal line, as a limit, with its label.
+    /// A horizontal line with its label.
     pub limit: Option<(f64, String)>,
-    /// At least one.
+    /// The lines, at least one.
     pub series: Vec<Series>,
 }
 
@@ -46,12 +46,12 @@ const UNDER: f64 = 56.0;
 const ROW: f64 = 18.0;
 /// Columns of the legend.
 const COLUMNS: usize = 3;
-/// The most points of a line; more are averaged in equal shares.
+/// Maximum points of a line; more are averaged in equal shares.
 const POINTS: usize = 400;
-/// Series that have a colour of their own.
-const COLOURS: usize = 7;
+/// Number of colors; later series repeat them.
+const COLORS: usize = 7;
 const DASHES: [&str; 3] = ["", "7 3", "2 3"];
-/// The most characters of a name in the legend.
+/// Maximum characters of a name in the legend.
 const NAME: usize = 28;
 
 const STYLE: &str = "
@@ -73,7 +73,7 @@ const STYLE: &str = "
   }
 ";
 
-/// The chart as a whole SVG document; `None` if no series has a finite point.
+/// The chart as an SVG document; `None` if no series has a finite point.
 pub fn render(chart: &Chart) -> Option<String> {
     let series: Vec<Series> = chart.series.iter().map(thinned).collect();
     let xs = series.iter().flat_map(|s| s.points.iter().map(|p| p.0));
@@ -163,27 +163,27 @@ fn axes(svg: &mut String, chart: &Chart, x: &Axis, y: &Axis) {
 }
 
 fn draw(svg: &mut String, index: usize, series: &Series, place: &dyn Fn(f64, f64) -> String) {
-    let colour = index % COLOURS;
+    let color = index % COLORS;
     if series.band.len() > 1 {
         let upper = series.band.iter().map(|(x, _, high)| place(*x, *high));
         let lower = series.band.iter().rev().map(|(x, low, _)| place(*x, *low));
         let outline: Vec<String> = upper.chain(lower).collect();
         let _ =
-            writeln!(svg, "<polygon class=\"band f{colour}\" points=\"{}\"/>", outline.join(" "));
+            writeln!(svg, "<polygon class=\"band f{color}\" points=\"{}\"/>", outline.join(" "));
     }
     let points: Vec<String> = series.points.iter().map(|(x, y)| place(*x, *y)).collect();
     if points.len() > 1 {
         let dash = dashes(index);
         let _ = writeln!(
             svg,
-            "<polyline class=\"line s{colour}\"{dash} points=\"{}\"/>",
+            "<polyline class=\"line s{color}\"{dash} points=\"{}\"/>",
             points.join(" ")
         );
     }
-    // A single point would be no line at all.
+    // A line of a single point would be invisible.
     if series.dots || points.len() == 1 {
         for (x, y) in points.iter().filter_map(|p| p.split_once(',')) {
-            let _ = writeln!(svg, "<circle class=\"f{colour}\" cx=\"{x}\" cy=\"{y}\" r=\"3.5\"/>");
+            let _ = writeln!(svg, "<circle class=\"f{color}\" cx=\"{x}\" cy=\"{y}\" r=\"3.5\"/>");
         }
     }
 }
@@ -208,7 +208,7 @@ fn names(svg: &mut String, series: &[Series]) {
             svg,
             "<line class=\"line s{}\"{} x1=\"{x:.1}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\n\
              <text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
-            index % COLOURS,
+            index % COLORS,
             dashes(index),
             x + 22.0,
             x + 28.0,
@@ -227,16 +227,16 @@ struct Axis {
 }
 
 impl Axis {
-    /// Around finite values; `tight` ends where the values do. `None` of nothing.
+    /// The range of the finite values, `None` without any. A `tight` axis ends at the extreme values
+    /// and has integer ticks; others end at ticks.
     fn over(values: impl Iterator<Item = f64>, tight: bool) -> Option<Self> {
         let range = values.filter(|v| v.is_finite()).fold(None, |range: Option<(f64, f64)>, v| {
             Some(range.map_or((v, v), |(low, high)| (low.min(v), high.max(v))))
         });
         let (mut low, mut high) = range?;
         if high - low <= high.abs().max(low.abs()) * 1e-9 {
-            let room = if low == 0.0 { 1.0 } else { low.abs() * 0.5 };
-            // Steps are whole: a run of one step has one tick.
-            (low, high) = if tight { (low - 1.0, high + 1.0) } else { (low - room, high + room) };
+            let margin = if tight || low == 0.0 { 1.0 } else { low.abs() * 0.5 };
+            (low, high) = (low - margin, high + margin);
         }
         let about = (high - low) / 5.0;
         let power = 10f64.powf(about.log10().floor());
@@ -259,7 +259,7 @@ impl Axis {
     }
 
     fn label(&self, tick: f64) -> String {
-        // No "-0".
+        // Avoids "-0".
         let tick = if tick.abs() < 1e-12 { 0.0 } else { tick };
         if self.decimals > 5 || tick.abs() >= 1e6 {
             format!("{tick:.0e}")
@@ -269,7 +269,7 @@ impl Axis {
     }
 }
 
-/// Finite points only, averaged to at most [`POINTS`].
+/// The finite points, averaged to at most [`POINTS`].
 fn thinned(series: &Series) -> Series {
     let finite = |values: &[f64]| values.iter().all(|v| v.is_finite());
     let points: Vec<[f64; 2]> =
@@ -294,7 +294,7 @@ fn averaged<const N: usize>(values: &[[f64; N]]) -> Vec<[f64; N]> {
         .collect()
 }
 
-/// For element content and attributes; characters that XML forbids are left out.
+/// Escapes element content or an attribute. Characters that XML forbids are left out.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -2,10 +2,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use hone_train::monitoring::warnings::WarningKind;
+use hone_core::types::StepRecord;
+use hone_train::monitoring::warnings::{Warning, WarningKind};
 
 use super::svg::{Chart, Series, render};
 use super::*;
+use crate::runs::early_stop::Best;
 use crate::runs::stats::{estimate, paired_difference};
 
 fn step(step: u64) -> StepRecord {
@@ -71,7 +73,7 @@ fn report() -> RunReport {
 }
 
 #[test]
-fn the_text() {
+fn the_text_of_a_report() {
     insta::assert_snapshot!(report().markdown(), @r"
     # additions
 
@@ -80,7 +82,7 @@ fn the_text() {
     - **Took**: 2:03 (60 steps, 120000 completion tokens)
     - **Ending**: all steps were taken
     - **Held-out reward**: 0.400 at first, 1.180 at the end
-    - **Best**: 1.180 at step 60, kept in runs/additions/best
+    - **Best**: 1.180 at step 60, saved in runs/additions/best
     - **Warnings**: 1, see below
 
     ## Held-out prompts before and after
@@ -94,11 +96,11 @@ fn the_text() {
 
     ## Warnings
 
-    | step | what | seen | advice |
+    | step | kind | observation | advice |
     | --- | --- | --- | --- |
     | 12 | kl explosion | KL to the reference reached 0.734 nats a token, above 0.5 | Lower `train.learning_rate`, raise `train.beta`, or lower `train.max_grad_norm`, and go on from a checkpoint of before the rise. |
 
-    ## How it went
+    ## Metrics
 
     ![Reward, with one standard deviation within groups](reward.svg)
 
@@ -169,7 +171,7 @@ fn a_run_without_steps_has_a_report() {
 }
 
 #[test]
-fn what_is_written_is_what_is_named() {
+fn every_linked_plot_is_written() {
     let (dir, report) = (tempfile::tempdir().unwrap(), report());
     let folder = dir.path().join("a/b");
     let path = report.write(&folder).unwrap();
@@ -191,22 +193,22 @@ fn what_is_written_is_what_is_named() {
     for name in named {
         let svg = std::fs::read_to_string(folder.join(name)).unwrap();
         well_formed(&svg).unwrap();
-        assert!(svg.contains("optimiser step"), "{name} has no label on its x axis");
+        assert!(svg.contains("optimizer step"), "{name} has no label on its x axis");
     }
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 8);
-    // The same report, the same bytes.
+    // The same report gives the same bytes.
     let again: RunReport = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
     assert_eq!(again.plots(), report.plots());
     assert_eq!(again.markdown(), text);
 }
 
 #[test]
-#[ignore = "writes target/report for a look at it"]
-fn write_a_report_to_look_at() {
+#[ignore = "writes target/report for inspection"]
+fn write_a_report_for_inspection() {
     report().write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("target/report")).unwrap();
 }
 
-/// Tags are balanced, attributes quoted, and no number is NaN or infinite.
+/// Checks that tags are balanced, attributes quoted, and all numbers finite.
 fn well_formed(svg: &str) -> Result<(), String> {
     let mut open = Vec::new();
     for tag in svg.split('<').skip(1) {

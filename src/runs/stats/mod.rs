@@ -1,7 +1,7 @@
-//! Statistics of an evaluation: pass@k, means with 95 % confidence intervals, before against after.
+//! Statistics of evaluations: pass@k, means and paired differences with 95 % confidence intervals.
 //!
-//! Intervals are Wilson's for values that are all 0 or 1 and the bootstrap's percentiles otherwise.
-//! The bootstrap's random numbers come from a seed: the same values give the same interval.
+//! Intervals are Wilson's if all values are 0 or 1, and bootstrap percentiles otherwise. The bootstrap
+//! is seeded: the same values give the same interval.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -15,43 +15,43 @@ const Z: f64 = 1.959_963_984_540_054;
 /// A 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Its lower end.
+    /// The lower end.
     pub low: f64,
-    /// Its upper end.
+    /// The upper end.
     pub high: f64,
 }
 
-/// A mean and how far it can be trusted.
+/// A mean and its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// The mean of the values that are known.
+    /// The mean of the known values.
     pub mean: f64,
-    /// Where the true mean lies with 95 % confidence; `None` of a single value.
+    /// The 95 % confidence interval; `None` for a single value.
     pub interval: Option<Interval>,
-    /// How many values are known.
+    /// The number of known values.
     pub n: usize,
 }
 
-/// What is known of one reward part over a set of completions.
+/// Statistics of one reward part, or of the total, over completions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PartStats {
-    /// Mean and interval; `None` if no value is known.
+pub struct ScoreStats {
+    /// Mean and interval; `None` without a known value.
     pub estimate: Option<Estimate>,
-    /// Standard deviation (n - 1); `None` of fewer than two values.
+    /// Sample standard deviation (n - 1); `None` for fewer than two values.
     pub std: Option<f64>,
-    /// The least value.
+    /// The smallest value.
     pub min: Option<f64>,
-    /// The greatest value.
+    /// The largest value.
     pub max: Option<f64>,
     /// Completions that could not be scored.
     pub missing: usize,
 }
 
-/// The chance that at least one of `k` completions is right, estimated without bias from `n`
-/// completions of which `right` were: `1 - C(n - right, k) / C(n, k)` (Chen et al. 2021, "Evaluating
+/// The unbiased estimate of the probability that at least one of `k` completions is right, from `n`
+/// completions of which `right` are right: `1 - C(n - right, k) / C(n, k)` (Chen et al. 2021, "Evaluating
 /// Large Language Models Trained on Code", equation 1), as a product, which does not overflow.
 ///
-/// Between 0 and 1; `None` unless `1 <= k <= n` and `right <= n`.
+/// `None` unless `1 <= k <= n` and `right <= n`.
 pub fn pass_at_k(n: u64, right: u64, k: u64) -> Option<f64> {
     if k == 0 || k > n || right > n {
         return None;
@@ -63,17 +63,17 @@ pub fn pass_at_k(n: u64, right: u64, k: u64) -> Option<f64> {
     Some(1.0 - (n - right + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>())
 }
 
-/// The mean of [`pass_at_k`] over prompts, each with its `(n, right)`, with an interval over prompts
-/// (they are drawn independently; the completions of one prompt are not). `None` without prompts or
-/// where a prompt has fewer than `k` completions.
+/// The mean of [`pass_at_k`] over prompts, each given as `(n, right)`, with its interval over prompts.
+/// Completions of one prompt are not independent, prompts are. `None` without prompts or if a prompt
+/// has fewer than `k` completions.
 pub fn mean_pass_at_k(prompts: &[(u64, u64)], k: u64, seed: u64) -> Option<Estimate> {
     let values: Option<Vec<f64>> =
         prompts.iter().map(|(n, right)| pass_at_k(*n, *right, k)).collect();
     estimate(&values?, seed)
 }
 
-/// The mean with its interval: [`wilson`] if every value is 0 or 1, else [`bootstrap`]. `None` of
-/// nothing or if a value is not finite.
+/// The mean with its interval: [`wilson`] if every value is 0 or 1, else [`bootstrap`]. `None` without
+/// values or if one is not finite.
 pub fn estimate(values: &[f64], seed: u64) -> Option<Estimate> {
     let n = values.len();
     if n == 0 || values.iter().any(|v| !v.is_finite()) {
@@ -88,9 +88,9 @@ pub fn estimate(values: &[f64], seed: u64) -> Option<Estimate> {
     Some(Estimate { mean: mean(values), interval, n })
 }
 
-/// After minus before over the same prompts, each pair `(before, after)` with both known, and its
-/// bootstrap interval over pairs: pairing takes the prompts' differing difficulty out of it.
-/// `None` without a pair or if a value is not finite.
+/// The mean of `after - before` over the same prompts, and its bootstrap interval over pairs. Pairing
+/// removes the variance between prompts of different difficulty. `None` without pairs or if a value is
+/// not finite.
 pub fn paired_difference(pairs: &[(f64, f64)], seed: u64) -> Option<Estimate> {
     let differences: Vec<f64> = pairs.iter().map(|(before, after)| after - before).collect();
     if differences.is_empty() || differences.iter().any(|d| !d.is_finite()) {
@@ -102,8 +102,8 @@ pub fn paired_difference(pairs: &[(f64, f64)], seed: u64) -> Option<Estimate> {
 }
 
 /// Wilson's score interval of a share (Wilson 1927), without continuity correction:
-/// `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)` with z = 1.96. `None` of no trials or
-/// more successes than trials.
+/// `(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)` with z = 1.96. `None` without trials
+/// or with more successes than trials.
 pub fn wilson(successes: u64, trials: u64) -> Option<Interval> {
     if trials == 0 || successes > trials {
         return None;
@@ -111,16 +111,16 @@ pub fn wilson(successes: u64, trials: u64) -> Option<Interval> {
     let n = trials as f64;
     let p = successes as f64 / n;
     let z2 = Z * Z / n;
-    let centre = (p + z2 / 2.0) / (1.0 + z2);
+    let center = (p + z2 / 2.0) / (1.0 + z2);
     let half = (p * (1.0 - p) * z2 + z2 * z2 / 4.0).sqrt() / (1.0 + z2);
-    // At the ends the formula is exact, rounding is not.
-    let low = if successes == 0 { 0.0 } else { (centre - half).max(0.0) };
-    let high = if successes == trials { 1.0 } else { (centre + half).min(1.0) };
+    // The exact ends, without rounding errors.
+    let low = if successes == 0 { 0.0 } else { (center - half).max(0.0) };
+    let high = if successes == trials { 1.0 } else { (center + half).min(1.0) };
     Some(Interval { low, high })
 }
 
-/// The 2.5 % and 97.5 % percentiles of the means of `resamples` draws with replacement (Efron's
-/// percentile bootstrap). `None` of nothing.
+/// The 2.5 % and 97.5 % percentiles of the means of `resamples` resamples (Efron's percentile
+/// bootstrap). `None` without values.
 pub fn bootstrap(values: &[f64], resamples: usize, seed: u64) -> Option<Interval> {
     let n = values.len();
     if n == 0 || resamples == 0 {
@@ -133,8 +133,8 @@ pub fn bootstrap(values: &[f64], resamples: usize, seed: u64) -> Option<Interval
     Some(Interval { low: quantile(&means, 0.025)?, high: quantile(&means, 0.975)? })
 }
 
-/// The quantile of sorted values, between neighbours in a line (numpy's default method, type 7 of
-/// Hyndman and Fan); `None` of nothing or outside 0 to 1.
+/// The quantile of sorted values, linear between neighbors (numpy's default method, type 7 of Hyndman
+/// and Fan); `None` without values or if `q` is outside 0 to 1.
 pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     if !(0.0..=1.0).contains(&q) {
         return None;
@@ -146,10 +146,10 @@ pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     Some(low + (high - low) * share)
 }
 
-/// Summarises a part's values; those that are missing or not finite are counted, not averaged.
-pub fn part_stats(values: &[Option<f64>], seed: u64) -> PartStats {
+/// Summarizes values. Those that are missing or not finite count as missing.
+pub fn score_stats(values: &[Option<f64>], seed: u64) -> ScoreStats {
     let known: Vec<f64> = values.iter().flatten().copied().filter(|v| v.is_finite()).collect();
-    PartStats {
+    ScoreStats {
         estimate: estimate(&known, seed),
         std: deviation(&known),
         min: known.iter().copied().min_by(f64::total_cmp),
@@ -162,13 +162,13 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The sample's standard deviation, divided by n - 1.
+/// The sample standard deviation (n - 1).
 fn deviation(values: &[f64]) -> Option<f64> {
     if values.len() < 2 {
         return None;
     }
-    let centre = mean(values);
-    let sum: f64 = values.iter().map(|v| (v - centre) * (v - centre)).sum();
+    let center = mean(values);
+    let sum: f64 = values.iter().map(|v| (v - center) * (v - center)).sum();
     Some((sum / (values.len() - 1) as f64).sqrt())
 }
 

@@ -64,7 +64,7 @@ fn wilson_is_the_interval_of_the_score_test() {
 }
 
 #[test]
-fn quantiles_are_numpys() {
+fn quantiles_agree_with_numpy() {
     for case in reference().quantiles {
         let found = quantile(&case.values, case.q).unwrap();
         assert!(close(found, case.expected, 1e-12), "{found} {}", case.expected);
@@ -73,14 +73,14 @@ fn quantiles_are_numpys() {
     assert_eq!(quantile(&[1.0], 1.5), None);
 }
 
-/// Against numpy's bootstrap of 200,000 draws: ours of 2000 lies within a tenth of the width.
+/// 2000 resamples agree with numpy's 200,000 within a tenth of the interval's width.
 #[test]
 fn bootstrap_agrees_with_numpy() {
     let cases = reference().bootstrap;
     assert!(cases.len() >= 3);
     for case in cases {
         let optional: Vec<Option<f64>> = case.values.iter().copied().map(Some).collect();
-        let stats = part_stats(&optional, 7);
+        let stats = score_stats(&optional, 7);
         let estimate = stats.estimate.unwrap();
         assert!(close(estimate.mean, case.mean, 1e-12));
         assert!(close(stats.std.unwrap(), case.std, 1e-12));
@@ -93,7 +93,7 @@ fn bootstrap_agrees_with_numpy() {
 }
 
 #[test]
-fn what_cannot_be_computed_is_missing() {
+fn statistics_that_cannot_be_computed_are_missing() {
     assert_eq!(estimate(&[], 0), None);
     assert_eq!(estimate(&[1.0, f64::NAN], 0), None);
     assert_eq!(paired_difference(&[], 0), None);
@@ -101,8 +101,8 @@ fn what_cannot_be_computed_is_missing() {
     let one = Estimate { mean: 2.0, interval: None, n: 1 };
     assert_eq!(estimate(&[2.0], 0), Some(one));
     assert_eq!(paired_difference(&[(1.0, 3.0)], 0), Some(one));
-    let stats = part_stats(&[None, Some(f64::NAN)], 0);
-    let nothing = PartStats { estimate: None, std: None, min: None, max: None, missing: 2 };
+    let stats = score_stats(&[None, Some(f64::NAN)], 0);
+    let nothing = ScoreStats { estimate: None, std: None, min: None, max: None, missing: 2 };
     assert_eq!(stats, nothing);
 }
 
@@ -114,7 +114,7 @@ fn binary_values_have_wilsons_interval() {
 }
 
 #[test]
-fn pairing_sees_what_means_alone_would_not() {
+fn pairing_detects_a_gain_that_unpaired_means_hide() {
     // Every prompt gains 0.1, while prompts differ by up to 10.
     let pairs: Vec<(f64, f64)> = (0..40)
         .map(|i| (f64::from(i % 10), f64::from(i % 10) + 0.1 + 0.01 * f64::from(i % 3)))
@@ -126,7 +126,7 @@ fn pairing_sees_what_means_alone_would_not() {
     assert!(alone.high - alone.low > 1.0);
 }
 
-/// Averaged over every way to draw which of n are right, the estimator is 1 - (1-p)^k exactly.
+/// The expectation of the estimator over the number of right completions is exactly 1 - (1-p)^k.
 #[test]
 fn pass_at_k_has_no_bias() {
     let choose = |n: u64, k: u64| (0..k).map(|i| (n - i) as f64 / (i + 1) as f64).product::<f64>();
@@ -146,7 +146,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn pass_at_k_rises_with_k_and_with_right_answers(n in 1u64..200, right in 0u64..200, k in 1u64..200) {
+    fn pass_at_k_increases_with_k_and_with_right_completions(n in 1u64..200, right in 0u64..200, k in 1u64..200) {
         let right = right.min(n);
         match pass_at_k(n, right, k) {
             None => prop_assert!(k > n),
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn wilson_holds_the_share_and_narrows(successes in 0u64..500, failures in 0u64..500) {
+    fn wilson_contains_the_share_and_narrows_with_trials(successes in 0u64..500, failures in 0u64..500) {
         prop_assume!(successes + failures > 0);
         let n = successes + failures;
         let share = successes as f64 / n as f64;
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn bootstraps_repeat_and_stay_within_the_values(
+    fn bootstraps_are_reproducible_and_within_the_values(
         values in prop::collection::vec(-5.0..5.0f64, 1..30), seed: u64,
     ) {
         let found = bootstrap(&values, 200, seed).unwrap();
@@ -181,7 +181,7 @@ proptest! {
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
         let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         prop_assert!(min - 1e-9 <= found.low && found.low <= found.high && found.high <= max + 1e-9);
-        let stats = part_stats(&values.iter().map(|v| Some(*v)).chain([None]).collect::<Vec<_>>(), seed);
+        let stats = score_stats(&values.iter().map(|v| Some(*v)).chain([None]).collect::<Vec<_>>(), seed);
         prop_assert_eq!((stats.missing, stats.min, stats.max), (1, Some(min), Some(max)));
     }
 }

@@ -1,8 +1,7 @@
-//! Completions beside each part of their reward: on a terminal while a run goes on, and what `hone
-//! rewards test` prints.
+//! Tables of completions with the parts of their reward, for `hone train` and `hone rewards test`.
 //!
-//! Completions are written by a model: control characters, which could command a terminal, are shown
-//! as pictures of themselves, and marks that reorder text are left out.
+//! Completions come from a model. Control characters, which could control the terminal, are shown as
+//! symbols, and marks that reorder text are left out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,34 +9,34 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::stats::{PartStats, part_stats};
+use super::stats::{ScoreStats, score_stats};
 
-/// Lines of a completion that are shown.
+/// Maximum lines of a completion.
 const LINES: usize = 6;
 /// Columns of a number.
 const NUMBER: usize = 7;
-/// The most columns of a part's name.
+/// Maximum columns of a part's name.
 const NAME: usize = 14;
-/// Below this many columns for prompt and completion each sample is a block of lines instead.
+/// With fewer columns for prompt and completion, each sample is a block of lines instead.
 const NARROW: usize = 40;
-/// What stands for a value that is missing.
+/// Shown for a missing value.
 const MISSING: &str = "–";
 
-/// One completion and what it earned.
+/// A completion with its reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoredSample {
-    /// What was asked, usually the last message.
+    /// The last message of the prompt.
     pub prompt: String,
-    /// What the model wrote.
+    /// The completion.
     pub completion: String,
-    /// Every part by name; `None` where it could not be scored.
+    /// The parts by name; `None` if a part could not be scored.
     pub parts: BTreeMap<String, Option<f64>>,
-    /// The weighted sum; `None` where no part has a value.
+    /// The weighted sum; `None` if no part has a value.
     pub total: Option<f64>,
 }
 
-/// A table of samples, at most `width` columns wide (as far as its numbers allow), line ends
-/// included; empty without samples.
+/// A table of samples with line ends, at most `width` columns wide unless the numbers alone are wider;
+/// empty without samples.
 pub fn render(samples: &[ScoredSample], width: usize) -> String {
     let parts = part_names(samples);
     let columns: Vec<(&str, usize)> = parts
@@ -53,8 +52,8 @@ pub fn render(samples: &[ScoredSample], width: usize) -> String {
     }
 }
 
-/// [`render`], then each part's mean, interval, deviation, range and missing values: what `hone
-/// rewards test` prints. `seed` is of the intervals' bootstrap.
+/// [`render`], then the statistics of each part, as `hone rewards test` prints them. `seed` is for the
+/// bootstrap of the intervals.
 pub fn scores_text(samples: &[ScoredSample], width: usize, seed: u64) -> String {
     let mut text = render(samples, width);
     let stats = statistics(samples, seed);
@@ -74,7 +73,7 @@ pub fn scores_text(samples: &[ScoredSample], width: usize, seed: u64) -> String 
     for (name, stats) in &stats {
         let mean = stats.estimate.map(|e| e.mean);
         let interval = stats.estimate.and_then(|e| e.interval);
-        let figures = [
+        let numbers = [
             mean,
             interval.map(|i| i.low),
             interval.map(|i| i.high),
@@ -83,22 +82,22 @@ pub fn scores_text(samples: &[ScoredSample], width: usize, seed: u64) -> String 
             stats.max,
         ]
         .map(number);
-        let [mean, low, high, std, min, max] = figures.each_ref().map(String::as_str);
+        let [mean, low, high, std, min, max] = numbers.each_ref().map(String::as_str);
         row(name, [mean, low, high, std, min, max, &stats.missing.to_string()]);
     }
     text
 }
 
-/// The same for machines: `{"samples": […], "parts": {NAME: statistics}, "total": statistics}`.
+/// The same as JSON: `{"samples": […], "parts": {NAME: statistics}, "total": statistics}`.
 ///
 /// # Errors
-/// If a value cannot be written as JSON, which does not happen with these types.
+/// Never for these types.
 pub fn scores_json(samples: &[ScoredSample], seed: u64) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Scores<'a> {
         samples: &'a [ScoredSample],
-        parts: BTreeMap<&'a str, PartStats>,
-        total: PartStats,
+        parts: BTreeMap<&'a str, ScoreStats>,
+        total: ScoreStats,
     }
     let parts =
         part_names(samples).into_iter().map(|name| (name, of_part(samples, name, seed))).collect();
@@ -106,22 +105,22 @@ pub fn scores_json(samples: &[ScoredSample], seed: u64) -> serde_json::Result<St
     serde_json::to_string_pretty(&scores).map(|text| text + "\n")
 }
 
-fn statistics(samples: &[ScoredSample], seed: u64) -> Vec<(&str, PartStats)> {
+fn statistics(samples: &[ScoredSample], seed: u64) -> Vec<(&str, ScoreStats)> {
     let parts = part_names(samples).into_iter().map(|name| (name, of_part(samples, name, seed)));
     parts.chain([("total", of_total(samples, seed))]).collect()
 }
 
-fn of_part(samples: &[ScoredSample], name: &str, seed: u64) -> PartStats {
+fn of_part(samples: &[ScoredSample], name: &str, seed: u64) -> ScoreStats {
     let values: Vec<Option<f64>> =
         samples.iter().map(|s| s.parts.get(name).copied().flatten()).collect();
-    part_stats(&values, seed)
+    score_stats(&values, seed)
 }
 
-fn of_total(samples: &[ScoredSample], seed: u64) -> PartStats {
-    part_stats(&samples.iter().map(|s| s.total).collect::<Vec<_>>(), seed)
+fn of_total(samples: &[ScoredSample], seed: u64) -> ScoreStats {
+    score_stats(&samples.iter().map(|s| s.total).collect::<Vec<_>>(), seed)
 }
 
-/// Every part that any sample has, in alphabetical order.
+/// The parts of all samples in alphabetical order.
 fn part_names(samples: &[ScoredSample]) -> Vec<&str> {
     let names = samples.iter().flat_map(|s| s.parts.keys().map(String::as_str));
     let distinct: std::collections::BTreeSet<&str> = names.collect();
@@ -172,15 +171,15 @@ fn blocks(samples: &[ScoredSample], parts: &[&str], width: usize) -> String {
         for line in wrapped(&sample.completion, inner, LINES) {
             let _ = writeln!(out, "    {line}");
         }
-        let mut figures: Vec<String> = parts
+        let mut numbers: Vec<String> = parts
             .iter()
             .map(|name| {
                 let value = sample.parts.get(*name).copied().flatten();
                 format!("{} {}", one_line(name), number(value))
             })
             .collect();
-        figures.push(format!("total {}", number(sample.total)));
-        for line in wrapped(&figures.join(" · "), inner, usize::MAX) {
+        numbers.push(format!("total {}", number(sample.total)));
+        for line in wrapped(&numbers.join(" · "), inner, usize::MAX) {
             let _ = writeln!(out, "    {line}");
         }
         out.push('\n');
@@ -188,18 +187,18 @@ fn blocks(samples: &[ScoredSample], parts: &[&str], width: usize) -> String {
     out
 }
 
-/// Two decimals, `–` where there is no value.
+/// Two decimals, or `–` without a value.
 pub(super) fn number(value: Option<f64>) -> String {
     match value {
-        // No "-0.00".
+        // Avoids "-0.00".
         Some(value) if value.abs() < 0.005 => "0.00".to_owned(),
         Some(value) => format!("{value:.2}"),
         None => MISSING.to_owned(),
     }
 }
 
-/// One line of visible characters: line ends as `⏎`, control characters as their pictures, without
-/// marks of direction.
+/// One line of visible characters: line ends as `⏎`, control characters as symbols, without marks of
+/// direction.
 pub fn one_line(text: &str) -> String {
     text.trim().chars().filter_map(visible).collect()
 }
@@ -218,7 +217,7 @@ fn visible(c: char) -> Option<char> {
     }
 }
 
-/// At most `width` columns, with `…` where something was cut off.
+/// At most `width` columns, ending in `…` if the text is longer.
 pub fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -227,8 +226,8 @@ pub fn cut(text: &str, width: usize) -> String {
     if width == 0 { String::new() } else { format!("{head}…") }
 }
 
-/// Lines of at most `width` columns, broken at spaces where there is one in the second half, at most
-/// `lines` of them, the last ending in `…` if there would be more.
+/// At most `lines` lines of at most `width` columns. Breaks at a space in the second half of a line if
+/// there is one. The last line ends in `…` if the text is longer.
 pub fn wrapped(text: &str, width: usize, lines: usize) -> Vec<String> {
     let flat = one_line(text);
     let (mut rest, mut out) = (flat.as_str(), Vec::new());
@@ -243,7 +242,7 @@ pub fn wrapped(text: &str, width: usize, lines: usize) -> Vec<String> {
             Some(space) if !next_is_space && head[..space].width() * 2 >= width => space,
             _ => head.len(),
         };
-        // A character wider than the line would otherwise never be passed.
+        // A character that is wider than the line gets a line, or the loop would not end.
         let at = if at == 0 { rest.chars().next().map_or(rest.len(), char::len_utf8) } else { at };
         out.push(rest[..at].trim_end().to_owned());
         rest = rest[at..].trim_start();
@@ -251,7 +250,7 @@ pub fn wrapped(text: &str, width: usize, lines: usize) -> Vec<String> {
     out
 }
 
-/// The longest beginning of at most `width` columns, and the rest.
+/// The longest prefix of at most `width` columns, and the rest.
 fn split_at_width(text: &str, width: usize) -> (&str, &str) {
     let mut used = 0;
     for (at, c) in text.char_indices() {

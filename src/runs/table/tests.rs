@@ -49,7 +49,7 @@ fn a_wide_table() {
 }
 
 #[test]
-fn narrow_terminals_get_blocks() {
+fn narrow_terminals_show_blocks() {
     insta::assert_snapshot!(render(&samples(), 50), @"
     What is 17 + 25?
       <reasoning>17 + 25 is 42, because 10 + 20 is
@@ -81,7 +81,7 @@ fn scores_end_with_statistics() {
 }
 
 #[test]
-fn scores_for_machines() {
+fn scores_as_json() {
     insta::assert_snapshot!(scores_json(&samples()[2..], 1).unwrap(), @r#"
     {
       "samples": [
@@ -119,7 +119,7 @@ fn scores_for_machines() {
 }
 
 #[test]
-fn nothing_reaches_the_terminal_that_could_command_it() {
+fn control_characters_never_reach_the_terminal() {
     assert_eq!(one_line(" a\r\nb\tc\u{1b}[0m\u{9b}2J\u{202e}d "), "a⏎b c␛[0m\u{fffd}2Jd");
 }
 
@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn no_line_is_wider_than_asked(
+    fn no_line_is_wider_than_requested(
         texts in prop::collection::vec((any::<String>(), any::<String>()), 1..4), width in 64usize..200,
     ) {
         let samples: Vec<ScoredSample> = texts

@@ -1,13 +1,13 @@
 //! `hone train`: a run on a dataset, without HTTP.
 //!
-//! The trainer is held at each step that is evaluated, so an evaluation is of exactly that step's
-//! policy. Everything that a resumed run needs lies in the data directory: the ledger and the
-//! checkpoints, and beside them `run/state.json` with what this module remembers.
+//! The trainer pauses at each step that is evaluated, so an evaluation measures exactly that step's
+//! policy. A resumed run continues from the ledger and the checkpoints in the data directory, and
+//! from this module's state in `run/state.json`.
 
 mod samples;
 mod state;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,24 +21,24 @@ use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::HealthMonitor;
 
 use super::early_stop::StopDecision;
-use super::evaluate::{EvalSet, Evaluation};
+use super::eval_set::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
 use super::{compare, table};
 use crate::app::Core;
 use crate::config::Config;
 
-/// How often the ledger is looked at for further steps.
-const LOOK: Duration = Duration::from_millis(50);
-/// Restarts of the trainer after which the run gives up.
-const RESTARTS: u64 = 3;
-/// Sample pairs in the report.
-const PAIRS: usize = 6;
+/// How often the ledger is read for new steps.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Restarts of the trainer after which the run fails.
+const MAX_RESTARTS: u64 = 3;
+/// Pairs of completions in the report.
+const REPORT_SAMPLES: usize = 6;
 
-/// What `hone train` was told beside the configuration.
+/// The options of `hone train` that are not in the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct TrainOptions {
-    /// Where the report goes; `run/report` in the data directory where absent.
+    /// Directory of the report; `run/report` in the data directory if absent.
     pub report: Option<PathBuf>,
     /// Whether progress is a bar on a terminal.
     pub terminal: bool,
@@ -46,20 +46,20 @@ pub struct TrainOptions {
     pub width: usize,
 }
 
-/// How a run went.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct TrainOutcome {
-    /// Everything that the report tells.
+    /// The report's contents.
     pub report: RunReport,
-    /// Where it is.
+    /// The report's file.
     pub file: PathBuf,
 }
 
 /// Trains until `train.max_steps`, an early stop, or `interrupt`.
 ///
 /// # Errors
-/// If there is no dataset or no step to take, or a part fails; the message names the key or the
-/// part. What was trained until then stays and can be resumed.
+/// If the configuration permits no step (the message names the key), or a component fails. The steps
+/// that were taken stay, and the run can be resumed.
 pub async fn run(
     config: Config,
     options: TrainOptions,
@@ -77,7 +77,7 @@ pub async fn run(
         0 => held_out.len(),
         most => most.min(held_out.len()),
     };
-    let exam = EvalSet {
+    let eval_set = EvalSet {
         prompts: held_out.into_iter().take(most).collect(),
         route: Arc::clone(route),
         samples: config.run.eval_samples,
@@ -85,10 +85,8 @@ pub async fn run(
         max_tokens: config.rollout.max_tokens,
         seed: config.train.seed,
     };
-    let folder = config.data.dir.join("run");
-    std::fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
-    let mut run = Run::new(config, options, core, exam, &folder)?;
-    let ending = run.go(interrupt).await;
+    let mut run = Run::new(config, options, core, eval_set)?;
+    let ending = run.run_until(interrupt).await;
     run.finish(ending).await
 }
 
@@ -96,7 +94,8 @@ struct Run {
     config: Config,
     options: TrainOptions,
     core: Core,
-    exam: EvalSet,
+    eval_set: EvalSet,
+    /// The directory `run` in the data directory.
     folder: PathBuf,
     state: RunState,
     monitor: HealthMonitor,
@@ -111,35 +110,29 @@ impl Run {
         config: Config,
         options: TrainOptions,
         core: Core,
-        exam: EvalSet,
-        folder: &Path,
+        eval_set: EvalSet,
     ) -> anyhow::Result<Self> {
+        let folder = config.data.dir.join("run");
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let first = core.store.last_step()?.map_or(0, |last| last.step);
-        let state = RunState::load(&folder.join("state.json"), first)?;
-        let logs = Logs::open(folder, first, config.run.tensorboard)?;
         let steps = config.train.max_steps;
-        let progress = RunProgress::new(options.terminal, steps, (steps / 40).max(1));
-        let view = RunView { step: first, steps, first, ..RunView::default() };
-        let folder = folder.to_owned();
-        let began = Instant::now();
-        let monitor = config.health_monitor(state.watch.clone());
+        let state = RunState::load(&folder.join("state.json"), first)?;
         Ok(Self {
+            monitor: config.health_monitor(state.watch.clone()),
+            logs: Logs::open(&folder, first, config.run.tensorboard)?,
+            progress: RunProgress::new(options.terminal, steps / 40),
+            view: RunView::new(first, steps),
+            began: Instant::now(),
             config,
             options,
             core,
-            exam,
+            eval_set,
             folder,
             state,
-            monitor,
-            logs,
-            progress,
-            view,
-            began,
         })
     }
 
-    /// From evaluation to evaluation; how it ended.
-    async fn go(&mut self, interrupt: impl Future<Output = ()>) -> Ending {
+    async fn run_until(&mut self, interrupt: impl Future<Output = ()>) -> Ending {
         tokio::pin!(interrupt);
         tokio::select! {
             biased;
@@ -148,15 +141,15 @@ impl Run {
         }
     }
 
+    /// Alternates between training and evaluation.
     async fn steps(&mut self) -> anyhow::Result<Ending> {
         let total = self.config.train.max_steps;
-        if self.exam.prompts.is_empty() {
+        if self.eval_set.prompts.is_empty() {
             let advice = "dataset.held_out = 0.1 or dataset.eval_path gives some";
             self.progress.note(&format!("no held-out prompts, so nothing is evaluated: {advice}"));
         }
-        if self.state.before.is_none() && self.view.first == 0 {
-            let before = self.evaluate(0).await?;
-            self.state.before = before;
+        if self.state.before.is_none() && self.view.step == 0 {
+            self.state.before = self.evaluate(0).await?;
         }
         while self.view.step < total {
             let every = match self.config.run.eval_every {
@@ -165,9 +158,9 @@ impl Run {
             };
             let next = (self.view.step / every + 1).saturating_mul(every).min(total);
             self.core.trainer().set_step_limit(Some(next))?;
-            self.reach(next).await?;
+            self.follow_until(next).await?;
             let evaluation = self.evaluate(next).await?;
-            let stop = self.judge(next, evaluation.as_ref())?;
+            let stop = self.track_best(next, evaluation.as_ref())?;
             if next == total || stop {
                 self.state.after = evaluation;
             }
@@ -179,39 +172,43 @@ impl Run {
         Ok(Ending::Finished)
     }
 
-    /// Follows the trainer until it has taken and published `step` steps.
-    async fn reach(&mut self, step: u64) -> anyhow::Result<()> {
+    /// Reads the trainer's steps until it has taken and published step `step`.
+    async fn follow_until(&mut self, step: u64) -> anyhow::Result<()> {
         loop {
             for record in self.core.store.steps(self.view.step + 1, 64)? {
-                self.took(&record)?;
+                self.add_step(&record)?;
             }
             let status = self.core.trainer().status();
+            if status.skipped_batches != self.view.skipped {
+                self.view.skipped = status.skipped_batches;
+                self.progress.update_skipped(&mut self.view);
+            }
             let resting = matches!(status.state, TrainState::Paused | TrainState::Finished);
             if self.view.step >= step && resting {
                 return Ok(());
             }
-            if status.state == TrainState::Failed && status.restarts >= RESTARTS {
-                let why = status.last_error.unwrap_or_default();
-                anyhow::bail!("the trainer failed {RESTARTS} times: {why}");
+            if status.state == TrainState::Failed && status.restarts >= MAX_RESTARTS {
+                let error = status.last_error.unwrap_or_default();
+                anyhow::bail!("the trainer failed {MAX_RESTARTS} times: {error}");
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// One step is taken: logs, warnings, progress, samples.
-    fn took(&mut self, record: &StepRecord) -> anyhow::Result<()> {
-        self.view.take(record, self.began.elapsed());
+    /// Adds a step to the logs, the warnings and the progress; shows samples if they are due.
+    fn add_step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
+        self.view.add_step(record, self.began.elapsed());
         self.logs.step(record)?;
-        let raised = self.monitor.observe(record, &self.core.metrics);
+        let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {
             self.progress.note(&warning_text(&warning));
             self.state.warnings.push(warning);
         }
-        self.progress.update(&self.view);
+        self.progress.update(&mut self.view);
         let every = self.config.run.samples_every;
-        if every > 0 && record.step.is_multiple_of(every) && self.config.run.samples_shown > 0 {
-            let most = self.config.run.samples_shown;
+        let most = self.config.run.samples_shown;
+        if every > 0 && record.step.is_multiple_of(every) && most > 0 {
             let shown = samples::of_step(&self.core.store, &self.core.routes, record, most)?;
             let title = format!("samples of step {}", record.step);
             self.progress.note(&format!("{title}\n{}", table::render(&shown, self.options.width)));
@@ -219,58 +216,58 @@ impl Run {
         Ok(())
     }
 
-    /// The held-out prompts under the policy of `step`; `None` where there are none.
+    /// Evaluates the policy of `step`; `None` without held-out prompts.
     async fn evaluate(&mut self, step: u64) -> anyhow::Result<Option<Evaluation>> {
-        if self.exam.prompts.is_empty() {
+        if self.eval_set.prompts.is_empty() {
             return Ok(None);
         }
-        let evaluation = self.exam.run(&self.core.engine).await?;
-        let reward = evaluation.reward(self.exam.seed).map(|estimate| estimate.mean);
+        let began = Instant::now();
+        let evaluation = self.eval_set.run(&self.core.engine).await?;
+        let reward = evaluation.reward(self.eval_set.seed).map(|estimate| estimate.mean);
+        self.view.add_evaluation(reward, began.elapsed());
         if let Some(reward) = reward {
             self.state.held_out.retain(|(at, _)| *at < step);
             self.state.held_out.push((step, reward));
-            self.view.held_out = Some(reward);
-            let record = StepRecord {
+            self.logs.evaluation(&StepRecord {
                 step,
                 groups: Vec::new(),
                 metrics: [(metric_names::HELD_OUT.to_owned(), reward)].into(),
                 created: now_ms(),
-            };
-            self.logs.evaluation(&record)?;
+            })?;
             self.progress.note(&format!("step {step}: held-out reward {reward:.3}"));
+            self.progress.redraw(&mut self.view);
         }
         Ok(Some(evaluation))
     }
 
-    /// Keeps the adapter of the best step; whether patience is over.
-    fn judge(&mut self, step: u64, evaluation: Option<&Evaluation>) -> anyhow::Result<bool> {
-        let estimate = evaluation.and_then(|evaluation| evaluation.reward(self.exam.seed));
+    /// Copies the adapter if `step` is the best; returns whether to stop early.
+    fn track_best(&mut self, step: u64, evaluation: Option<&Evaluation>) -> anyhow::Result<bool> {
+        let estimate = evaluation.and_then(|evaluation| evaluation.reward(self.eval_set.seed));
         let Some(reward) = estimate.map(|estimate| estimate.mean) else { return Ok(false) };
-        let verdict = self.state.best.observe(&self.config.run.early_stop, step, reward);
-        if verdict == StopDecision::Improved
+        let decision = self.state.best.observe(&self.config.run.early_stop, step, reward);
+        if decision == StopDecision::Improved
             && let Some(adapter) = self.core.policies.active_adapter()?
         {
             let best = self.folder.join("best");
-            state::replace_dir(&adapter, &best).with_context(|| format!("{}", best.display()))?;
+            state::copy_dir(&adapter, &best)?;
             self.state.best_adapter = Some(best.display().to_string());
         }
-        Ok(verdict == StopDecision::Stop)
+        Ok(decision == StopDecision::Stop)
     }
 
     fn save(&self) -> anyhow::Result<()> {
         self.state.save(&self.folder.join("state.json"))
     }
 
-    /// Takes the loop apart, writes the report.
-    async fn finish(self, ending: Ending) -> anyhow::Result<TrainOutcome> {
+    /// Shuts down and writes the report.
+    async fn finish(mut self, ending: Ending) -> anyhow::Result<TrainOutcome> {
         self.progress.finish();
         self.save()?;
-        let Self { config, options, core, exam, folder, state, .. } = self;
-        let after = state.after.as_ref();
-        let (comparisons, samples) = match (&state.before, after) {
+        let Self { config, options, core, eval_set, folder, state, .. } = self;
+        let (comparisons, samples) = match (&state.before, &state.after) {
             (Some(before), Some(after)) => (
-                compare::comparisons(before, after, exam.seed),
-                compare::samples(before, after, PAIRS),
+                compare::comparisons(before, after, eval_set.seed),
+                compare::samples(before, after, REPORT_SAMPLES),
             ),
             _ => (Vec::new(), Vec::new()),
         };
@@ -284,12 +281,12 @@ impl Run {
             ending,
             configuration: state::summary(&config),
             steps: core.store.steps(1, usize::MAX)?,
-            held_out: state.held_out.clone(),
+            held_out: state.held_out,
             comparisons,
             samples,
-            warnings: state.warnings.clone(),
+            warnings: state.warnings,
             best: state.best.best(),
-            best_checkpoint: state.best_adapter.clone(),
+            best_checkpoint: state.best_adapter,
         };
         core.shutdown().await?;
         let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;

@@ -1,4 +1,4 @@
-//! Some of the completions that a step was trained on.
+//! Completions that a step was trained on.
 
 use hone_core::types::StepRecord;
 use hone_reward::Routes;
@@ -19,10 +19,11 @@ pub(super) fn of_step(
             break;
         }
         let Some(group) = store.group(*id)? else { continue };
-        // As many of each group as it takes to show that members differ.
+        // At least two of each group, to show that its members differ.
         let each = most.div_ceil(record.groups.len() - index).max(2).min(most - shown.len());
-        let asked = store.interaction(group.interaction)?;
-        let asked = asked.and_then(|i| i.messages.last().map(|m| m.content.clone()));
+        let interaction = store.interaction(group.interaction)?;
+        let prompt = interaction.and_then(|i| i.messages.last().map(|m| m.content.clone()));
+        let prompt = prompt.unwrap_or_default();
         let route = routes.get(&group.route);
         for member in group.members.iter().take(each) {
             let Some(sample) = store.sample(*member)? else { continue };
@@ -32,7 +33,7 @@ pub(super) fn of_step(
                 .filter_map(|reward| Some(route?.weight(&reward.name)? * reward.value?))
                 .collect();
             shown.push(ScoredSample {
-                prompt: asked.clone().unwrap_or_default(),
+                prompt: prompt.clone(),
                 completion: sample.text,
                 parts: rewards.into_iter().map(|reward| (reward.name, reward.value)).collect(),
                 total: (!weighted.is_empty()).then(|| weighted.iter().sum()),

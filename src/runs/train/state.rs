@@ -1,4 +1,4 @@
-//! What a run remembers between processes, and its logs.
+//! The state of a run that survives the process, and its logs.
 
 use std::path::Path;
 use std::{fs, io};
@@ -6,43 +6,45 @@ use std::{fs, io};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use hone_core::files::{FileError, at, replace_dir, replace_file};
 use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_train::monitoring::warnings::{MonitorState, Warning};
 
 use crate::config::Config;
 use crate::runs::early_stop::BestTracker;
-use crate::runs::evaluate::Evaluation;
+use crate::runs::eval_set::Evaluation;
 use crate::runs::jsonl::JsonlLog;
 use crate::runs::tensorboard::EventWriter;
 
-/// What a resumed run goes on with.
+/// The state that a resumed run continues from.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RunState {
-    /// When the first process of the run began.
+    /// Start of the run's first process.
     pub(super) started: UnixMillis,
-    /// The held-out prompts before the first step.
+    /// The evaluation before the first step.
     pub(super) before: Option<Evaluation>,
-    /// The held-out prompts after the last step so far that ended a run.
+    /// The evaluation after the last step, or after an early stop.
     pub(super) after: Option<Evaluation>,
     /// Step and mean held-out reward of every evaluation.
     pub(super) held_out: Vec<(u64, f64)>,
-    /// The best of them.
+    /// The best evaluation and the patience.
     pub(super) best: BestTracker,
-    /// Where its adapter was copied to.
+    /// The copy of the best step's adapter.
     pub(super) best_adapter: Option<String>,
-    /// Every warning that was raised.
+    /// The warnings of all processes.
     pub(super) warnings: Vec<Warning>,
+    /// The state of the health monitor.
     pub(super) watch: MonitorState,
 }
 
 impl RunState {
-    /// Reads the state of a run that has taken `step` steps; a fresh one where there is no file.
+    /// Reads the state of a run that has taken `step` steps; a fresh state if there is no file.
     pub(super) fn load(path: &Path, step: u64) -> anyhow::Result<Self> {
-        let place = || format!("{}", path.display());
+        let place = || path.display().to_string();
         match fs::read(path) {
             Ok(bytes) => {
                 let mut state: Self = serde_json::from_slice(&bytes).with_context(place)?;
-                // A crash may have undone steps that were evaluated already.
+                // A crash may have undone steps that were evaluated.
                 state.held_out.retain(|(at, _)| *at <= step);
                 Ok(state)
             }
@@ -53,11 +55,9 @@ impl RunState {
         }
     }
 
-    /// Writes the state, whole or not at all.
+    /// Replaces the file: after a crash it is either the old or the new one.
     pub(super) fn save(&self, path: &Path) -> anyhow::Result<()> {
-        let whole = path.with_extension("json.tmp");
-        let written = fs::write(&whole, serde_json::to_vec(self)?);
-        written.and_then(|()| fs::rename(&whole, path)).with_context(|| path.display().to_string())
+        Ok(replace_file(path, &serde_json::to_vec(self)?)?)
     }
 }
 
@@ -69,8 +69,8 @@ pub(super) struct Logs {
 }
 
 impl Logs {
-    /// Opens `steps.jsonl`, `evaluations.jsonl` and TensorBoard's events in a folder; what they hold
-    /// beyond step `first` is dropped.
+    /// Opens `steps.jsonl`, `evaluations.jsonl` and TensorBoard's events in `folder`. Their records
+    /// after step `first` are dropped.
     pub(super) fn open(folder: &Path, first: u64, tensorboard: bool) -> anyhow::Result<Self> {
         let events = match tensorboard {
             true => {
@@ -87,7 +87,7 @@ impl Logs {
         })
     }
 
-    /// One step's figures.
+    /// Appends the metrics of a step.
     pub(super) fn step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.steps.append(record)?;
         if let Some(events) = &mut self.events {
@@ -96,7 +96,7 @@ impl Logs {
         Ok(())
     }
 
-    /// One evaluation's.
+    /// Appends the metrics of an evaluation.
     pub(super) fn evaluation(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.evaluations.append(record)?;
         if let Some(events) = &mut self.events {
@@ -106,26 +106,21 @@ impl Logs {
     }
 }
 
-/// Puts a copy of the folder `from` in the place of `to`.
-pub(super) fn replace_dir(from: &Path, to: &Path) -> io::Result<()> {
-    let fresh = to.with_extension("tmp");
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh)?;
-    }
-    fs::create_dir_all(&fresh)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        if entry.file_type()?.is_file() {
-            fs::copy(entry.path(), fresh.join(entry.file_name()))?;
+/// Replaces the directory `to` with a copy of the files in `from`; after a crash `to` is complete.
+pub(super) fn copy_dir(from: &Path, to: &Path) -> Result<(), FileError> {
+    replace_dir(to, |new| {
+        for entry in fs::read_dir(from).map_err(at(from))? {
+            let entry = entry.map_err(at(from))?;
+            let path = entry.path();
+            if entry.file_type().map_err(at(&path))?.is_file() {
+                fs::copy(&path, new.join(entry.file_name())).map_err(at(&path))?;
+            }
         }
-    }
-    if to.exists() {
-        fs::remove_dir_all(to)?;
-    }
-    fs::rename(&fresh, to)
+        Ok(())
+    })
 }
 
-/// What matters of the configuration, for the report.
+/// The keys of the configuration that the report shows.
 pub(super) fn summary(config: &Config) -> Vec<(String, String)> {
     let train = &config.train;
     let mut all: Vec<(&str, String)> = vec![
@@ -152,4 +147,39 @@ pub(super) fn summary(config: &Config) -> Vec<(String, String)> {
         ));
     }
     all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_survives_and_a_failed_write_keeps_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let held_out = vec![(0, 0.25), (10, 0.5), (20, 0.75)];
+        let state = RunState { held_out, ..RunState::default() };
+        state.save(&path).unwrap();
+        // The temporary file cannot be created.
+        fs::create_dir(dir.path().join(".state.json.tmp")).unwrap();
+        RunState::default().save(&path).unwrap_err();
+        let loaded = RunState::load(&path, 10).unwrap();
+        assert_eq!(loaded.held_out, [(0, 0.25), (10, 0.5)], "step 20 was undone");
+    }
+
+    #[test]
+    fn the_best_adapter_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, best) = (dir.path().join("v1"), dir.path().join("best"));
+        fs::create_dir_all(&best).unwrap();
+        fs::write(best.join("old"), "x").unwrap();
+        copy_dir(&from, &best).unwrap_err();
+        assert!(best.join("old").is_file(), "a failed copy keeps the old adapter");
+        fs::create_dir_all(from.join("inner")).unwrap();
+        fs::write(from.join("adapter"), "y").unwrap();
+        copy_dir(&from, &best).unwrap();
+        let names: Vec<_> = fs::read_dir(&best).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["adapter"]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary directory is left");
+    }
 }

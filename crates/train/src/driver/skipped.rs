@@ -3,6 +3,10 @@
 use hone_core::types::GroupId;
 
 use crate::learning::learner::NO_SAMPLE;
+use crate::monitoring::warnings::{EQUAL_REWARDS, WarningKind};
+
+/// Consecutive batches of equal rewards after which the log advises what to change.
+const ADVISE_AFTER: u64 = 3;
 
 /// Why a batch got no step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +54,8 @@ pub(super) struct SkippedBatch {
     pub(super) groups: Vec<GroupId>,
 }
 
-/// Logs skipped batches. A weak model can produce batches of equal rewards for hours, so only the
-/// first of them is logged, and how many there were when learning resumes.
+/// Logs skipped batches. A weak model can produce batches of equal rewards for hours, so these are
+/// logged once, with advice, after [`ADVISE_AFTER`] in a row, and counted when learning resumes.
 #[derive(Debug, Default)]
 pub(super) struct SkipLog {
     has_warned: bool,
@@ -67,16 +71,16 @@ impl SkipLog {
             return;
         }
         self.equal_batches += 1;
-        if !self.has_warned {
+        if !self.has_warned && self.equal_batches >= ADVISE_AFTER {
             self.has_warned = true;
+            let batches = self.equal_batches;
+            let advice = WarningKind::Collapse.advice();
             tracing::warn!(
                 state,
                 reason,
                 groups,
-                "all {groups} groups of the batch have equal rewards, so there is nothing to learn \
-                 from: add worked examples (`dataset.few_shot`), add an easier reward part, or raise \
-                 `rollout.temperature`; further batches like this are not logged, but counted in \
-                 hone_train_skipped_steps_total"
+                "{batches} batches in a row {EQUAL_REWARDS}; nothing is learned from them. {advice} \
+                 Further batches like these are only counted, in hone_train_skipped_steps_total."
             );
         }
     }
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_rewards_are_explained_once_and_counted_when_learning_resumes() {
+    fn equal_rewards_are_explained_once_with_their_count() {
         let events = logged(|log| {
             log.stepped();
             for _ in 0..3 {
@@ -165,9 +169,14 @@ mod tests {
             log.skipped(&batch(SkipReason::EqualRewards));
             log.stepped();
         });
+        let few = logged(|log| {
+            (1..ADVISE_AFTER).for_each(|_| log.skipped(&batch(SkipReason::EqualRewards)));
+        });
+        assert_eq!(few, []);
         let levels: Vec<Level> = events.iter().map(|(level, _)| *level).collect();
         assert_eq!(levels, [Level::WARN, Level::INFO, Level::INFO]);
-        assert!(events[0].1.starts_with("all 2 groups of the batch have equal rewards"));
+        let expected = "3 batches in a row had no group with different rewards; ";
+        assert!(events[0].1.starts_with(expected), "{}", events[0].1);
         for key in ["`dataset.few_shot`", "reward part", "`rollout.temperature`"] {
             assert!(events[0].1.contains(key), "{key}: {}", events[0].1);
         }

@@ -4,7 +4,7 @@ use hone_core::types::StepRecord;
 
 use super::roles::RewardRoles;
 use super::state::{MonitorState, Signal};
-use super::warning::WarningKind;
+use super::warning::{EQUAL_REWARDS, WarningKind};
 use crate::config::WarningConfig;
 use crate::monitoring::metric_names;
 
@@ -62,11 +62,21 @@ impl StepContext<'_> {
             })
         });
         let zero = self.metric(metric_names::ZERO_STD_GROUPS).map(|share| {
-            self.above(share, self.config.max_zero_std_groups, || {
-                format!("in {:.0} % of groups all completions have equal rewards", share * 100.0)
+            self.above(share, self.config.max_zero_std_groups, || match self.equal_batches() {
+                0 | 1 => {
+                    let percent = share * 100.0;
+                    format!("in {percent:.0} % of groups all completions have equal rewards")
+                }
+                batches => format!("{batches} batches in a row {EQUAL_REWARDS}"),
             })
         });
-        Signal::worst([std, zero].into_iter().flatten())
+        Signal::worst([zero, std].into_iter().flatten())
+    }
+
+    /// Consecutive steps, this one last, whose groups all had equal rewards.
+    fn equal_batches(&self) -> usize {
+        // Equal rewards deviate by rounding errors only.
+        self.state.stds.iter().rev().take_while(|std| **std < 1e-9).count()
     }
 
     fn kl_explosion(&self) -> Signal {

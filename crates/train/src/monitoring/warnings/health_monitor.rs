@@ -53,11 +53,18 @@ impl HealthMonitor {
 
     /// Adds a step; logs, counts and returns the warnings that it raises.
     pub fn observe(&mut self, record: &StepRecord, metrics: &Metrics) -> Vec<Warning> {
-        let raised = self.detect(record);
+        let raised = self.check(record, metrics);
         for Warning { kind, step, message, advice } in &raised {
-            let kind = kind.as_str();
-            metrics.train.warnings.with_label_values(&[kind]).inc();
-            tracing::warn!(kind, step, advice, "{message}");
+            tracing::warn!(kind = kind.as_str(), step, advice, "{message}");
+        }
+        raised
+    }
+
+    /// As [`Self::observe`] without the log, for callers that display the warnings.
+    pub fn check(&mut self, record: &StepRecord, metrics: &Metrics) -> Vec<Warning> {
+        let raised = self.detect(record);
+        for Warning { kind, .. } in &raised {
+            metrics.train.warnings.with_label_values(&[kind.as_str()]).inc();
         }
         let active: Vec<WarningKind> = self.active().collect();
         for kind in WarningKind::ALL {

@@ -15,6 +15,7 @@ pub use crate::config::WarningConfig;
 pub use health_monitor::HealthMonitor;
 pub use roles::RewardRoles;
 pub use state::MonitorState;
+pub(crate) use warning::EQUAL_REWARDS;
 pub use warning::{Warning, WarningKind};
 
 #[cfg(test)]

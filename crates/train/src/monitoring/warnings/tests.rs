@@ -93,6 +93,24 @@ fn every_kind_is_raised_once_ends_and_can_be_raised_again() {
     }
 }
 
+/// `train.zero_variance_groups = "keep"` takes steps with zero advantages on such batches.
+#[test]
+fn batches_without_different_rewards_raise_one_warning_with_their_count() {
+    let equal = |s| {
+        let share = if s == 3 { 0.5 } else { 1.0 };
+        let std = if s == 3 { 0.01 } else { 1e-17 };
+        healthy_except(s, &[("zero_std_groups_ratio", share), ("reward_std", std)])
+    };
+    let raised = run(&mut monitor(), 4..100, equal);
+    assert_eq!(raised.len(), 1);
+    assert_eq!(raised[0].message, "5 batches in a row had no group with different rewards");
+    let keys = ["`rollout.temperature`", "`rollout.group_size`", "prompts", "reward part"];
+    assert!(keys.iter().all(|key| raised[0].advice.contains(key)), "{}", raised[0].advice);
+    // Step 3 had a signal, too small to end the streak of bad steps.
+    let raised = run(&mut monitor(), 1..100, equal);
+    assert_eq!(raised[0].message, "2 batches in a row had no group with different rewards");
+}
+
 #[test]
 fn isolated_steps_of_a_high_kl_raise_no_warning() {
     let spikes = |s| healthy_except(s, &[("kl", if s % 5 == 0 { 3e6 } else { 0.01 })]);

@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// What batches without a learning signal have in common; their number precedes it in messages.
+pub(crate) const EQUAL_REWARDS: &str = "had no group with different rewards";
+
 /// A way in which a run goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -53,8 +56,9 @@ impl WarningKind {
     pub fn advice(self) -> &'static str {
         match self {
             Self::Collapse => {
-                "Raise `rollout.temperature` or `rollout.group_size`, take prompts that are neither \
-                 always right nor always wrong, or add a part with partial credit."
+                "Raise `rollout.temperature` or `rollout.group_size`, use easier or harder prompts \
+                 (`dataset.few_shot` adds worked examples), or add a graded reward part that gives \
+                 partial credit."
             }
             Self::KlExplosion => {
                 "Lower `train.learning_rate`, raise `train.beta`, or lower `train.max_grad_norm`, \

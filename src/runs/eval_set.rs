@@ -1,4 +1,4 @@
-//! How good the served policy is on prompts that it is not trained on.
+//! Evaluation of the served policy on prompts that it is not trained on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,58 +15,55 @@ use super::stats;
 use super::stats::Estimate;
 use super::table::ScoredSample;
 
-/// What is asked, how often, and how it is sampled.
+/// The prompts of an evaluation and how they are sampled.
 #[derive(Clone)]
 pub struct EvalSet {
     /// The prompts.
     pub prompts: Vec<Arc<Prompt>>,
-    /// Whose rewards score the completions.
+    /// The route whose rewards score the completions.
     pub route: Arc<Route>,
-    /// Completions of each prompt, at least 1.
+    /// Completions per prompt, at least 1.
     pub samples: usize,
     /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
-    /// Longest completion in tokens.
+    /// Token limit of a completion.
     pub max_tokens: u32,
-    /// Seed of every completion's random numbers: the same prompt gets the same ones each time.
+    /// Seed of the sampling. Every evaluation uses the same random numbers for the same prompt.
     pub seed: u64,
 }
 
-/// The completions of one prompt, scored.
-pub type Answers = Vec<ScoredSample>;
-
-/// What an [`EvalSet`] gave, in the order of its prompts.
+/// The result of an [`EvalSet`].
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Evaluation {
-    /// The policy version that answered.
+    /// The newest policy version that answered.
     pub version: u64,
-    /// By prompt.
-    pub answers: Vec<Answers>,
-    /// Mean length of the completions in tokens, the stop token counted.
+    /// The scored completions of each prompt, in the order of the set.
+    pub answers: Vec<Vec<ScoredSample>>,
+    /// Mean length of the completions in tokens, including the stop token.
     pub length: f64,
 }
 
 impl EvalSet {
-    /// Asks every prompt and scores what comes back, group by group, as training does.
+    /// Samples every prompt and scores its completions as a group, as training does.
     ///
     /// # Errors
-    /// If a prompt cannot be asked, or the engine fails.
+    /// If a prompt cannot be encoded, or the engine fails.
     pub async fn run(&self, engine: &Arc<dyn Engine>) -> Result<Evaluation, EngineError> {
         let slots = Arc::new(Semaphore::new(engine.info().slots.max(1) * 2));
         let mut running = JoinSet::new();
         for (index, prompt) in self.prompts.iter().enumerate() {
             let ids = engine.codec().prompt(&prompt.messages)?;
-            let (exam, engine, slots) = (self.clone(), Arc::clone(engine), Arc::clone(&slots));
+            let (set, engine, slots) = (self.clone(), Arc::clone(engine), Arc::clone(&slots));
             let prompt = Arc::clone(prompt);
             running.spawn(async move {
-                let mut completions = Vec::with_capacity(exam.samples);
-                for draw in 0..exam.samples {
-                    // Never closed.
+                let mut completions = Vec::with_capacity(set.samples);
+                for draw in 0..set.samples {
+                    // The semaphore is never closed.
                     let _slot = slots.acquire().await;
-                    let request = exam.request(&ids, index, draw);
+                    let request = set.request(&ids, index, draw);
                     completions.push(engine.generate(request).await?.collect().await?);
                 }
-                Ok::<_, EngineError>((index, exam.score(&prompt, completions).await))
+                Ok::<_, EngineError>((index, set.score(&prompt, completions).await))
             });
         }
         let mut answers = vec![Vec::new(); self.prompts.len()];
@@ -91,7 +88,7 @@ impl EvalSet {
             params: SamplingParams {
                 temperature: self.temperature,
                 max_tokens: self.max_tokens,
-                // Any odd factor spreads neighbours over the seeds.
+                // Any odd factor spreads adjacent places over the seeds.
                 seed: self.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 ..SamplingParams::default()
             },
@@ -101,7 +98,11 @@ impl EvalSet {
         }
     }
 
-    async fn score(&self, prompt: &Prompt, completions: Vec<Completion>) -> (Answers, usize, u64) {
+    async fn score(
+        &self,
+        prompt: &Prompt,
+        completions: Vec<Completion>,
+    ) -> (Vec<ScoredSample>, usize, u64) {
         let messages = Arc::new(prompt.messages.clone());
         let metadata = Arc::new(prompt.metadata.clone());
         let inputs: Vec<ScoreInput> = completions
@@ -113,13 +114,13 @@ impl EvalSet {
                 ids: completion.tokens.iter().map(|token| token.id).collect(),
             })
             .collect();
-        let asked = prompt.messages.last().map(|m| m.content.clone()).unwrap_or_default();
+        let shown = prompt.messages.last().map(|m| m.content.clone()).unwrap_or_default();
         let scored = score(&self.route, &inputs).await;
         let answers = inputs
             .into_iter()
             .zip(scored)
             .map(|(input, (parts, total))| ScoredSample {
-                prompt: asked.clone(),
+                prompt: shown.clone(),
                 completion: input.text,
                 parts,
                 total,
@@ -131,8 +132,8 @@ impl EvalSet {
     }
 }
 
-/// Every graded part of each sample, and their weighted sum: missing parts are left out of it, and
-/// it is missing where all of them are.
+/// The parts of each sample and their weighted sum. The sum leaves out missing parts; it is `None` if
+/// all parts are missing.
 pub async fn score(
     route: &Route,
     inputs: &[ScoreInput],
@@ -153,16 +154,11 @@ pub async fn score(
 }
 
 impl Evaluation {
-    /// Mean total over prompts, each prompt's completions averaged first; with its 95 % interval
-    /// over prompts.
+    /// Mean total reward, averaged first over each prompt's completions, with its 95 % interval over
+    /// prompts.
     pub fn reward(&self, seed: u64) -> Option<Estimate> {
-        stats::estimate(&self.by_prompt(|sample| sample.total), seed)
-    }
-
-    /// The same of one part.
-    pub fn part(&self, name: &str, seed: u64) -> Option<Estimate> {
-        let of = |sample: &ScoredSample| sample.parts.get(name).copied().flatten();
-        stats::estimate(&self.by_prompt(of), seed)
+        let means: Vec<f64> = self.means(|sample| sample.total).into_iter().flatten().collect();
+        stats::estimate(&means, seed)
     }
 
     /// The names of all parts.
@@ -171,10 +167,10 @@ impl Evaluation {
         first.map(|sample| sample.parts.keys().cloned().collect()).unwrap_or_default()
     }
 
-    /// `(completions, right ones)` of each prompt, where a completion is right if a part reaches
-    /// `at`; prompts with a missing value are left out.
+    /// `(completions, right completions)` of each prompt. A completion is right if `part` is at least
+    /// `at`. Prompts with a missing value are left out.
     pub fn successes(&self, part: &str, at: f64) -> Vec<(u64, u64)> {
-        let of = |answers: &Answers| {
+        let of = |answers: &Vec<ScoredSample>| {
             let values: Option<Vec<f64>> =
                 answers.iter().map(|s| s.parts.get(part).copied().flatten()).collect();
             let values = values.filter(|values| !values.is_empty())?;
@@ -184,15 +180,10 @@ impl Evaluation {
         self.answers.iter().filter_map(of).collect()
     }
 
-    /// Each prompt's mean of what its samples have; prompts without are left out.
-    fn by_prompt(&self, value: impl Fn(&ScoredSample) -> Option<f64>) -> Vec<f64> {
-        self.means(value).into_iter().flatten().collect()
-    }
-
-    /// Each prompt's mean of what its samples have.
+    /// The mean of each prompt's known values.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub fn means(&self, value: impl Fn(&ScoredSample) -> Option<f64>) -> Vec<Option<f64>> {
-        let mean = |answers: &Answers| {
+        let mean = |answers: &Vec<ScoredSample>| {
             let values: Vec<f64> = answers.iter().filter_map(&value).collect();
             let sum: f64 = values.iter().sum();
             (!values.is_empty()).then(|| sum / values.len() as f64)

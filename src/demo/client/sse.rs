@@ -1,8 +1,8 @@
-//! Reads `text/event-stream` bodies as a client does: bytes in, `data` payloads out.
+//! Decoder of `text/event-stream` bodies.
 
-/// Incremental decoder of server-sent events. Chunk boundaries may fall anywhere, also inside a
-/// UTF-8 sequence or a line end. Fields other than `data` are ignored, as OpenAI's streams have
-/// none; an event that the stream's end cuts off is dropped, as the HTML standard has it.
+/// Incremental decoder of server-sent events. Chunks may end anywhere, also inside a UTF-8 sequence
+/// or a line end. Fields other than `data` are ignored, because OpenAI's streams have none. An event
+/// that the end of the stream cuts off is dropped, as in the HTML standard.
 #[derive(Debug, Default)]
 pub struct SseDecoder {
     line: Vec<u8>,
@@ -11,14 +11,14 @@ pub struct SseDecoder {
 }
 
 impl SseDecoder {
-    /// Takes the next bytes of the body; returns the payload of each event they complete.
+    /// Adds the next bytes of the body; returns the `data` of each event that they complete.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut events = Vec::new();
         for &byte in bytes {
-            let second_half_of_crlf = self.after_cr && byte == b'\n';
+            let ends_crlf = self.after_cr && byte == b'\n';
             self.after_cr = byte == b'\r';
             match byte {
-                b'\n' if second_half_of_crlf => {}
+                b'\n' if ends_crlf => {}
                 b'\n' | b'\r' => events.extend(self.end_line()),
                 other => self.line.push(other),
             }
@@ -28,22 +28,15 @@ impl SseDecoder {
 
     fn end_line(&mut self) -> Option<String> {
         let line = std::mem::take(&mut self.line);
+        let line = String::from_utf8_lossy(&line);
         if line.is_empty() {
             return self.data.take();
         }
-        let value = line.strip_prefix(b"data")?;
-        let value = match value.strip_prefix(b":") {
-            Some(value) => value.strip_prefix(b" ").unwrap_or(value),
-            None if value.is_empty() => value,
-            None => return None,
-        };
-        let value = String::from_utf8_lossy(value);
-        match &mut self.data {
-            Some(data) => {
-                data.push('\n');
-                data.push_str(&value);
-            }
-            None => self.data = Some(value.into_owned()),
+        let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+        if field == "data" {
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            let lines = self.data.take().map(|before| before + "\n").unwrap_or_default();
+            self.data = Some(lines + value);
         }
         None
     }

@@ -1,47 +1,35 @@
-//! Reads the few figures the demo needs out of `/metrics`.
+//! Reads metrics out of `/metrics`.
 
-/// The samples of one scrape in Prometheus' text format.
-#[derive(Clone, Debug, Default)]
-pub struct Scrape {
-    /// `(name, labels as written, value)`
-    samples: Vec<(String, String, f64)>,
-}
+/// One scrape in Prometheus' text format.
+#[derive(Clone, Debug)]
+pub struct Scrape(String);
 
 impl Scrape {
-    /// Reads what it can; comments and lines that are no sample are skipped.
-    pub fn parse(text: &str) -> Self {
-        Self { samples: text.lines().filter_map(parse_line).collect() }
+    /// Keeps the text of a response.
+    pub fn new(text: String) -> Self {
+        Self(text)
     }
 
-    /// The sum over all label values; `None` when the metric is absent.
+    /// The sum over all label values; `None` if the metric is absent.
     pub fn value(&self, name: &str) -> Option<f64> {
-        self.samples
-            .iter()
-            .filter(|(sample, ..)| sample == name)
-            .map(|(.., value)| *value)
-            .reduce(|a, b| a + b)
+        self.samples(name).map(|(_, value)| value).reduce(|a, b| a + b)
     }
 
     /// The `q`-quantile of a histogram without other labels, linear within its bucket as
-    /// Prometheus' `histogram_quantile` has it; `None` while it is empty.
+    /// Prometheus' `histogram_quantile`; `None` while the histogram is empty.
     pub fn quantile(&self, name: &str, q: f64) -> Option<f64> {
         let bucket = format!("{name}_bucket");
+        let bound = |labels: &str| labels.split('"').nth(1)?.parse::<f64>().ok();
         let mut buckets: Vec<(f64, f64)> = self
-            .samples
-            .iter()
-            .filter(|(sample, ..)| *sample == bucket)
-            .filter_map(|(_, labels, count)| Some((upper_bound(labels)?, *count)))
+            .samples(&bucket)
+            .filter_map(|(labels, count)| Some((bound(labels)?, count)))
             .collect();
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let total = buckets.last()?.1;
-        if total <= 0.0 {
-            return None;
-        }
-        let rank = q * total;
+        let rank = q * buckets.last().map(|(_, total)| *total).filter(|total| *total > 0.0)?;
         let (mut low, mut below) = (0.0, 0.0);
         for (high, count) in buckets {
             if count >= rank && count > below {
-                // Beyond the last finite bound nothing more is known.
+                // The last bucket has no upper bound.
                 let inside = (rank - below) / (count - below);
                 return Some(if high.is_finite() { low + (high - low) * inside } else { low });
             }
@@ -49,23 +37,15 @@ impl Scrape {
         }
         None
     }
-}
 
-fn parse_line(line: &str) -> Option<(String, String, f64)> {
-    if line.starts_with('#') {
-        return None;
+    /// Labels and value of each sample of a metric. Lines that are not samples are skipped.
+    fn samples(&self, name: &str) -> impl Iterator<Item = (&str, f64)> {
+        self.0.lines().filter_map(move |line| {
+            let (labels, value) = line.strip_prefix(name)?.rsplit_once(' ')?;
+            let is_whole_name = labels.is_empty() || labels.starts_with('{');
+            Some((labels, value.parse().ok().filter(|_| is_whole_name)?))
+        })
     }
-    let (key, value) = line.rsplit_once(' ')?;
-    let (name, labels) = match key.split_once('{') {
-        Some((name, labels)) => (name, labels.strip_suffix('}')?),
-        None => (key, ""),
-    };
-    Some((name.to_owned(), labels.to_owned(), value.parse().ok()?))
-}
-
-fn upper_bound(labels: &str) -> Option<f64> {
-    let (_, rest) = labels.split_once("le=\"")?;
-    rest.split_once('"')?.0.parse().ok()
 }
 
 #[cfg(test)]
@@ -75,17 +55,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_daemon_exports() {
+    fn reads_the_metrics_of_the_daemon() {
         let metrics = Metrics::new().unwrap();
         metrics.policy_published.inc_by(12);
         metrics.train.kl.set(0.25);
         metrics.feedback.with_label_values(&["recorded"]).inc_by(3);
         metrics.feedback.with_label_values(&["unknown"]).inc_by(2);
-        let scrape = Scrape::parse(&metrics.encode().unwrap());
+        let scrape = Scrape::new(metrics.encode().unwrap());
         assert_eq!(scrape.value("hone_policy_published_total"), Some(12.0));
         assert_eq!(scrape.value("hone_train_kl"), Some(0.25));
         assert_eq!(scrape.value("hone_http_feedback_total"), Some(5.0));
         assert_eq!(scrape.value("hone_no_such_thing"), None);
+        assert_eq!(scrape.value("hone_train_k"), None);
     }
 
     #[test]
@@ -107,6 +88,6 @@ mod tests {
     }
 
     fn quantile(metrics: &Metrics, q: f64) -> Option<f64> {
-        Scrape::parse(&metrics.encode().unwrap()).quantile("hone_feedback_to_policy_seconds", q)
+        Scrape::new(metrics.encode().unwrap()).quantile("hone_feedback_to_policy_seconds", q)
     }
 }

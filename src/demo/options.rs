@@ -1,0 +1,113 @@
+//! The command line of `hone demo`.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use hone_rollout::SamplerKind;
+
+use super::error::DemoError;
+
+/// Default of `--steps`: enough to reach nearly the maximum reward.
+pub const DEFAULT_STEPS: u64 = 80;
+
+/// The sources of the rewards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RewardsMode {
+    /// Built-in graders score shadow completions; users' thumbs count for served ones.
+    #[default]
+    Both,
+    /// Built-in graders alone.
+    Graded,
+    /// Users' thumbs alone, on one served completion per question.
+    Feedback,
+}
+
+impl RewardsMode {
+    /// Whether built-in graders score completions.
+    pub fn has_graders(self) -> bool {
+        self != Self::Feedback
+    }
+
+    /// Whether users post thumbs.
+    pub fn has_thumbs(self) -> bool {
+        self != Self::Graded
+    }
+}
+
+/// The options of a demo.
+#[derive(Clone, Debug)]
+pub struct DemoOptions {
+    /// Optimizer steps, at least 1.
+    pub steps: u64,
+    /// Seed of the users' questions and of the trainer.
+    pub seed: u64,
+    /// A new or empty directory that keeps the data; a temporary one if absent.
+    pub data: Option<PathBuf>,
+    /// Whether to serve after the report until Ctrl-C.
+    pub keep_serving: bool,
+    /// File of the report as JSON.
+    pub report: Option<PathBuf>,
+    /// The sources of the rewards.
+    pub rewards: RewardsMode,
+    /// The sampler of shadow completions.
+    pub sampler: SamplerKind,
+}
+
+impl Default for DemoOptions {
+    fn default() -> Self {
+        Self {
+            steps: DEFAULT_STEPS,
+            seed: 1,
+            data: None,
+            keep_serving: false,
+            report: None,
+            rewards: RewardsMode::default(),
+            sampler: SamplerKind::default(),
+        }
+    }
+}
+
+impl DemoOptions {
+    /// Rejects options whose failure would otherwise show only after minutes.
+    ///
+    /// # Errors
+    /// If there is no step, or the report cannot be written.
+    pub fn check(&self) -> Result<(), DemoError> {
+        if self.steps == 0 {
+            return Err(DemoError::Options("--steps is 0; it must be at least 1".to_owned()));
+        }
+        let Some(file) = &self.report else { return Ok(()) };
+        let parent = match file.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        if file.is_dir() || !parent.is_dir() {
+            let file = file.display();
+            return Err(DemoError::Options(format!(
+                "--report {file}: it must be a file in a directory that exists"
+            )));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_options_are_rejected() {
+        let parent = tempfile::tempdir().unwrap();
+        let with = |steps, report: Option<PathBuf>| {
+            DemoOptions { steps, report, ..DemoOptions::default() }.check()
+        };
+        assert!(with(1, None).is_ok());
+        assert!(with(1, Some("report.json".into())).is_ok());
+        assert!(with(1, Some(parent.path().join("report.json"))).is_ok());
+        assert!(with(0, None).unwrap_err().to_string().contains("--steps is 0"));
+        assert!(with(1, Some(parent.path().to_owned())).is_err());
+        assert!(with(1, Some(parent.path().join("no/report.json"))).is_err());
+    }
+}
