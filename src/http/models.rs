@@ -1,4 +1,4 @@
-//! `GET /v1/models`: `default` (whatever version is current) and the model's own name.
+//! `GET /v1/models`: the served model as `default` and under its own name.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
-use super::AppState;
 use super::error::ApiError;
+use super::state::AppState;
 
-/// The name that always means the served model.
-pub(super) const DEFAULT_MODEL: &str = "default";
+/// The alias of the served model.
+const DEFAULT_MODEL: &str = "default";
 
-/// OpenAI's `model` object, with the version that answers now.
+/// OpenAI's `model` object, with the active policy version.
 #[derive(Serialize)]
 pub(super) struct ModelObject {
     id: String,
@@ -22,7 +22,7 @@ pub(super) struct ModelObject {
     policy_version: u64,
 }
 
-/// OpenAI's list.
+/// OpenAI's list of models.
 #[derive(Serialize)]
 pub(super) struct ModelList {
     object: &'static str,
@@ -60,7 +60,7 @@ pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<ModelList> 
     Json(ModelList { object: "list", data })
 }
 
-/// `GET /v1/models/{model}`; the name may hold slashes.
+/// `GET /v1/models/{model}`; the name may contain slashes.
 pub(super) async fn retrieve(
     State(state): State<Arc<AppState>>,
     Path(name): Path<String>,
