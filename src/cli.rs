@@ -81,9 +81,9 @@ pub enum AdaptersCommand {
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
+        /// Data directory.
+        #[command(flatten)]
+        data: DataArgs,
     },
     /// Export a version as files that transformers or peft can load
     #[command(group = clap::ArgGroup::new("form").required(true).args(["merged", "peft"]))]
@@ -148,7 +148,7 @@ pub struct BenchInterferenceArgs {
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pub pause: u32,
     /// Sampler of the rollouts
-    #[arg(long, value_name = "WHAT", default_value = "auto", value_parser = sampler_kind())]
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
     /// Print the result as JSON
     #[arg(long)]
@@ -363,7 +363,7 @@ pub struct DemoArgs {
     #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
     pub rewards: RewardsMode,
     /// Sampler of the shadow completions
-    #[arg(long, value_name = "WHAT", default_value = "auto", value_parser = sampler_kind())]
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
     /// Data directory, which is kept [default: a temporary one]
     #[arg(long, value_name = "DIR")]
@@ -383,6 +383,14 @@ impl From<DemoArgs> for DemoOptions {
     }
 }
 
+/// The data directory of a stopped daemon.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Data directory
+    #[arg(long, value_name = "DIR", default_value = "hone-data")]
+    pub data: PathBuf,
+}
+
 /// `hone db`.
 #[derive(Debug, Subcommand)]
 pub enum DbCommand {
@@ -391,28 +399,16 @@ pub enum DbCommand {
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
+        /// Data directory.
+        #[command(flatten)]
+        data: DataArgs,
     },
     /// Verify the file and its cross-references; exit code 1 if it is damaged
-    Check {
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
-    },
+    Check(DataArgs),
     /// Release unused space
-    Compact {
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
-    },
+    Compact(DataArgs),
     /// Print every record as a line of JSON
-    Export {
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
-    },
+    Export(DataArgs),
 }
 
 /// `hone rewards`.

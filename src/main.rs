@@ -13,7 +13,8 @@ use clap::Parser;
 use hone::app::adapters::Export;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
-    Command, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs, TrainArgs,
+    Command, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs,
+    TrainArgs,
 };
 use hone::config::{Config, LogConfig};
 use hone::demo::{Daemon, DemoError};
@@ -232,7 +233,7 @@ async fn check_rewards(config: &Config) -> anyhow::Result<()> {
 
 fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {
     match command {
-        AdaptersCommand::List { json, data } => list_adapters(&data, json, out)?,
+        AdaptersCommand::List { json, data } => list_adapters(&data.data, json, out)?,
         AdaptersCommand::Export { merged, peft, version, f32, model, config, data } => {
             let args = RunArgs { model, config, dataset: None, data };
             let config = run_config(args, |_| {})?;
@@ -319,10 +320,10 @@ fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome 
 }
 
 fn db(command: DbCommand, out: &mut Output) -> Outcome {
-    let ledger = |data: &Path| data.join(app::LEDGER);
+    let ledger = |args: DataArgs| args.data.join(app::LEDGER);
     match command {
         DbCommand::Stats { json, data } => {
-            let stats = maintain::stats(&ledger(&data))?;
+            let stats = maintain::stats(&ledger(data))?;
             if json {
                 writeln!(out, "{}", serde_json::to_string(&stats)?)?;
             } else {
@@ -331,18 +332,18 @@ fn db(command: DbCommand, out: &mut Output) -> Outcome {
                 }
             }
         }
-        DbCommand::Check { data } => {
-            let report = maintain::check(&ledger(&data))?;
+        DbCommand::Check(data) => {
+            let report = maintain::check(&ledger(data))?;
             writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
             if !report.is_healthy() {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        DbCommand::Compact { data } => {
-            writeln!(out, "{}", serde_json::to_string(&maintain::compact(&ledger(&data))?)?)?;
+        DbCommand::Compact(data) => {
+            writeln!(out, "{}", serde_json::to_string(&maintain::compact(&ledger(data))?)?)?;
         }
-        DbCommand::Export { data } => {
-            maintain::export(&ledger(&data), out)?;
+        DbCommand::Export(data) => {
+            maintain::export(&ledger(data), out)?;
         }
     }
     Ok(ExitCode::SUCCESS)

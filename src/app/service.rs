@@ -2,14 +2,16 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
+use hone_core::types::now_ms;
 use hone_store::Store;
 use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 
@@ -25,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Service {
     /// Address on which it listens.
     pub addr: SocketAddr,
-    stop: watch::Sender<bool>,
+    stop: oneshot::Sender<()>,
     server: JoinHandle<std::io::Result<()>>,
     monitor: JoinHandle<()>,
     core: Core,
@@ -41,21 +43,23 @@ pub async fn start(config: Config) -> anyhow::Result<Service> {
         .with_context(|| format!("server.bind {}", config.server.bind))?;
     let addr = listener.local_addr()?;
     let core = Core::start(&config).await?;
-    let state = AppState::new(
-        core.engine.clone(),
-        core.store.clone(),
-        core.routes.clone(),
-        core.backends.clone(),
-        core.rollout.clone(),
-        core.policies.clone(),
-        core.trainer(),
-        core.metrics.clone(),
-        config.server.clone(),
-    );
-    let (stop, mut stopped) = watch::channel(false);
-    let stopped = async move {
-        // An error means that the sender is dropped: the daemon is gone too.
-        let _gone = stopped.wait_for(|stop| *stop).await;
+    let state = AppState {
+        engine: core.engine.clone(),
+        store: core.store.clone(),
+        routes: core.routes.clone(),
+        graders: core.backends.clone(),
+        rollout: Some(Arc::new(core.rollout.clone())),
+        policies: core.policies.clone(),
+        train: Arc::new(core.trainer()),
+        metrics: core.metrics.clone(),
+        config: Arc::new(config.server.clone()),
+        ready: Arc::new(AtomicBool::new(true)),
+        started: now_ms(),
+    };
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async {
+        // An error means that the `Service` was dropped, which stops the server too.
+        let _dropped = stopped.await;
     };
     let server = tokio::spawn(http::serve(listener, state, stopped));
     let monitor = config.health_monitor(MonitorState::default());
@@ -73,7 +77,8 @@ impl Service {
     /// If the server failed or the ledger cannot be closed. Either way, all phases run.
     pub async fn shutdown(self) -> anyhow::Result<()> {
         tracing::info!("shutdown 1/4: no new requests, running ones finish");
-        self.stop.send_replace(true);
+        // An error means that the server has ended already.
+        let _ended = self.stop.send(()).is_err();
         self.monitor.abort();
         let served = self.server.await;
         let closed = self.core.shutdown().await;

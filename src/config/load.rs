@@ -53,7 +53,7 @@ pub fn load_from(
         Some(path) => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(path)
-                .map_err(|e| ConfigError(format!("{name} cannot be read: {e}")))?;
+                .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
             table(&text, &name)?
         }
     };
@@ -64,11 +64,11 @@ pub fn load_from(
         for (j, part) in route.rewards.iter_mut().enumerate() {
             part.kind
                 .resolve(&|name| env.get(name).cloned())
-                .map_err(|error| ConfigError(format!("route[{i}].reward[{j}].{error}")))?;
+                .map_err(|error| ConfigError::Invalid(format!("route[{i}].reward[{j}].{error}")))?;
         }
     }
     let resolved = config.graders.resolve(|name| env.get(name).cloned());
-    resolved.map_err(|error| ConfigError(format!("graders.api_key_env{error}")))?;
+    resolved.map_err(|error| ConfigError::Invalid(format!("graders.api_key_env{error}")))?;
     Ok(config)
 }
 
@@ -85,7 +85,7 @@ fn table(text: &str, name: &str) -> Result<Table, ConfigError> {
     text.parse::<Table>().map_err(|e| {
         let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].lines().count().max(1));
         let message = e.message().lines().collect::<Vec<_>>().join(", ");
-        ConfigError(format!("{name} is not valid TOML at line {line}: {message}"))
+        ConfigError::Invalid(format!("{name} is not valid TOML at line {line}: {message}"))
     })
 }
 
@@ -139,7 +139,9 @@ fn apply(
             let known: Vec<&str> = by_variable.keys().map(String::as_str).collect();
             let hint = nearest(&plain, &known)
                 .map_or_else(String::new, |near| format!(": did you mean {near}?"));
-            return Err(ConfigError(format!("{name} names no key of the configuration{hint}")));
+            return Err(ConfigError::Invalid(format!(
+                "{name} names no key of the configuration{hint}"
+            )));
         }
     }
     Ok(set_by)
@@ -168,7 +170,7 @@ fn insert(root: &mut Table, key: &str, value: Value) -> Result<(), ConfigError> 
         let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
         let Value::Table(inner) = entry else {
             let problem = Problem::value(section, entry, "a table");
-            return Err(ConfigError(problem.sentence()));
+            return Err(ConfigError::Invalid(problem.sentence()));
         };
         table = inner;
     }
@@ -185,6 +187,6 @@ fn read(root: Table, set_by: &BTreeMap<String, String>) -> Result<Config, Config
         if let Some(variable) = set_by.get(&problem.key) {
             problem.key = format!("{} ({variable})", problem.key);
         }
-        ConfigError(problem.sentence())
+        ConfigError::Invalid(problem.sentence())
     })
 }

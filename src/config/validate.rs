@@ -2,6 +2,8 @@
 //! values.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
 
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem, label, quoted};
@@ -9,17 +11,28 @@ use hone_reward::config::RouteConfig;
 
 use super::schema::{Config, ServerConfig};
 
-/// A sentence with the key, its value and the allowed values.
+/// The reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{} cannot be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A sentence with the key, its value and the allowed values.
+    #[error("{0}")]
+    Invalid(String),
+}
 
 /// Validates a configuration that was changed after [`load`](super::load()), which validates too.
 ///
 /// # Errors
 /// The first invalid value.
 pub fn validate(config: &Config) -> Result<(), ConfigError> {
-    check(config).map_err(|problem| ConfigError(problem.sentence()))
+    check(config).map_err(|problem| ConfigError::Invalid(problem.sentence()))
 }
 
 pub(super) fn check(config: &Config) -> Checked {

@@ -1,4 +1,4 @@
-//! Reads JSON request bodies. An error names the field, its value and the allowed values.
+//! JSON bodies. Errors of requests name the field, its value and the allowed values.
 //!
 //! `null` counts as absent, as in OpenAI's API.
 
@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::header;
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -40,6 +41,19 @@ impl<S: Send + Sync> FromRequest<S> for JsonObject {
             Ok(_) => Err(ApiError::body("the body must be a JSON object")),
             Err(error) => Err(ApiError::body(format!("the body is not valid JSON: {error}"))),
         }
+    }
+}
+
+/// OpenAI's list object, for responses.
+#[derive(Serialize)]
+pub(super) struct List<T> {
+    object: &'static str,
+    data: Vec<T>,
+}
+
+impl<T> List<T> {
+    pub(super) fn new(data: impl Iterator<Item = T>) -> Self {
+        Self { object: "list", data: data.collect() }
     }
 }
 
@@ -97,7 +111,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Converts a field if it is present; `convert` returns `None` for a wrong value.
-    fn read<T>(
+    pub(super) fn read<T>(
         &self,
         name: &str,
         allowed: impl Display,

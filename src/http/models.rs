@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
+use super::body::List;
 use super::error::ApiError;
 use super::state::AppState;
 
@@ -20,13 +21,6 @@ pub(super) struct ModelObject {
     created: u64,
     owned_by: &'static str,
     policy_version: u64,
-}
-
-/// OpenAI's list of models.
-#[derive(Serialize)]
-pub(super) struct ModelList {
-    object: &'static str,
-    data: Vec<ModelObject>,
 }
 
 fn names(state: &AppState) -> Vec<&str> {
@@ -55,9 +49,8 @@ pub(super) fn check(state: &AppState, name: &str) -> Result<(), ApiError> {
 }
 
 /// `GET /v1/models`
-pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<ModelList> {
-    let data = names(&state).into_iter().map(|name| model(&state, name)).collect();
-    Json(ModelList { object: "list", data })
+pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>> {
+    Json(List::new(names(&state).into_iter().map(|name| model(&state, name))))
 }
 
 /// `GET /v1/models/{model}`; the name may contain slashes.

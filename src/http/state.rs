@@ -4,14 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{UnixMillis, now_ms};
+use hone_core::types::UnixMillis;
 use hone_engine::Engine;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
-use hone_rollout::Rollout;
 use hone_store::Store;
-use hone_train::TrainHandle;
-use hone_train::policy::Policies;
 
 use super::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
@@ -40,34 +37,4 @@ pub struct AppState {
     pub ready: Arc<AtomicBool>,
     /// Start time of the daemon: `created` in `/v1/models`.
     pub started: UnixMillis,
-}
-
-impl AppState {
-    /// The state of a daemon that is ready and starts now.
-    #[expect(clippy::too_many_arguments, reason = "each argument has its own type")]
-    pub fn new(
-        engine: Arc<dyn Engine>,
-        store: Store,
-        routes: Arc<Routes>,
-        graders: Backends,
-        rollout: Rollout,
-        policies: Arc<Policies>,
-        train: TrainHandle,
-        metrics: Arc<Metrics>,
-        config: ServerConfig,
-    ) -> Self {
-        Self {
-            engine,
-            store,
-            routes,
-            graders,
-            rollout: Some(Arc::new(rollout)),
-            policies,
-            train: Arc::new(train),
-            metrics,
-            config: Arc::new(config),
-            ready: Arc::new(AtomicBool::new(true)),
-            started: now_ms(),
-        }
-    }
 }

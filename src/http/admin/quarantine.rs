@@ -14,7 +14,7 @@ use hone_core::types::{UnixMillis, now_ms};
 use hone_reward::raters::Reason;
 use hone_store::{Op, QuarantinedKey};
 
-use crate::http::body::{Fields, JsonObject};
+use crate::http::body::{Fields, JsonObject, List};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -30,13 +30,6 @@ pub(in crate::http) struct QuarantineEntry {
     since: UnixMillis,
 }
 
-/// Response of `GET /admin/feedback/quarantine`.
-#[derive(Serialize)]
-pub(in crate::http) struct QuarantineList {
-    object: &'static str,
-    data: Vec<QuarantineEntry>,
-}
-
 /// Response of `DELETE /admin/feedback/quarantine/{key}`.
 #[derive(Serialize)]
 pub(in crate::http) struct ReleasedKey {
@@ -47,9 +40,8 @@ pub(in crate::http) struct ReleasedKey {
 /// `GET /admin/feedback/quarantine`
 pub(in crate::http) async fn list(
     State(state): State<Arc<AppState>>,
-) -> Result<Json<QuarantineList>, ApiError> {
-    let data = state.store.quarantined()?.into_iter().map(entry).collect();
-    Ok(Json(QuarantineList { object: "list", data }))
+) -> Result<Json<List<QuarantineEntry>>, ApiError> {
+    Ok(Json(List::new(state.store.quarantined()?.into_iter().map(entry))))
 }
 
 /// `POST /admin/feedback/quarantine/{key}`

@@ -166,10 +166,10 @@ const ACCEPTED_IF: [AcceptedIf; 4] = [
 ];
 
 fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let what = "a list of at least one message";
-    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", what))?;
+    let allowed = "a list of at least one message";
+    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", allowed))?;
     if list.is_empty() {
-        return Err(fields.invalid("messages", what));
+        return Err(fields.invalid("messages", allowed));
     }
     list.iter().enumerate().map(|(i, value)| message(&format!("messages[{i}]"), value)).collect()
 }
@@ -197,9 +197,9 @@ fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
 
 /// A string, or text parts, which are concatenated.
 fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
-    const WHAT: &str = "a string or a list of text parts";
+    const ALLOWED: &str = "a string or a list of text parts";
     match fields.get("content") {
-        None => Err(fields.missing("content", WHAT)),
+        None => Err(fields.missing("content", ALLOWED)),
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Array(parts)) if !parts.is_empty() => {
             let base = fields.path("content");
@@ -209,7 +209,7 @@ fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
                 .map(|(i, part)| text_part(&format!("{base}[{i}]"), part))
                 .collect()
         }
-        Some(_) => Err(fields.invalid("content", WHAT)),
+        Some(_) => Err(fields.invalid("content", ALLOWED)),
     }
 }
 
@@ -249,13 +249,8 @@ fn params(
 /// The client's seed (a negative one reinterpreted as unsigned), or a random one. The ledger records
 /// either.
 fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
-    match fields.get("seed") {
-        None => Ok(rand::random()),
-        Some(value) => value
-            .as_u64()
-            .or_else(|| value.as_i64().map(i64::cast_unsigned))
-            .ok_or_else(|| fields.invalid("seed", "a whole number of 64 bits")),
-    }
+    let convert = |v: &Value| v.as_u64().or_else(|| v.as_i64().map(i64::cast_unsigned));
+    Ok(fields.read("seed", "a whole number of 64 bits", convert)?.unwrap_or_else(rand::random))
 }
 
 /// `max_completion_tokens`, or its older name `max_tokens`.
@@ -295,20 +290,15 @@ fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32
 }
 
 fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let what = format!("a string or a list of up to {MAX_STOP} strings, none empty");
-    let texts = match fields.get("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(text)) => vec![text.as_str()],
-        Some(Value::Array(list)) => {
-            let texts: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
-            texts.ok_or_else(|| fields.invalid("stop", &what))?
-        }
-        Some(_) => return Err(fields.invalid("stop", &what)),
+    let allowed = format!("a string or a list of up to {MAX_STOP} strings, none empty");
+    let convert = |value: &Value| {
+        let texts: Option<Vec<String>> = match value {
+            Value::Array(list) => list.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
+            other => other.as_str().map(|text| vec![text.to_owned()]),
+        };
+        texts.filter(|texts| texts.len() <= MAX_STOP && !texts.iter().any(String::is_empty))
     };
-    if texts.len() > MAX_STOP || texts.contains(&"") {
-        return Err(fields.invalid("stop", &what));
-    }
-    Ok(texts.into_iter().map(str::to_owned).collect())
+    Ok(fields.read("stop", allowed, convert)?.unwrap_or_default())
 }
 
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {

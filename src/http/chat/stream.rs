@@ -15,19 +15,11 @@ use super::run::{ChatRun, ChoiceUpdate};
 use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice, Usage};
 use crate::http::error::ApiError;
 
-/// The next part of the stream to send.
-enum Phase {
-    Choices,
-    Usage,
-    Done,
-    Ended,
-}
-
 struct Sse {
     run: ChatRun,
     version: PolicyVersion,
     include_usage: bool,
-    phase: Phase,
+    ended: bool,
 }
 
 /// Starts the run before it responds, so that a refusal still has its status code. Returns the
@@ -37,7 +29,7 @@ pub(super) async fn respond(
     include_usage: bool,
 ) -> Result<(PolicyVersion, Response), ApiError> {
     let version = run.start().await?;
-    let sse = Sse { run, version, include_usage, phase: Phase::Choices };
+    let sse = Sse { run, version, include_usage, ended: false };
     let body = Body::from_stream(stream::unfold(sse, |mut sse| async move {
         let bytes = sse.next().await?;
         Some((Ok::<Bytes, Infallible>(Bytes::from(bytes)), sse))
@@ -52,35 +44,30 @@ pub(super) async fn respond(
 impl Sse {
     /// The next whole events, at least one; `None` at the end.
     async fn next(&mut self) -> Option<String> {
-        loop {
-            match self.phase {
-                Phase::Choices => match self.run.next().await {
-                    Some(Ok(update)) => {
-                        let events = self.events(update);
-                        if !events.is_empty() {
-                            return Some(events);
-                        }
+        while !self.ended {
+            match self.run.next().await {
+                Some(Ok(update)) => {
+                    let events = self.events(update);
+                    if !events.is_empty() {
+                        return Some(events);
                     }
-                    Some(Err(error)) => {
-                        self.phase = Phase::Ended;
-                        return Some(event(&error.to_json()));
-                    }
-                    None => self.phase = Phase::Usage,
-                },
-                Phase::Usage => {
-                    self.phase = Phase::Done;
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    return Some(event(&error.to_json()));
+                }
+                None => {
+                    self.ended = true;
+                    let mut events = String::new();
                     if self.include_usage {
-                        let usage = self.run.usage();
-                        return Some(self.chunk(self.version, Vec::new(), Some(usage)));
+                        events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
                     }
+                    events.push_str(&event("[DONE]"));
+                    return Some(events);
                 }
-                Phase::Done => {
-                    self.phase = Phase::Ended;
-                    return Some(event("[DONE]"));
-                }
-                Phase::Ended => return None,
             }
         }
+        None
     }
 
     fn events(&self, update: ChoiceUpdate) -> String {

@@ -144,13 +144,10 @@ fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Resu
 /// A finite number, or a boolean as 1 or 0.
 fn value(fields: &Fields<'_>) -> Result<f64, ApiError> {
     const ALLOWED: &str = "a finite number or a boolean";
-    match fields.get("value") {
-        None => Err(fields.missing("value", ALLOWED)),
-        Some(Value::Bool(yes)) => Ok(f64::from(u8::from(*yes))),
-        Some(Value::Number(number)) => match number.as_f64() {
-            Some(value) if value.is_finite() => Ok(value),
-            _ => Err(fields.invalid("value", ALLOWED)),
-        },
-        Some(_) => Err(fields.invalid("value", ALLOWED)),
-    }
+    let convert = |value: &Value| match value {
+        Value::Bool(yes) => Some(f64::from(u8::from(*yes))),
+        other => other.as_f64().filter(|number| number.is_finite()),
+    };
+    let value = fields.read("value", ALLOWED, convert)?;
+    value.ok_or_else(|| fields.missing("value", ALLOWED))
 }
