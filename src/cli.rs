@@ -1,4 +1,4 @@
-//! The command line: clap only.
+//! The command line, as clap structures.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,89 +18,89 @@ use crate::bench::{
 };
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
-/// Serves a language model and keeps improving it from its own traffic.
+/// Serves a language model and keeps training it on its own traffic.
 ///
-/// Results go to standard output, logs and progress to standard error. Exit codes: 0 success,
-/// 1 failure, 2 wrong usage or configuration.
+/// Results are written to standard output, logs and progress to standard error. Exit codes: 0 for
+/// success, 1 for a failure, 2 for wrong usage or configuration.
 #[derive(Debug, Parser)]
 #[command(name = "hone", version, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Every command.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Watch a model get better from its users' rewards: daemon, users and report in one
+    /// Show how a model improves from the rewards of simulated users, and report the result
     Demo(DemoArgs),
-    /// Serve a model and keep improving it
+    /// Serve a model and keep training it
     Serve(ServeArgs),
-    /// Train on a dataset, without serving: progress, evaluations, logs and a report
+    /// Train on a dataset without serving, with evaluations and a final report
     Train(TrainArgs),
-    /// Measure the active policy on a dataset, beside the base model
+    /// Evaluate the active policy and the base model on a dataset
     Eval(EvalArgs),
-    /// Check a configuration and say what is wrong
+    /// Check a configuration and report errors
     Validate {
-        /// The file; without it the defaults and the environment are checked
+        /// Configuration file [default: only the defaults and the environment are checked]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Look after a ledger whose daemon is stopped
+    /// Inspect and maintain the ledger of a stopped daemon
     Db {
-        /// What to do.
+        /// Operation on the ledger.
         #[command(subcommand)]
         command: DbCommand,
     },
-    /// Look at reward functions
+    /// List and test reward functions
     Rewards {
-        /// What to do.
+        /// Operation on reward functions.
         #[command(subcommand)]
         command: RewardsCommand,
     },
-    /// Look at the adapters that training has made, and take them elsewhere
+    /// List and export the trained adapters of a stopped daemon
     Adapters {
-        /// What to do.
+        /// Operation on adapters.
         #[command(subcommand)]
         command: AdaptersCommand,
     },
-    /// Measure hone's parts on this machine
+    /// Measure the performance of Hone on this machine
     Bench {
-        /// What to measure.
+        /// Benchmark to run.
         #[command(subcommand)]
         command: BenchCommand,
     },
 }
 
-/// `hone adapters`; the daemon of the data directory must be stopped.
+/// `hone adapters`. The daemon of the data directory must be stopped.
 #[derive(Debug, Subcommand)]
 pub enum AdaptersCommand {
-    /// Every policy version: its parent, step, state and mean reward
+    /// List every policy version with its parent, step, state and mean reward
     List {
-        /// As JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
+        /// Data directory.
+        #[command(flatten)]
+        data: DataArgs,
     },
-    /// Write a version as files that transformers or peft load
+    /// Export a version as files that transformers or peft can load
     #[command(group = clap::ArgGroup::new("form").required(true).args(["merged", "peft"]))]
     Export {
-        /// A full Hugging Face directory, the adapter merged into the base's weights
+        /// Write a full Hugging Face directory, with the adapter merged into the base weights
         #[arg(long, value_name = "DIR")]
         merged: Option<PathBuf>,
-        /// The adapter alone, as a PEFT directory
+        /// Write the adapter alone, as a PEFT directory
         #[arg(long, value_name = "DIR")]
         peft: Option<PathBuf>,
-        /// Which one [default: the active version]
+        /// Version to export [default: the active version]
         #[arg(long, value_name = "N")]
         version: Option<u64>,
-        /// Store merged weights in 32 bits, whatever the base has
+        /// Store merged weights as 32-bit floats instead of the base's type
         #[arg(long, requires = "merged")]
         f32: bool,
-        /// The base model [default: the configuration's]
+        /// Base model [default: the configured model]
         #[arg(long, value_name = "DIR|HUB_ID")]
         model: Option<String>,
         /// Configuration file
@@ -115,42 +115,42 @@ pub enum AdaptersCommand {
 /// `hone bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// The worst time of each reward function; exit code 1 if one takes over 1 ms on 4 kB
+    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB
     Rewards {
-        /// Size of the completions
+        /// Size of each completion
         #[arg(long, value_name = "BYTES", default_value_t = crate::bench::rewards::BYTES)]
         bytes: usize,
-        /// As JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
-    /// An optimiser step: its parts' times, its speed beside the machine's own, its memory
+    /// Time, throughput and memory of an optimizer step, compared with the machine's limits
     Train(BenchTrainArgs),
-    /// How fast the native sampler generates, beside what memory and arithmetic allow
+    /// Throughput of the native sampler, compared with the limits of memory and arithmetic
     Sample(BenchSampleArgs),
-    /// What rollouts and training cost served clients: latencies idle against busy, in turns
+    /// Latency of served clients while Hone is idle and while it samples and trains
     Interference(BenchInterferenceArgs),
 }
 
-/// `hone bench interference`
+/// `hone bench interference`.
 #[derive(Debug, Args)]
 pub struct BenchInterferenceArgs {
-    /// Turns of idle and busy
+    /// Rounds, each with an idle and a busy phase
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Seconds of each of the two in a turn
+    /// Duration of each phase in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Clients, each with one request at a time
+    /// Number of clients, each with one request at a time
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub users: u16,
-    /// What a client pauses between requests in the mean
+    /// Mean pause of a client between requests, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pub pause: u32,
-    /// What samples the rollouts
-    #[arg(long, value_name = "WHAT", default_value = "auto", value_parser = sampler_kind())]
+    /// Sampler of the rollouts
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
-    /// As JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -163,35 +163,35 @@ impl From<BenchInterferenceArgs> for bench_interference::InterferenceOptions {
     }
 }
 
-/// `hone bench sample`
+/// `hone bench sample`.
 #[derive(Debug, Args)]
 pub struct BenchSampleArgs {
     /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
     #[arg(long, value_name = "MODEL", default_value = "embedded")]
     pub model: Subject,
-    /// Sequences at once
+    /// Number of concurrent sequences
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub batch: u16,
-    /// Sequences on one prompt
+    /// Sequences per prompt
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub group: usize,
-    /// Tokens of a prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub prompt: usize,
-    /// Tokens of a completion
+    /// Tokens per completion
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub tokens: usize,
-    /// Rank of an adapter on all linears; 0 is the base alone
+    /// Rank of an adapter on all linear layers; 0 for the base alone
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub rank: usize,
-    /// How often everything is measured
+    /// Number of measurements
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub runs: usize,
-    /// Threads [default: every core]
+    /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
-    /// As JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -204,49 +204,50 @@ impl From<BenchSampleArgs> for bench_sample::SampleOptions {
     }
 }
 
-/// `hone bench train`; sampling and scoring are not measured.
+/// `hone bench train`, which measures neither sampling nor scoring.
 #[derive(Debug, Args)]
 pub struct BenchTrainArgs {
-    /// embedded, 100m or 100m-bf16 (a random Qwen2), or a Hugging Face directory
+    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
     #[arg(long, value_name = "MODEL", default_value = "embedded")]
     pub model: Subject,
-    /// Only write the model (one that is none yet) as a Hugging Face directory
+    /// Only write the random model as a Hugging Face directory
     #[arg(long, value_name = "DIR")]
     pub write_model: Option<PathBuf>,
-    /// Prompts [default: 8; of other models than the embedded one 1]
+    /// Prompts per step [default: 8 for the embedded model, else 1]
     #[arg(long, value_name = "N")]
     pub groups: Option<usize>,
-    /// Completions of each prompt [default: 8]
+    /// Completions per prompt [default: 8]
     #[arg(long, value_name = "N")]
     pub group_size: Option<usize>,
-    /// Tokens of a prompt [default: 20; of other models 64]
+    /// Tokens per prompt [default: 20 for the embedded model, else 64]
     #[arg(long, value_name = "N")]
     pub prompt: Option<usize>,
-    /// Tokens of a completion in the mean [default: 24; of other models 448]
+    /// Mean tokens per completion [default: 24 for the embedded model, else 448]
     #[arg(long, value_name = "N")]
     pub completion: Option<usize>,
-    /// Lengths are uniform within this share of the mean [default: 0.5; of other models 0]
+    /// Largest relative deviation of a length from the mean [default: 0.5 for the embedded model,
+    /// else 0]
     #[arg(long, value_name = "SHARE")]
     pub spread: Option<f64>,
-    /// Samples from a JSON file instead: {"samples": [{prompt, completion, advantage, logprobs?}]}
+    /// Read the samples from a JSON file: {"samples": [{prompt, completion, advantage, logprobs?}]}
     #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "completion", "spread"])]
     pub data: Option<PathBuf>,
-    /// Rank of the adapter, which is on all linears
+    /// Rank of the adapter on all linear layers
     #[arg(long, value_name = "R", default_value_t = 16)]
     pub rank: usize,
-    /// Coefficient of the KL; 0 leaves the reference out
+    /// Coefficient of the KL divergence; 0 disables the reference policy
     #[arg(long, value_name = "BETA", default_value_t = 0.01)]
     pub beta: f64,
-    /// Timed steps
+    /// Number of measured steps
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
-    /// Whether layers are computed again: auto, always or never
+    /// Whether to recompute layers in the backward pass: auto, always or never
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = bench_train::recompute)]
     pub recompute: Recompute,
-    /// Threads; 0 takes every core
+    /// Number of threads; 0 for one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
-    /// As JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -291,7 +292,7 @@ pub struct ServeArgs {
     pub bind: Option<SocketAddr>,
 }
 
-/// What `hone train` and `hone eval` have in common.
+/// Arguments that `hone train` and `hone eval` share.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// Model: a Hugging Face directory or hub id [default: the embedded model]
@@ -311,19 +312,19 @@ pub struct RunArgs {
 /// `hone train`.
 #[derive(Debug, Args)]
 pub struct TrainArgs {
-    /// Where from and where to.
+    /// Common arguments.
     #[command(flatten)]
     pub run: RunArgs,
-    /// Optimiser steps in all, those of earlier runs in the data directory included
+    /// Total optimizer steps, including those of earlier runs in the data directory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
-    /// Folder of the final report [default: run/report in the data directory]
+    /// Directory of the final report [default: run/report in the data directory]
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
-    /// Only tell what memory the trainer would need, by part
+    /// Only print the memory that the trainer needs, by part
     #[arg(long)]
     pub explain_memory: bool,
 }
@@ -331,16 +332,16 @@ pub struct TrainArgs {
 /// `hone eval`.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// Where from.
+    /// Common arguments.
     #[command(flatten)]
     pub run: RunArgs,
-    /// Completions of each prompt [default: run.eval_samples]
+    /// Completions per prompt [default: run.eval_samples]
     #[arg(long, value_name = "N")]
     pub samples: Option<usize>,
-    /// The k of pass@k, separated by commas
+    /// Values of k for pass@k, separated by commas
     #[arg(long, value_name = "K", value_delimiter = ',')]
     pub pass_at: Vec<u64>,
-    /// Part whose value of 1 counts as passed [default: the first that rewards a right answer]
+    /// Reward part whose value 1 counts as a pass [default: the first that scores correctness]
     #[arg(long, value_name = "NAME")]
     pub part: Option<String>,
     /// Print the result as JSON
@@ -351,26 +352,26 @@ pub struct EvalArgs {
 /// `hone demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Optimiser steps
+    /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS,
           value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub steps: u64,
-    /// Seed of users, samples and trainer
+    /// Seed of the users, the samples and the trainer
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// What the model learns from
+    /// Source of the rewards
     #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
     pub rewards: RewardsMode,
-    /// What samples the shadow siblings
-    #[arg(long, value_name = "WHAT", default_value = "auto", value_parser = sampler_kind())]
+    /// Sampler of the shadow completions
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
-    /// Data directory, kept [default: a temporary one, removed at the end]
+    /// Data directory, which is kept [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Go on serving the improved model until Ctrl-C
+    /// Keep serving the trained model until Ctrl-C
     #[arg(long)]
     pub keep_serving: bool,
-    /// Write the figures as JSON
+    /// Write the results as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
@@ -382,52 +383,48 @@ impl From<DemoArgs> for DemoOptions {
     }
 }
 
-/// `hone db …`.
+/// The data directory of a stopped daemon.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Data directory
+    #[arg(long, value_name = "DIR", default_value = "hone-data")]
+    pub data: PathBuf,
+}
+
+/// `hone db`.
 #[derive(Debug, Subcommand)]
 pub enum DbCommand {
     /// Count the rows of each table
     Stats {
-        /// One JSON object
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
+        /// Data directory.
+        #[command(flatten)]
+        data: DataArgs,
     },
-    /// Verify the file and its cross-references
-    Check {
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
-    },
-    /// Give unused space back
-    Compact {
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
-    },
-    /// Write every record as JSON lines to standard output
-    Export {
-        /// Data directory
-        #[arg(long, value_name = "DIR", default_value = "hone-data")]
-        data: PathBuf,
-    },
+    /// Verify the file and its cross-references; exit code 1 if it is damaged
+    Check(DataArgs),
+    /// Release unused space
+    Compact(DataArgs),
+    /// Print every record as a line of JSON
+    Export(DataArgs),
 }
 
-/// `hone rewards …`.
+/// `hone rewards`.
 #[derive(Debug, Subcommand)]
 pub enum RewardsCommand {
-    /// List the built-in functions with formula, range and parameters
+    /// List the built-in reward functions with formula, range and parameters
     List,
-    /// Score completions from a file, without training: JSON lines of {completion, prompt, ...}
+    /// Score completions from a file with JSON lines of {completion, prompt, ...}
     Test {
-        /// The file
+        /// File to score
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Configuration file whose rewards are tried
+        /// Configuration file with the rewards
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Route whose rewards are tried [default: rollout.dataset_route]
+        /// Route with the rewards [default: rollout.dataset_route]
         #[arg(long, value_name = "NAME")]
         route: Option<String>,
         /// Print samples and statistics as JSON
@@ -439,9 +436,9 @@ pub enum RewardsCommand {
 /// The values of `--sampler`.
 fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
     let values = [
-        ("auto", "The native sampler on the CPU, else the engine"),
-        ("engine", "The engine that serves, in slots that no client needs"),
-        ("native", "The trainer's own model, in batches"),
+        ("auto", "The native sampler on a CPU, else the serving engine"),
+        ("engine", "The serving engine, in slots that no client uses"),
+        ("native", "The native sampler, which batches sequences on the trainer's weights"),
     ];
     let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
     PossibleValuesParser::new(values).try_map(|name| {

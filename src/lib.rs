@@ -1,6 +1,6 @@
-//! Hone serves a language model and improves it from what its users reward.
+//! Hone serves a language model and trains it with the rewards of its users.
 //!
-//! This package joins the crates under `crates/` to one binary: the command line ([`cli`]), the
+//! This package combines the crates in `crates/` into one binary: the command line ([`cli`]), the
 //! composition of the daemon ([`app`]), its HTTP surface ([`http`]), runs on a dataset ([`runs`]),
 //! the demonstration ([`demo`]) and benchmarks ([`mod@bench`]).
 

@@ -1,4 +1,4 @@
-//! Log lines on standard error, as text or JSON.
+//! Logging to standard error, as text or JSON.
 
 use std::io;
 use std::io::IsTerminal as _;
@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{LogConfig, LogFormat};
 
-/// Targets that say at `info` and below what only their authors need.
+/// Dependencies whose messages at `info` and below help only their own developers.
 const NOISY: [&str; 12] = [
     "candle_core",
     "h2",
@@ -24,25 +24,26 @@ const NOISY: [&str; 12] = [
     "ureq",
 ];
 
-/// Sets tracing up for the process. A second call changes nothing.
+/// Installs the log subscriber of the process. A second call has no effect.
 ///
-/// A filter that does not parse falls back to `info` (`config` refuses it before).
+/// An invalid filter is replaced by `info`; validation of the configuration refuses it earlier.
 pub fn init(config: &LogConfig) {
-    let filter = EnvFilter::try_new(quietened(&config.level))
-        .unwrap_or_else(|_| EnvFilter::new(quietened("info")));
+    let filter = EnvFilter::try_new(quiet_dependencies(&config.level))
+        .unwrap_or_else(|_| EnvFilter::new(quiet_dependencies("info")));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
-    // `try_init` fails when a subscriber is set already: the first one stays.
+    // `try_init` fails if a subscriber is installed already.
     let _already_set = match config.format {
         LogFormat::Text => builder.try_init().is_err(),
         LogFormat::Json => builder.json().flatten_event(true).try_init().is_err(),
     };
 }
 
-/// The filter with the noisy targets at `warn`, unless it names them or is quieter anyway.
-fn quietened(level: &str) -> String {
+/// The filter with the noisy targets at `warn`, except those that it names. A filter at `warn` or
+/// above is unchanged.
+fn quiet_dependencies(level: &str) -> String {
     let parts: Vec<&str> = level.split(',').map(str::trim).filter(|p| !p.is_empty()).collect();
     let bare = parts.iter().filter_map(|p| p.parse::<LevelFilter>().ok()).next_back();
     if bare.is_none_or(|bare| bare <= LevelFilter::WARN) {
@@ -60,32 +61,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn noise_is_kept_down_unless_named() {
-        let filter = quietened("info");
+    fn noisy_targets_are_at_warn_unless_named() {
+        let filter = quiet_dependencies("info");
         assert!(filter.starts_with("info,candle_core=warn,"), "{filter}");
         assert!(filter.contains("mistralrs_core=warn"));
-        let filter = quietened("debug,hyper=trace");
+        let filter = quiet_dependencies("debug,hyper=trace");
         assert!(filter.contains("hyper=trace") && !filter.contains("hyper=warn"), "{filter}");
         assert!(filter.contains("hyper_util=warn"), "{filter}");
     }
 
     #[test]
-    fn quiet_filters_stay_as_they_are() {
-        assert_eq!(quietened("error"), "error");
-        assert_eq!(quietened("off"), "off");
-        assert_eq!(quietened("hone=debug, warn"), "hone=debug,warn");
-        assert_eq!(quietened("hone=debug"), "hone=debug");
+    fn quiet_filters_are_unchanged() {
+        assert_eq!(quiet_dependencies("error"), "error");
+        assert_eq!(quiet_dependencies("off"), "off");
+        assert_eq!(quiet_dependencies("hone=debug, warn"), "hone=debug,warn");
+        assert_eq!(quiet_dependencies("hone=debug"), "hone=debug");
     }
 
     #[test]
-    fn every_filter_parses() {
+    fn every_result_parses() {
         for level in ["info", "trace", "hone=debug,info", "hone::http=trace,warn", ""] {
-            EnvFilter::try_new(quietened(level)).unwrap();
+            EnvFilter::try_new(quiet_dependencies(level)).unwrap();
         }
     }
 
     #[test]
-    fn can_be_called_twice() {
+    fn init_can_be_called_twice() {
         init(&LogConfig::default());
         init(&LogConfig { format: LogFormat::Json, ..LogConfig::default() });
     }

@@ -1,4 +1,4 @@
-//! Completions with code in them, honest and hostile, executed and scored.
+//! The code reward: harmless and hostile completions are executed and scored.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
@@ -72,7 +72,7 @@ async fn tests_that_pass_are_counted() {
 }
 
 #[tokio::test]
-async fn a_script_of_tests_may_prepare_and_may_check() {
+async fn tests_may_be_a_script_with_setup() {
     let tests = "import math\ncases = [(4, 2), (9, 3)]\nfor n, r in cases:\n    \
                  globals()['last'] = root(n)\nassert last == 3\nassert root(16) == math.isqrt(16)";
     let check = "def check(f):\n    assert f(4) == 2\n    assert f(9) == 3\n\ncheck(root)";
@@ -82,7 +82,7 @@ async fn a_script_of_tests_may_prepare_and_may_check() {
     assert_eq!(values, [Some(1.0), Some(0.0)]);
     let values = score(&[("tests", check)], &[right, wrong]).await.unwrap();
     assert_eq!(values, [Some(1.0), Some(0.0)]);
-    // Broken tests give no value.
+    // Invalid tests produce no value.
     let values = score(&[("tests", "assert root(")], &[right]).await.unwrap();
     assert_eq!(values, [None]);
     assert_eq!(score(&[], &[right]).await.unwrap(), [None]);
@@ -90,7 +90,7 @@ async fn a_script_of_tests_may_prepare_and_may_check() {
 }
 
 #[tokio::test]
-async fn pairs_compare_outputs() {
+async fn input_output_pairs_compare_outputs() {
     let cases = json!([
         {"input": "1 2\n", "output": "3"},
         {"input": "10 -4\n", "output": "6\n"},
@@ -114,7 +114,7 @@ async fn pairs_compare_outputs() {
 async fn attacks_score_nothing() {
     let tests = "assert answer() == 42";
     let texts = [
-        // The five attacks, each followed by the right answer.
+        // Attacks, each followed by the right answer.
         "import os\nwhile True: os.fork()\ndef answer(): return 42",
         "def answer():\n    while True: pass",
         "hog = []\nwhile True: hog.append(bytearray(1 << 22))",
@@ -146,13 +146,13 @@ async fn attacks_score_nothing() {
         assert_eq!(*value, Some(0.0), "{text}");
     }
     assert!(!std::path::Path::new("/tmp/hone-code-was-here").exists());
-    // The same reward still works.
+    // The reward still works after the attacks.
     let fine = score(&[("tests", tests)], &["answer = lambda: 42"]).await.unwrap();
     assert_eq!(fine, [Some(1.0)]);
 }
 
 #[tokio::test]
-async fn graders_in_python_answer_with_a_number() {
+async fn a_python_grader_must_return_a_number() {
     let Some(sandbox) = sandbox().await else { return };
     let limits = Limits { wall_ms: 2_000, ..Limits::default() };
     let sample = json!({"output_text": "42", "choices": []});

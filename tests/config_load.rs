@@ -1,4 +1,4 @@
-//! The configuration: defaults, precedence, and one sentence for each mistake.
+//! Loading of the configuration: defaults, precedence and error messages.
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ fn with_env(pairs: &[(&str, &str)]) -> Result<Config, hone::config::ConfigError>
     load_from(None, pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())))
 }
 
-/// Dotted paths of everything that is not a table; lists of tables are entered.
+/// Collects the dotted path of every value that is not a table, including those in lists of tables.
 fn leaves(prefix: &str, value: &Value, found: &mut BTreeSet<String>) {
     match value {
         Value::Table(table) if !table.is_empty() => {
@@ -44,24 +44,23 @@ fn leaves(prefix: &str, value: &Value, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn default_file_is_the_default() {
+fn the_default_file_equals_the_defaults() {
     assert_eq!(parse(&default_text()).unwrap(), Config::default());
     assert_eq!(parse("").unwrap(), Config::default());
     validate(&Config::default()).unwrap();
 }
 
 #[test]
-fn default_file_is_complete() {
+fn the_default_file_contains_every_key_with_a_comment() {
     let text = default_text();
     let (mut written, mut known) = (BTreeSet::new(), BTreeSet::new());
     leaves("", &Value::Table(text.parse::<Table>().unwrap()), &mut written);
     leaves("", &Value::try_from(Config::default()).unwrap(), &mut known);
     assert_eq!(written, known);
-    // Keys without a default value are shown commented out.
+    // Keys without a default value are commented out.
     for optional in ["# dataset = ", "# model = ", "# reward_max = ", "# range = "] {
         assert!(text.contains(&format!("\n{optional}")), "{optional} is missing");
     }
-    // And every key has its comment.
     let mut above = "";
     for line in text.lines() {
         if line.contains(" = ") && !line.starts_with('#') {
@@ -72,7 +71,7 @@ fn default_file_is_complete() {
 }
 
 #[test]
-fn every_key_has_one_variable() {
+fn every_key_has_its_own_variable() {
     let names = environment_names();
     let distinct: BTreeSet<_> = names.iter().map(|(variable, _)| variable).collect();
     assert_eq!(distinct.len(), names.len());
@@ -85,7 +84,7 @@ fn every_key_has_one_variable() {
 }
 
 #[test]
-fn environment_wins_over_file() {
+fn the_environment_overrides_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("hone.toml");
     std::fs::write(&file, "[train]\nlearning_rate = 0.5\nseed = 3\n[server]\nbind = \"[::1]:9\"")
@@ -117,7 +116,7 @@ fn environment_wins_over_file() {
 }
 
 #[test]
-fn environment_mistakes_name_the_variable() {
+fn errors_name_the_variable() {
     let error = |k, v| with_env(&[(k, v)]).unwrap_err().to_string();
     assert_snapshot!(error("HONE_TRAIN_SEED", "abc"), @r#"train.seed (HONE_TRAIN_SEED) is "abc": it must be a whole number, 0 or more"#);
     assert_snapshot!(error("HONE_TRAIN_LEARNING_RATE", "-1"), @"train.learning_rate (HONE_TRAIN_LEARNING_RATE) is -1: it must be greater than 0");
@@ -127,7 +126,7 @@ fn environment_mistakes_name_the_variable() {
 }
 
 #[test]
-fn unknown_keys() {
+fn unknown_keys_are_refused() {
     assert_snapshot!(error("[train]\nlerning_rate = 1"), @"train.lerning_rate is not a key: did you mean train.learning_rate?");
     assert_snapshot!(error("[tran]\nseed = 1"), @"tran is not a key: did you mean train?");
     assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are replicas, queue");
@@ -136,7 +135,7 @@ fn unknown_keys() {
 }
 
 #[test]
-fn wrong_types() {
+fn values_of_the_wrong_type_are_refused() {
     assert_snapshot!(error("[train]\nseed = 'x'"), @r#"train.seed is "x": it must be a whole number, 0 or more"#);
     assert_snapshot!(error("[train]\nseed = -1"), @"train.seed is -1: it must be a whole number, 0 or more");
     assert_snapshot!(error("[train]\nseed = 1.5"), @"train.seed is 1.5: it must be a whole number, 0 or more");
@@ -159,7 +158,7 @@ fn wrong_types() {
 }
 
 #[test]
-fn values_out_of_range() {
+fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train]\nlearning_rate = -1"), @"train.learning_rate is -1: it must be greater than 0");
     assert_snapshot!(error("[train]\nlearning_rate = nan"), @"train.learning_rate is NaN: it must be greater than 0");
     assert_snapshot!(error("[train]\nbeta = inf"), @"train.beta is inf: it must be a finite number, 0 or more");
@@ -201,8 +200,8 @@ fn values_out_of_range() {
     assert_snapshot!(error("[data]\ndir = ''"), @r#"data.dir is "": it must be the path of a directory"#);
 }
 
-/// Every number of the defaults, set to NaN or far below and above its range, is refused by name
-/// (unless 0 to the largest integer is allowed).
+/// Every number of the defaults is refused by name if it is NaN, below its range, or above its range
+/// (if it has an upper bound).
 #[test]
 fn every_number_has_a_range() {
     let unbounded = ["train.seed", "train.max_steps", "train.warmup_steps", "train.max_staleness"];
@@ -239,7 +238,7 @@ fn set(key: &str, value: Value) -> Result<Config, String> {
 }
 
 #[test]
-fn routes_are_flat_tables() {
+fn routes_are_parsed_and_serialized() {
     let config = parse(
         "[[route]]\nname = 'math'\nmetadata = { answer = '*' }\n\
          [[route.reward]]\nname = 'right'\nkind = 'numeric_match'\nweight = 1\ntolerance = 0.5\n\
@@ -256,12 +255,11 @@ fn routes_are_flat_tables() {
     assert_eq!((reference.as_str(), *tolerance), ("answer", 0.5));
     assert!(extract.contains("<answer>"));
     assert_eq!(route.rewards[1].weight, 1.0);
-    // What was read can be written and read again.
     assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap(), config);
 }
 
 #[test]
-fn reward_mistakes() {
+fn errors_name_the_key_of_a_reward() {
     let error = |lines: &str| error(&format!("[[route]]\nname = 'a'\n[[route.reward]]\n{lines}"));
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerence = 1"), @"route[0].reward[0].tolerence is not a key: did you mean tolerance?");
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @r#"route[0].reward[0].tolerance is "a": it must be a number"#);
@@ -278,12 +276,12 @@ fn reward_mistakes() {
 }
 
 #[test]
-fn files_that_cannot_be_read() {
+fn an_unreadable_file_is_named() {
     let missing = load_from(Some(Path::new("no-such.toml")), []).unwrap_err().to_string();
     assert!(missing.starts_with("no-such.toml cannot be read: "), "{missing}");
 }
 
-/// The fenced `toml` blocks of a document.
+/// The fenced `toml` blocks of a Markdown document.
 fn toml_blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<String> = None;
@@ -307,7 +305,7 @@ fn every_configuration_in_the_documents_is_valid() {
     for document in ["README.md", "docs/rewards.md", "docs/datasets.md", "docs/training.md"] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
         for block in toml_blocks(&std::fs::read_to_string(path).unwrap()) {
-            // A part by itself belongs to some route.
+            // A block with only a part needs a route around it.
             let alone =
                 block.find("[[route.reward]]").is_some_and(|at| !block[..at].contains("[[route]]"));
             let whole = match alone {

@@ -1,10 +1,10 @@
-//! The real binary under load, killed with SIGKILL at random moments: no acknowledged feedback is
-//! lost, the ledger reopens, and serving and training go on from where they were.
+//! The binary under load, killed with SIGKILL at random moments: no acknowledged feedback is lost, the
+//! ledger reopens, and serving and training resume from the last state.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
-    reason = "tests may fail loudly and say what they saw"
+    reason = "tests may fail loudly and print what they measure"
 )]
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const KILLS: u64 = 30;
 const CLIENTS: u64 = 3;
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Small steps, so that training moves within the second or so between two kills.
+/// Small steps, so that training advances within the second between two kills.
 const CONFIG: &str = r#"
 [rollout]
 group_size = 4
@@ -44,7 +44,7 @@ reward = [
 ]
 "#;
 
-/// A running `hone serve`; dropping it is the crash.
+/// A running `hone serve`, killed when dropped.
 struct Daemon {
     child: Child,
     url: String,
@@ -60,7 +60,7 @@ impl Daemon {
             .arg(dir.join("hone.toml"))
             .arg("--data")
             .arg(dir.join("data"))
-            // Other programs would leave an idle trainer nothing.
+            // With the default priority, other programs would leave no processor time to the trainer.
             .env("HONE_TRAIN_PRIORITY", "normal")
             .stdout(Stdio::piped())
             .stderr(stderr)
@@ -71,7 +71,7 @@ impl Daemon {
         std::thread::spawn(move || {
             let mut line = String::new();
             let _gone = sender.send(stdout.read_line(&mut line).map(|_| line));
-            // Keeps the pipe open until the daemon ends.
+            // Keep the pipe open until the daemon ends.
             let _rest = std::io::copy(&mut stdout, &mut std::io::sink());
         });
         let mut daemon = Self { child, url: String::new(), log };
@@ -91,7 +91,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail where it was killed already.
+        // Both fail if it was killed already.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
         if std::thread::panicking() {
@@ -102,9 +102,9 @@ impl Drop for Daemon {
     }
 }
 
-/// What clients were promised and have seen, over all lives of the daemon.
+/// The acknowledgments and the progress that clients observed, over all runs of the daemon.
 #[derive(Default)]
-struct Seen {
+struct Observed {
     /// Acknowledged feedback: idempotency key -> (completion, value).
     acknowledged: Mutex<BTreeMap<String, (String, f64)>>,
     version: AtomicU64,
@@ -126,13 +126,13 @@ fn thumbs(completion: &str, key: &str, value: f64) -> Value {
     json!({"completion_id": completion, "name": "thumbs", "value": value, "idempotency_key": key})
 }
 
-/// Asks and rewards one addition; the version that answered.
+/// Requests one addition and sends feedback. Returns the version that answered.
 async fn ask_and_reward(
     client: &reqwest::Client,
     url: &str,
     key: &str,
     n: u64,
-    seen: &Seen,
+    seen: &Observed,
 ) -> Result<u64, String> {
     let (a, b) = (n % 10, n / 10 % 10);
     let chat = json!({
@@ -144,7 +144,7 @@ async fn ask_and_reward(
     let version = version(&answer)?;
     seen.completions.fetch_add(1, Ordering::SeqCst);
     let id = answer["id"].as_str().ok_or("a completion without an id")?.to_owned();
-    // Unlike any other, so that a value in the wrong place shows.
+    // Each value is unique, so that a value in the wrong record is detected.
     let value = n as f64 / 1024.0;
     post(client, format!("{url}/v1/feedback"), thumbs(&id, key, value)).await?;
     seen.acknowledged.lock().unwrap().insert(key.to_owned(), (id, value));
@@ -157,8 +157,8 @@ fn version(answer: &Value) -> Result<u64, String> {
     number.ok_or_else(|| format!("no version in {answer}"))
 }
 
-/// One client's life: everything must succeed until the kill.
-async fn client(url: String, life: u64, number: u64, seen: Arc<Seen>, killed: Arc<AtomicBool>) {
+/// Sends requests until the kill; each must succeed until then.
+async fn client(url: String, life: u64, number: u64, seen: Arc<Observed>, killed: Arc<AtomicBool>) {
     let client = reqwest::Client::new();
     for i in 0.. {
         let key = format!("life {life}, client {number}, {i}");
@@ -176,8 +176,8 @@ async fn train_status(client: &reqwest::Client, url: &str) -> Result<Value, reqw
     client.get(format!("{url}/admin/train")).send().await?.json().await
 }
 
-/// Remembers the highest step that the daemon reports.
-async fn watch_training(url: String, seen: Arc<Seen>) {
+/// Records the highest step that the daemon reports.
+async fn watch_training(url: String, seen: Arc<Observed>) {
     let client = reqwest::Client::new();
     while let Ok(status) = train_status(&client, &url).await {
         seen.step.fetch_max(status["step"].as_u64().unwrap_or(0), Ordering::SeqCst);
@@ -185,9 +185,9 @@ async fn watch_training(url: String, seen: Arc<Seen>) {
     }
 }
 
-/// The daemon goes on from where it was: same version or a later one, same step or a later one,
-/// and it still knows what it acknowledged.
-async fn goes_on(daemon: &Daemon, seen: &Seen, life: u64) {
+/// Checks that the daemon resumes: it serves the observed version or a later one, reaches the observed
+/// step, and still has the acknowledged feedback.
+async fn check_resumed(daemon: &Daemon, seen: &Observed, life: u64) {
     let client = reqwest::Client::new();
     let (version_before, step_before) =
         (seen.version.load(Ordering::SeqCst), seen.step.load(Ordering::SeqCst));
@@ -198,14 +198,17 @@ async fn goes_on(daemon: &Daemon, seen: &Seen, life: u64) {
     let answer = post(&client, format!("{}/v1/chat/completions", daemon.url), chat).await.unwrap();
     let version = version(&answer).unwrap();
     assert!(version >= version_before, "life {life} serves {version} after {version_before}");
-    // The trainer reads its checkpoint beside the first requests.
+    // The trainer reads its checkpoint while the first requests are served.
     let deadline = Instant::now() + START_LIMIT;
     loop {
         let status = train_status(&client, &daemon.url).await.unwrap();
         if status["step"].as_u64().unwrap() >= step_before {
             break;
         }
-        assert!(Instant::now() < deadline, "life {life} is behind step {step_before}: {status}");
+        assert!(
+            Instant::now() < deadline,
+            "life {life} has not reached step {step_before}: {status}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let last =
@@ -217,7 +220,7 @@ async fn goes_on(daemon: &Daemon, seen: &Seen, life: u64) {
     }
 }
 
-/// What a stopped daemon's ledger says.
+/// The state in the ledger of a stopped daemon.
 struct Ledger {
     feedback: BTreeMap<String, (String, f64)>,
     steps: u64,
@@ -254,8 +257,8 @@ fn read_ledger(path: &Path) -> Ledger {
     ledger
 }
 
-/// What was acknowledged is in the file, and nothing in it went back.
-fn check_ledger(path: &Path, seen: &Seen, before: &Ledger, life: u64) -> Ledger {
+/// Checks that the ledger contains all acknowledged feedback, and that no state regressed.
+fn check_ledger(path: &Path, seen: &Observed, before: &Ledger, life: u64) -> Ledger {
     let ledger = read_ledger(path);
     for (key, promised) in seen.acknowledged.lock().unwrap().iter() {
         let kept = ledger.feedback.get(key);
@@ -280,8 +283,8 @@ fn stats(dir: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Numbers that jump about but are the same in every run.
-fn scattered(n: u64) -> u64 {
+/// A pseudo-random number that is the same in every run.
+fn pseudo_random(n: u64) -> u64 {
     let z = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20
 }
@@ -291,12 +294,12 @@ async fn thirty_kills_lose_nothing_acknowledged() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("hone.toml"), CONFIG).unwrap();
     let path: PathBuf = dir.path().join("data").join("ledger.redb");
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(Observed::default());
     let mut ledger = Ledger { feedback: BTreeMap::new(), steps: 0, active: 0 };
     let mut steps_by_life = Vec::new();
     for life in 0..KILLS {
-        let load = Duration::from_millis(200 + scattered(life) % 1300);
-        live(dir.path(), &seen, life, |_, since| since > load).await;
+        let load = Duration::from_millis(200 + pseudo_random(life) % 1300);
+        run_and_kill(dir.path(), &seen, life, |_, since| since > load).await;
         ledger = check_ledger(&path, &seen, &ledger, life);
         steps_by_life.push(ledger.steps);
     }
@@ -304,14 +307,10 @@ async fn thirty_kills_lose_nothing_acknowledged() {
     println!("{promised} acknowledged over {KILLS} kills; steps after each: {steps_by_life:?}");
     assert!(promised > 2 * KILLS, "hardly any load");
 
-    // One more life, long enough to see training go on.
+    // A last run, long enough to observe that training continues.
     let goal = ledger.steps + 2;
-    live(dir.path(), &seen, KILLS, |seen, since| {
-        assert!(
-            since < START_LIMIT,
-            "training stands still at {}",
-            seen.step.load(Ordering::SeqCst)
-        );
+    run_and_kill(dir.path(), &seen, KILLS, |seen, since| {
+        assert!(since < START_LIMIT, "training stays at step {}", seen.step.load(Ordering::SeqCst));
         seen.step.load(Ordering::SeqCst) >= goal
     })
     .await;
@@ -322,10 +321,15 @@ async fn thirty_kills_lose_nothing_acknowledged() {
     assert!(counts["interactions"].as_u64().unwrap() >= promised);
 }
 
-/// Starts the daemon, puts it under load until `enough`, and kills it.
-async fn live(dir: &Path, seen: &Arc<Seen>, life: u64, enough: impl Fn(&Seen, Duration) -> bool) {
+/// Starts the daemon, sends requests until `enough` returns true, and kills it.
+async fn run_and_kill(
+    dir: &Path,
+    seen: &Arc<Observed>,
+    life: u64,
+    enough: impl Fn(&Observed, Duration) -> bool,
+) {
     let mut daemon = Daemon::start(dir);
-    goes_on(&daemon, seen, life).await;
+    check_resumed(&daemon, seen, life).await;
     let killed = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {

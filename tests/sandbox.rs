@@ -1,5 +1,5 @@
-//! Hostile programs against the sandbox, through the real binary as launcher. Every attack is small
-//! by its own limits, so that a hole harms no machine that runs these tests.
+//! Hostile programs in the sandbox, with the binary as launcher. Every attack bounds itself, so that a
+//! hole in the sandbox does not harm the machine that runs these tests.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
@@ -12,7 +12,7 @@ use hone_reward::sandbox::{
     IsolationLayer, Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Setup, Status,
 };
 
-/// Prints a line that `.ci/run` counts.
+/// Reports a skipped test; `.ci/run` counts these lines.
 fn skip(why: &str) {
     println!("SKIPPED: sandbox: {why}");
 }
@@ -42,8 +42,7 @@ fn setup(without: &[IsolationLayer]) -> Setup {
     Setup { launcher, concurrency: 4, without: without.to_vec(), ..Setup::default() }
 }
 
-/// The sandbox with every layer that this machine supports, and without each layer that others can
-/// replace.
+/// The sandbox with every layer that this machine supports, and without each replaceable layer.
 async fn every_sandbox() -> Vec<(&'static str, Sandbox)> {
     let mut found = Vec::new();
     for (name, without) in [
@@ -86,7 +85,7 @@ async fn run(sandbox: &Sandbox, code: &str, limits: Limits) -> RunOutcome {
     sandbox.run(request).await.unwrap()
 }
 
-/// Runs a program in every sandbox and checks each outcome.
+/// Runs a program in every sandbox, checks each outcome, and then that the sandbox still works.
 async fn everywhere(code: &str, limits: Limits, check: impl Fn(&str, &RunOutcome)) {
     for (name, sandbox) in every_sandbox().await {
         let outcome = run(&sandbox, code, limits).await;
@@ -96,8 +95,8 @@ async fn everywhere(code: &str, limits: Limits, check: impl Fn(&str, &RunOutcome
     }
 }
 
-/// Processes whose arguments contain this, by their ids.
-fn living(mark: &str) -> Vec<String> {
+/// The ids of processes whose arguments contain `mark`.
+fn running(mark: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let ids = entries.map(|e| e.file_name().to_string_lossy().into_owned());
     ids.filter(|id| id.bytes().all(|b| b.is_ascii_digit()))
@@ -126,7 +125,7 @@ async fn an_ordinary_program_runs() {
 }
 
 #[tokio::test]
-async fn a_fork_bomb_starts_nothing() {
+async fn a_fork_bomb_starts_no_process() {
     let code = "import os\nfor _ in range(64):\n    os.fork()\nprint('bomb')";
     everywhere(code, small(), |name, outcome| {
         assert_eq!(outcome.status, Status::Error { exit: 1 }, "{name}: {outcome:?}");
@@ -138,8 +137,8 @@ async fn a_fork_bomb_starts_nothing() {
 
 #[tokio::test]
 async fn a_fork_bomb_is_bounded_where_processes_are_allowed() {
-    // Each process tries to become two, at most 40 times in all generations together; the marks
-    // count those that lived.
+    // Each process tries to fork five times; each mark on the output is an attempt of a process that
+    // runs.
     let code = "import os, time\nfor _ in range(5):\n    try:\n        os.fork()\n    \
                 except OSError:\n        pass\n    os.write(1, b'x')\ntime.sleep(60)";
     let limits = Limits { processes: true, tasks: 6, ..small() };
@@ -167,7 +166,7 @@ async fn an_endless_loop_ends_in_time() {
 }
 
 #[tokio::test]
-async fn signals_cannot_be_ignored_away() {
+async fn ignoring_signals_does_not_prevent_the_timeout() {
     let code = "import signal, time\nfor n in range(1, 65):\n    try:\n        \
                 signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\n\
                 print('deaf', flush=True)\nwhile True:\n    time.sleep(60)";
@@ -232,7 +231,7 @@ async fn the_scratch_directory_is_small_and_does_not_stay() {
         return skip("no mount namespace, hence no scratch directory");
     }
     for _ in 0..2 {
-        // Each run has the whole space: no file of the last run is left.
+        // Each run has the whole space: no file of the previous run is left.
         let outcome = run(&sandbox, code, small()).await;
         assert_eq!(outcome.stdout, format!("True {}\n", 1 << 20), "{outcome:?}");
     }
@@ -265,7 +264,7 @@ async fn there_is_no_network() {
 }
 
 #[tokio::test]
-async fn secrets_and_other_processes_are_out_of_sight() {
+async fn secrets_and_other_processes_are_invisible() {
     // The test process plays the daemon: it has arguments, an environment and open files.
     let daemon = std::process::id();
     let home = tempfile::tempdir().unwrap();
@@ -338,9 +337,9 @@ async fn too_much_output_ends_the_run() {
 }
 
 #[tokio::test]
-async fn daemons_do_not_outlive_their_run() {
+async fn a_detached_process_ends_with_its_run() {
     let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
-    // Double fork, new session, new arguments by which it would be found, no inherited output.
+    // Double fork, new session, no inherited output, and arguments by which the test would find it.
     let mark = format!("hone-survivor-{}", std::process::id());
     let code = format!(
         "import os, sys, time\n\
@@ -362,7 +361,7 @@ async fn daemons_do_not_outlive_their_run() {
             Ok(outcome) => {
                 let wanted = if wall_ms == 200 { Status::Timeout } else { Status::Ok };
                 assert_eq!(outcome.status, wanted, "{outcome:?}");
-                assert_eq!(living(&mark), Vec::<String>::new());
+                assert_eq!(running(&mark), Vec::<String>::new());
             }
             Err(SandboxError::Unavailable(why)) => return skip(&why),
             Err(error) => panic!("{error}"),
@@ -382,13 +381,13 @@ async fn a_dropped_run_leaves_no_process() {
     let request =
         RunRequest { code, limits: Limits { wall_ms: 20_000, ..small() }, ..RunRequest::default() };
     let task = tokio::spawn(async move { sandbox.run(request).await });
-    let seen = until(|| !living(&mark).is_empty()).await;
+    let seen = until(|| !running(&mark).is_empty()).await;
     assert!(seen, "it never started");
-    let ids = living(&mark);
+    let ids = running(&mark);
     task.abort();
     // Not even as a zombie.
     let gone = || !ids.iter().any(|id| std::path::Path::new("/proc").join(id).exists());
-    assert!(until(gone).await, "it is still there");
+    assert!(until(gone).await, "the process still exists");
 }
 
 async fn until(holds: impl Fn() -> bool) -> bool {
@@ -402,7 +401,7 @@ async fn until(holds: impl Fn() -> bool) -> bool {
 }
 
 #[tokio::test]
-async fn many_runs_at_once_do_not_mix() {
+async fn concurrent_runs_do_not_mix() {
     let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
     let runs = (0..50).map(|n| {
         let sandbox = sandbox.clone();
@@ -411,7 +410,7 @@ async fn many_runs_at_once_do_not_mix() {
             1 => "bytearray(1 << 30)".to_owned(),
             _ => format!("print({n} * {n})"),
         };
-        // Long enough for the honest ones on a busy machine.
+        // Long enough for the harmless programs on a busy machine.
         let wall_ms = if n % 5 == 0 { 200 } else { 20_000 };
         async move { (n, run(&sandbox, &code, Limits { wall_ms, ..small() }).await) }
     });
@@ -429,12 +428,12 @@ async fn many_runs_at_once_do_not_mix() {
 /// The number of ended children of this process that have not been waited for.
 fn zombies() -> usize {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let of_us = |id: &str| {
+    let is_zombie = |id: &str| {
         let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
         status.contains(&format!("\nPPid:\t{}\n", std::process::id()))
             && status.contains("\nState:\tZ")
     };
-    entries.filter(|e| of_us(&e.file_name().to_string_lossy())).count()
+    entries.filter(|e| is_zombie(&e.file_name().to_string_lossy())).count()
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `hone adapters`: versions of a data directory whose daemon is stopped.
+//! `hone adapters`: lists and exports the versions of a data directory. Its daemon must be stopped.
 
 use std::path::{Path, PathBuf};
 
@@ -6,22 +6,22 @@ use anyhow::{Context, bail, ensure};
 
 use hone_core::types::{PolicyRecord, PolicyState};
 use hone_model::adapter::merge::{Precision, merge};
-use hone_store;
 use hone_train::policy::adapter_digest;
 
-use super::{LEDGER, open_model};
+use super::core::LEDGER;
+use super::model::open_model;
 use crate::config::Config;
 
-/// How a version is written.
+/// Format and target directory of an exported version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Export {
-    /// A full Hugging Face directory.
+    /// A full Hugging Face directory with the adapter merged into the weights.
     Merged(PathBuf, Precision),
-    /// A PEFT directory.
+    /// A PEFT directory with the adapter alone.
     Peft(PathBuf),
 }
 
-/// Every version, in order.
+/// Every version, in ascending order.
 ///
 /// # Errors
 /// If the ledger is missing, in use or damaged.
@@ -29,11 +29,12 @@ pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
     Ok(hone_store::maintain::policies(&data.join(LEDGER))?)
 }
 
-/// Writes a version, the active one where none is named; says what was written.
+/// Exports `version`, or the active version if it is `None`. Returns a sentence that describes the
+/// result.
 ///
 /// # Errors
-/// If there is no such version or it has no adapter, its files were altered, the target exists, or
-/// a file cannot be read or written.
+/// If the version does not exist or has no adapter, its files were changed, the target exists, or a
+/// file cannot be read or written.
 pub fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Result<String> {
     let data = &config.data.dir;
     let records = list(data)?;
@@ -55,12 +56,12 @@ pub fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Res
     let adapter = data.join(adapter);
     let found = adapter_digest(&adapter).with_context(|| {
         format!(
-            "the files of version {version} are gone (policy.keep_versions bounds how many stay)"
+            "the files of version {version} are missing: policy.keep_versions limits how many are kept"
         )
     })?;
     ensure!(
         record.sha256.as_deref() == Some(found.as_str()),
-        "the adapter file of version {version} is not the one that was published"
+        "the adapter file of version {version} has changed since it was published"
     );
     match to {
         Export::Merged(target, precision) => {
@@ -77,7 +78,7 @@ pub fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Res
     }
 }
 
-/// Copies a flat directory to a place where there is nothing yet.
+/// Copies a directory without subdirectories. `to` must not exist.
 fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::create_dir(to)?;
     for entry in std::fs::read_dir(from)? {

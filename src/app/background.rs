@@ -1,10 +1,10 @@
-//! The asynchronous tasks that no client waits for, on threads that give way.
+//! A runtime with low-priority threads, for the tasks that no client waits for.
 
 use tokio::runtime::{Builder, Runtime};
 
 use hone_core::threads::to_background;
 
-/// A runtime for rollouts, their rewards and the trainer's calls.
+/// The runtime of rollouts, their rewards and the trainer's asynchronous calls.
 pub(super) struct Background(Option<Runtime>);
 
 impl Background {
@@ -14,7 +14,7 @@ impl Background {
         Ok(Self(Some(runtime.enable_all().build()?)))
     }
 
-    /// Runs `f` so that whatever it spawns runs here.
+    /// Runs `f` so that the tasks it spawns run on this runtime.
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
         let _guard = self.0.as_ref().map(Runtime::enter);
         f()
@@ -23,7 +23,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // An asynchronous context may not wait for the threads.
+        // An async context must not block on the runtime's threads.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }

@@ -1,4 +1,4 @@
-//! The native sampler, beside the serving engine or without one.
+//! The native sampler, with or without a serving engine.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use hone_sampler::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
 
 use crate::config::Config;
 
-/// Sequences at once where `rollout.max_concurrent` leaves it open.
+/// Number of concurrent sequences if `rollout.max_concurrent` is 0.
 const SLOTS: usize = 64;
 
 /// The native sampler and the weights that it shares with the trainer.
@@ -24,7 +24,8 @@ pub(super) struct RolloutSampler {
 }
 
 impl RolloutSampler {
-    /// Loads the base and starts the sampler on it; it holds back while `serving` serves.
+    /// Loads the base model and starts the sampler on it. The sampler yields while `serving` has
+    /// requests.
     pub async fn start(
         config: &Config,
         dir: &ModelDir,
@@ -43,7 +44,7 @@ impl RolloutSampler {
             ..SamplerConfig::default()
         };
         if config.train.priority != BackgroundPriority::Normal {
-            // Its threads give way by themselves.
+            // The operating system's scheduler already prefers the serving threads.
             native.busy_share = 1.0;
         }
         if config.rollout.max_concurrent > 0 {
@@ -66,7 +67,7 @@ impl RolloutSampler {
         Ok(Self { base, engine })
     }
 
-    /// What versions are published with: to the sampler and to the serving engine.
+    /// Publishes versions to the sampler and to the serving engine.
     pub fn publisher(&self, serving: Option<&Arc<MistralEngine>>) -> Arc<dyn Publisher> {
         let serving = serving.cloned().map(|serving| serving as Arc<dyn Publisher>);
         Arc::new(BatchedPublisher::new(serving, Arc::clone(&self.engine)))

@@ -1,6 +1,5 @@
-//! File, then environment, then (by the command line) flags: later ones win.
-//!
-//! The only place that reads the environment.
+//! Loads the configuration from a file and the environment, which takes precedence. The caller then
+//! applies command-line flags. No other module reads the environment.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,43 +8,42 @@ use toml::{Table, Value};
 
 use hone_core::config::describe::{Problem, describe, nearest};
 
-use super::validate::check;
-use super::{Config, ConfigError};
+use super::schema::Config;
+use super::validate::{ConfigError, check};
 
-/// Keys whose default is absent, so that the serialised default does not show them.
+/// Keys without a default, which the serialized default configuration therefore does not contain.
 const OPTIONAL: [&str; 2] = ["rollout.dataset", "run.warnings.reward_max"];
 
 /// Parses and validates TOML, without the environment.
 ///
 /// # Errors
-/// One sentence with the key, the value and what is allowed.
+/// A sentence with the key, its value and the allowed values.
 pub fn parse(text: &str) -> Result<Config, ConfigError> {
     read(table(text, "the configuration")?, &BTreeMap::new())
 }
 
-/// [`load_from`] with the process's environment.
+/// [`load_from`] with the environment of the process.
 ///
 /// # Errors
 /// As [`load_from`].
 pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
-    // Variables that are not Unicode cannot be ours.
+    // Variables of Hone are Unicode, so others are skipped.
     let env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     load_from(file, env)
 }
 
-/// Defaults < `file` < `HONE_*` in `env`. Flags are set by the caller on the result, who then
-/// calls [`super::validate`] again.
+/// Loads and validates the defaults, overridden by `file`, overridden by the `HONE_*` variables in
+/// `env`. A caller that changes the result must call [`validate`](super::validate()) again.
 ///
-/// A variable's name is the key's path in capitals, joined by `_`: `HONE_SERVER_BIND`,
-/// `HONE_TRAIN_LEARNING_RATE`, `HONE_TRAIN_LORA_R`; `__` between the parts of the path is the same
-/// (`HONE_TRAIN__LORA__R`). Lists are separated by commas. Routes, examples and
-/// stages are set in the file only.
-/// A `HONE_<SECTION>_*` variable that names no key is refused; other `HONE_*` variables are not
-/// ours to judge (Kubernetes sets `HONE_PORT` beside a service named hone).
+/// The name of a variable is the path of its key in capitals, joined by `_`, such as
+/// `HONE_TRAIN_LORA_R`; `HONE_TRAIN__LORA__R` is the same. List items are separated by commas. Lists of
+/// tables (routes, few-shot examples, stages) can be set only in the file. A `HONE_<SECTION>_*`
+/// variable that matches no key is refused; other `HONE_*` variables are ignored, because Kubernetes
+/// sets some, such as `HONE_PORT`, for a service with the name hone.
 ///
 /// # Errors
-/// One sentence with the key (and variable), the value and what is allowed.
+/// A sentence with the key (and the variable), its value and the allowed values.
 pub fn load_from(
     file: Option<&Path>,
     env: impl IntoIterator<Item = (String, String)>,
@@ -55,7 +53,7 @@ pub fn load_from(
         Some(path) => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(path)
-                .map_err(|e| ConfigError(format!("{name} cannot be read: {e}")))?;
+                .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
             table(&text, &name)?
         }
     };
@@ -66,11 +64,11 @@ pub fn load_from(
         for (j, part) in route.rewards.iter_mut().enumerate() {
             part.kind
                 .resolve(&|name| env.get(name).cloned())
-                .map_err(|error| ConfigError(format!("route[{i}].reward[{j}].{error}")))?;
+                .map_err(|error| ConfigError::Invalid(format!("route[{i}].reward[{j}].{error}")))?;
         }
     }
     let resolved = config.graders.resolve(|name| env.get(name).cloned());
-    resolved.map_err(|error| ConfigError(format!("graders.api_key_env{error}")))?;
+    resolved.map_err(|error| ConfigError::Invalid(format!("graders.api_key_env{error}")))?;
     Ok(config)
 }
 
@@ -87,14 +85,14 @@ fn table(text: &str, name: &str) -> Result<Table, ConfigError> {
     text.parse::<Table>().map_err(|e| {
         let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].lines().count().max(1));
         let message = e.message().lines().collect::<Vec<_>>().join(", ");
-        ConfigError(format!("{name} is not valid TOML at line {line}: {message}"))
+        ConfigError::Invalid(format!("{name} is not valid TOML at line {line}: {message}"))
     })
 }
 
-/// Lists of tables, which no variable can hold.
+/// Lists of tables, which variables cannot set.
 const TABLES: [&str; 3] = ["route", "dataset.few_shot", "dataset.stage"];
 
-/// Every key that holds one value, with its default; lists of tables excepted.
+/// Every key that a variable can set, with its default.
 fn keys() -> BTreeMap<String, Option<Value>> {
     fn walk(prefix: &str, table: &Table, found: &mut BTreeMap<String, Option<Value>>) {
         for (name, value) in table {
@@ -110,14 +108,14 @@ fn keys() -> BTreeMap<String, Option<Value>> {
     }
     let mut found: BTreeMap<String, Option<Value>> =
         OPTIONAL.iter().map(|k| ((*k).to_owned(), None)).collect();
-    // A default that does not serialise would leave no key; a test holds that it does.
+    // The default configuration always serializes; a test checks it.
     if let Ok(table) = Table::try_from(Config::default()) {
         walk("", &table, &mut found);
     }
     found
 }
 
-/// Puts the environment's values in their places; returns which variable set which key.
+/// Sets the keys that `env` contains. Returns each key that was set with the name of its variable.
 fn apply(
     root: &mut Table,
     env: impl IntoIterator<Item = (String, String)>,
@@ -141,14 +139,16 @@ fn apply(
             let known: Vec<&str> = by_variable.keys().map(String::as_str).collect();
             let hint = nearest(&plain, &known)
                 .map_or_else(String::new, |near| format!(": did you mean {near}?"));
-            return Err(ConfigError(format!("{name} names no key of the configuration{hint}")));
+            return Err(ConfigError::Invalid(format!(
+                "{name} names no key of the configuration{hint}"
+            )));
         }
     }
     Ok(set_by)
 }
 
-/// A variable's text as the type its key has; what does not parse stays text and is refused later
-/// with the key's name.
+/// Converts a variable's text to the type of its key. Text that does not parse stays text, so that
+/// deserialization reports it with the key.
 fn from_text(default: Option<&Value>, text: &str) -> Value {
     let as_text = || Value::String(text.to_owned());
     match default {
@@ -170,7 +170,7 @@ fn insert(root: &mut Table, key: &str, value: Value) -> Result<(), ConfigError> 
         let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
         let Value::Table(inner) = entry else {
             let problem = Problem::value(section, entry, "a table");
-            return Err(ConfigError(problem.sentence()));
+            return Err(ConfigError::Invalid(problem.sentence()));
         };
         table = inner;
     }
@@ -187,6 +187,6 @@ fn read(root: Table, set_by: &BTreeMap<String, String>) -> Result<Config, Config
         if let Some(variable) = set_by.get(&problem.key) {
             problem.key = format!("{} ({variable})", problem.key);
         }
-        ConfigError(problem.sentence())
+        ConfigError::Invalid(problem.sentence())
     })
 }

@@ -1,24 +1,38 @@
-//! Ranges: every number has one, and an error names the key, the value and what is allowed.
+//! Validates values and combinations of values. An error names the key, the value and the allowed
+//! values.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
 
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem, label, quoted};
 use hone_reward::routes::RouteConfig;
 
-use super::{Config, ServerConfig, run};
+use super::schema::{Config, ServerConfig};
 
-/// One sentence with the key, the value and what is allowed.
+/// The reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{} cannot be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A sentence with the key, its value and the allowed values.
+    #[error("{0}")]
+    Invalid(String),
+}
 
-/// Checks every range. [`super::load`] has done so already; call it again after flags.
+/// Validates a configuration that was changed after [`load`](super::load()), which validates too.
 ///
 /// # Errors
-/// The first value that is out of range.
+/// The first invalid value.
 pub fn validate(config: &Config) -> Result<(), ConfigError> {
-    check(config).map_err(|problem| ConfigError(problem.sentence()))
+    check(config).map_err(|problem| ConfigError::Invalid(problem.sentence()))
 }
 
 pub(super) fn check(config: &Config) -> Checked {
@@ -33,7 +47,7 @@ pub(super) fn check(config: &Config) -> Checked {
     config.train.check()?;
     config.policy.check()?;
     backlog(config)?;
-    run::check(config)?;
+    config.run.check()?;
     config.sandbox.check()?;
     config.graders.check()?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
@@ -43,7 +57,8 @@ pub(super) fn check(config: &Config) -> Checked {
     routes(config)
 }
 
-/// What may wait for the trainer must be enough for a step, or both wait for each other.
+/// The queue of groups must hold at least one step's samples. Otherwise rollout would wait for the
+/// trainer and the trainer for rollout.
 fn backlog(c: &Config) -> Checked {
     let (groups, size) = (c.rollout.max_ready_groups, c.rollout.group_size);
     let wanted = c.train.samples_per_step;
@@ -57,7 +72,7 @@ fn backlog(c: &Config) -> Checked {
     Err(Problem::value("rollout.max_ready_groups", groups, &allowed))
 }
 
-/// Keys of the dataset that must agree with other sections.
+/// The keys of `[dataset]`, alone and together with other sections.
 fn dataset(config: &Config) -> Checked {
     let c = &config.dataset;
     let own = &c.path;
@@ -80,7 +95,7 @@ fn dataset(config: &Config) -> Checked {
 fn server(c: &ServerConfig) -> Checked {
     for (name, keys) in [("client_keys", &c.client_keys), ("admin_keys", &c.admin_keys)] {
         for (i, key) in keys.iter().enumerate() {
-            // The value itself is a secret.
+            // The value is a secret, so the message omits it.
             if key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()) {
                 return Err(Problem::new(
                     format!("server.{name}[{i}]"),

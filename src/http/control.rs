@@ -1,5 +1,5 @@
-//! What the HTTP surface asks of the trainer, the policies and rollout, as traits: tests of the
-//! routes need none of the three.
+//! The trainer, the policy versions and rollout as traits, so that tests of the routes can replace
+//! all three.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use hone_rollout::Rollout;
 use hone_train::policy::{Policies, PolicyError};
 use hone_train::{TrainError, TrainHandle, TrainStatus};
 
-/// The trainer, as `/admin/train` sees it.
+/// The trainer, for `/admin/train`.
 #[async_trait]
 pub trait TrainControl: Send + Sync {
-    /// What it is doing.
+    /// Its state, step and progress.
     fn status(&self) -> TrainStatus;
     /// Takes no further step until resumed.
     fn pause(&self) -> Result<(), TrainError>;
-    /// Goes on.
+    /// Ends a pause.
     fn resume(&self) -> Result<(), TrainError>;
-    /// Takes one step now; the status after it.
+    /// Takes one step now and returns the status after it.
     async fn step(&self) -> Result<TrainStatus, TrainError>;
 }
 
@@ -39,14 +39,14 @@ impl TrainControl for TrainHandle {
     }
 }
 
-/// The policy versions, as `/admin/policies` sees them.
+/// The policy versions, for `/admin/policies`.
 #[async_trait]
 pub trait PolicyControl: Send + Sync {
     /// Every version, in order.
     fn list(&self) -> Result<Vec<PolicyRecord>, PolicyError>;
     /// The version being served.
     fn active(&self) -> PolicyVersion;
-    /// Serves a version that exists.
+    /// Switches serving to an existing version.
     async fn activate(
         &self,
         version: PolicyVersion,
@@ -71,14 +71,14 @@ impl PolicyControl for Policies {
     }
 }
 
-/// Whoever makes groups of what was served.
+/// Receives served completions, to sample shadow groups for their prompts.
 pub trait ServedSink: Send + Sync {
-    /// Takes one interaction with its served samples. Never waits.
-    fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>);
+    /// Submits one interaction with its served samples. Never blocks.
+    fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>);
 }
 
 impl ServedSink for Rollout {
-    fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
+    fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
         self.submit(interaction, served);
     }
 }

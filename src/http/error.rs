@@ -1,5 +1,7 @@
-//! The one place that maps errors to status codes, in OpenAI's shape:
+//! Maps every error to a status code and a body in OpenAI's shape:
 //! `{"error": {"message", "type", "param", "code"}}`.
+
+use std::error::Error;
 
 use axum::Json;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
@@ -12,13 +14,13 @@ use hone_store::StoreError;
 use hone_train::TrainError;
 use hone_train::policy::PolicyError;
 
-/// An answer that is not a success.
+/// An error response.
 #[derive(Debug, Clone)]
 pub(super) struct ApiError {
     status: StatusCode,
     message: String,
     param: Option<String>,
-    code: Option<&'static str>,
+    code: &'static str,
     retry_after: Option<u64>,
 }
 
@@ -32,120 +34,119 @@ struct Body<'a> {
     message: &'a str,
     r#type: &'static str,
     param: Option<&'a str>,
-    code: Option<&'static str>,
+    code: &'static str,
 }
 
 impl ApiError {
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code, retry_after: None }
     }
 
     fn code(self, code: &'static str) -> Self {
-        Self { code: Some(code), ..self }
+        Self { code, ..self }
+    }
+
+    fn param(self, param: &str) -> Self {
+        Self { param: Some(param.to_owned()), ..self }
     }
 
     fn retry_after(self, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..self }
     }
 
-    /// 400 for a field; the message names it and its value.
+    /// 400 for a field. The message contains the field's name and value.
     pub(super) fn field(param: &str, message: impl Into<String>) -> Self {
-        Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
-            .code("invalid_value")
+        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param(param)
     }
 
-    /// 400 for a field that hone does not know or cannot honour.
+    /// 400 for a field that Hone does not know or cannot support.
     pub(super) fn unsupported(param: &str, message: impl Into<String>) -> Self {
         Self::field(param, message).code("unsupported_parameter")
     }
 
     /// 400 for a body that is not a JSON object.
     pub(super) fn body(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, message).code("invalid_body")
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
     }
 
     /// 401.
     pub(super) fn unauthorized(message: &str) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
     /// 403.
     pub(super) fn forbidden(message: &str) -> Self {
-        Self::new(StatusCode::FORBIDDEN, message).code("forbidden")
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
     /// 404.
     pub(super) fn not_found(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, message).code("not_found")
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    /// 404 for a model's name.
-    pub(super) fn no_such_model(asked: &str, known: &str) -> Self {
-        let message = format!("model is {asked:?}: it must be {known}");
-        Self { param: Some("model".to_owned()), ..Self::new(StatusCode::NOT_FOUND, message) }
-            .code("model_not_found")
+    /// 404 for a model name.
+    pub(super) fn no_such_model(name: &str, known: &str) -> Self {
+        let message = format!("model is {name:?}: it must be {known}");
+        Self::not_found(message).param("model").code("model_not_found")
     }
 
-    /// 404 for a completion, 400 for its choice: see `feedback`.
+    /// 404 for a completion. An unknown choice of a known completion is a 400 of `feedback`.
     pub(super) fn no_such_completion(id: &str) -> Self {
         let message = format!("completion_id is {id:?}: there is no such completion");
-        Self {
-            param: Some("completion_id".to_owned()),
-            ..Self::new(StatusCode::NOT_FOUND, message)
-        }
-        .code("completion_not_found")
+        Self::not_found(message).param("completion_id").code("completion_not_found")
     }
 
     /// 404 for a conversation.
     pub(super) fn no_such_session(session: &str) -> Self {
         let message =
-            format!("session_id is {session:?}: nothing was asked in this session with this key");
-        Self { param: Some("session_id".to_owned()), ..Self::new(StatusCode::NOT_FOUND, message) }
-            .code("session_not_found")
+            format!("session_id is {session:?}: this key made no request in this session");
+        Self::not_found(message).param("session_id").code("session_not_found")
     }
 
     /// 405.
     pub(super) fn wrong_method(method: &Method, path: &str) -> Self {
         let message = format!("{method} is not allowed on {path}");
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
     }
 
     /// 408.
     pub(super) fn slow_body() -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
-            .code("request_timeout")
+        let message = "the body did not arrive in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    /// 409.
+    fn conflict(message: String) -> Self {
+        Self::new(StatusCode::CONFLICT, "conflict", message)
     }
 
     /// 415.
     pub(super) fn not_json(found: &str) -> Self {
         let message = format!("content-type is {found:?}: it must be application/json");
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).code("unsupported_media_type")
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
-    /// 500 that says nothing of the inside; the log does.
+    /// 500. The message contains no internal detail; the log does.
     pub(super) fn internal() -> Self {
-        Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "something failed inside the server; its log says what",
-        )
-        .code("internal_error")
+        let message = "the server failed internally; the reason is in its log";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// 500 with `error` logged after `context`.
+    pub(super) fn logged(context: &str, error: &dyn Error) -> Self {
+        tracing::error!(%error, "{context}");
+        Self::internal()
     }
 
     /// 503.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code("unavailable").retry_after(1)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
     }
 
-    /// 500, the reason logged.
-    fn logged(error: &dyn std::error::Error) -> Self {
-        tracing::error!(error = %error, "request failed");
-        Self::internal()
-    }
-
-    /// The JSON text, also for the last event of a stream that failed.
+    /// The body as JSON text, for the last event of a failed stream.
     pub(super) fn to_json(&self) -> String {
         let envelope = Envelope { error: self.as_body() };
-        // Strings and nothing else cannot fail to serialise.
+        // An object of strings always serializes.
         serde_json::to_string(&envelope).unwrap_or_default()
     }
 
@@ -178,15 +179,16 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
         match error {
-            EngineError::Overloaded { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, message)
-                .code("rate_limit_exceeded")
-                .retry_after(1),
+            EngineError::Overloaded { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+                    .retry_after(1)
+            }
             EngineError::PromptTooLong { .. } => {
                 Self::field("messages", message).code("context_length_exceeded")
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
-            _ => Self::logged(&error),
+            _ => Self::logged("request failed", &error),
         }
     }
 }
@@ -195,7 +197,7 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Overloaded | StoreError::Closed => Self::unavailable(error.to_string()),
-            _ => Self::logged(&error),
+            _ => Self::logged("request failed", &error),
         }
     }
 }
@@ -204,11 +206,9 @@ impl From<TrainError> for ApiError {
     fn from(error: TrainError) -> Self {
         let message = error.to_string();
         match error {
-            TrainError::Disabled | TrainError::NothingReady => {
-                Self::new(StatusCode::CONFLICT, message).code("conflict")
-            }
+            TrainError::Disabled | TrainError::NothingReady => Self::conflict(message),
             TrainError::Stopped => Self::unavailable(message),
-            TrainError::Failed(_) => Self::logged(&error),
+            TrainError::Failed(_) => Self::logged("request failed", &error),
         }
     }
 }
@@ -217,15 +217,13 @@ impl From<PolicyError> for ApiError {
     fn from(error: PolicyError) -> Self {
         let message = error.to_string();
         match error {
-            PolicyError::Unknown(_) => {
-                Self { param: Some("version".to_owned()), ..Self::not_found(message) }
-            }
-            PolicyError::Unservable { .. } => {
-                Self::new(StatusCode::CONFLICT, message).code("conflict")
-            }
+            PolicyError::Unknown(_) => Self::not_found(message).param("version"),
+            PolicyError::Unservable { .. } => Self::conflict(message),
             PolicyError::Engine(error) => error.into(),
             PolicyError::Store(error) => error.into(),
-            PolicyError::Files(_) | PolicyError::Candidate(_) => Self::logged(&error),
+            PolicyError::Files(_) | PolicyError::Candidate(_) => {
+                Self::logged("request failed", &error)
+            }
         }
     }
 }
@@ -235,7 +233,7 @@ impl From<BytesRejection> for ApiError {
         match rejection {
             BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
                 let message = "the body is larger than server.max_body_bytes allows";
-                Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("body_too_large")
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
             }
             _ => Self::body("the body could not be read"),
         }

@@ -1,4 +1,4 @@
-//! Probes and metrics.
+//! `/livez`, `/readyz` and `/metrics`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,15 +9,15 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
-use super::AppState;
 use super::error::ApiError;
+use super::state::AppState;
 
-/// The process runs.
+/// `GET /livez`: the process runs.
 pub(super) async fn live() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
-/// Requests can be served.
+/// `GET /readyz`: requests can be served.
 pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     if state.ready.load(Ordering::Acquire) {
         Ok(Json(json!({ "status": "ready" })))
@@ -26,13 +26,11 @@ pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Result<Json<Val
     }
 }
 
-/// Prometheus' text format.
+/// `GET /metrics`, in Prometheus' text format.
 pub(super) async fn metrics(
     State(state): State<Arc<AppState>>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let text = state.metrics.encode().map_err(|error| {
-        tracing::error!(%error, "metrics cannot be encoded");
-        ApiError::internal()
-    })?;
+    let text = state.metrics.encode();
+    let text = text.map_err(|error| ApiError::logged("cannot encode the metrics", &error))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/models`: `default` (whatever version is current) and the model's own name.
+//! `GET /v1/models`: the served model as `default` and under its own name.
 
 use std::sync::Arc;
 
@@ -6,13 +6,14 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
-use super::AppState;
+use super::body::List;
 use super::error::ApiError;
+use super::state::AppState;
 
-/// The name that always means the served model.
-pub(super) const DEFAULT_MODEL: &str = "default";
+/// The alias of the served model.
+const DEFAULT_MODEL: &str = "default";
 
-/// OpenAI's `model` object, with the version that answers now.
+/// OpenAI's `model` object, with the active policy version.
 #[derive(Serialize)]
 pub(super) struct ModelObject {
     id: String,
@@ -20,13 +21,6 @@ pub(super) struct ModelObject {
     created: u64,
     owned_by: &'static str,
     policy_version: u64,
-}
-
-/// OpenAI's list.
-#[derive(Serialize)]
-pub(super) struct ModelList {
-    object: &'static str,
-    data: Vec<ModelObject>,
 }
 
 fn names(state: &AppState) -> Vec<&str> {
@@ -55,12 +49,11 @@ pub(super) fn check(state: &AppState, name: &str) -> Result<(), ApiError> {
 }
 
 /// `GET /v1/models`
-pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<ModelList> {
-    let data = names(&state).into_iter().map(|name| model(&state, name)).collect();
-    Json(ModelList { object: "list", data })
+pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>> {
+    Json(List::new(names(&state).into_iter().map(|name| model(&state, name))))
 }
 
-/// `GET /v1/models/{model}`; the name may hold slashes.
+/// `GET /v1/models/{model}`; the name may contain slashes.
 pub(super) async fn retrieve(
     State(state): State<Arc<AppState>>,
     Path(name): Path<String>,

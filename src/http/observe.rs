@@ -14,12 +14,12 @@ use futures::Stream;
 
 use hone_core::metrics::Metrics;
 
-/// The label of requests that match no route: raw paths are unbounded.
+/// Route label of requests that match no route; raw paths as labels would be unbounded.
 const UNMATCHED: &str = "unmatched";
-/// The `code` of a request whose client was gone before it had an answer (nginx's number for it).
+/// `code` label of a request whose client disconnected before the response; nginx's number for it.
 const CLIENT_GONE: u16 = 499;
 
-/// Measures from the request to the last byte of the answer.
+/// Measures from the arrival of the request to the last byte of the response.
 pub(super) async fn observe(
     State(metrics): State<Arc<Metrics>>,
     request: Request,
@@ -29,19 +29,19 @@ pub(super) async fn observe(
         .extensions()
         .get::<MatchedPath>()
         .map_or_else(|| UNMATCHED.to_owned(), |p| p.as_str().to_owned());
-    let mut running = Running::new(metrics, request.method().clone(), route);
+    let mut in_flight = InFlight::new(metrics, request.method().clone(), route);
     let response = next.run(request).await;
-    running.status = response.status().as_u16();
+    in_flight.status = response.status().as_u16();
     if response.body().size_hint().exact().is_some() {
         return response;
     }
     let (parts, body) = response.into_parts();
-    let watched = Watched { inner: body.into_data_stream(), running: Some(running) };
-    Response::from_parts(parts, Body::from_stream(watched))
+    let body = MeasuredBody { inner: body.into_data_stream(), in_flight: Some(in_flight) };
+    Response::from_parts(parts, Body::from_stream(body))
 }
 
-/// A request that is being answered; its end is when this is dropped.
-struct Running {
+/// A request in flight. Dropping it records the request's end.
+struct InFlight {
     metrics: Arc<Metrics>,
     method: Method,
     route: String,
@@ -49,14 +49,14 @@ struct Running {
     status: u16,
 }
 
-impl Running {
+impl InFlight {
     fn new(metrics: Arc<Metrics>, method: Method, route: String) -> Self {
         metrics.http_in_flight.inc();
         Self { metrics, method, route, started: Instant::now(), status: CLIENT_GONE }
     }
 }
 
-impl Drop for Running {
+impl Drop for InFlight {
     fn drop(&mut self) {
         let seconds = self.started.elapsed().as_secs_f64();
         let (route, status) = (self.route.as_str(), self.status);
@@ -72,19 +72,19 @@ impl Drop for Running {
     }
 }
 
-/// A streamed body that keeps its request counted until it ends.
-struct Watched {
+/// A streamed body whose request is in flight until the body ends.
+struct MeasuredBody {
     inner: axum::body::BodyDataStream,
-    running: Option<Running>,
+    in_flight: Option<InFlight>,
 }
 
-impl Stream for Watched {
+impl Stream for MeasuredBody {
     type Item = Result<Bytes, axum::Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let next = Pin::new(&mut self.inner).poll_next(cx);
         if let Poll::Ready(None) = next {
-            self.running = None;
+            self.in_flight = None;
         }
         next
     }

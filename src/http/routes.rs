@@ -1,4 +1,4 @@
-//! Every route, and what all of them pass through.
+//! The table of routes and the middleware around all of them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,13 +11,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use super::admin::quarantine;
 use super::error::ApiError;
-use super::{AppState, admin, auth, chat, feedback, graders, health, models, observe, quarantine};
+use super::state::AppState;
+use super::{admin, auth, chat, feedback, graders, health, models, observe};
 
-/// The whole HTTP surface. Serve it with connect info: `/admin` asks who is calling.
+/// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
-    let gate = Arc::new(auth::Gate::new(&state.config));
+    let authenticator = Arc::new(auth::Authenticator::new(&state.config));
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -43,7 +45,7 @@ pub fn router(state: AppState) -> Router {
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(limit)
-        .layer(from_fn_with_state(gate, auth::admit))
+        .layer(from_fn_with_state(authenticator, auth::authenticate))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
         .with_state(state)

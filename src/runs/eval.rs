@@ -74,7 +74,7 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
     let most = if config.run.eval_prompts == 0 { all.len() } else { config.run.eval_prompts };
     config.train.enabled = false;
     config.rollout.enabled = false;
-    let core = Core::start_alone(&config, None).await?;
+    let core = Core::start_offline(&config, None).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let part = success_part(&config, options.part)?;
     let eval_set = EvalSet {

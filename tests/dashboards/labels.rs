@@ -1,4 +1,4 @@
-//! Follows label names through a PromQL expression, against what the registry exports.
+//! Computes the labels of a PromQL expression's results from the exported metrics.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ pub type Labels = BTreeSet<String>;
 
 /// Labels that Prometheus adds to every series it scrapes.
 const SCRAPED: [&str; 2] = ["instance", "job"];
-/// Functions of a counter's (or a histogram's) growth.
-const OF_COUNTERS: [&str; 3] = ["rate", "irate", "increase"];
+/// Functions that apply only to counters and histograms.
+const COUNTER_FUNCTIONS: [&str; 3] = ["rate", "irate", "increase"];
 
-/// Finds the metric that a series belongs to, and whether the series carries `le`.
+/// Finds the metric of a series, and whether the series has the label `le`.
 fn metric<'a>(
     all: &'a [MetricDescription],
     series: &str,
@@ -85,7 +85,7 @@ fn of_call(all: &[MetricDescription], call: &Call) -> Result<Labels, String> {
         labels.extend(of(all, argument)?);
     }
     match call.func.name {
-        name if OF_COUNTERS.contains(&name) => {
+        name if COUNTER_FUNCTIONS.contains(&name) => {
             let Some(Expr::MatrixSelector(range)) = call.args.args.first().map(|a| &**a) else {
                 return Err(format!("{name}() of something that is not a range"));
             };
@@ -103,10 +103,10 @@ fn of_call(all: &[MetricDescription], call: &Call) -> Result<Labels, String> {
     Ok(labels)
 }
 
-/// The label names that the results of an expression may carry.
+/// The label names that the results of an expression can have.
 ///
 /// # Errors
-/// Names a metric or label that is not exported, or a function that does not fit the metric.
+/// If a metric or label is not exported, or a function does not apply to the type of the metric.
 pub fn of(all: &[MetricDescription], expr: &Expr) -> Result<Labels, String> {
     match expr {
         Expr::VectorSelector(selector) => of_selector(all, selector),

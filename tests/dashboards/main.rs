@@ -1,5 +1,5 @@
-//! The dashboard and the alert rules name only what the binary exports, and Grafana and
-//! Prometheus can read them.
+//! The dashboard and the alert rules use only exported metrics, and Grafana and Prometheus accept
+//! them.
 
 mod labels;
 
@@ -32,7 +32,7 @@ fn is_row(panel: &Value) -> bool {
     panel["type"] == "row"
 }
 
-/// The labels that an expression's results carry, Grafana's variables filled in.
+/// The labels of an expression's results, after replacing Grafana's variables.
 fn check(metrics: &Metrics, expression: &str) -> Result<labels::Labels, String> {
     let filled = expression
         .replace("$__rate_interval", "1m")
@@ -45,7 +45,7 @@ fn check(metrics: &Metrics, expression: &str) -> Result<labels::Labels, String> 
     labels::of(metrics.descriptions(), &parsed).map_err(|e| format!("{expression}: {e}"))
 }
 
-/// The names in `{{name}}` or, with a prefix, in `{{ $labels.name }}`.
+/// The names in `{{name}}` or, with the prefix `$labels.`, in `{{ $labels.name }}`.
 fn placeholders(text: &str, prefix: &str) -> Vec<String> {
     text.split("{{")
         .skip(1)
@@ -54,7 +54,7 @@ fn placeholders(text: &str, prefix: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_query_of_the_dashboard_is_answered() {
+fn every_query_of_the_dashboard_uses_exported_metrics() {
     let metrics = Metrics::new().unwrap();
     let dashboard = dashboard();
     let mut queries = 0;
@@ -82,7 +82,7 @@ fn every_query_of_the_dashboard_is_answered() {
 }
 
 #[test]
-fn the_check_refuses_what_is_not_exported() {
+fn the_check_refuses_unknown_metrics_and_labels() {
     let metrics = Metrics::new().unwrap();
     for (expression, reason) in [
         ("hone_train_kl_mean", "no exported metric"),
@@ -108,7 +108,7 @@ fn panels_are_laid_out_on_the_grid() {
     let mut taken = BTreeSet::new();
     for panel in panels(&dashboard) {
         let title = panel["title"].as_str().unwrap();
-        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}: its id is another's");
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}: its id is not unique");
         let at = |key: &str| panel["gridPos"][key].as_u64().unwrap();
         assert!(at("w") > 0 && at("h") > 0 && at("x") + at("w") <= 24, "{title}: off the grid");
         for x in at("x")..at("x") + at("w") {
@@ -125,24 +125,24 @@ fn panels_are_laid_out_on_the_grid() {
 }
 
 #[test]
-fn the_dashboard_belongs_to_nobodys_data_source() {
+fn every_panel_uses_the_variable_data_source() {
     let dashboard = dashboard();
     assert_eq!(dashboard["uid"], "hone");
     assert!(dashboard["id"].is_null());
-    let ours = |owner: &Value, what: &str| {
+    let check_source = |owner: &Value, what: &str| {
         assert_eq!(owner["datasource"]["uid"], "${datasource}", "{what}");
     };
     for panel in panels(&dashboard).into_iter().filter(|p| !is_row(p)) {
         let title = panel["title"].as_str().unwrap();
-        ours(panel, title);
+        check_source(panel, title);
         let targets = panel["targets"].as_array().unwrap();
         let refs: BTreeSet<_> = targets.iter().map(|t| t["refId"].as_str().unwrap()).collect();
         assert!(!targets.is_empty() && refs.len() == targets.len(), "{title}: refId");
         for target in targets {
-            ours(target, title);
+            check_source(target, title);
             let expression = target["expr"].as_str().unwrap();
             assert!(expression.contains("instance=~\"$instance\""), "{title}: {expression}");
-            // A fixed range shows gaps or lies when the dashboard is zoomed.
+            // A fixed range shows gaps or wrong rates when the dashboard is zoomed.
             let ranges = expression.matches('[').count();
             let flexible = expression.matches("[$__rate_interval]").count()
                 + expression.matches("[$__range]").count();
@@ -150,13 +150,13 @@ fn the_dashboard_belongs_to_nobodys_data_source() {
         }
     }
     for annotation in dashboard["annotations"]["list"].as_array().unwrap() {
-        ours(annotation, "annotation");
+        check_source(annotation, "annotation");
     }
     let variables = dashboard["templating"]["list"].as_array().unwrap();
     assert_eq!(variables[0]["name"], "datasource");
     assert_eq!(variables[0]["type"], "datasource");
     for variable in variables.iter().skip(1) {
-        ours(variable, "variable");
+        check_source(variable, "variable");
     }
 }
 
@@ -167,7 +167,7 @@ struct Rule {
     text: String,
 }
 
-/// Reads the rules without a YAML parser: `promtool` checks the syntax, this the names.
+/// Reads the rules without a YAML parser, because `promtool` checks the syntax.
 fn rules() -> Vec<Rule> {
     let text = fs::read_to_string(root().join("dashboards/alerts.yml")).unwrap_or_default();
     text.split("- alert:")
@@ -190,7 +190,7 @@ fn rules() -> Vec<Rule> {
 }
 
 #[test]
-fn every_alert_can_fire() {
+fn every_alert_uses_exported_metrics() {
     let metrics = Metrics::new().unwrap();
     let rules = rules();
     assert!(rules.len() >= 15, "{} rules", rules.len());
@@ -207,7 +207,8 @@ fn every_alert_can_fire() {
     }
 }
 
-/// Runs `promtool` in `dashboards/` with `input` on stdin; `None`, said aloud, where it is absent.
+/// Runs `promtool` in `dashboards/` with `input` on stdin. Reports and returns `None` if it is not
+/// installed.
 fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {
     let spawned = Command::new("promtool")
         .args(arguments)
@@ -217,7 +218,7 @@ fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut child) = spawned else {
-        // Past the test harness's capture, so that a skip is seen without --nocapture.
+        // Written to stderr directly, so that a skip is visible without --nocapture.
         let _ = writeln!(std::io::stderr(), "SKIPPED: promtool not installed: {arguments:?}");
         return None;
     };
@@ -234,7 +235,7 @@ fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {
     })
 }
 
-/// A sample for each metric that has none yet, as `Metrics::encode` would write it.
+/// Writes a sample of a metric in the format of `Metrics::encode`.
 fn sample(text: &mut String, description: &MetricDescription) -> std::fmt::Result {
     let MetricDescription { name, help, kind, labels } = description;
     let pairs: Vec<String> = labels.iter().map(|l| format!("{l}=\"x\"")).collect();
@@ -262,7 +263,7 @@ fn promtool_accepts_the_metrics() {
     }
     if let Some(result) = promtool(&["check", "metrics"], &text) {
         assert_eq!(result, Ok(()));
-        // It does refuse what breaks the conventions.
+        // It refuses metrics that violate the conventions.
         let broken = "# HELP hone_things Things.\n# TYPE hone_things counter\nhone_things 1\n";
         assert!(promtool(&["check", "metrics"], broken).is_some_and(|r| r.is_err()));
     }

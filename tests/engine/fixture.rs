@@ -1,4 +1,4 @@
-//! An engine over the embedded model and what tests ask of it.
+//! An engine and requests for it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use hone_engine::{
 };
 use hone_mistral::MistralEngine;
 
-/// One test at a time: they measure the process.
+/// Runs one test at a time, because tests measure the process.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 pub struct Fixture {
@@ -41,7 +41,7 @@ pub async fn start_model(model: &str, replicas: usize, queue: usize) -> Fixture 
     let start = Instant::now();
     let config = EngineConfig { replicas, queue };
     let engine = MistralEngine::start(&dir, &normalized, &config, Arc::clone(&metrics)).unwrap();
-    println!("{model}: {replicas} replicas a colour started in {:?}", start.elapsed());
+    println!("{model}: {replicas} replicas per color started in {:?}", start.elapsed());
     Fixture { engine, metrics, dir, _alone: alone, files }
 }
 
@@ -64,7 +64,7 @@ impl Fixture {
         }
     }
 
-    /// A request that goes on until it is told to end.
+    /// A request that ends only when it is dropped or the context is full.
     pub fn endless(&self, priority: Priority) -> GenerateRequest {
         let mut request = self.request("What is 1 plus 1?", 5, priority);
         request.params.max_tokens = u32::MAX;
@@ -77,7 +77,7 @@ impl Fixture {
         self.engine.generate(request).await?.collect().await
     }
 
-    /// Waits until the load is as wanted, for at most ten seconds.
+    /// Waits until `wanted` returns true for the load, for at most ten seconds.
     pub async fn until(&self, what: &str, wanted: impl Fn(EngineLoad) -> bool) {
         let start = Instant::now();
         while !wanted(self.engine.load()) {
@@ -91,7 +91,7 @@ impl Fixture {
         self.engine.activate().await.unwrap();
     }
 
-    /// A random PEFT directory over all seven linears of every layer.
+    /// A PEFT directory with random weights for all seven linear layers of every block.
     pub fn adapter(&self, seed: u64, rename: impl Fn(String) -> String) -> PathBuf {
         let size = |key: &str| self.dir.config.get(key).unwrap().as_u64().unwrap() as usize;
         let (hidden, inner) = (size("hidden_size"), size("intermediate_size"));

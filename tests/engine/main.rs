@@ -1,4 +1,4 @@
-//! The real engine: right tokens, right versions, nothing lost while weights change.
+//! The serving engine: tokens, versions, and hot swaps under traffic.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -58,7 +58,7 @@ async fn greedy_ids_equal_those_of_transformers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_of_transformers_5_is_served_as_it_is() {
+async fn a_directory_of_transformers_5_is_served_unchanged() {
     let fixture = start_model("tests/fixtures/qwen2-tiny", 1, 8).await;
     let text =
         std::fs::read_to_string(here("tests/reference/models/qwen2_tiny_greedy.json")).unwrap();
@@ -72,7 +72,7 @@ async fn a_directory_of_transformers_5_is_served_as_it_is() {
     request.params.temperature = 0.0;
     request.params.max_tokens = u32::try_from(list("greedy_ids").len()).unwrap();
     assert_eq!(ids(&fixture.run(request).await.unwrap()), list("greedy_ids"));
-    // The context is the model's, not the multiple of 512 that mistral.rs is told.
+    // The context is the model's, not the multiple of 512 that mistral.rs receives.
     let mut request = fixture.endless(Priority::Live);
     request.params.temperature = 0.0;
     let prompt = request.prompt_ids.len();
@@ -85,8 +85,8 @@ async fn a_directory_of_transformers_5_is_served_as_it_is() {
     assert!(matches!(error, EngineError::PromptTooLong { prompt: 256, context: 256 }), "{error}");
 }
 
-/// The cache grows at 512 positions: what decoding made across that border, a prompt across it
-/// makes as well.
+/// The cache grows at 512 positions: decoding and prefill across that position return the same
+/// tokens.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_contexts_decode_as_they_prefill() {
     let fixture = start(1, 8).await;
@@ -106,7 +106,7 @@ async fn long_contexts_decode_as_they_prefill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_requests_give_what_they_give_one_by_one() {
+async fn concurrent_requests_equal_sequential_ones() {
     let fixture = start(2, 64).await;
     let request = |seed: u64| {
         let mut request = fixture.request(&format!("What is {seed} plus 7?"), seed, Priority::Live);
@@ -120,7 +120,7 @@ async fn concurrent_requests_give_what_they_give_one_by_one() {
     let together = (0..24).map(|seed| fixture.run(request(seed)));
     let together = futures::future::join_all(together).await;
     for (alone, together) in alone.iter().zip(together) {
-        // Every id, probability and piece of text.
+        // Every id, log-probability and text.
         assert_eq!(*alone, together.unwrap());
     }
     let texts: std::collections::HashSet<&str> = alone.iter().map(|c| c.text.as_str()).collect();
@@ -128,7 +128,7 @@ async fn concurrent_requests_give_what_they_give_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stops_where_it_is_told_to() {
+async fn a_generation_stops_at_stop_strings_and_limits() {
     let fixture = start(1, 8).await;
     let mut request = fixture.request("What is 3 plus 4?", 1, Priority::Live);
     request.params.temperature = 0.0;
@@ -172,7 +172,7 @@ async fn a_dropped_generation_frees_its_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn live_goes_first_and_preempts_shadows() {
+async fn live_requests_preempt_shadow_requests() {
     let fixture = start(1, 8).await;
     let shadow = fixture.request("What is 6 plus 2?", 11, Priority::Shadow);
     let undisturbed = fixture.run(shadow.clone()).await.unwrap();
@@ -186,12 +186,12 @@ async fn live_goes_first_and_preempts_shadows() {
     let preempted = running.collect().await.unwrap_err();
     assert!(matches!(preempted, EngineError::Preempted), "{preempted}");
     assert_eq!(fixture.metrics.engine_preempted.get(), 1);
-    // The one that waited runs afterwards, and its seed gives what it gave before.
+    // The waiting request runs afterwards, and its seed returns the same tokens as before.
     assert_eq!(waiting.await.unwrap().unwrap(), undisturbed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn versions_come_and_go_without_a_trace() {
+async fn a_version_leaves_no_trace_in_later_ones() {
     let fixture = start(1, 8).await;
     let request = || fixture.request("What is 5 plus 5?", 9, Priority::Live);
     let base = fixture.run(request()).await.unwrap();
@@ -209,10 +209,10 @@ async fn versions_come_and_go_without_a_trace() {
     let tuned = fixture.run(request()).await.unwrap();
     assert_eq!(tuned.version, PolicyVersion(1));
     assert_ne!(tuned.tokens, base.tokens);
-    // Now the same probe runs on the active colour.
+    // The same probe now runs on the active slots.
     assert_eq!(fixture.engine.probe(&request().prompt_ids, &greedy).await.unwrap(), probe);
 
-    // Back to what the other colour still holds, then to the base loaded anew.
+    // Back to the base in the inactive slots, then to a reloaded base.
     fixture.publish(0, None).await;
     assert_eq!(fixture.run(request()).await.unwrap(), base);
     fixture.publish(2, Some(&adapter)).await;
@@ -228,7 +228,7 @@ async fn an_adapter_that_does_not_fit_changes_nothing() {
     let fixture = start(1, 8).await;
     let request = || fixture.request("What is 5 plus 5?", 9, Priority::Live);
     let base = fixture.run(request()).await.unwrap();
-    for (seed, from, to, says) in [
+    for (seed, from, to, message) in [
         (1, "q_proj", "query", "belongs to no module"),
         (2, "layers.0.", "layers.99.", "belongs to no module"),
         (3, "self_attn.k_proj.lora_B", "self_attn.k_proj.lora_C", "is not the name"),
@@ -237,11 +237,11 @@ async fn an_adapter_that_does_not_fit_changes_nothing() {
         let adapter = fixture.adapter(seed, |name| name.replacen(from, to, 1));
         let staged = fixture.engine.stage(PolicyVersion(seed), Some(&adapter)).await;
         let error = staged.unwrap_err().to_string();
-        assert!(error.contains(says), "{error}");
+        assert!(error.contains(message), "{error}");
         assert!(fixture.engine.activate().await.is_err());
         assert_eq!(fixture.run(request()).await.unwrap(), base);
     }
-    // And nothing of them is left on any thread.
+    // No thread keeps any of their weights.
     fixture.publish(9, None).await;
     assert_eq!(fixture.run(request()).await.unwrap().tokens, base.tokens);
 }
@@ -277,7 +277,7 @@ fn process() -> (f64, usize) {
     (number("VmRSS:") / 1024.0, number("Threads:") as usize)
 }
 
-/// CPU time of this process so far.
+/// CPU time that this process has used.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit(')').next().unwrap_or("").split_whitespace().skip(11).take(2);
@@ -292,7 +292,7 @@ impl Fixture {
         self.request(&format!("What is {client} plus {}?", 3 * client), client, Priority::Live)
     }
 
-    /// What every client gets from the base and from every adapter, when it is alone.
+    /// The tokens of every client's request for the base and for every adapter, without other load.
     async fn references(&self, adapters: &[PathBuf]) -> Vec<Vec<Vec<TokenId>>> {
         let mut all = Vec::new();
         let versions = std::iter::once(None).chain(adapters.iter().map(Some));
@@ -317,7 +317,7 @@ async fn two_hundred_swaps_under_traffic_lose_nothing() {
     for (one, other) in references.iter().zip(references.iter().skip(1)) {
         assert_ne!(one, other, "the versions differ");
     }
-    // Of version v, adapter v % 6 is merged; 0 is none.
+    // Version v uses adapter v % 6; 0 is the base.
     let which = |version: PolicyVersion| (version.0 % (ADAPTERS + 1)) as usize;
     let stop = Arc::new(AtomicBool::new(false));
     let completions = Arc::new(AtomicUsize::new(0));
@@ -378,7 +378,7 @@ async fn two_hundred_swaps_under_traffic_lose_nothing() {
     assert!(held < Duration::from_millis(50), "{held:?}");
 }
 
-/// Not a check but a measurement; run it with `--ignored --nocapture`.
+/// A measurement without a check: run it with `--ignored --nocapture`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "measures speed"]
 async fn speed() {

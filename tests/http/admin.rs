@@ -1,4 +1,4 @@
-//! The operator's routes, probes, metrics, models and keys.
+//! The operator's routes, probes, metrics, models and API keys.
 
 use reqwest::header;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::server::{Server, ask, read};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_trainer() {
+async fn the_trainer_can_be_paused_resumed_and_stepped() {
     let server = Server::new().await;
     let (status, answer) = server.get("/admin/train").await;
     assert_eq!((status, &answer["state"], &answer["step"]), (200, &json!("waiting"), &json!(7)));
@@ -24,7 +24,7 @@ async fn the_trainer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_policies() {
+async fn policies_are_listed_and_activated() {
     let server = Server::new().await;
     let (status, list) = server.get("/admin/policies").await;
     assert_eq!((status, &list["object"], &list["active"]), (200, &json!("list"), &json!(0)));
@@ -37,7 +37,7 @@ async fn the_policies() {
     let none = json!({});
     let (status, policy) = server.post(&activate("1"), &none).await;
     assert_eq!((status, &policy["version"]), (200, &json!(1)));
-    assert_eq!(policy["reason"], "activated by hand");
+    assert_eq!(policy["reason"], "activated by an operator");
     assert_eq!(server.get("/admin/policies").await.1["active"], 1);
     for (version, status, code) in
         [("2", 409, "conflict"), ("9", 404, "not_found"), ("x", 400, "invalid_value")]
@@ -48,7 +48,7 @@ async fn the_policies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_and_their_names() {
+async fn models_are_listed_and_unknown_names_refused() {
     let server = Server::new().await;
     let (_, list) = server.get("/v1/models").await;
     let model = |id: &str| {
@@ -72,7 +72,7 @@ async fn models_and_their_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_and_metrics() {
+async fn probes_and_metrics_are_answered() {
     let mut server = Server::new().await;
     assert_eq!(server.get("/livez").await, (200, json!({"status": "ok"})));
     assert_eq!(server.get("/readyz").await, (200, json!({"status": "ready"})));
@@ -83,7 +83,7 @@ async fn probes_and_metrics() {
     let (status, answer) = server.get("/readyz").await;
     assert_eq!((status, &answer["error"]["type"]), (503, &json!("server_error")), "{answer}");
     assert_eq!(server.get("/livez").await.0, 200);
-    // A request that runs on keeps the server up while it says that it is not ready any more.
+    // A running request finishes during shutdown.
     let held = Server::with(|s| s.fake.delay = std::time::Duration::from_millis(200)).await;
     drop(std::mem::replace(&mut server, held));
     let stream = server.send_chat(&ask(json!({"stream": true}))).await;
@@ -96,7 +96,7 @@ async fn probes_and_metrics() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys() {
+async fn each_kind_of_key_opens_its_own_routes() {
     let server = Server::with(|s| {
         s.server.client_keys = vec!["alice-key".to_owned()];
         s.server.admin_keys = vec!["root-key".to_owned()];
@@ -119,10 +119,10 @@ async fn keys() {
     assert_eq!(with("/nowhere", "alice-key").await.0, 404);
     assert_eq!(server.get("/livez").await.0, 200);
     assert!(server.metric("hone_policy_version").await.is_some());
-    // The ledger knows the key by the first digits of its hash only.
+    // The ledger contains only the first digits of the key's hash.
     let chat = server.client.post(server.url("/v1/chat/completions")).bearer_auth("alice-key");
     assert_eq!(read(chat.json(&ask(json!({}))).send().await.unwrap()).await.0, 200);
-    let (interaction, _) = server.offers.all().remove(0);
+    let (interaction, _) = server.rollout.submitted().remove(0);
     assert_eq!(interaction.key_id.as_deref(), Some("72ee9d4355cc"));
 }
 
@@ -138,7 +138,7 @@ async fn without_an_admin_key_only_local_programs_administer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_is_set_aside_and_released() {
+async fn a_key_is_quarantined_and_released() {
     let server = Server::new().await;
     let path = "/admin/feedback/quarantine";
     let key = "2bd806c97f0e";
@@ -147,7 +147,7 @@ async fn a_key_is_set_aside_and_released() {
     let (status, flagged) = server.post(&one, &json!({"reason": "spam"})).await;
     assert_eq!((status, &flagged["key_id"]), (200, &json!(key)), "{flagged}");
     assert_eq!(flagged["reason"], json!({"rule": "by_hand", "note": "spam"}));
-    // The first reason stays.
+    // A second request does not replace the first reason.
     assert_eq!(server.post(&one, &json!({"reason": "again"})).await.1, flagged);
     assert_eq!(server.get(path).await.1["data"], json!([flagged]));
     assert_eq!(server.metric("hone_reward_quarantined_keys").await, Some(1.0));

@@ -1,4 +1,4 @@
-//! Completions that are not streamed.
+//! Completions without streaming.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ fn id_of(answer: &Value) -> InteractionId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_has_openai_s_shape() {
+async fn a_response_has_openais_shape() {
     let server = Server::new().await;
     let response = server.send_chat(&ask(json!({}))).await;
     assert_eq!(response.headers()["x-hone-policy-version"], "0");
@@ -42,12 +42,12 @@ async fn an_answer_has_openai_s_shape() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_recorded_is_what_was_sampled() {
+async fn the_sampled_completion_is_recorded_and_submitted_to_rollout() {
     let server = Server::new().await;
     let body = ask(json!({"metadata": {"answer": "5"}, "temperature": 0.5, "max_tokens": 20}));
     let (_, answer) = server.chat(&body).await;
     let id = id_of(&answer);
-    // In order with what is queued, so that it is there when this returns.
+    // A commit returns after everything that is queued before it.
     server.store.commit(Vec::new()).await.unwrap();
     let interaction = server.store.interaction(id).unwrap().unwrap();
     assert_eq!(interaction.source, PromptSource::Live);
@@ -68,15 +68,14 @@ async fn what_is_recorded_is_what_was_sampled() {
     assert_eq!(sample.origin, SampleOrigin::Served);
     assert_eq!(sample.finish, FinishReason::Stop);
     assert_eq!(sample.untrainable, None);
-    // And what rollout is offered.
-    let offers = server.offers.all();
-    assert_eq!(offers.len(), 1);
-    assert_eq!(*offers[0].0, interaction);
-    assert_eq!(&offers[0].1, std::slice::from_ref(sample));
+    let submitted = server.rollout.submitted();
+    assert_eq!(submitted.len(), 1);
+    assert_eq!(*submitted[0].0, interaction);
+    assert_eq!(&submitted[0].1, std::slice::from_ref(sample));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_choice_has_a_seed_and_a_sample_of_its_own() {
+async fn each_choice_has_its_own_seed_and_sample() {
     let server = Server::with(|s| s.fake.slots = 1).await;
     let (status, answer) = server.chat(&ask(json!({"n": 3}))).await;
     assert_eq!(status, 200, "{answer}");
@@ -100,11 +99,11 @@ async fn each_choice_has_a_seed_and_a_sample_of_its_own() {
     assert_eq!(seeds.len(), 3);
     assert_eq!(answer["usage"]["prompt_tokens"], server.engine.requests()[0].prompt_ids.len());
     assert_eq!(answer["usage"]["completion_tokens"], 24);
-    assert_eq!(server.offers.all()[0].1.len(), 3);
+    assert_eq!(server.rollout.submitted()[0].1.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_seed_is_drawn_where_none_is_given() {
+async fn a_request_without_a_seed_gets_a_random_one() {
     let server = Server::new().await;
     for _ in 0..2 {
         let body = ask(json!({"seed": null}));
@@ -138,9 +137,9 @@ async fn log_probabilities_are_natural_and_leave_the_stop_token_out() {
     assert_eq!(first["top_logprobs"], json!([]));
 }
 
-/// `(fields, text, finish_reason, why it must not be trained on)`
+/// The cases are `(fields, text, finish_reason, reason not to train on it)`.
 #[tokio::test(flavor = "multi_thread")]
-async fn how_a_completion_ends_and_whether_it_may_be_trained_on() {
+async fn the_finish_reason_and_the_trainability_are_recorded() {
     let server = Server::new().await;
     let whole = "The answer is 5.";
     let cases = [
@@ -174,7 +173,7 @@ async fn how_a_completion_ends_and_whether_it_may_be_trained_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_sdks_send_harmlessly_is_accepted() {
+async fn fields_of_sdks_without_effect_are_accepted() {
     let server = Server::new().await;
     let body = json!({
         "model": "fake",
@@ -195,13 +194,13 @@ async fn what_sdks_send_harmlessly_is_accepted() {
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["model"], "fake");
     assert_eq!(server.engine.requests()[0].params.seed, u64::MAX);
-    let (interaction, _) = server.offers.all().remove(0);
+    let (interaction, _) = server.rollout.submitted().remove(0);
     assert_eq!(interaction.messages[0].content, "Be brief.");
     assert_eq!(interaction.messages.len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_version_is_named_everywhere() {
+async fn responses_and_models_contain_the_active_version() {
     let server = Server::new().await;
     let (status, _) = server.post("/admin/policies/1/activate", &json!({})).await;
     assert_eq!(status, 200);
@@ -214,7 +213,7 @@ async fn a_new_version_is_named_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn engine_failures_have_their_status() {
+async fn engine_errors_map_to_status_codes() {
     let server = Server::new().await;
     let cases = [
         (EngineError::Internal("secret detail".to_owned()), 500, "server_error"),
@@ -227,9 +226,9 @@ async fn engine_failures_have_their_status() {
         assert_eq!((found, &answer["error"]["type"]), (status, &json!(kind)));
         assert!(!answer.to_string().contains("secret detail"), "{answer}");
     }
-    // A failure is no hang-up, and nothing is offered.
+    // An engine error is not a client's disconnect, and rollout receives nothing.
     assert_eq!(server.metrics.http_disconnects.get(), 0);
-    assert!(server.offers.all().is_empty());
+    assert!(server.rollout.submitted().is_empty());
     let long = "word ".repeat(600);
     let (status, answer) =
         server.chat(&ask(json!({"messages": [{"role": "user", "content": long}]}))).await;
@@ -239,7 +238,7 @@ async fn engine_failures_have_their_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_is_an_error_in_shape() {
+async fn a_panic_is_answered_in_openais_error_shape() {
     let server = Server::with(|s| {
         s.fake.script = std::sync::Arc::new(|request, _| match request.params.seed {
             5 => panic!("planned"),
@@ -254,7 +253,7 @@ async fn a_panic_is_an_error_in_shape() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn time_to_first_token_says_what_the_trainer_did() {
+async fn time_to_first_token_is_labeled_with_the_trainers_activity() {
     let server = Server::new().await;
     server.chat(&ask(json!({}))).await;
     server.trainer.training.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What clients say of completions.
+//! `POST /v1/feedback`.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ async fn completion(server: &Server) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn right_after_the_completion() {
+async fn feedback_right_after_a_completion_is_recorded() {
     let server = Server::new().await;
     for _ in 0..50 {
         let id = completion(&server).await;
@@ -28,7 +28,7 @@ async fn right_after_the_completion() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_answered_and_what_is_kept() {
+async fn a_repeated_idempotency_key_is_a_duplicate() {
     let server = Server::new().await;
     let id = completion(&server).await;
     let body = json!({"completion_id": id, "choice": 0, "name": "thumbs", "value": true,
@@ -45,20 +45,20 @@ async fn what_is_answered_and_what_is_kept() {
     assert_eq!(reward.value, Some(1.0));
     assert_eq!(reward.source, RewardSource::Feedback);
     assert_eq!(reward.comment.as_deref(), Some("right"));
-    // The same key again changes nothing, whatever the value.
+    // The same idempotency key again changes nothing, even with another value.
     let again =
         json!({"completion_id": id, "name": "thumbs", "value": -1, "idempotency_key": "a-1"});
     let (status, answer) = server.post("/v1/feedback", &again).await;
     assert_eq!((status, &answer["status"]), (200, &json!("duplicate")));
     assert_eq!(server.store.rewards_of(sample.id).unwrap()[0].value, Some(1.0));
-    // A part that the route does not have is kept, and the answer says that it weighs nothing.
+    // A part that the route does not have is recorded without a weight.
     let other = json!({"completion_id": id, "name": "stars", "value": 4});
     let (_, answer) = server.post("/v1/feedback", &other).await;
     assert_eq!((&answer["status"], &answer["weight"]), (&json!("recorded"), &Value::Null));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_exist() {
+async fn unknown_completions_and_choices_are_refused() {
     let server = Server::new().await;
     let unknown = InteractionId::new().completion_id();
     let body = json!({"completion_id": unknown, "name": "thumbs", "value": 1});
@@ -74,7 +74,7 @@ async fn what_does_not_exist() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed() {
+async fn malformed_feedback_is_refused() {
     let server = Server::new().await;
     let id = completion(&server).await;
     let good = json!({"completion_id": id, "name": "thumbs", "value": 1});
@@ -110,7 +110,7 @@ async fn malformed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_graders_part_is_not_a_clients() {
+async fn clients_cannot_score_a_graders_part() {
     let route = "[[route]]\nname = \"sums\"\n\
         [[route.reward]]\nname = \"answer\"\nkind = \"numeric_match\"\n\
         [[route.reward]]\nname = \"thumbs\"\nkind = \"feedback\"\n";
@@ -127,7 +127,7 @@ async fn a_graders_part_is_not_a_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_is_what_its_part_takes() {
+async fn a_value_must_have_the_type_of_its_part() {
     let route = "[[route]]\nname = \"users\"\n\
         [[route.reward]]\nname = \"stars\"\nkind = \"feedback\"\nrange = [1, 5]\n\
         [[route.reward]]\nname = \"solved\"\nkind = \"feedback\"\ntype = \"boolean\"\n\
@@ -154,7 +154,7 @@ async fn a_value_is_what_its_part_takes() {
     let remark = json!({"completion_id": id, "name": "remark", "comment": "too long"});
     let (status, answer) = server.post("/v1/feedback", &remark).await;
     assert_eq!((status, &answer["status"]), (200, &json!("recorded")), "{answer}");
-    // It is kept, and nothing waits to train on it.
+    // It is recorded, but the trainer does not use it.
     assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap(), []);
     for (name, value) in [("stars", json!(5)), ("solved", json!(true))] {
         let body = json!({"completion_id": id, "name": name, "value": value});
@@ -182,7 +182,7 @@ async fn a_conversation_credits_each_of_its_turns() {
     let first = turn(&server, "s-1", json!({})).await;
     let second = turn(&server, "s-1", json!({})).await;
     turn(&server, "s-2", json!({})).await;
-    // Nobody knows which of two choices the conversation went on from.
+    // It is unknown with which of the two choices the conversation continued.
     let forked = turn(&server, "s-1", json!({"n": 2})).await;
     let body = json!({"session_id": "s-1", "name": "thumbs", "value": true,
                       "idempotency_key": "once", "comment": "solved"});
@@ -200,29 +200,34 @@ async fn a_conversation_credits_each_of_its_turns() {
         assert_eq!(server.store.rewards_of(sample.id).unwrap(), []);
     }
     assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 2);
-    // The same post again is the same post, also after a further turn.
+    // The same idempotency key is a duplicate, even after a further turn.
     turn(&server, "s-1", json!({})).await;
     let (_, again) = server.post("/v1/feedback", &body).await;
     assert_eq!((&again["status"], &again["turns"]), (&json!("duplicate"), &json!(2)));
     assert_eq!(server.store.stats().unwrap().feedback, 2);
-    // A new post credits what is there now, at once after its last turn.
+    // A new post credits every turn, including the last one.
     let new = json!({"session_id": "s-1", "name": "thumbs", "value": 0});
     let (_, answer) = server.post("/v1/feedback", &new).await;
     assert_eq!((&answer["status"], &answer["turns"]), (&json!("recorded"), &json!(3)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conversation_is_its_keys_own_and_must_be_named_alone() {
+async fn invalid_sessions_are_refused() {
     let server = Server::new().await;
     let id = turn(&server, "s-1", json!({})).await.completion_id();
     turn(&server, "forked", json!({"n": 2})).await;
     let cases = [
-        (json!({"session_id": "s-9"}), 404, "session_id", "nothing was asked in this session"),
+        (
+            json!({"session_id": "s-9"}),
+            404,
+            "session_id",
+            "this key made no request in this session",
+        ),
         (json!({"session_id": ""}), 400, "session_id", "it must be the metadata.session_id"),
         (json!({"session_id": "s-1", "completion_id": id}), 400, "session_id", "absent beside"),
         (json!({"session_id": "s-1", "choice": 0}), 400, "choice", "absent beside session_id"),
         (json!({}), 400, "completion_id", "completion_id is missing"),
-        (json!({"session_id": "forked"}), 400, "session_id", "none of its turns has one finished"),
+        (json!({"session_id": "forked"}), 400, "session_id", "no turn has exactly one finished"),
     ];
     for (mut body, expected, field, message) in cases {
         let more = json!({"name": "thumbs", "value": 1});

@@ -36,7 +36,7 @@ fn check() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grader_is_run_and_answered_in_openais_shape() {
+async fn a_grader_runs_and_responds_in_openais_shape() {
     let server = Server::new().await;
     let graded = run(&server, check(), json!({"answer": "7"}), "7").await;
     assert_eq!(graded["reward"], 1.0);
@@ -57,7 +57,7 @@ async fn a_grader_is_run_and_answered_in_openais_shape() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_with_a_grader_is_named() {
+async fn errors_name_the_wrong_field_of_a_grader() {
     let server = Server::new().await;
     let mut wrong = check();
     wrong["operation"] = json!("equals");
@@ -88,12 +88,13 @@ async fn what_is_wrong_with_a_grader_is_named() {
     "#);
 }
 
-/// What a model grader's endpoint was asked; it scores 0.75.
+/// The requests that the model grader's endpoint received.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<Value>>>);
+struct Requests(Arc<Mutex<Vec<Value>>>);
 
-async fn judge(State(asked): State<Asked>, Json(body): Json<Value>) -> Json<Value> {
-    asked.0.lock().unwrap().push(body);
+/// An endpoint that always scores 0.75.
+async fn judge(State(requests): State<Requests>, Json(body): Json<Value>) -> Json<Value> {
+    requests.0.lock().unwrap().push(body);
     let content = json!({"steps": [], "result": 0.75}).to_string();
     Json(json!({
         "model": "judge-2026", "choices": [{"message": {"role": "assistant", "content": content}}],
@@ -102,10 +103,10 @@ async fn judge(State(asked): State<Asked>, Json(body): Json<Value>) -> Json<Valu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn model_graders_ask_the_configured_endpoint() {
-    let asked = Asked::default();
+async fn model_graders_use_the_configured_endpoint() {
+    let requests = Requests::default();
     let app =
-        axum::Router::new().route("/v1/chat/completions", post(judge)).with_state(asked.clone());
+        axum::Router::new().route("/v1/chat/completions", post(judge)).with_state(requests.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
     let service = tokio::spawn(async move { axum::serve(listener, app).await });
@@ -126,12 +127,12 @@ async fn model_graders_ask_the_configured_endpoint() {
         (&json!(14), &json!(4)),
         "{graded}"
     );
-    let body = asked.0.lock().unwrap()[0].clone();
+    let body = requests.0.lock().unwrap()[0].clone();
     assert_eq!(body["model"], "judge");
     assert_eq!(body["messages"], json!([{"role": "user", "content": "Rate: hello"}]));
     assert_eq!((&body["temperature"], &body["seed"]), (&json!(0.5), &json!(3)));
     assert_eq!(body["response_format"]["type"], "json_schema");
-    assert!(body.get("top_p").is_none(), "what the grader does not say is the endpoint's: {body}");
+    assert!(body.get("top_p").is_none(), "an unset parameter is left to the endpoint: {body}");
 
     service.abort();
     let _ended = service.await;
@@ -141,9 +142,9 @@ async fn model_graders_ask_the_configured_endpoint() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_nobody_answers_for_is_an_error_of_the_grade() {
+async fn a_model_without_an_endpoint_is_an_error_of_the_grade() {
     let server = Server::with(|setup| setup.graders = Tools::default().backends()).await;
-    for (model, says) in [("gpt-4o", "graders.base_url"), ("self", "no model is served")] {
+    for (model, message) in [("gpt-4o", "graders.base_url"), ("self", "no model is served")] {
         let grader = json!({
             "type": "label_model", "name": "l", "model": model, "labels": ["a", "b"],
             "passing_labels": ["a"], "input": [{"role": "user", "content": "a or b?"}],
@@ -151,12 +152,12 @@ async fn a_model_that_nobody_answers_for_is_an_error_of_the_grade() {
         let graded = run(&server, grader, json!({}), "x").await;
         assert_eq!(graded["reward"], Value::Null, "{graded}");
         let errors = graded["metadata"]["errors"].to_string();
-        assert!(errors.contains(says), "{errors}");
+        assert!(errors.contains(message), "{errors}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn python_graders_start_the_sandbox_when_they_are_first_run() {
+async fn the_first_python_grader_starts_the_sandbox() {
     let setup =
         SandboxSetup { launcher: env!("CARGO_BIN_EXE_hone").into(), ..SandboxSetup::default() };
     let python = Arc::new(LazySandbox::new(setup));

@@ -1,4 +1,4 @@
-//! What is refused, and how.
+//! Refused requests and their errors.
 
 use insta::assert_snapshot;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn error(answer: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fields_out_of_range() {
+async fn values_out_of_range_are_refused() {
     let server = Server::new().await;
     let long_key: Map<String, Value> = [("k".repeat(65), json!("v"))].into_iter().collect();
     let pairs: Map<String, Value> = (0..17).map(|i| (i.to_string(), json!("v"))).collect();
@@ -101,7 +101,7 @@ async fn fields_out_of_range() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_that_cannot_be_asked() {
+async fn invalid_messages_are_refused() {
     let server = Server::new().await;
     let messages = |value: Value| json!({"messages": value});
     let content = |value: Value| json!({"messages": [{"role": "user", "content": value}]});
@@ -141,7 +141,7 @@ async fn messages_that_cannot_be_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_change_the_answer_is_refused() {
+async fn unsupported_fields_are_refused() {
     let server = Server::new().await;
     let cases = [
         json!({"tools": [{"type": "function"}]}),
@@ -184,7 +184,7 @@ async fn refusals(server: &Server, cases: &[Value]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_web_server_s_own_refusals_have_the_shape() {
+async fn errors_of_the_web_server_have_openais_shape() {
     let server = Server::with(|s| s.server.max_body_bytes = 2048).await;
     let chat = "/v1/chat/completions";
     let post = |body: String, kind: Option<&'static str>| {
@@ -231,7 +231,7 @@ async fn the_web_server_s_own_refusals_have_the_shape() {
     assert_eq!(response.headers()[header::ALLOW], "GET,HEAD");
 }
 
-/// Any JSON, nested a little, with fields that mean something at every level.
+/// Any JSON up to three levels deep, with known field names at every level.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -294,16 +294,16 @@ const FIELDS: [&str; 28] = [
 ];
 
 #[test]
-fn no_json_makes_a_server_error() {
+fn no_json_body_causes_a_server_error() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let server = runtime.block_on(Server::new());
     let fields = prop::collection::vec((prop::sample::select(FIELDS.to_vec()), any_json()), 0..4);
     let mut runner =
         TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
     runner
-        .run(&(fields, any_json(), any::<bool>()), |(fields, whole, sensible)| {
-            // A good request with some fields replaced, or anything at all.
-            let mut body = if sensible { ask(json!({"max_tokens": 4})) } else { whole };
+        .run(&(fields, any_json(), any::<bool>()), |(fields, any, valid)| {
+            // A valid request with some fields replaced, or any JSON.
+            let mut body = if valid { ask(json!({"max_tokens": 4})) } else { any };
             if let Some(map) = body.as_object_mut() {
                 map.extend(fields.into_iter().map(|(k, v)| (k.to_owned(), v)));
             }

@@ -1,5 +1,4 @@
-//! A daemon's HTTP surface with a scripted engine, a real ledger, and fakes of trainer and
-//! policies that remember what they were told.
+//! The HTTP surface with a scripted engine, a real ledger, and fakes of rollout, trainer and policies.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,7 +26,7 @@ use hone_store::{Store, StoreConfig};
 use hone_train::policy::PolicyError;
 use hone_train::{TrainError, TrainState, TrainStatus};
 
-/// Everything that a test may change before the start.
+/// The settings that a test can change before the server starts.
 pub struct Setup {
     pub fake: FakeConfig,
     pub server: ServerConfig,
@@ -35,22 +34,23 @@ pub struct Setup {
     pub graders: Backends,
 }
 
+/// Records the submitted completions.
 #[derive(Default)]
-pub struct Offers(Mutex<Vec<(Arc<Interaction>, Vec<Sample>)>>);
+pub struct FakeRollout(Mutex<Vec<(Arc<Interaction>, Vec<Sample>)>>);
 
-impl ServedSink for Offers {
-    fn offer(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
+impl ServedSink for FakeRollout {
+    fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
         self.0.lock().unwrap().push((interaction, served));
     }
 }
 
-impl Offers {
-    pub fn all(&self) -> Vec<(Arc<Interaction>, Vec<Sample>)> {
+impl FakeRollout {
+    pub fn submitted(&self) -> Vec<(Arc<Interaction>, Vec<Sample>)> {
         self.0.lock().unwrap().clone()
     }
 }
 
-/// A trainer with nothing to train on, unless it is said to be training.
+/// A trainer without ready groups, unless a test sets `training`.
 #[derive(Default)]
 pub struct FakeTrainer {
     pub training: AtomicBool,
@@ -85,7 +85,7 @@ impl TrainControl for FakeTrainer {
     }
 }
 
-/// Versions 0 and 1 can be served, 2 was rejected.
+/// Versions 0 and 1 can be served; version 2 was rejected.
 pub struct FakePolicies {
     engine: Arc<FakeEngine>,
 }
@@ -138,14 +138,14 @@ impl PolicyControl for FakePolicies {
     }
 }
 
-/// A running server; dropping it stops it.
+/// A running server.
 pub struct Server {
     pub addr: SocketAddr,
     pub client: Client,
     pub engine: Arc<FakeEngine>,
     pub store: Store,
     pub metrics: Arc<Metrics>,
-    pub offers: Arc<Offers>,
+    pub rollout: Arc<FakeRollout>,
     pub trainer: Arc<FakeTrainer>,
     pub ready: Arc<AtomicBool>,
     pub stop: Option<oneshot::Sender<()>>,
@@ -173,14 +173,15 @@ impl Server {
         let ledger = dir.path().join("hone.redb");
         let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
         let engine = FakeEngine::new(Arc::new(codec), setup.fake, metrics.clone());
-        let (offers, trainer) = (Arc::new(Offers::default()), Arc::new(FakeTrainer::default()));
+        let (rollout, trainer) =
+            (Arc::new(FakeRollout::default()), Arc::new(FakeTrainer::default()));
         let ready = Arc::new(AtomicBool::new(true));
         let state = AppState {
             engine: engine.clone(),
             store: store.clone(),
             routes: Arc::new(Routes::new(&setup.routes).unwrap()),
             graders: setup.graders,
-            rollout: Some(offers.clone()),
+            rollout: Some(rollout.clone()),
             policies: Arc::new(FakePolicies { engine: engine.clone() }),
             train: trainer.clone(),
             metrics: metrics.clone(),
@@ -201,7 +202,7 @@ impl Server {
             engine,
             store,
             metrics,
-            offers,
+            rollout,
             trainer,
             ready,
             stop: Some(stop),
@@ -234,7 +235,7 @@ impl Server {
         self.send("/v1/chat/completions", body).await
     }
 
-    /// A line of `/metrics` by its beginning.
+    /// The value of the first line of `/metrics` that starts with `name`.
     pub async fn metric(&self, name: &str) -> Option<f64> {
         let text =
             self.client.get(self.url("/metrics")).send().await.unwrap().text().await.unwrap();
@@ -249,7 +250,7 @@ pub async fn read(response: Response) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or_else(|_| panic!("not JSON: {text}")))
 }
 
-/// A question, with further fields.
+/// A chat request with the fields `more`.
 pub fn ask(more: Value) -> Value {
     let mut body = json!({
         "model": "default",
@@ -262,7 +263,7 @@ pub fn ask(more: Value) -> Value {
     body
 }
 
-/// Waits until something holds.
+/// Waits until `holds` returns true, for at most 5 seconds.
 pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..200 {
         if holds() {

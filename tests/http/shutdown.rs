@@ -1,4 +1,4 @@
-//! Shutting down under load.
+//! Shutdown under load.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ async fn slow(grace: u64) -> Server {
 #[tokio::test(flavor = "multi_thread")]
 async fn running_requests_finish_and_new_ones_are_refused() {
     let mut server = slow(30).await;
-    // A client that never says anything does not hold the shutdown up.
+    // A connection without a request does not delay the shutdown.
     let silent = TcpStream::connect(server.addr).await.unwrap();
     let response = server.send_chat(&ask(json!({"stream": true}))).await;
     let whole = server.client.post(server.url("/v1/chat/completions")).json(&ask(json!({}))).send();
@@ -37,7 +37,7 @@ async fn running_requests_finish_and_new_ones_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_grace_ends() {
+async fn requests_are_aborted_after_the_grace_period() {
     let mut server = slow(0).await;
     let response = server.send_chat(&ask(json!({"stream": true}))).await;
     server.stop.take().unwrap().send(()).unwrap();

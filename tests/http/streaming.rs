@@ -1,4 +1,4 @@
-//! Completions as server-sent events, byte for byte.
+//! Completions as server-sent events, compared byte for byte.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use hone_engine::EngineError;
 
 use crate::server::{Server, ask};
 
-/// The whole stream, id and time replaced.
+/// The whole stream, with id and time replaced.
 async fn stream(server: &Server, more: Value) -> String {
     let mut body = ask(more);
     body["stream"] = json!(true);
@@ -37,7 +37,7 @@ fn chunks(text: &str) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plain() {
+async fn a_stream_of_text() {
     let server = Server::new().await;
     assert_snapshot!(stream(&server, json!({"max_tokens": 2})).await, @r#"
     data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
@@ -53,7 +53,7 @@ async fn plain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_usage() {
+async fn a_stream_with_usage() {
     let server = Server::new().await;
     let more = json!({"max_tokens": 1, "stream_options": {"include_usage": true}});
     assert_snapshot!(stream(&server, more).await, @r#"
@@ -70,12 +70,12 @@ async fn with_usage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_log_probabilities() {
+async fn a_stream_with_log_probabilities() {
     let server = Server::with(|s| {
         s.fake.script = std::sync::Arc::new(|_, _| "é".to_owned());
     })
     .await;
-    // The two tokens of one character are reported with the text that the second completes.
+    // The two tokens of one character are reported with the text that the second one completes.
     let more = json!({"logprobs": true, "top_logprobs": 1});
     assert_snapshot!(stream(&server, more).await, @r#"
     data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
@@ -95,12 +95,12 @@ async fn a_failure_after_the_first_byte_is_an_event() {
     assert_snapshot!(stream(&server, json!({})).await, @r#"
     data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
 
-    data: {"error":{"message":"something failed inside the server; its log says what","type":"server_error","param":null,"code":"internal_error"}}
+    data: {"error":{"message":"the server failed internally; the reason is in its log","type":"server_error","param":null,"code":"internal_error"}}
     "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_as_unstreamed() {
+async fn a_stream_has_the_same_content_as_a_whole_response() {
     let server = Server::with(|s| s.fake.slots = 1).await;
     for more in [json!({}), json!({"n": 3}), json!({"stop": "5"}), json!({"n": 2, "max_tokens": 3})]
     {
@@ -126,9 +126,9 @@ async fn the_same_as_unstreamed() {
     }
 }
 
-/// Whoever acts on the finish reason, before `[DONE]`, finds the completion recorded.
+/// A client may send feedback on the finish reason, before `[DONE]`.
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_at_the_finish_reason_finds_the_completion() {
+async fn a_completion_is_recorded_before_its_finish_reason_is_sent() {
     let server = Server::with(|s| s.fake.delay = Duration::from_millis(5)).await;
     for choices in [1, 2] {
         let body = ask(json!({"stream": true, "n": choices}));

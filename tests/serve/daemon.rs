@@ -1,4 +1,4 @@
-//! The real binary as a child process: started on port 0, ended by its own pid.
+//! The binary as a child process on a free port.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A running `hone serve`; killed when dropped.
+/// A running `hone serve`, killed when dropped.
 pub struct Daemon {
     child: Child,
     pub url: String,
@@ -15,7 +15,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it with a data directory, a configuration text and further arguments.
+    /// Starts a daemon with the configuration `config`; `data` receives its files.
     pub fn start(data: &Path, config: &str, args: &[&str]) -> Self {
         Self::start_with(data, config, args, &[])
     }
@@ -35,7 +35,7 @@ impl Daemon {
             .arg("--data")
             .arg(data.join("data"))
             .args(args)
-            // Other tests and programs would leave an idle trainer nothing.
+            // With the default priority, other tests would leave no processor time to the trainer.
             .env("HONE_TRAIN_PRIORITY", "normal")
             .envs(environment.iter().copied())
             .stdout(Stdio::piped())
@@ -54,7 +54,7 @@ impl Daemon {
         response.json().await.unwrap()
     }
 
-    /// What `/metrics` says.
+    /// The text of `/metrics`.
     pub async fn metrics(&self) -> String {
         let response = self.client.get(format!("{}/metrics", self.url)).send().await.unwrap();
         response.text().await.unwrap()
@@ -66,7 +66,7 @@ impl Daemon {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// Asks one question and returns the whole answer.
+    /// Sends one chat request and returns the whole response.
     pub async fn ask(&self, question: &str, seed: u64) -> Value {
         let body = json!({
             "model": "default", "seed": seed, "max_tokens": 24,
@@ -77,7 +77,7 @@ impl Daemon {
         answer
     }
 
-    /// The version being served, once it is at least `wanted`.
+    /// Waits until the served version is at least `wanted`, and returns it.
     pub async fn version_at_least(&self, wanted: u64) -> u64 {
         let started = Instant::now();
         loop {
@@ -101,7 +101,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The same prompts teach the same, whether they come from a file or from clients.
+//! Training reaches the same reward with prompts from a file and from clients.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::daemon::Daemon;
 const CONFIG: &str = "configs/examples/multi-objective.toml";
 const STEPS: u64 = 40;
 
-/// Mean held-out reward of the base and of a data directory's active policy.
+/// Mean held-out reward of the base model and of the active policy of a data directory.
 fn measured(data: &Path) -> (f64, f64) {
     let output = Command::new(env!("CARGO_BIN_EXE_hone"))
         .args(["eval", "--config", CONFIG, "--samples", "8", "--json", "--data"])
@@ -25,11 +25,14 @@ fn measured(data: &Path) -> (f64, f64) {
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(outcome["version"].as_u64().unwrap() >= STEPS, "{outcome}");
     let total = &outcome["comparisons"][0];
-    let figure = |value: &Value| value.as_f64().unwrap();
+    let number = |value: &Value| value.as_f64().unwrap();
     let (before, after) = (&total["before"], &total["after"]);
     let interval = &after["interval"];
-    assert!(figure(&interval["low"]) > figure(&before["interval"]["high"]), "it learns: {total}");
-    (figure(&before["mean"]), figure(&after["mean"]))
+    assert!(
+        number(&interval["low"]) > number(&before["interval"]["high"]),
+        "the reward did not rise: {total}"
+    );
+    (number(&before["mean"]), number(&after["mean"]))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,7 +52,7 @@ async fn live_prompts_and_a_dataset_reach_the_same_reward() {
     let mut dataset = parse(&text).unwrap().dataset_in_use().unwrap();
     dataset.path = root.join(&dataset.path);
     let prompts = Dataset::open(&dataset).unwrap().train;
-    // The same file without its dataset: what clients ask is all there is.
+    // The same configuration without its dataset: all prompts come from clients.
     let mut table: toml::Table = text.parse().unwrap();
     table.remove("dataset").unwrap();
     let daemon = Daemon::start(dir.path(), &toml::to_string(&table).unwrap(), &[]);
@@ -69,7 +72,7 @@ async fn live_prompts_and_a_dataset_reach_the_same_reward() {
 
     let (offline, live) = (measured(&offline), measured(&dir.path().join("data")));
     println!("held-out reward (before, after): dataset {offline:?}, live {live:?}");
-    // Two runs of one kind with other seeds differ by a few hundredths of what they gain.
+    // Runs of one kind with different seeds differ by a few hundredths of the gain.
     let gained = offline.1 - offline.0;
     assert!((offline.1 - live.1).abs() < 0.15 * gained, "dataset {offline:?}, live {live:?}");
 }

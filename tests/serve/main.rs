@@ -1,4 +1,4 @@
-//! `hone serve` as its users meet it: a directory from transformers, feedback, rollback, restart.
+//! `hone serve` as a child process: training from feedback, rollback, restart and errors.
 
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
@@ -22,7 +22,8 @@ max_staleness = 100
 level = "warn"
 "#;
 
-/// Asks and rewards until a further version is served: short answers good, others bad.
+/// Sends requests and feedback until a version after `from` is served. Texts of even length are
+/// rewarded.
 async fn teach(daemon: &Daemon, from: u64) -> u64 {
     for seed in 0..8 {
         let answer = daemon.ask("What is 3 + 4?", seed).await;
@@ -49,20 +50,20 @@ async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed
     let after = daemon.ask("What is 3 + 4?", 7).await;
     assert_eq!(after["system_fingerprint"], format!("hone-v{second}"));
 
-    // Back to the base: the same seed gives the same text again.
+    // After a rollback to the base, the same seed returns the same text.
     let (status, reply) = daemon.post("/admin/policies/0/activate", &json!({})).await;
     assert_eq!(status, 200, "{reply}");
     let again = daemon.ask("What is 3 + 4?", 7).await;
     assert_eq!(again["system_fingerprint"], "hone-v0");
     assert_eq!(text(&again), text(&base));
 
-    // Training goes on from the base, under a number of its own.
+    // Training continues from the base, and the next version has a new number.
     let third = teach(&daemon, second).await;
     let policies = daemon.get("/admin/policies").await;
     let made = policies["data"].as_array().unwrap().iter().find(|p| p["version"] == third).unwrap();
     assert_eq!(made["parent"], 0, "{policies}");
 
-    // A restart serves the same version and answers the same.
+    // After a restart, the same version returns the same text.
     let before = daemon.ask("What is 3 + 4?", 7).await;
     assert_eq!(daemon.terminate(), Some(0));
     let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
@@ -73,7 +74,7 @@ async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed
     teach(&daemon, third).await;
     assert_eq!(daemon.terminate(), Some(0));
 
-    // The same data with another model is refused.
+    // A data directory of another model is refused.
     let data = dir.path().join("data");
     let (code, _, stderr) =
         hone(&["serve", "--bind", "127.0.0.1:0", "--data", data.to_str().unwrap()]);
@@ -113,7 +114,7 @@ fn wrong_configuration_ends_with_code_2_and_one_sentence() {
 }
 
 #[test]
-fn what_cannot_be_served_is_said_in_a_sentence() {
+fn a_model_that_cannot_be_served_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let data = data.to_str().unwrap();
@@ -128,7 +129,7 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
 }
 
 #[test]
-fn rewards_are_listed_and_a_missing_ledger_is_named() {
+fn rewards_are_listed_and_a_missing_ledger_is_an_error() {
     let (code, stdout, _) = hone(&["rewards", "list"]);
     assert_eq!(code, Some(0));
     for kind in ["feedback", "exact_match", "numeric_match", "regex", "format_strict", "length"] {
@@ -139,5 +140,5 @@ fn rewards_are_listed_and_a_missing_ledger_is_named() {
     let (code, _, stderr) = hone(&["db", "stats", "--data", missing.to_str().unwrap()]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("nothing"), "{stderr}");
-    assert!(!missing.exists(), "a question must not create a ledger");
+    assert!(!missing.exists(), "reading statistics must not create a ledger");
 }

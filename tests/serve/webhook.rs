@@ -1,4 +1,4 @@
-//! The example webhook server is killed in mid-run and started again.
+//! Training continues while the example webhook server is down, and uses it again afterwards.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use crate::daemon::Daemon;
 
 const SECRET: &str = "a secret of the test";
 
-/// `examples/webhook_server.py`; killed when dropped.
+/// A running `examples/webhook_server.py`, killed when dropped.
 struct Webhook(Child);
 
 impl Webhook {
@@ -67,14 +67,14 @@ kind = "numeric_match"
     )
 }
 
-/// The sum over a metric's series.
+/// The sum of all series of a metric.
 async fn metric(daemon: &Daemon, series: &str) -> f64 {
     let text = daemon.metrics().await;
     let lines = text.lines().filter(|line| line.starts_with(series));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// Waits until `holds` of a metric's sum.
+/// Waits until `holds` returns true for the sum of a metric, and returns the sum.
 async fn until(daemon: &Daemon, series: &str, holds: impl Fn(f64) -> bool) -> f64 {
     let started = Instant::now();
     loop {
@@ -88,9 +88,9 @@ async fn until(daemon: &Daemon, series: &str, holds: impl Fn(f64) -> bool) -> f6
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_webhook_leaves_parts_missing_until_it_is_back() {
+async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted() {
     if Command::new("python3").arg("--version").output().is_err() {
-        println!("SKIPPED: the webhook server's death: there is no python3");
+        println!("SKIPPED: the webhook server: there is no python3");
         return;
     }
     const OK: &str = "hone_reward_webhook_requests_total{outcome=\"ok\"";
@@ -107,7 +107,7 @@ async fn a_killed_webhook_leaves_parts_missing_until_it_is_back() {
     until(&daemon, STEPS, |n| n >= 2.0).await;
     drop(webhook);
     until(&daemon, OPEN, |open| open == 1.0).await;
-    // More than may be waiting from before.
+    // More values than may have been in flight when the server was killed.
     let missing = until(&daemon, MISSING, |n| n > 0.0).await;
     until(&daemon, MISSING, |n| n >= missing + 64.0).await;
     let steps = metric(&daemon, STEPS).await;

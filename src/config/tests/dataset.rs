@@ -1,4 +1,4 @@
-//! The keys of `[dataset]`.
+//! `[dataset]`.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn the_path_is_one_wherever_it_stands() {
+fn either_key_sets_the_path_of_the_dataset() {
     let used = |text| parse(text).unwrap().dataset_in_use();
     assert_eq!(used(""), None);
     let plain = DatasetConfig::at(Path::new("a.csv"));
@@ -35,7 +35,7 @@ fn a_full_table_round_trips() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn errors_name_the_key() {
     let dataset = |line: &str| error(&format!("[dataset]\n{line}"));
     assert_snapshot!(dataset("paht = 'a'"), @"dataset.paht is not a key: did you mean dataset.path?");
     assert_snapshot!(dataset("format = 'xml'"), @r#"dataset.format is "xml": it must be "auto", "jsonl", "csv", "tsv" or "parquet""#);

@@ -1,4 +1,4 @@
-//! What the whole configuration accepts and refuses, section by section.
+//! Accepted and refused configurations, by section.
 
 mod advice;
 mod dataset;

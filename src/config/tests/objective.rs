@@ -1,4 +1,4 @@
-//! One sentence for each mistake.
+//! `[train]`: errors of the objective's keys.
 
 use insta::assert_snapshot;
 
@@ -9,7 +9,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn the_default_file_holds_every_key_of_the_loss() {
+fn the_default_file_contains_every_key_of_the_loss() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/default.toml");
     let text = std::fs::read_to_string(path).unwrap();
     assert_eq!(parse(&text).unwrap(), Config::default());
@@ -21,7 +21,7 @@ fn the_default_file_holds_every_key_of_the_loss() {
 }
 
 #[test]
-fn ranges() {
+fn values_out_of_range_are_refused() {
     assert_snapshot!(error("loss = 'ppo'"), @r#"train.loss is "ppo": it must be "grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "luspo", "gspo", "reinforce" or "vespo""#);
     assert_snapshot!(error("top_entropy_quantile = 0.0"), @"train.top_entropy_quantile is 0: it must be greater than 0 and at most 1");
     assert_snapshot!(error("sapo_tau_pos = 0.0"), @"train.sapo_tau_pos is 0: it must be greater than 0");
@@ -35,7 +35,7 @@ fn ranges() {
 }
 
 #[test]
-fn combinations_without_sense() {
+fn contradicting_values_are_refused() {
     assert_snapshot!(error("loss = 'cispo'\ndelta = 2.0"), @r#"train.delta is 2: it must be 0 with train.loss "cispo", which has no clipped ratio"#);
     assert_snapshot!(error("delta = 2.0\ndual_clip = 3.0"), @"train.dual_clip is 3: it must be 0 with train.delta set: both bound the loss of negative advantages");
     assert_snapshot!(error("vespo.k_neg = -1.0"), @"train.vespo.k_neg is -1: it must be a finite number, 0 or more");

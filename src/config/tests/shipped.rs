@@ -1,4 +1,4 @@
-//! The configurations in `configs/` beside the default: valid, and the figures of the guides.
+//! The example configurations in `configs/` are valid and have the values that the guides recommend.
 
 use hone_model::adapter::LinearKind;
 use hone_train::config::{OptimizerKind, Recompute, ScheduleKind};
@@ -12,21 +12,21 @@ fn shipped(name: &str) -> Config {
     config
 }
 
-/// What both of the guides' configurations have in common.
+/// Checks the values that both guides share.
 fn common(config: &Config) {
     let train = &config.train;
     assert_eq!((train.lora.r, train.lora.alpha), (16, 32.0));
     assert_eq!(train.lora.target_modules, LinearKind::ALL.map(LinearKind::as_str).into());
     assert_eq!((train.clip_low, train.clip_high), (0.2, 0.2));
-    // A warm-up of a tenth, over one epoch that ends with the run.
+    // A tenth of the run is warm-up, and the schedule ends with the run.
     assert_eq!(train.warmup_ratio, 0.1);
     assert!(train.max_steps > 0 && train.schedule_steps() == train.max_steps);
-    // Whole groups make a step.
+    // A step consists of whole groups.
     assert_eq!(train.samples_per_step % config.rollout.group_size, 0);
 }
 
 #[test]
-fn memory_optimised() {
+fn memory_optimized_configuration() {
     let config = shipped("memory-optimized.toml");
     common(&config);
     let (train, rollout) = (&config.train, &config.rollout);
@@ -40,7 +40,7 @@ fn memory_optimised() {
 }
 
 #[test]
-fn high_performance() {
+fn high_performance_configuration() {
     let config = shipped("high-performance.toml");
     common(&config);
     let (train, rollout) = (&config.train, &config.rollout);

@@ -1,10 +1,10 @@
-//! What a client may ask, checked field by field.
+//! Validates a chat request, field by field.
 //!
-//! Fields are those of OpenAI and vLLM. What hone cannot honour and would change the answer is
-//! refused by name ([`UNSUPPORTED`], or `response_format` and the like unless they ask for the
-//! default); what changes nothing here is accepted ([`HARMLESS`]); anything else is refused as
-//! unknown, as OpenAI does, so that a misspelt field is not silently ignored. Extra fields of
-//! single messages are ignored, because clients send back the messages that they were given.
+//! The fields are those of OpenAI and vLLM. A field that Hone cannot support, and that would change
+//! the response, is refused: always ([`UNSUPPORTED`]) or unless it has its default value
+//! ([`ACCEPTED_IF`]). A field that would change nothing is accepted ([`IGNORED`]). Every other field
+//! is refused as unknown, as in OpenAI's API, so that a misspelled field is not silently ignored.
+//! Extra fields of messages are ignored, because clients send back messages as they received them.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use serde_json::{Map, Value};
 
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 
+use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, refuse};
 
-/// Choices of one request.
+/// Largest `n`.
 const MAX_CHOICES: i64 = 8;
-/// OpenAI's limits of `metadata`: pairs, and characters of keys and values.
+/// OpenAI's limits of `metadata`: number of pairs, characters of a key, characters of a value.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
-/// OpenAI's limit.
+/// OpenAI's limit of stop strings.
 const MAX_STOP: usize = 4;
-/// OpenAI's limit.
+/// OpenAI's limit of `top_logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
-/// Read below.
+/// Fields that [`read`] uses.
 const KNOWN: [&str; 19] = [
     "frequency_penalty",
     "logit_bias",
@@ -47,9 +47,9 @@ const KNOWN: [&str; 19] = [
     "top_p",
 ];
 
-/// Accepted without effect: they steer OpenAI's own service, its billing and its caches, or
-/// features that nothing asks for here.
-const HARMLESS: [&str; 10] = [
+/// Fields without effect: they control OpenAI's service, its billing and its caches, or features
+/// that a supported request does not use.
+const IGNORED: [&str; 10] = [
     "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
@@ -62,7 +62,7 @@ const HARMLESS: [&str; 10] = [
     "verbosity",
 ];
 
-/// Would change the answer. Refused unless null, false or empty.
+/// Fields that would change the response. Refused unless null, false or empty.
 const UNSUPPORTED: [&str; 14] = [
     "audio",
     "best_of",
@@ -80,23 +80,23 @@ const UNSUPPORTED: [&str; 14] = [
     "web_search_options",
 ];
 
-/// A request in order.
+/// A valid request.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChatRequest {
     pub(super) model: String,
     pub(super) messages: Vec<Message>,
-    /// Sampling, with the client's seed or one drawn for it.
+    /// Sampling parameters, with the client's seed or a random one.
     pub(super) params: SamplingParams,
     pub(super) stop: Vec<String>,
     pub(super) choices: u32,
-    /// Alternatives to report; `None` reports no log-probabilities.
+    /// Number of alternatives per token; `None` if no log-probabilities are requested.
     pub(super) logprobs: Option<u8>,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
 }
 
-/// Checks a body. `vocab` bounds the ids of `logit_bias`.
+/// Validates a body. `vocab` bounds the token ids of `logit_bias`.
 pub(super) fn read(
     body: &Map<String, Value>,
     default_max_tokens: u32,
@@ -123,7 +123,7 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     for name in fields.names() {
         let value = fields.get(name).unwrap_or(&Value::Null);
         if UNSUPPORTED.contains(&name) {
-            let asks_nothing = match value {
+            let is_default = match value {
                 Value::Bool(false) => true,
                 Value::Array(items) => items.is_empty(),
                 Value::Object(map) => map.is_empty(),
@@ -132,13 +132,13 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
                 }
                 _ => false,
             };
-            if !asks_nothing {
+            if !is_default {
                 let message = format!("{name} is not supported: leave it out");
                 return Err(ApiError::unsupported(name, message));
             }
         } else if !ACCEPTED_IF.iter().any(|(known, _)| *known == name)
             && !KNOWN.contains(&name)
-            && !HARMLESS.contains(&name)
+            && !IGNORED.contains(&name)
         {
             return Err(ApiError::unsupported(name, format!("{name} is not a known field")));
         }
@@ -154,10 +154,10 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A field and whether its value changes nothing.
+/// A field, and a function that returns whether a value is accepted.
 type AcceptedIf = (&'static str, fn(&Value) -> bool);
 
-/// Fields of which only the default can be honoured.
+/// Fields of which only the default value is supported.
 const ACCEPTED_IF: [AcceptedIf; 4] = [
     ("response_format", |v| v.get("type").is_some_and(|kind| kind == "text")),
     ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
@@ -166,10 +166,10 @@ const ACCEPTED_IF: [AcceptedIf; 4] = [
 ];
 
 fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let what = "a list of at least one message";
-    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", what))?;
+    let allowed = "a list of at least one message";
+    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", allowed))?;
     if list.is_empty() {
-        return Err(fields.wrong("messages", what));
+        return Err(fields.invalid("messages", allowed));
     }
     list.iter().enumerate().map(|(i, value)| message(&format!("messages[{i}]"), value)).collect()
 }
@@ -184,7 +184,7 @@ fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
         Some("tool") => Role::Tool,
-        Some(_) => return Err(fields.wrong("role", roles)),
+        Some(_) => return Err(fields.invalid("role", roles)),
     };
     for name in ["tool_calls", "function_call", "audio"] {
         if fields.get(name).is_some_and(|v| v.as_array().is_none_or(|list| !list.is_empty())) {
@@ -195,11 +195,11 @@ fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
     Ok(Message { role, content: content(&fields)? })
 }
 
-/// A string, or text parts, which are joined as they are.
+/// A string, or text parts, which are concatenated.
 fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
-    const WHAT: &str = "a string or a list of text parts";
+    const ALLOWED: &str = "a string or a list of text parts";
     match fields.get("content") {
-        None => Err(fields.missing("content", WHAT)),
+        None => Err(fields.missing("content", ALLOWED)),
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Array(parts)) if !parts.is_empty() => {
             let base = fields.path("content");
@@ -209,7 +209,7 @@ fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
                 .map(|(i, part)| text_part(&format!("{base}[{i}]"), part))
                 .collect()
         }
-        Some(_) => Err(fields.wrong("content", WHAT)),
+        Some(_) => Err(fields.invalid("content", ALLOWED)),
     }
 }
 
@@ -218,7 +218,7 @@ fn text_part(path: &str, value: &Value) -> Result<String, ApiError> {
     match part.text("type")? {
         Some("text") => {}
         None => return Err(part.missing("type", "\"text\"")),
-        Some(_) => return Err(part.wrong("type", "\"text\": nothing else is supported")),
+        Some(_) => return Err(part.invalid("type", "\"text\": nothing else is supported")),
     }
     part.text("text")?.map(str::to_owned).ok_or_else(|| part.missing("text", "a string"))
 }
@@ -230,11 +230,11 @@ fn params(
 ) -> Result<SamplingParams, ApiError> {
     let default = SamplingParams::default();
     let single = |value: Option<f64>, otherwise: f32| value.map_or(otherwise, |v| v as f32);
-    // vLLM's -1 keeps all tokens, as 0 does.
+    // -1 is vLLM's value for all tokens, as 0 is here.
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|k| k.max(0));
     Ok(SamplingParams {
         temperature: single(fields.number("temperature", 0.0..=2.0)?, default.temperature),
-        // 0 keeps the most probable token, as any mass below its own does.
+        // 0 keeps only the most probable token, as does any positive mass below that token's own.
         top_p: single(fields.number("top_p", 0.0..=1.0)?, default.top_p).max(f32::MIN_POSITIVE),
         top_k: small(top_k).unwrap_or(default.top_k),
         min_p: single(fields.number("min_p", 0.0..=1.0)?, default.min_p),
@@ -246,18 +246,14 @@ fn params(
     })
 }
 
-/// The client's seed (negative ones by their bits), or one drawn now: it is recorded either way.
+/// The client's seed (a negative one reinterpreted as unsigned), or a random one. The ledger records
+/// either.
 fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
-    match fields.get("seed") {
-        None => Ok(rand::random()),
-        Some(value) => value
-            .as_u64()
-            .or_else(|| value.as_i64().map(i64::cast_unsigned))
-            .ok_or_else(|| fields.wrong("seed", "a whole number of 64 bits")),
-    }
+    let convert = |v: &Value| v.as_u64().or_else(|| v.as_i64().map(i64::cast_unsigned));
+    Ok(fields.read("seed", "a whole number of 64 bits", convert)?.unwrap_or_else(rand::random))
 }
 
-/// `max_completion_tokens` or its older name.
+/// `max_completion_tokens`, or its older name `max_tokens`.
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     let limit = 1..=i64::from(u32::MAX);
     let new = fields.integer("max_completion_tokens", limit.clone())?;
@@ -265,7 +261,7 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     match (new, old) {
         (Some(new), Some(old)) if new != old => {
             let allowed = format_args!("absent, or equal to max_completion_tokens ({new})");
-            Err(fields.wrong("max_tokens", allowed))
+            Err(fields.invalid("max_tokens", allowed))
         }
         _ => Ok(small(new.or(old))),
     }
@@ -294,20 +290,15 @@ fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32
 }
 
 fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let what = format!("a string or a list of up to {MAX_STOP} strings, none empty");
-    let texts = match fields.get("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(text)) => vec![text.as_str()],
-        Some(Value::Array(list)) => {
-            let texts: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
-            texts.ok_or_else(|| fields.wrong("stop", &what))?
-        }
-        Some(_) => return Err(fields.wrong("stop", &what)),
+    let allowed = format!("a string or a list of up to {MAX_STOP} strings, none empty");
+    let convert = |value: &Value| {
+        let texts: Option<Vec<String>> = match value {
+            Value::Array(list) => list.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
+            other => other.as_str().map(|text| vec![text.to_owned()]),
+        };
+        texts.filter(|texts| texts.len() <= MAX_STOP && !texts.iter().any(String::is_empty))
     };
-    if texts.len() > MAX_STOP || texts.contains(&"") {
-        return Err(fields.wrong("stop", &what));
-    }
-    Ok(texts.into_iter().map(str::to_owned).collect())
+    Ok(fields.read("stop", allowed, convert)?.unwrap_or_default())
 }
 
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
@@ -316,7 +307,7 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
     match (wanted, top) {
         (true, top) => Ok(Some(u8::try_from(top.unwrap_or(0)).unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => Err(fields.wrong("top_logprobs", "absent unless logprobs is true")),
+        (false, Some(_)) => Err(fields.invalid("top_logprobs", "absent unless logprobs is true")),
     }
 }
 
@@ -339,7 +330,7 @@ fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
         let text = value.as_str().filter(|text| text.chars().count() <= value_chars);
         let text = text.ok_or_else(|| {
             let allowed = format_args!("a string of at most {value_chars} characters");
-            refuse(&format!("metadata.{key}"), value, allowed)
+            invalid(&format!("metadata.{key}"), value, allowed)
         })?;
         metadata.insert(key.clone(), text.to_owned());
     }
@@ -349,7 +340,7 @@ fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
 fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(value) = fields.get("stream_options") else { return Ok(false) };
     if !stream {
-        return Err(fields.wrong("stream_options", "absent unless stream is true"));
+        return Err(fields.invalid("stream_options", "absent unless stream is true"));
     }
     Ok(Fields::at("stream_options", value)?.boolean("include_usage")?.unwrap_or(false))
 }

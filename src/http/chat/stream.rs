@@ -1,6 +1,6 @@
-//! A completion as server-sent events: for each choice a role event, text events and an event with
-//! the finish reason; at the end, if asked for, usage; then `[DONE]`. A failure after the first
-//! byte is an event with an `error`, and no `[DONE]` follows.
+//! Streams a completion as server-sent events: for each choice a role event, text events and an
+//! event with the finish reason; then usage, if requested; then `[DONE]`. A failure after the first
+//! byte ends the stream with an `error` event and without `[DONE]`.
 
 use std::convert::Infallible;
 
@@ -11,30 +11,25 @@ use futures::stream;
 
 use hone_core::types::PolicyVersion;
 
-use super::run::{ChatRun, News};
-use super::wire::{ChatChunk, ChunkChoice, Delta, Logprobs, Usage};
-use super::with_version;
+use super::run::{ChatRun, ChoiceUpdate};
+use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice, Usage};
 use crate::http::error::ApiError;
-
-/// Where a stream is.
-enum Phase {
-    Running,
-    Usage,
-    Done,
-    Over,
-}
 
 struct Sse {
     run: ChatRun,
     version: PolicyVersion,
     include_usage: bool,
-    phase: Phase,
+    ended: bool,
 }
 
-/// Starts the run, so that a refusal still has its status code, and streams the rest.
-pub(super) async fn respond(mut run: ChatRun, include_usage: bool) -> Result<Response, ApiError> {
+/// Starts the run before it responds, so that a refusal still has its status code. Returns the
+/// version of the first choice to start.
+pub(super) async fn respond(
+    mut run: ChatRun,
+    include_usage: bool,
+) -> Result<(PolicyVersion, Response), ApiError> {
     let version = run.start().await?;
-    let sse = Sse { run, version, include_usage, phase: Phase::Running };
+    let sse = Sse { run, version, include_usage, ended: false };
     let body = Body::from_stream(stream::unfold(sse, |mut sse| async move {
         let bytes = sse.next().await?;
         Some((Ok::<Bytes, Infallible>(Bytes::from(bytes)), sse))
@@ -43,57 +38,52 @@ pub(super) async fn respond(mut run: ChatRun, include_usage: bool) -> Result<Res
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
     ];
-    Ok(with_version(version, (headers, body).into_response()))
+    Ok((version, (headers, body).into_response()))
 }
 
 impl Sse {
-    /// The next bytes, one or more whole events; `None` at the end.
+    /// The next whole events, at least one; `None` at the end.
     async fn next(&mut self) -> Option<String> {
-        loop {
-            match self.phase {
-                Phase::Running => match self.run.next().await {
-                    Some(Ok(news)) => {
-                        let events = self.events(news);
-                        if !events.is_empty() {
-                            return Some(events);
-                        }
+        while !self.ended {
+            match self.run.next().await {
+                Some(Ok(update)) => {
+                    let events = self.events(update);
+                    if !events.is_empty() {
+                        return Some(events);
                     }
-                    Some(Err(error)) => {
-                        self.phase = Phase::Over;
-                        return Some(event(&error.to_json()));
-                    }
-                    None => self.phase = Phase::Usage,
-                },
-                Phase::Usage => {
-                    self.phase = Phase::Done;
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    return Some(event(&error.to_json()));
+                }
+                None => {
+                    self.ended = true;
+                    let mut events = String::new();
                     if self.include_usage {
-                        let usage = self.run.usage();
-                        return Some(self.chunk(self.version, Vec::new(), Some(usage)));
+                        events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
                     }
+                    events.push_str(&event("[DONE]"));
+                    return Some(events);
                 }
-                Phase::Done => {
-                    self.phase = Phase::Over;
-                    return Some(event("[DONE]"));
-                }
-                Phase::Over => return None,
             }
         }
+        None
     }
 
-    fn events(&self, news: News) -> String {
+    fn events(&self, update: ChoiceUpdate) -> String {
         let mut events = String::new();
         let mut add = |delta, logprobs, finish_reason| {
-            let choice = ChunkChoice { index: news.index, delta, logprobs, finish_reason };
-            events.push_str(&self.chunk(news.version, vec![choice], None));
+            let choice = StreamChoice { index: update.index, delta, logprobs, finish_reason };
+            events.push_str(&self.chunk(update.version, vec![choice], None));
         };
-        if news.started {
+        if update.started {
             add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None);
         }
-        if !news.text.is_empty() || !news.logprobs.is_empty() {
-            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(news.logprobs));
-            add(Delta { role: None, content: Some(news.text) }, logprobs, None);
+        if !update.text.is_empty() || !update.logprobs.is_empty() {
+            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(update.logprobs));
+            add(Delta { role: None, content: Some(update.text) }, logprobs, None);
         }
-        if let Some(finish) = news.finish {
+        if let Some(finish) = update.finish {
             add(Delta::default(), None, Some(finish.as_str()));
         }
         events
@@ -102,7 +92,7 @@ impl Sse {
     fn chunk(
         &self,
         version: PolicyVersion,
-        choices: Vec<ChunkChoice>,
+        choices: Vec<StreamChoice>,
         usage: Option<Usage>,
     ) -> String {
         let interaction = &self.run.interaction;
@@ -115,7 +105,7 @@ impl Sse {
             choices,
             usage: self.include_usage.then_some(usage),
         };
-        // Strings and numbers cannot fail to serialise.
+        // An object of strings and numbers always serializes.
         event(&serde_json::to_string(&chunk).unwrap_or_default())
     }
 }

@@ -1,14 +1,14 @@
-//! The shapes of OpenAI's answers.
+//! The shapes of OpenAI's responses.
 
 use serde::Serialize;
 
 use hone_core::types::TokenId;
 use hone_engine::{Codec, Token};
 
-/// What stands for a probability of 0, whose logarithm JSON cannot hold (OpenAI's value).
-const NEVER: f32 = -9999.0;
+/// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
+const MIN_LOGPROB: f32 = -9999.0;
 
-/// A whole answer.
+/// The response without streaming.
 #[derive(Serialize)]
 pub(super) struct ChatCompletion {
     pub(super) id: String,
@@ -20,7 +20,7 @@ pub(super) struct ChatCompletion {
     pub(super) usage: Usage,
 }
 
-/// One of its choices.
+/// A choice of a [`ChatCompletion`].
 #[derive(Serialize)]
 pub(super) struct Choice {
     pub(super) index: u32,
@@ -29,7 +29,7 @@ pub(super) struct Choice {
     pub(super) finish_reason: &'static str,
 }
 
-/// What the model said.
+/// The message of a [`Choice`].
 #[derive(Serialize)]
 pub(super) struct AssistantMessage {
     pub(super) role: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct AssistantMessage {
     pub(super) refusal: Option<()>,
 }
 
-/// Token counts; sampled stop tokens are counted.
+/// Token counts. Sampled stop tokens are included.
 #[derive(Clone, Copy, Default, Serialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
@@ -53,22 +53,22 @@ pub(super) struct ChatChunk<'a> {
     pub(super) created: u64,
     pub(super) model: &'a str,
     pub(super) system_fingerprint: String,
-    pub(super) choices: Vec<ChunkChoice>,
-    /// Absent unless asked for; then null in every event but the last.
+    pub(super) choices: Vec<StreamChoice>,
+    /// Absent unless requested; then null in every event except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<Usage>>,
 }
 
-/// What is new of one choice.
+/// The new part of one choice.
 #[derive(Serialize)]
-pub(super) struct ChunkChoice {
+pub(super) struct StreamChoice {
     pub(super) index: u32,
     pub(super) delta: Delta,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: Option<&'static str>,
 }
 
-/// What is new of its message.
+/// The new part of a choice's message.
 #[derive(Default, Serialize)]
 pub(super) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ pub(super) struct Delta {
     pub(super) content: Option<String>,
 }
 
-/// Natural-log probabilities of the sampled tokens, the stop token left out as in the text.
+/// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.
 #[derive(Serialize)]
 pub(super) struct Logprobs {
     pub(super) content: Vec<TokenLogprob>,
@@ -94,30 +94,30 @@ impl Logprobs {
 #[derive(Serialize)]
 pub(super) struct TokenLogprob {
     #[serde(flatten)]
-    token: Scored,
-    top_logprobs: Vec<Scored>,
+    token: TokenScore,
+    top_logprobs: Vec<TokenScore>,
 }
 
 #[derive(Serialize)]
-struct Scored {
+struct TokenScore {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
 }
 
-impl Scored {
+impl TokenScore {
     fn new(codec: &Codec, id: TokenId, logprob: f32) -> Self {
         let bytes = codec.token_bytes(id);
         let token = String::from_utf8_lossy(&bytes).into_owned();
-        // Not `max`, which would pass NaN.
-        let logprob = if logprob > NEVER { logprob } else { NEVER };
+        // A NaN compares as false, so it is replaced too.
+        let logprob = if logprob > MIN_LOGPROB { logprob } else { MIN_LOGPROB };
         Self { token, logprob, bytes }
     }
 }
 
 impl TokenLogprob {
     pub(super) fn new(codec: &Codec, token: &Token) -> Self {
-        let top = token.top.iter().map(|(id, logprob)| Scored::new(codec, *id, *logprob));
-        Self { top_logprobs: top.collect(), token: Scored::new(codec, token.id, token.logprob) }
+        let top = token.top.iter().map(|(id, logprob)| TokenScore::new(codec, *id, *logprob));
+        Self { top_logprobs: top.collect(), token: TokenScore::new(codec, token.id, token.logprob) }
     }
 }

@@ -1,11 +1,11 @@
-//! `POST /v1/feedback`: what a client thinks of a completion, or of a whole conversation.
+//! `POST /v1/feedback`: a client's judgment of a completion or of a whole conversation.
 //!
-//! A conversation is what one API key asked with the same `metadata.session_id`. Feedback on it is
-//! recorded for every assistant turn that was served in it, so that each turn's own sample, with the
-//! exact tokens that were sampled, gets the credit; feedback on one turn names its `completion_id`.
-//! A turn with several choices gets none, since nothing says which the conversation went on from.
+//! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
+//! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
+//! with its exact tokens, is credited. Feedback on one turn contains its `completion_id`. A turn with
+//! several choices is not credited, because it is unknown with which one the conversation continued.
 //!
-//! Answered after the commit, so that what was acknowledged survives anything.
+//! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
 mod posted;
 
@@ -13,48 +13,48 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use posted::{Posted, Target};
 use serde::Serialize;
 
 use hone_core::types::{Interaction, InteractionId, SampleId};
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
 
-use super::AppState;
+use self::posted::{PostedFeedback, Target};
 use super::auth::Caller;
+use super::body::JsonObject;
 use super::error::ApiError;
-use super::extract::JsonObject;
+use super::state::AppState;
 
-/// Most turns of a conversation that can be judged at once.
-const TURNS: usize = 1000;
+/// Largest number of turns of a conversation that one post can judge.
+const MAX_TURNS: usize = 1000;
 
-/// What is answered.
+/// The response.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum Answer {
-    Completion(Feedback),
+pub(super) enum FeedbackResponse {
+    Completion(CompletionFeedback),
     Session(SessionFeedback),
 }
 
-/// What is answered about one completion.
+/// The response to feedback on one completion.
 #[derive(Serialize)]
-pub(super) struct Feedback {
+pub(super) struct CompletionFeedback {
     object: &'static str,
-    /// The judged sample and the part's name: posting the same again replaces the value.
+    /// The judged sample and the part's name: another post with the same id replaces the value.
     id: String,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
     status: &'static str,
     completion_id: String,
     choice: u32,
     name: String,
-    /// The version that wrote the completion.
+    /// The version that generated the completion.
     policy_version: Option<u64>,
-    /// What the part weighs on the completion's route; null where the route has no such part, so
-    /// that nothing is learned from it.
+    /// Weight of the part in the completion's route; null if the route has no such part and the
+    /// feedback is therefore not trained on.
     weight: Option<f64>,
 }
 
-/// What is answered about a conversation.
+/// The response to feedback on a conversation.
 #[derive(Serialize)]
 pub(super) struct SessionFeedback {
     object: &'static str,
@@ -62,7 +62,7 @@ pub(super) struct SessionFeedback {
     status: &'static str,
     session_id: String,
     name: String,
-    /// How many turns were credited.
+    /// Number of credited turns.
     turns: usize,
 }
 
@@ -71,16 +71,16 @@ pub(super) async fn create(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
     JsonObject(body): JsonObject,
-) -> Result<Json<Answer>, ApiError> {
-    let done = match Posted::read(&body, caller) {
+) -> Result<Json<FeedbackResponse>, ApiError> {
+    let recorded = match PostedFeedback::read(&body, caller) {
         Ok(posted) => match posted.target {
             Target::Completion(id, choice) => completion(&state, &posted, id, choice).await,
             Target::Session(session) => conversation(&state, &posted, session).await,
         },
         Err(error) => Err(Refusal::Invalid(error)),
     };
-    let (outcome, result) = match done {
-        Ok((status, answer)) => (status, Ok(Json(answer))),
+    let (outcome, result) = match recorded {
+        Ok((status, response)) => (status, Ok(Json(response))),
         Err(Refusal::Invalid(error)) => ("invalid", Err(error)),
         Err(Refusal::Unknown(error)) => ("unknown", Err(error)),
         Err(Refusal::Failed(error)) => ("failed", Err(error)),
@@ -89,7 +89,7 @@ pub(super) async fn create(
     result
 }
 
-/// Why nothing was recorded, as it is counted.
+/// The reason why nothing was recorded, as the metric counts it.
 enum Refusal {
     Invalid(ApiError),
     Unknown(ApiError),
@@ -102,12 +102,17 @@ impl From<StoreError> for Refusal {
     }
 }
 
-type Done = Result<(&'static str, Answer), Refusal>;
+type Recorded = Result<(&'static str, FeedbackResponse), Refusal>;
 
-async fn completion(state: &AppState, posted: &Posted<'_>, id: InteractionId, choice: u32) -> Done {
+async fn completion(
+    state: &AppState,
+    posted: &PostedFeedback<'_>,
+    id: InteractionId,
+    choice: u32,
+) -> Recorded {
     let completion_id = id.completion_id();
     let unknown = || Refusal::Unknown(ApiError::no_such_completion(&completion_id));
-    let interaction = recorded(state, id).await?.ok_or_else(unknown)?;
+    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
     let entry = posted.entry(state, route, id, choice).map_err(Refusal::Invalid)?;
     let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
@@ -120,22 +125,24 @@ async fn completion(state: &AppState, posted: &Posted<'_>, id: InteractionId, ch
         _ => return Err(unknown()),
     };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
-    Ok((status, Answer::Completion(answer(state, route, status, &entry, sample))))
+    Ok((status, FeedbackResponse::Completion(response(state, route, status, &entry, sample))))
 }
 
-async fn conversation(state: &AppState, posted: &Posted<'_>, session: &str) -> Done {
-    // The last turn may still be on its way to the ledger.
+async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &str) -> Recorded {
+    // The last turn may still be queued for the ledger.
     state.store.flush().await?;
-    let turns = state.store.turns_of(posted.caller.key_id.as_deref(), session, TURNS + 1)?;
+    let turns = state.store.turns_of(posted.caller.key_id.as_deref(), session, MAX_TURNS + 1)?;
     if turns.is_empty() {
         return Err(Refusal::Unknown(ApiError::no_such_session(session)));
     }
-    let refused = |what: String| {
-        let message = format!("session_id is {session:?}: {what}");
+    let refuse = |reason: String| {
+        let message = format!("session_id is {session:?}: {reason}");
         Err(Refusal::Invalid(ApiError::field("session_id", message)))
     };
-    if turns.len() > TURNS {
-        return refused(format!("it has more than {TURNS} turns, so judge each by completion_id"));
+    if turns.len() > MAX_TURNS {
+        return refuse(format!(
+            "it has more than {MAX_TURNS} turns, so judge each by completion_id"
+        ));
     }
     let mut entries = Vec::with_capacity(turns.len());
     for id in turns {
@@ -145,7 +152,7 @@ async fn conversation(state: &AppState, posted: &Posted<'_>, session: &str) -> D
     }
     let (status, turns) = match commit(state, Op::Conversation(entries)).await? {
         FeedbackOutcome::Credited(0) => {
-            return refused("none of its turns has one finished completion".to_owned());
+            return refuse("no turn has exactly one finished completion".to_owned());
         }
         FeedbackOutcome::AlreadyCredited(turns) => ("duplicate", turns),
         FeedbackOutcome::Credited(turns) => ("recorded", turns),
@@ -155,27 +162,30 @@ async fn conversation(state: &AppState, posted: &Posted<'_>, session: &str) -> D
     let name = posted.name.to_owned();
     let session_id = session.to_owned();
     let object = "feedback";
-    Ok((status, Answer::Session(SessionFeedback { object, status, session_id, name, turns })))
+    Ok((
+        status,
+        FeedbackResponse::Session(SessionFeedback { object, status, session_id, name, turns }),
+    ))
 }
 
 async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, Refusal> {
     let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
     outcome.ok_or_else(|| {
-        tracing::error!("the ledger gave feedback no outcome");
+        tracing::error!("the ledger returned no outcome for feedback");
         Refusal::Failed(ApiError::internal())
     })
 }
 
-/// The rest is a courtesy: what was committed is acknowledged even if it cannot be read back.
-fn answer(
+/// Committed feedback is acknowledged even if its sample cannot be read back.
+fn response(
     state: &AppState,
     route: Option<&Route>,
     status: &'static str,
     entry: &FeedbackEntry,
     sample: SampleId,
-) -> Feedback {
+) -> CompletionFeedback {
     let version = state.store.sample(sample).ok().flatten().map(|s| s.version.0);
-    Feedback {
+    CompletionFeedback {
         object: "feedback",
         id: format!("{sample}:{}", entry.name),
         status,
@@ -187,9 +197,12 @@ fn answer(
     }
 }
 
-/// The prompt of a completion. What was just served may still be on its way to the ledger, so a
-/// prompt that is not there is looked for again behind everything that waits.
-async fn recorded(state: &AppState, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
+/// The interaction of a completion. One that was just served may still be queued for the ledger, so a
+/// missing one is looked up a second time after the queue is flushed.
+async fn find_interaction(
+    state: &AppState,
+    id: InteractionId,
+) -> Result<Option<Interaction>, StoreError> {
     if let Some(found) = state.store.interaction(id)? {
         return Ok(Some(found));
     }

@@ -1,4 +1,4 @@
-//! Reads posted feedback.
+//! Validates posted feedback.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use hone_reward::Route;
 use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
 
-use crate::http::AppState;
 use crate::http::auth::Caller;
+use crate::http::body::Fields;
 use crate::http::error::ApiError;
-use crate::http::fields::Fields;
+use crate::http::state::AppState;
 
 /// Longest name of a reward part.
 const NAME_CHARS: usize = 64;
-/// Longest remark.
+/// Longest comment.
 const COMMENT_CHARS: usize = 4096;
 /// Longest idempotency key.
 const KEY_CHARS: usize = 255;
-/// Longest session: what `metadata` may hold.
+/// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
-/// Every field, in the order of the documentation.
+/// The accepted fields.
 const FIELDS: [&str; 7] =
     ["completion_id", "choice", "session_id", "name", "value", "comment", "idempotency_key"];
 
-/// What is judged.
+/// The object of the feedback.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'a> {
     /// One choice of a completion.
@@ -35,8 +35,9 @@ pub(super) enum Target<'a> {
     Session(&'a str),
 }
 
-/// A body whose value is not read yet: what it may be depends on the completion's route.
-pub(super) struct Posted<'a> {
+/// A posted body. Its value is validated in [`Self::entry`], because the allowed values depend on the
+/// completion's route.
+pub(super) struct PostedFeedback<'a> {
     fields: Fields<'a>,
     pub(super) target: Target<'a>,
     pub(super) name: &'a str,
@@ -46,19 +47,15 @@ pub(super) struct Posted<'a> {
     arrived: UnixMillis,
 }
 
-impl<'a> Posted<'a> {
-    /// Reads everything but the value.
+impl<'a> PostedFeedback<'a> {
+    /// Validates every field except the value.
     pub(super) fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
-        let fields = Fields::new(body);
-        if let Some(name) = fields.names().find(|name| !FIELDS.contains(name)) {
-            let message = format!("{name} is not a field: the fields are {}", FIELDS.join(", "));
-            return Err(ApiError::unsupported(name, message));
-        }
+        let fields = Fields::only(body, &FIELDS)?;
         let part = "the name of a reward part";
         let name = fields.short_text("name", NAME_CHARS)?;
         let name = name.ok_or_else(|| fields.missing("name", part))?;
         if name.is_empty() {
-            return Err(fields.wrong("name", part));
+            return Err(fields.invalid("name", part));
         }
         Ok(Self {
             target: target(&fields)?,
@@ -71,7 +68,7 @@ impl<'a> Posted<'a> {
         })
     }
 
-    /// What is recorded of one completion, if its route takes it.
+    /// The ledger entry for one completion, if the completion's route accepts the feedback.
     pub(super) fn entry(
         &self,
         state: &AppState,
@@ -79,7 +76,7 @@ impl<'a> Posted<'a> {
         interaction: InteractionId,
         choice: u32,
     ) -> Result<FeedbackEntry, ApiError> {
-        not_a_graders(state, route, self.name)?;
+        refuse_graded_part(state, route, self.name)?;
         let params = route.and_then(|route| route.feedback(self.name));
         let rule = params.map(|params| params.aggregate).unwrap_or_default();
         let value = match params {
@@ -105,37 +102,39 @@ fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
     let form = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
     let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?;
     match (fields.text("completion_id")?, fields.short_text("session_id", SESSION_CHARS)?) {
-        (Some(_), Some(_)) => Err(fields.wrong("session_id", "absent beside completion_id")),
+        (Some(_), Some(_)) => Err(fields.invalid("session_id", "absent beside completion_id")),
         (None, None) => {
             let allowed = format!("{form}; or session_id must be given for a whole conversation");
             Err(fields.missing("completion_id", allowed))
         }
-        (None, Some("")) => Err(fields.wrong("session_id", "the metadata.session_id of requests")),
+        (None, Some("")) => {
+            Err(fields.invalid("session_id", "the metadata.session_id of requests"))
+        }
         (None, Some(_)) if choice.is_some() => {
-            Err(fields.wrong("choice", "absent beside session_id"))
+            Err(fields.invalid("choice", "absent beside session_id"))
         }
         (None, Some(session)) => Ok(Target::Session(session)),
         (Some(id), None) => {
             let id = InteractionId::from_completion_id(id)
-                .ok_or_else(|| fields.wrong("completion_id", form))?;
+                .ok_or_else(|| fields.invalid("completion_id", form))?;
             let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
             Ok(Target::Completion(id, choice))
         }
     }
 }
 
-/// Refuses a part that graders give, on the completion's route or on all that have it: the
-/// client's value would stand in the place of theirs.
-fn not_a_graders(state: &AppState, own: Option<&Route>, name: &str) -> Result<(), ApiError> {
+/// Refuses a part that a grader scores, because the client's value would replace the grader's: a part
+/// of the completion's route, or of any route if no route accepts feedback for that name.
+fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Result<(), ApiError> {
     let graded = |route: &&Route| route.weight(name).is_some() && !route.takes_feedback(name);
     let all = || state.routes.iter().map(Arc::as_ref);
-    let taken = all().any(|route| route.takes_feedback(name));
-    let elsewhere = || if taken { None } else { all().find(graded) };
+    let accepted = all().any(|route| route.takes_feedback(name));
+    let elsewhere = || if accepted { None } else { all().find(graded) };
     match own.filter(graded).or_else(elsewhere) {
         Some(route) => {
             let route = &route.name;
             let message =
-                format!("name is {name:?}: a grader of the route {route:?} gives that part");
+                format!("name is {name:?}: a grader of the route {route:?} scores that part");
             Err(ApiError::field("name", message))
         }
         None => Ok(()),
@@ -145,13 +144,10 @@ fn not_a_graders(state: &AppState, own: Option<&Route>, name: &str) -> Result<()
 /// A finite number, or a boolean as 1 or 0.
 fn value(fields: &Fields<'_>) -> Result<f64, ApiError> {
     const ALLOWED: &str = "a finite number or a boolean";
-    match fields.get("value") {
-        None => Err(fields.missing("value", ALLOWED)),
-        Some(Value::Bool(yes)) => Ok(f64::from(u8::from(*yes))),
-        Some(Value::Number(number)) => match number.as_f64() {
-            Some(value) if value.is_finite() => Ok(value),
-            _ => Err(fields.wrong("value", ALLOWED)),
-        },
-        Some(_) => Err(fields.wrong("value", ALLOWED)),
-    }
+    let convert = |value: &Value| match value {
+        Value::Bool(yes) => Some(f64::from(u8::from(*yes))),
+        other => other.as_f64().filter(|number| number.is_finite()),
+    };
+    let value = fields.read("value", ALLOWED, convert)?;
+    value.ok_or_else(|| fields.missing("value", ALLOWED))
 }

@@ -71,7 +71,7 @@ pub async fn run(
     ensure!(config.train.enabled, "train.enabled is false: it must be true");
     ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
     let held_out = Dataset::open(&dataset)?.held_out;
-    let core = Core::start_alone(&config, Some(0)).await?;
+    let core = Core::start_offline(&config, Some(0)).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let most = match config.run.eval_prompts {
         0 => held_out.len(),

@@ -1,4 +1,4 @@
-//! Clients that go away, and servers that are full.
+//! Clients that disconnect, and servers without free slots.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn slow(queue: usize) -> Server {
     .await
 }
 
-/// Starts a stream and returns its id with the connection.
+/// Starts a stream and returns the completion's id and the connection.
 async fn begin(server: &Server) -> (InteractionId, reqwest::Response) {
     let mut response = server.send_chat(&ask(json!({"stream": true}))).await;
     assert_eq!(response.status(), 200);
@@ -32,7 +32,7 @@ async fn begin(server: &Server) -> (InteractionId, reqwest::Response) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn during_a_stream_frees_the_slot() {
+async fn a_disconnect_during_a_stream_frees_the_slot() {
     let server = slow(0).await;
     let (id, response) = begin(&server).await;
     assert_eq!(server.engine.load().live_running, 1);
@@ -48,11 +48,11 @@ async fn during_a_stream_frees_the_slot() {
     assert!(!sample.ids.is_empty() && sample.ids.len() < 100, "{}", sample.ids.len());
     assert_eq!(sample.ids.len(), sample.logprobs.len());
     assert!(server.store.interaction(id).unwrap().is_some());
-    assert!(server.offers.all().is_empty());
+    assert!(server.rollout.submitted().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn before_an_unstreamed_answer_frees_the_slot() {
+async fn a_disconnect_before_the_response_frees_the_slot() {
     let server = slow(0).await;
     let body = ask(json!({}));
     let request = server.send_chat(&body);
@@ -68,7 +68,7 @@ async fn before_an_unstreamed_answer_frees_the_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_waiting_leaves_the_queue() {
+async fn a_disconnect_while_waiting_frees_the_queue() {
     let server = slow(1).await;
     let (_, running) = begin(&server).await;
     let body = ask(json!({}));
@@ -76,14 +76,14 @@ async fn while_waiting_leaves_the_queue() {
     assert!(tokio::time::timeout(Duration::from_millis(300), waiting).await.is_err());
     eventually("the queue is empty", || server.engine.load().live_waiting == 0).await;
     eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
-    // Nothing was sampled for it, so nothing is recorded.
+    // It has no sample, so nothing is recorded.
     server.store.commit(Vec::new()).await.unwrap();
     assert_eq!(server.store.stats().unwrap().interactions, 0);
     drop(running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_the_end_is_no_hang_up() {
+async fn a_disconnect_after_the_end_is_not_counted() {
     let server = Server::new().await;
     let mut bytes = server.send_chat(&ask(json!({"stream": true}))).await.bytes_stream();
     while let Some(piece) = bytes.next().await {
@@ -97,7 +97,7 @@ async fn after_the_end_is_no_hang_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_server_says_when_to_come_back() {
+async fn a_full_server_returns_429_with_retry_after() {
     let server = slow(0).await;
     let (_, running) = begin(&server).await;
     for more in [json!({}), json!({"stream": true}), json!({"stream": true, "n": 2})] {
@@ -110,7 +110,7 @@ async fn a_full_server_says_when_to_come_back() {
     }
     drop(running);
     eventually("the slot is free", || server.engine.load().live_running == 0).await;
-    // Two choices need two places at once: one runs, the other has none to wait in.
+    // Two choices need two slots, and the queue has no place for the second.
     let (status, _) = server.chat(&ask(json!({"stream": true, "n": 2}))).await;
     assert_eq!(status, 429);
     eventually("the slot is free", || server.engine.load().live_running == 0).await;

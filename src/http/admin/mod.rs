@@ -1,4 +1,6 @@
-//! The operator's routes.
+//! The operator's routes: `/admin/train`, `/admin/policies` and `/admin/feedback/quarantine`.
+
+pub(super) mod quarantine;
 
 use std::sync::Arc;
 
@@ -9,12 +11,12 @@ use serde::Serialize;
 use hone_core::types::{PolicyRecord, PolicyVersion};
 use hone_train::TrainStatus;
 
-use super::AppState;
 use super::error::ApiError;
+use super::state::AppState;
 
-type Answer<T> = Result<Json<T>, ApiError>;
+type JsonResult<T> = Result<Json<T>, ApiError>;
 
-/// `GET /admin/policies`
+/// Response of `GET /admin/policies`.
 #[derive(Serialize)]
 pub(super) struct PolicyList {
     object: &'static str,
@@ -28,26 +30,26 @@ pub(super) async fn status(State(state): State<Arc<AppState>>) -> Json<TrainStat
 }
 
 /// `POST /admin/train/pause`
-pub(super) async fn pause(State(state): State<Arc<AppState>>) -> Answer<TrainStatus> {
+pub(super) async fn pause(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
     state.train.pause()?;
     tracing::info!("training paused");
     Ok(Json(state.train.status()))
 }
 
 /// `POST /admin/train/resume`
-pub(super) async fn resume(State(state): State<Arc<AppState>>) -> Answer<TrainStatus> {
+pub(super) async fn resume(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
     state.train.resume()?;
     tracing::info!("training resumed");
     Ok(Json(state.train.status()))
 }
 
 /// `POST /admin/train/step`
-pub(super) async fn step(State(state): State<Arc<AppState>>) -> Answer<TrainStatus> {
-    to_the_end(async move { state.train.step().await }).await.map(Json)
+pub(super) async fn step(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+    run_detached(async move { state.train.step().await }).await
 }
 
 /// `GET /admin/policies`
-pub(super) async fn policies(State(state): State<Arc<AppState>>) -> Answer<PolicyList> {
+pub(super) async fn policies(State(state): State<Arc<AppState>>) -> JsonResult<PolicyList> {
     let active = state.policies.active().0;
     Ok(Json(PolicyList { object: "list", active, data: state.policies.list()? }))
 }
@@ -56,32 +58,26 @@ pub(super) async fn policies(State(state): State<Arc<AppState>>) -> Answer<Polic
 pub(super) async fn activate(
     State(state): State<Arc<AppState>>,
     Path(version): Path<String>,
-) -> Answer<PolicyRecord> {
+) -> JsonResult<PolicyRecord> {
     let number = version.parse().map_err(|_| {
-        let message = format!("version is {version:?}: it must be a policy version's number");
+        let message = format!("version is {version:?}: it must be the number of a policy version");
         ApiError::field("version", message)
     })?;
-    tracing::info!(version = number, "activation asked for by hand");
-    to_the_end(
-        async move { state.policies.activate(PolicyVersion(number), "activated by hand").await },
-    )
-    .await
-    .map(Json)
+    tracing::info!(version = number, "an operator activates a version");
+    let reason = "activated by an operator";
+    run_detached(async move { state.policies.activate(PolicyVersion(number), reason).await }).await
 }
 
-/// Runs to its end even if the caller hangs up halfway.
-async fn to_the_end<T, E>(
+/// Runs `work` to completion, even if the client disconnects and its request is dropped.
+async fn run_detached<T, E>(
     work: impl Future<Output = Result<T, E>> + Send + 'static,
-) -> Result<T, ApiError>
+) -> JsonResult<T>
 where
     T: Send + 'static,
     E: Into<ApiError> + Send + 'static,
 {
     match tokio::spawn(work).await {
-        Ok(result) => result.map_err(Into::into),
-        Err(error) => {
-            tracing::error!(%error, "an operator's request failed");
-            Err(ApiError::internal())
-        }
+        Ok(result) => result.map(Json).map_err(Into::into),
+        Err(error) => Err(ApiError::logged("an operator's request panicked", &error)),
     }
 }

@@ -1,0 +1,202 @@
+//! The daemon without its HTTP surface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use hone_core::metrics::Metrics;
+use hone_core::threads::set_background;
+use hone_core::types::{Message, Role};
+use hone_dataset::Curriculum;
+use hone_engine::{Engine, Publisher};
+use hone_reward::Routes;
+use hone_reward::grader::Backends;
+use hone_rollout::Rollout;
+use hone_store::Store;
+use hone_train::policy::Policies;
+use hone_train::{TrainHandle, TrainSetup, TrainWorker};
+
+use super::background::Background;
+use super::model::load_engine;
+use super::rewards::reward_tools;
+use super::sampler::RolloutSampler;
+use crate::config::Config;
+
+/// File name of the ledger in the data directory.
+pub const LEDGER: &str = "ledger.redb";
+
+/// Longest time that shutdown waits for the trainer's running step.
+const TRAINER_GRACE: Duration = Duration::from_secs(30);
+
+/// The parts that serve, sample, score and train, without the HTTP surface.
+pub struct Core {
+    /// Generates completions.
+    pub engine: Arc<dyn Engine>,
+    /// Changes the served weights without a record in the ledger, for evaluations.
+    pub publisher: Arc<dyn Publisher>,
+    /// Records interactions, samples, feedback, steps and versions.
+    pub store: Store,
+    /// Chooses and computes the rewards of a completion.
+    pub routes: Arc<Routes>,
+    /// Services that OpenAI graders may call.
+    pub backends: Backends,
+    /// Publishes, activates and rolls back policy versions.
+    pub policies: Arc<Policies>,
+    /// Samples and scores groups of completions.
+    pub rollout: Rollout,
+    /// Metrics of all parts.
+    pub metrics: Arc<Metrics>,
+    trainer: TrainWorker,
+    sampler: Option<RolloutSampler>,
+    /// Declared last, so that it is dropped last: it runs the tasks of the parts above.
+    _background: Background,
+}
+
+impl Core {
+    /// Builds and connects the configured parts.
+    ///
+    /// # Errors
+    /// If the data directory is in use or the model cannot be served.
+    pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        Self::build(config, true, None).await
+    }
+
+    /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. If the
+    /// native sampler is configured, no serving engine is loaded.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_offline(config: &Config, step_limit: Option<u64>) -> anyhow::Result<Self> {
+        Self::build(config, false, step_limit).await
+    }
+
+    async fn build(
+        config: &Config,
+        has_clients: bool,
+        step_limit: Option<u64>,
+    ) -> anyhow::Result<Self> {
+        // Without clients, training has no other work to yield to.
+        if has_clients {
+            set_background(config.train.priority);
+        }
+        let metrics = Arc::new(Metrics::new()?);
+        let data = &config.data.dir;
+        std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
+        let data = data.canonicalize()?;
+        let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
+
+        let rewards = reward_tools(config, metrics.clone()).await?;
+        let backends = rewards.tools.backends();
+        let routes = Arc::new(Routes::with(&config.routes, &rewards.tools)?);
+
+        let native = config.rollout.sampler.is_native(true);
+        let (model, serving) =
+            load_engine(config, &data, has_clients || !native, metrics.clone()).await?;
+        if config.uses_self_judge() {
+            rewards.self_judge.load(&model, &data).await?;
+        }
+        let sampler = if native && (config.rollout.enabled || serving.is_none()) {
+            Some(RolloutSampler::start(config, &model, serving.as_ref(), metrics.clone()).await?)
+        } else {
+            None
+        };
+        let (engine, publisher): (Arc<dyn Engine>, Arc<dyn Publisher>) = match (&serving, &sampler)
+        {
+            (Some(serving), None) => (serving.clone(), serving.clone()),
+            (Some(serving), Some(own)) => (serving.clone(), own.publisher(Some(serving))),
+            (None, Some(own)) => (own.engine.clone(), own.publisher(None)),
+            (None, None) => anyhow::bail!("neither an engine nor a sampler is configured"),
+        };
+        let rollout_engine: Arc<dyn Engine> = match &sampler {
+            Some(sampler) => sampler.engine.clone(),
+            None => engine.clone(),
+        };
+
+        let probe = engine
+            .codec()
+            .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
+        let policies = Arc::new(
+            Policies::restore(
+                publisher.clone(),
+                store.clone(),
+                config.policy.clone(),
+                metrics.clone(),
+                &data,
+                probe,
+            )
+            .await?,
+        );
+
+        let background = Background::start()?;
+        let rollout = background.enter(|| {
+            Rollout::start(
+                &config.rollout,
+                config.dataset_in_use().as_ref(),
+                (config.train.seed, Some(data.join("dataset.json"))),
+                rollout_engine,
+                store.clone(),
+                routes.clone(),
+                metrics.clone(),
+            )
+        })?;
+        let setup = TrainSetup {
+            config: config.train.clone(),
+            publish_every: config.policy.publish_every,
+            step_limit,
+            peak_rates: peak_rates(config)?,
+            max_completion_tokens: config.rollout.max_tokens as usize,
+            model,
+            base: sampler.as_ref().map(|sampler| sampler.base.clone()),
+            model_name: engine.info().name.clone(),
+            checkpoints: data.join("checkpoints"),
+            store: store.clone(),
+            routes: routes.clone(),
+            policies: policies.clone(),
+            metrics: metrics.clone(),
+        };
+        let trainer = background.enter(|| TrainWorker::start(setup))?;
+        Ok(Self {
+            engine,
+            publisher,
+            store,
+            routes,
+            backends,
+            policies,
+            rollout,
+            metrics,
+            trainer,
+            sampler,
+            _background: background,
+        })
+    }
+
+    /// The trainer's status and commands.
+    pub fn trainer(&self) -> TrainHandle {
+        self.trainer.handle()
+    }
+
+    /// Stops the parts in an order that loses no acknowledged record: the ledger closes last.
+    ///
+    /// # Errors
+    /// If the ledger cannot be closed.
+    pub async fn shutdown(self) -> anyhow::Result<()> {
+        tracing::info!("shutdown 2/4: rollout stops");
+        self.rollout.stop().await;
+        if let Some(sampler) = &self.sampler {
+            sampler.engine.close(false);
+        }
+        tracing::info!("shutdown 3/4: trainer finishes its step");
+        self.trainer.stop(TRAINER_GRACE).await;
+        tracing::info!("shutdown 4/4: ledger commits and closes");
+        Ok(self.store.close().await?)
+    }
+}
+
+/// The first step and the peak learning rate of each stage of the dataset.
+fn peak_rates(config: &Config) -> anyhow::Result<Vec<(u64, f64)>> {
+    let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
+    let curriculum = Curriculum::new(&stages)?;
+    let rate = config.train.learning_rate;
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
+}

@@ -1,0 +1,23 @@
+//! `hone train --explain-memory`.
+
+use super::model::open_model;
+use crate::config::Config;
+
+/// A table of the memory that the trainer needs for the configured model, by part, and of the memory
+/// that the machine has available.
+///
+/// # Errors
+/// If the model cannot be found, read or trained.
+pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
+    let dir = open_model(config, &config.data.dir)?;
+    hone_train::Learner::check(&dir, &config.train)?;
+    let spec = hone_model::ModelSpec::from_config(&dir.config)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if config.train.threads == 0 { cores } else { config.train.threads };
+    let base = hone_train::memory::BaseMemory::read(&spec, &dir.weights, config.train.base_dtype)?;
+    let plan = hone_train::MemoryPlan::new(&spec, base, &config.train, threads, 0);
+    let available = hone_train::available_memory().map(|bytes| {
+        format!("\n{:<18} {:>9.1} MiB", "available", bytes as f64 / f64::from(1 << 20))
+    });
+    Ok(format!("{plan}{}", available.unwrap_or_default()))
+}

@@ -1,0 +1,98 @@
+//! Finds the configured model, claims the data directory for it, and loads it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use hone_core::files::replace_file;
+use hone_core::metrics::Metrics;
+use hone_engine::ModelDir;
+use hone_mistral::MistralEngine;
+use hone_train::Learner;
+
+use crate::config::Config;
+
+/// Finds the configured model, or unpacks the embedded one.
+pub(super) fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
+    let model = &config.model.path;
+    let path = if model.is_empty() {
+        hone_model::embedded::unpack(data).context("unpacking the embedded model")?
+    } else {
+        ModelDir::resolve(model, &data.join("hub"))?
+    };
+    let mut dir = ModelDir::open(&path)?;
+    if !config.model.name.is_empty() {
+        dir.name.clone_from(&config.model.name);
+    } else if model.is_empty() {
+        hone_model::embedded::NAME.clone_into(&mut dir.name);
+    } else if !Path::new(model).exists() {
+        dir.name.clone_from(model);
+    }
+    Ok(dir)
+}
+
+/// Opens the model, claims the data directory for it and, if `serving`, loads it into the engine.
+/// All of this blocks, so it runs off the async threads.
+pub(super) async fn load_engine(
+    config: &Config,
+    data: &Path,
+    serving: bool,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<(ModelDir, Option<Arc<MistralEngine>>)> {
+    let (config, data) = (config.clone(), data.to_owned());
+    tokio::task::spawn_blocking(move || {
+        let dir = open_model(&config, &data)?;
+        if config.train.enabled {
+            // A model that cannot be trained is refused before it is served.
+            Learner::check(&dir, &config.train)?;
+        }
+        claim(&data, &dir)?;
+        if !serving {
+            return Ok((dir, None));
+        }
+        let normalized = dir.write_normalized(&data.join("models"))?;
+        let engine = MistralEngine::start(&dir, &normalized, &config.engine, metrics)?;
+        anyhow::Ok((dir, Some(engine)))
+    })
+    .await?
+}
+
+/// Content of `model.json`, which names the model that a data directory belongs to.
+#[derive(Serialize, Deserialize)]
+struct Claim {
+    name: String,
+    /// Of the model's configuration and tokenizer, and of the lengths of its weight files.
+    sha256: String,
+}
+
+/// Claims the data directory for `model` and refuses a directory of another model, because its
+/// adapters, checkpoints and recorded token ids do not apply to this one.
+fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    let mut hasher = Sha256::new();
+    for file in ["config.json", "tokenizer.json"] {
+        hasher.update(std::fs::read(model.path.join(file))?);
+    }
+    for file in &model.weights {
+        hasher.update(std::fs::metadata(file)?.len().to_le_bytes());
+    }
+    let sha256: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let path = data.join("model.json");
+    if !path.exists() {
+        let claim = serde_json::to_string_pretty(&Claim { name: model.name.clone(), sha256 })?;
+        return Ok(replace_file(&path, format!("{claim}\n").as_bytes())?);
+    }
+    let existing: Claim = serde_json::from_slice(&std::fs::read(&path)?)
+        .with_context(|| format!("{} is damaged", path.display()))?;
+    anyhow::ensure!(
+        existing.sha256 == sha256,
+        "data.dir {} belongs to the model {}, not to {}: use a separate data directory for each \
+         model",
+        data.display(),
+        existing.name,
+        model.path.display(),
+    );
+    Ok(())
+}

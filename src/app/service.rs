@@ -1,0 +1,120 @@
+//! The daemon: [`Core`] served over HTTP.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::now_ms;
+use hone_store::Store;
+use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
+
+use super::core::Core;
+use crate::config::Config;
+use crate::http;
+use crate::http::AppState;
+
+/// Interval at which the health monitor polls the ledger for new steps.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A running daemon.
+pub struct Service {
+    /// Address on which it listens.
+    pub addr: SocketAddr,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<std::io::Result<()>>,
+    monitor: JoinHandle<()>,
+    core: Core,
+}
+
+/// Starts the configured daemon and returns when it answers requests.
+///
+/// # Errors
+/// If the address is in use, and as [`Core::start`].
+pub async fn start(config: Config) -> anyhow::Result<Service> {
+    let listener = TcpListener::bind(config.server.bind)
+        .await
+        .with_context(|| format!("server.bind {}", config.server.bind))?;
+    let addr = listener.local_addr()?;
+    let core = Core::start(&config).await?;
+    let state = AppState {
+        engine: core.engine.clone(),
+        store: core.store.clone(),
+        routes: core.routes.clone(),
+        graders: core.backends.clone(),
+        rollout: Some(Arc::new(core.rollout.clone())),
+        policies: core.policies.clone(),
+        train: Arc::new(core.trainer()),
+        metrics: core.metrics.clone(),
+        config: Arc::new(config.server.clone()),
+        ready: Arc::new(AtomicBool::new(true)),
+        started: now_ms(),
+    };
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async {
+        // An error means that the `Service` was dropped, which stops the server too.
+        let _dropped = stopped.await;
+    };
+    let server = tokio::spawn(http::serve(listener, state, stopped));
+    let monitor = config.health_monitor(MonitorState::default());
+    let monitor = tokio::spawn(watch_steps(monitor, core.store.clone(), core.metrics.clone()));
+    let data = config.data.dir.display();
+    tracing::info!(%addr, model = %config.model.path, %data, "ready");
+    Ok(Service { addr, stop, server, monitor, core })
+}
+
+impl Service {
+    /// Shuts the daemon down without losing an acknowledged record. Running requests finish within
+    /// `server.shutdown_grace_seconds`.
+    ///
+    /// # Errors
+    /// If the server failed or the ledger cannot be closed. Either way, all phases run.
+    pub async fn shutdown(self) -> anyhow::Result<()> {
+        tracing::info!("shutdown 1/4: no new requests, running ones finish");
+        // An error means that the server has ended already.
+        let _ended = self.stop.send(()).is_err();
+        self.monitor.abort();
+        let served = self.server.await;
+        let closed = self.core.shutdown().await;
+        served??;
+        closed
+    }
+}
+
+/// Logs training warnings about every step from now on.
+async fn watch_steps(mut monitor: HealthMonitor, store: Store, metrics: Arc<Metrics>) {
+    let mut seen = store.last_step().ok().flatten().map_or(0, |last| last.step);
+    loop {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        // Read errors are ignored here; callers that need the ledger report them.
+        for record in store.steps(seen + 1, 64).unwrap_or_default() {
+            seen = record.step;
+            monitor.observe(&record, &metrics);
+        }
+    }
+}
+
+/// Completes on Ctrl-C or SIGTERM.
+///
+/// # Errors
+/// If a signal handler cannot be installed.
+pub async fn shutdown_signal() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => result,
+            _ = terminate.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}

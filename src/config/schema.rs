@@ -1,0 +1,162 @@
+//! The sections of the configuration that this package defines, and the whole configuration.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use hone_dataset::DatasetConfig;
+use hone_engine::EngineConfig;
+use hone_reward::routes::{RouteConfig, RouteList};
+use hone_reward::sandbox::SandboxConfig;
+use hone_reward::tools::GradersConfig;
+use hone_rollout::RolloutConfig;
+use hone_store::StoreConfig;
+use hone_train::config::TrainConfig;
+use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
+use hone_train::policy::PolicyConfig;
+
+use super::run::RunConfig;
+
+/// The whole configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Served model.
+    pub model: ModelConfig,
+    /// HTTP server.
+    pub server: ServerConfig,
+    /// Data directory.
+    pub data: DataConfig,
+    /// Serving engine.
+    pub engine: EngineConfig,
+    /// Ledger.
+    pub store: StoreConfig,
+    /// Sampling of groups for training.
+    pub rollout: RolloutConfig,
+    /// Dataset of prompts.
+    pub dataset: DatasetConfig,
+    /// Trainer.
+    pub train: TrainConfig,
+    /// Sandbox for the code of completions and graders.
+    pub sandbox: SandboxConfig,
+    /// Endpoint of model graders.
+    pub graders: GradersConfig,
+    /// `hone train`: evaluations, tables, early stop, warnings.
+    pub run: RunConfig,
+    /// Publication and retention of policy versions.
+    pub policy: PolicyConfig,
+    /// Logging.
+    pub log: LogConfig,
+    /// Rewards by request. The first matching route applies, so the last one should match all.
+    #[serde(rename = "route")]
+    pub routes: RouteList,
+}
+
+/// `[model]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// A Hugging Face directory or hub id; empty for the embedded model.
+    pub path: String,
+    /// Name in `/v1/models`; empty for the name of the directory or the hub id.
+    pub name: String,
+}
+
+/// `[server]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Address and port; port 0 picks a free one.
+    pub bind: SocketAddr,
+    /// Bearer keys for `/v1`; without any, no key is required.
+    pub client_keys: Vec<String>,
+    /// Bearer keys for `/admin`; without any, only loopback clients are accepted.
+    pub admin_keys: Vec<String>,
+    /// Largest request body in bytes.
+    pub max_body_bytes: usize,
+    /// `max_tokens` of requests that contain none.
+    pub default_max_tokens: u32,
+    /// Seconds that shutdown waits for running requests.
+    pub shutdown_grace_seconds: u64,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            client_keys: Vec::new(),
+            admin_keys: Vec::new(),
+            max_body_bytes: 1 << 20,
+            default_max_tokens: 256,
+            shutdown_grace_seconds: 30,
+        }
+    }
+}
+
+/// `[data]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// Directory of the ledger, adapters and checkpoints.
+    pub dir: PathBuf,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self { dir: PathBuf::from("hone-data") }
+    }
+}
+
+impl Config {
+    /// `[dataset]` with the path from `dataset.path` or else from `rollout.dataset`, or `None` if both
+    /// are unset. Validation refuses two different paths.
+    pub fn dataset_in_use(&self) -> Option<DatasetConfig> {
+        let path = match &self.rollout.dataset {
+            _ if !self.dataset.path.as_os_str().is_empty() => &self.dataset.path,
+            Some(path) => path,
+            None => return None,
+        };
+        Some(DatasetConfig { path: path.clone(), ..self.dataset.clone() })
+    }
+
+    /// A monitor of the configured limits that continues from `state`. With a dataset, only the
+    /// dataset's route determines the roles of reward parts.
+    pub fn health_monitor(&self, state: MonitorState) -> HealthMonitor {
+        let only = self.dataset_in_use().map(|_| self.rollout.dataset_route.as_str());
+        HealthMonitor::new(&self.run.warnings, &self.routes, only, state)
+    }
+
+    /// Whether a judge uses the served base model.
+    pub fn uses_self_judge(&self) -> bool {
+        let mut kinds = self.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
+        kinds.any(|kind| kind.needs_own_model())
+    }
+}
+
+/// Format of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// Human-readable text.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// `[log]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// A tracing filter such as `info` or `hone=debug,warn`.
+    pub level: String,
+    /// Format of log lines.
+    pub format: LogFormat,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}

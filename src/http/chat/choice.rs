@@ -1,0 +1,151 @@
+//! One choice of a chat request: its generation and its state.
+
+use std::sync::Arc;
+
+use futures::stream;
+use futures::stream::{BoxStream, Stream, StreamExt};
+
+use hone_core::types::{
+    FinishReason, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
+    TokenId, now_ms,
+};
+use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token};
+
+use super::wire::TokenLogprob;
+
+/// An event of a choice's generation.
+pub(super) enum ChoiceEvent {
+    Started(PolicyVersion),
+    Token(Token),
+    Done { finish: FinishReason, text: String },
+    Failed(EngineError),
+}
+
+/// A choice while it is sampled.
+pub(super) struct ChoiceState {
+    params: SamplingParams,
+    pub(super) version: Option<PolicyVersion>,
+    pub(super) ids: Vec<TokenId>,
+    logprobs: Vec<f32>,
+    kept_mass: f32,
+    pub(super) text: String,
+    /// Log-probabilities that are not reported yet.
+    pub(super) pending: Vec<TokenLogprob>,
+    pub(super) finish: Option<FinishReason>,
+}
+
+impl ChoiceState {
+    pub(super) fn new(params: SamplingParams) -> Self {
+        Self {
+            params,
+            version: None,
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            kept_mass: 1.0,
+            text: String::new(),
+            pending: Vec::new(),
+            finish: None,
+        }
+    }
+
+    pub(super) fn push(&mut self, token: &Token) {
+        self.ids.push(token.id);
+        self.logprobs.push(token.logprob);
+        self.kept_mass = self.kept_mass.min(token.kept_mass);
+        self.text.push_str(&token.text);
+    }
+
+    /// The ledger's record of the choice, which is cancelled if it has not finished; `None` if it
+    /// never started.
+    pub(super) fn sample(
+        &self,
+        interaction: InteractionId,
+        choice: usize,
+        stop_ids: &[TokenId],
+    ) -> Option<Sample> {
+        let finish = self.finish.unwrap_or(FinishReason::Cancelled);
+        let ended_by_id = self.ids.last().is_some_and(|id| stop_ids.contains(id));
+        let untrainable = match finish {
+            FinishReason::Cancelled => Some("cancelled"),
+            // The text ends somewhere within the sampled tokens.
+            FinishReason::Stop if !ended_by_id => Some("stop_string"),
+            _ => self.params.untrainable_reason(),
+        };
+        Some(Sample {
+            id: SampleId::new(),
+            interaction,
+            choice: u32::try_from(choice).unwrap_or(u32::MAX),
+            origin: SampleOrigin::Served,
+            created: now_ms(),
+            ids: self.ids.clone(),
+            logprobs: self.logprobs.clone(),
+            kept_mass: self.kept_mass,
+            text: self.text.clone(),
+            finish,
+            version: self.version?,
+            params: self.params.clone(),
+            untrainable: untrainable.map(str::to_owned),
+        })
+    }
+}
+
+/// Seed of the choice `index`: the request's own for choice 0, else a splitmix64 mixture of both, so
+/// that requests with neighboring seeds share no choice.
+pub(super) fn choice_seed(seed: u64, index: u32) -> u64 {
+    if index == 0 {
+        return seed;
+    }
+    let mut z = seed.wrapping_add(u64::from(index).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The events of one choice, each with `index`. Dropping the stream cancels the choice, whether it
+/// waits or runs.
+pub(super) fn choice_events(
+    engine: Arc<dyn Engine>,
+    request: GenerateRequest,
+    index: usize,
+) -> BoxStream<'static, (usize, ChoiceEvent)> {
+    let started = async move { engine.generate(request).await };
+    stream::once(started)
+        .flat_map(|result| match result {
+            Ok(generation) => {
+                let started = ChoiceEvent::Started(generation.version);
+                stream::iter([started]).chain(generation_events(generation)).boxed()
+            }
+            Err(error) => stream::iter([ChoiceEvent::Failed(error)]).boxed(),
+        })
+        .map(move |event| (index, event))
+        .boxed()
+}
+
+fn generation_events(generation: Generation) -> impl Stream<Item = ChoiceEvent> + Send {
+    stream::unfold(Some(generation), |generation| async move {
+        let mut generation = generation?;
+        Some(match generation.events.recv().await {
+            Some(Event::Token(token)) => (ChoiceEvent::Token(token), Some(generation)),
+            Some(Event::Done { finish, text }) => (ChoiceEvent::Done { finish, text }, None),
+            Some(Event::Failed(error)) => (ChoiceEvent::Failed(error), None),
+            None => {
+                let reason = "the generation ended without a last event".to_owned();
+                (ChoiceEvent::Failed(EngineError::Internal(reason)), None)
+            }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::choice_seed;
+
+    #[test]
+    fn every_choice_has_its_own_seed() {
+        assert_eq!(choice_seed(7, 0), 7);
+        let pairs = (0..64).flat_map(|seed| (0..8).map(move |i| choice_seed(seed, i)));
+        assert_eq!(pairs.collect::<BTreeSet<_>>().len(), 64 * 8);
+    }
+}

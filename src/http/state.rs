@@ -1,0 +1,40 @@
+//! The state that the handlers share.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::UnixMillis;
+use hone_engine::Engine;
+use hone_reward::Routes;
+use hone_reward::grader::Backends;
+use hone_store::Store;
+
+use super::control::{PolicyControl, ServedSink, TrainControl};
+use crate::config::ServerConfig;
+
+/// The parts of the daemon that the handlers use.
+pub struct AppState {
+    /// Generates the completions.
+    pub engine: Arc<dyn Engine>,
+    /// Records completions and feedback.
+    pub store: Store,
+    /// Chooses the route of a request, and with it the rewards.
+    pub routes: Arc<Routes>,
+    /// Services that graders of `/v1/fine_tuning/alpha/graders` may call.
+    pub graders: Backends,
+    /// Receives every finished completion, to sample a shadow group for it; `None` if rollout is off.
+    pub rollout: Option<Arc<dyn ServedSink>>,
+    /// Policy versions, for `/admin/policies`.
+    pub policies: Arc<dyn PolicyControl>,
+    /// Trainer, for `/admin/train`.
+    pub train: Arc<dyn TrainControl>,
+    /// Request counters and latencies; `/metrics` encodes them.
+    pub metrics: Arc<Metrics>,
+    /// API keys and limits.
+    pub config: Arc<ServerConfig>,
+    /// Answer of `/readyz`. [`serve`](super::serve) sets it to false when shutdown begins.
+    pub ready: Arc<AtomicBool>,
+    /// Start time of the daemon: `created` in `/v1/models`.
+    pub started: UnixMillis,
+}

@@ -1,0 +1,143 @@
+//! Exit codes of the binary, and its behavior when the reader of its output closes the pipe.
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hone_core::metrics::Metrics;
+use hone_store::{Store, StoreConfig};
+
+fn hone(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hone"));
+    command.args(args);
+    command
+}
+
+/// A pipe whose reader is closed already.
+fn closed_pipe() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// An empty ledger in the data directory `data`.
+async fn create_ledger(data: &Path) {
+    std::fs::create_dir(data).unwrap();
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let ledger = data.join(hone::app::LEDGER);
+    let store = Store::open(&ledger, &StoreConfig::default(), metrics).unwrap();
+    store.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_command_whose_output_is_closed_ends_quietly_with_code_0() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    create_ledger(&data).await;
+    let data = data.to_str().unwrap();
+    for args in [
+        &["--help"][..],
+        &["rewards", "list"],
+        &["rewards", "--help"],
+        &["validate"],
+        &["bench", "rewards", "--bytes", "64"],
+        &["db", "stats", "--data", data],
+        &["db", "check", "--data", data],
+        &["db", "export", "--data", data],
+        &["adapters", "list", "--data", data],
+    ] {
+        let output = hone(args).stdout(closed_pipe()).output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_reader_may_close_the_pipe_after_the_first_line() {
+    let mut child =
+        hone(&["rewards", "list"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+}
+
+#[test]
+fn an_error_before_any_output_is_reported_despite_a_closed_pipe() {
+    let output = hone(&["db", "stats", "--data", "no-such-directory"])
+        .stdout(closed_pipe())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("error: "), "{}", stderr(&output));
+}
+
+#[test]
+fn usage_errors_have_code_2_and_failures_code_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = |name: &str, text: &str| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let invalid = config("invalid.toml", "[train]\nbeta = -1.0\n");
+    let missing = config("missing.toml", "[dataset]\npath = \"no-such-dataset.jsonl\"\n");
+    for (args, code, text) in [
+        (&["serve", "--no-such-flag"][..], 2, "--no-such-flag"),
+        (&["adapters", "export"], 2, "--merged"),
+        (&["validate", "--config", &invalid], 2, "train.beta"),
+        (&["eval", "--config", &invalid], 2, "train.beta"),
+        (&["validate", "--config", &missing], 2, "no-such-dataset.jsonl"),
+        (&["validate", "--config", "no-such-file.toml"], 2, "no-such-file.toml"),
+        (&["adapters", "list", "--data", "no-such-directory"], 1, "no-such-directory"),
+    ] {
+        let output = hone(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(text), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// The status line of `GET /livez`; `None` if nothing listens on `port`.
+fn livez(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: hone\r\nconnection: close\r\n\r\n").ok()?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    response.lines().next().map(str::to_owned)
+}
+
+#[test]
+fn a_daemon_whose_output_is_closed_keeps_serving() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut daemon = hone(&["serve", "--bind", &format!("127.0.0.1:{port}"), "--data"])
+        .arg(dir.path())
+        .env("HONE_TRAIN_ENABLED", "false")
+        .env("HONE_LOG_LEVEL", "error")
+        .stdout(closed_pipe())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    let status = loop {
+        if let Some(status) = livez(port) {
+            break status;
+        }
+        assert_eq!(daemon.try_wait().unwrap(), None, "the daemon has ended");
+        assert!(started.elapsed() < Duration::from_secs(60), "the daemon does not answer");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    // The address is printed after the listener accepts connections.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(daemon.try_wait().unwrap(), None, "the daemon has ended");
+    let pid = daemon.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+}
