@@ -8,7 +8,7 @@
 //! numbers, trained with Hone's differentiable decoder, and its byte-level BPE tokenizer.
 //!
 //! Processors round differently, so weights from another machine differ slightly from the committed
-//! ones. `tests/embedded_model.rs` checks the properties of both.
+//! ones. `tests/demo/embedded_model.rs` checks the properties of both.
 //!
 //! The model must leave something to learn. It first learns to add, and then its task with controlled
 //! noise: wrong sums, remarks before or after the answer, missing tags. Sampled completions then have

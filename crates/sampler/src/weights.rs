@@ -10,10 +10,10 @@ use hone_model::spec::AttentionOptions;
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{Activations, WeightMatrix, add_matmul_serial, par_outputs};
+use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
 
 /// One linear layer. The weight shares the model's storage.
-pub(crate) struct LinearWeights {
+pub(crate) struct SamplerLinear {
     pub kind: LinearKind,
     /// `[out, inner]`
     weight: Tensor,
@@ -25,7 +25,7 @@ pub(crate) struct LinearWeights {
 
 /// Linear layers with the same input, whose outputs are concatenated.
 pub(crate) struct LinearGroup {
-    pub linears: Vec<LinearWeights>,
+    pub linears: Vec<SamplerLinear>,
     pub inner: usize,
     /// Outputs of all layers together.
     pub outputs: usize,
@@ -105,7 +105,7 @@ impl BaseWeights {
         &self,
         out: &mut [f32],
         first: usize,
-        x: Activations<'_>,
+        x: TokenColumns<'_>,
         threads: usize,
     ) -> Result<()> {
         out.fill(0.0);
@@ -125,7 +125,7 @@ impl DecoderLayer {
                 let (weight, bias) = block.linear(*kind).ok_or_else(missing)?;
                 let bias = bias.map(values).transpose()?;
                 let (out, inner) = weight.dims2()?;
-                Ok(LinearWeights { kind: *kind, weight: readable(weight)?, bias, out, inner })
+                Ok(SamplerLinear { kind: *kind, weight: readable(weight)?, bias, out, inner })
             };
             let linears = kinds.iter().map(linear).collect::<Result<Vec<_>>>()?;
             let inner = linears.first().map_or(0, |linear| linear.inner);
@@ -156,10 +156,10 @@ impl DecoderLayer {
     }
 }
 
-impl LinearWeights {
+impl SamplerLinear {
     /// Computes consecutive outputs from `first` on, with the bias, as many as `out` `[outputs, width]`
     /// has.
-    pub fn forward(&self, out: &mut [f32], first: usize, x: Activations<'_>) -> Result<()> {
+    pub fn forward(&self, out: &mut [f32], first: usize, x: TokenColumns<'_>) -> Result<()> {
         match &self.bias {
             None => out.fill(0.0),
             Some(bias) => {
@@ -183,7 +183,7 @@ fn readable(tensor: &Tensor) -> Result<Tensor> {
 
 /// Computes `out += w x` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
 /// from `first` on, as many as `out` `[outputs, width]` has.
-fn add_stored(out: &mut [f32], weight: &Tensor, first: usize, x: Activations<'_>) -> Result<()> {
+fn add_stored(out: &mut [f32], weight: &Tensor, first: usize, x: TokenColumns<'_>) -> Result<()> {
     let inner = weight.dim(1)?;
     let (storage, layout) = weight.storage_and_layout();
     let start = layout.start_offset() + first * inner;

@@ -41,11 +41,11 @@ struct StreamChunk {
     id: String,
     system_fingerprint: Option<String>,
     #[serde(default)]
-    choices: Vec<StreamChoice>,
+    choices: Vec<ReceivedChoice>,
 }
 
 #[derive(Deserialize)]
-struct StreamChoice {
+struct ReceivedChoice {
     delta: ChunkDelta,
     finish_reason: Option<String>,
 }

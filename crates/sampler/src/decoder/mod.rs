@@ -14,7 +14,7 @@ use crate::attention::{TokenAttention, scores_len};
 use crate::error::{Result, SamplerError};
 use crate::keep_pool_hot::keep_pool_hot;
 use crate::kv_cache::{BatchMember, CacheShape, PromptPages};
-use crate::matmul::{Activations, COLUMN_BLOCK, WeightMatrix, add_matmul, par_outputs};
+use crate::matmul::{COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, par_outputs};
 use crate::simd_ops::{
     AddInPlace, GatedActivation, RmsNorm, Softcap, columns_to_rows, rows_to_columns,
 };
@@ -289,7 +289,7 @@ impl Decoder {
     /// Computes the logits of the first `rows` rows, a part of the vocabulary at a time.
     fn head(&self, rows: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
         let (vocab, width) = (self.weights.spec.vocab_size, rows.next_multiple_of(COLUMN_BLOCK));
-        let x = Activations { values: &scratch.normed, width };
+        let x = TokenColumns { values: &scratch.normed, width };
         let logits = &mut scratch.logits[..rows * vocab];
         for first in (0..vocab).step_by(scratch.head_part) {
             let count = scratch.head_part.min(vocab - first);
@@ -323,7 +323,7 @@ impl LinearPass<'_> {
         lora: &mut [f32],
     ) -> Result<()> {
         let width = self.width;
-        let x = Activations { values: &x[..group.inner * width], width };
+        let x = TokenColumns { values: &x[..group.inner * width], width };
         // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
         par_outputs(out, width, group.inner, self.threads, |first, mut out| {
             // The part may begin and end within any of the layers.
@@ -355,7 +355,7 @@ impl LinearPass<'_> {
                 self.threads,
             );
             let b = WeightMatrix { values: &pair.b, inner: pair.r };
-            add_matmul(out, b, Activations { values: lora, width }, self.threads);
+            add_matmul(out, b, TokenColumns { values: lora, width }, self.threads);
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ const PAUSE_POLL: Duration = Duration::from_micros(500);
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 /// A sequence in the batch.
-struct RunningSequence {
+struct DecodingSequence {
     policy: PolicyWeights,
     sequence: SequencePages,
     /// The token to decode next.
@@ -43,7 +43,7 @@ struct RunningSequence {
     finished: bool,
 }
 
-impl BatchMember for RunningSequence {
+impl BatchMember for DecodingSequence {
     fn sequence(&self) -> &SequencePages {
         &self.sequence
     }
@@ -55,7 +55,7 @@ impl BatchMember for RunningSequence {
     }
 }
 
-impl RunningSequence {
+impl DecodingSequence {
     /// Samples and reports the next token.
     fn sample(&mut self, logits: &[f32]) {
         if self.run.is_over() {
@@ -91,7 +91,7 @@ pub(super) struct BatchScheduler {
     pool: PagePool,
     /// The buffers of the whole batch, then those of each other thread.
     scratch: Vec<Scratch>,
-    running: Vec<RunningSequence>,
+    running: Vec<DecodingSequence>,
     /// Least recently used first.
     prompts: Vec<CachedPrompt>,
     /// The first request of the queue, if it waits for pages.
@@ -233,7 +233,7 @@ impl BatchScheduler {
         shared.lock().running.push((request.priority, cancel));
         let token = prompt.last_token();
         let finished = false;
-        self.running.push(RunningSequence { policy, sequence, token, sampler, run, finished });
+        self.running.push(DecodingSequence { policy, sequence, token, sampler, run, finished });
         drop(permit);
         // If the caller is gone, the first step ends the sequence.
         let _ = reply.send(generation);
@@ -334,7 +334,7 @@ impl BatchScheduler {
 }
 
 /// Decodes and samples one token of sequences of one version.
-fn decode(decoder: &Decoder, rows: &mut [RunningSequence], scratch: &mut Scratch, threads: usize) {
+fn decode(decoder: &Decoder, rows: &mut [DecodingSequence], scratch: &mut Scratch, threads: usize) {
     let adapter = rows.first().and_then(|running| running.policy.adapter.clone());
     if let Err(error) = decoder.step(rows, adapter.as_deref(), scratch, threads) {
         tracing::error!(%error, "a decoding step failed");

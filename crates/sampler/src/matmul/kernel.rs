@@ -21,7 +21,7 @@ pub(crate) struct WeightMatrix<'a, W = f32> {
 
 /// Activations `[features, width]` in row-major order, one column for each token.
 #[derive(Clone, Copy)]
-pub(crate) struct Activations<'a> {
+pub(crate) struct TokenColumns<'a> {
     pub values: &'a [f32],
     pub width: usize,
 }
@@ -78,7 +78,7 @@ impl StoredWeight for f16 {
 pub(super) struct AddMatmul<'a, W> {
     pub out: &'a mut [f32],
     pub w: WeightMatrix<'a, W>,
-    pub x: Activations<'a>,
+    pub x: TokenColumns<'a>,
 }
 
 impl<W: StoredWeight> WithSimd for AddMatmul<'_, W> {
@@ -86,7 +86,7 @@ impl<W: StoredWeight> WithSimd for AddMatmul<'_, W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let Activations { values, width } = self.x;
+        let TokenColumns { values, width } = self.x;
         assert!(width.is_multiple_of(COLUMN_BLOCK) && values.len() >= self.w.inner * width);
         let mut column = 0;
         while column < width {

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use hone_core::threads::pause_point;
 
 use kernel::AddMatmul;
-pub(crate) use kernel::{Activations, COLUMN_BLOCK, StoredWeight, WeightMatrix};
+pub(crate) use kernel::{COLUMN_BLOCK, StoredWeight, TokenColumns, WeightMatrix};
 
 /// Multiplications that pay for another thread.
 const MIN_WORK_PER_THREAD: usize = 1 << 19;
@@ -24,7 +24,12 @@ const MIN_WORK_PER_THREAD: usize = 1 << 19;
 const PART_OUTPUTS: usize = 16;
 
 /// Computes `out += w x` on up to `threads` threads of the current pool. `out` is `[outputs, width]`.
-pub(crate) fn add_matmul(out: &mut [f32], w: WeightMatrix<'_>, x: Activations<'_>, threads: usize) {
+pub(crate) fn add_matmul(
+    out: &mut [f32],
+    w: WeightMatrix<'_>,
+    x: TokenColumns<'_>,
+    threads: usize,
+) {
     let Ok(()) = par_outputs(out, x.width, w.inner, threads, |first, out| {
         let values = &w.values[first * w.inner..];
         add_matmul_serial(out, WeightMatrix { values, ..w }, x);
@@ -37,7 +42,7 @@ pub(crate) fn add_matmul(out: &mut [f32], w: WeightMatrix<'_>, x: Activations<'_
 pub(crate) fn add_matmul_serial<W: StoredWeight>(
     out: &mut [f32],
     w: WeightMatrix<'_, W>,
-    x: Activations<'_>,
+    x: TokenColumns<'_>,
 ) {
     Arch::new().dispatch(AddMatmul { out, w, x });
     pause_point();

@@ -4,7 +4,9 @@ use pulp::Simd;
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 
 use super::kernel::AddMatmul;
-use super::{Activations, COLUMN_BLOCK, StoredWeight, WeightMatrix, add_matmul, add_matmul_serial};
+use super::{
+    COLUMN_BLOCK, StoredWeight, TokenColumns, WeightMatrix, add_matmul, add_matmul_serial,
+};
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| (((i + seed) * 7919 % 1009) as f32 / 504.0) - 1.0).collect()
@@ -14,7 +16,7 @@ fn values(n: usize, seed: usize) -> Vec<f32> {
 #[derive(Clone, Copy)]
 struct DotProduct<'a> {
     row: &'a [f32],
-    x: Activations<'a>,
+    x: TokenColumns<'a>,
     column: usize,
     initial: f32,
 }
@@ -36,7 +38,7 @@ fn every_element_is_one_sum_in_ascending_order() {
     for (outputs, inner, blocks) in shapes {
         let width = blocks * COLUMN_BLOCK;
         let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
-        let x = Activations { values: &x, width };
+        let x = TokenColumns { values: &x, width };
         let w_rows = WeightMatrix { values: &w, inner };
         for initial in [vec![0.0; outputs * width], values(outputs * width, 5)] {
             let mut out = initial.clone();
@@ -68,7 +70,7 @@ fn weights_of_16_bits_are_multiplied_as_their_exact_values() {
         let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
         let f16s: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
         let bf16s: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
-        let x = Activations { values: &x, width };
+        let x = TokenColumns { values: &x, width };
         let initial = values(outputs * width, 5);
         let wide = |wide: Vec<f32>| {
             let mut out = initial.clone();
@@ -103,7 +105,7 @@ fn the_number_of_threads_changes_no_bit() {
     let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
     let run = |threads| {
         let mut out = vec![0.0; outputs * width];
-        let (w, x) = (WeightMatrix { values: &w, inner }, Activations { values: &x, width });
+        let (w, x) = (WeightMatrix { values: &w, inner }, TokenColumns { values: &x, width });
         add_matmul(&mut out, w, x, threads);
         out
     };

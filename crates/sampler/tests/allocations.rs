@@ -87,7 +87,7 @@ fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads
 
 #[test]
 fn a_decoder_step_does_not_allocate() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/embedded");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/embedded");
     let dir = ModelDir::open(&dir).unwrap();
     let spec = ModelSpec::from_config(&dir.config).unwrap();
     let model = Model::load(spec.clone(), &dir.weights, BaseDtype::Float32, &Device::Cpu).unwrap();

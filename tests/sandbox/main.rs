@@ -1,0 +1,4 @@
+//! The sandbox, which starts the binary as its launcher, and the rewards that execute code in it.
+
+mod code_reward;
+mod confinement;
