@@ -1,6 +1,6 @@
 //! Rules of the project that Cargo and clippy cannot express; `CONTRIBUTING.md` states them.
 
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
 mod documents;
 mod imports;
