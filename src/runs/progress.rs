@@ -104,7 +104,7 @@ impl RunView {
         parts.extend(self.tokens_per_second().map(|rate| format!("{rate:.0} tok/s")));
         parts.extend(self.remaining().map(|left| format!("ETA {}", clock(left))));
         if self.skipped > 0 {
-            parts.push(format!("{} skipped", self.skipped));
+            parts.push(format!("skipped batches {}", self.skipped));
         }
         parts.join(" · ")
     }
@@ -239,7 +239,7 @@ mod tests {
         assert!(view.line().contains("signal in 75 % of groups"));
         assert!(!view.line().contains("skipped"));
         view.skipped = 3;
-        assert!(view.line().ends_with("ETA 49:40 · 3 skipped"), "{}", view.line());
+        assert!(view.line().ends_with("ETA 49:40 · skipped batches 3"), "{}", view.line());
         view.add_step(&record(3, &[("zero_std_groups_ratio", 1.0)]), Duration::from_secs(30));
         assert!(view.line().contains("signal in 0 % of groups"));
     }

@@ -189,7 +189,7 @@ fn every_example_configuration_is_valid() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/examples");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
-    assert_eq!(files.len(), 9);
+    assert_eq!(files.len(), 10);
     for file in files {
         ok(&["validate", "--config", file.to_str().unwrap()]);
     }

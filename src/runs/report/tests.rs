@@ -98,7 +98,7 @@ fn the_text_of_a_report() {
 
     | step | kind | observation | advice |
     | --- | --- | --- | --- |
-    | 12 | kl explosion | KL to the reference reached 0.734 nats a token, above 0.5 | Lower `train.learning_rate`, raise `train.beta`, or lower `train.max_grad_norm`, and go on from a checkpoint of before the rise. |
+    | 12 | kl explosion | KL to the reference reached 0.734 nats a token, above 0.5 | Lower `train.learning_rate`, raise `train.beta`, or lower `train.max_grad_norm`, and continue from a version published before the rise. |
 
     ## Metrics
 

@@ -80,7 +80,7 @@ impl SkipLog {
                 reason,
                 groups,
                 "{batches} batches in a row {EQUAL_REWARDS}; nothing is learned from them. {advice} \
-                 Further batches like these are only counted, in hone_train_skipped_steps_total."
+                 Worked examples (`dataset.few_shot`) help a weak model. Further batches like these are only counted, in hone_train_skipped_steps_total."
             );
         }
     }

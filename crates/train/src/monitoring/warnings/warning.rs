@@ -56,9 +56,8 @@ impl WarningKind {
     pub fn advice(self) -> &'static str {
         match self {
             Self::Collapse => {
-                "Raise `rollout.temperature` or `rollout.group_size`, use easier or harder prompts \
-                 (`dataset.few_shot` adds worked examples), or add a graded reward part that gives \
-                 partial credit."
+                "Raise `rollout.temperature` or `rollout.group_size`, use easier or harder prompts, \
+                 or add a graded reward part that gives partial credit."
             }
             Self::KlExplosion => {
                 "Lower `train.learning_rate`, raise `train.beta`, or lower `train.max_grad_norm`, \
