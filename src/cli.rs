@@ -100,15 +100,9 @@ pub enum AdaptersCommand {
         /// Store merged weights as 32-bit floats instead of the base's type
         #[arg(long, requires = "merged")]
         f32: bool,
-        /// Base model [default: the configured model]
-        #[arg(long, value_name = "DIR|HUB_ID")]
-        model: Option<String>,
-        /// Configuration file
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
-        /// Data directory [default: ./hone-data]
-        #[arg(long, value_name = "DIR")]
-        data: Option<PathBuf>,
+        /// Common arguments.
+        #[command(flatten)]
+        config: ConfigArgs,
     },
 }
 
@@ -275,18 +269,26 @@ impl From<BenchTrainArgs> for bench_train::TrainBenchOptions {
     }
 }
 
-/// `hone serve`.
+/// The arguments of every command that loads a model.
 #[derive(Debug, Args)]
-pub struct ServeArgs {
+pub struct ConfigArgs {
     /// Model: a Hugging Face directory or hub id [default: the embedded model]
     #[arg(long, value_name = "DIR|HUB_ID")]
     pub model: Option<String>,
-    /// Configuration file (see configs/default.toml)
+    /// Configuration file (see configs/default.toml and configs/examples)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Data directory: ledger, adapters, checkpoints [default: ./hone-data]
+    /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
+}
+
+/// `hone serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Common arguments.
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
@@ -295,18 +297,12 @@ pub struct ServeArgs {
 /// Arguments that `hone train` and `hone eval` share.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Model: a Hugging Face directory or hub id [default: the embedded model]
-    #[arg(long, value_name = "DIR|HUB_ID")]
-    pub model: Option<String>,
-    /// Configuration file (see configs/default.toml and configs/examples)
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// Common arguments.
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// Dataset: JSONL, CSV or Parquet
     #[arg(long, value_name = "FILE")]
     pub dataset: Option<PathBuf>,
-    /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
-    #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
 }
 
 /// `hone train`.

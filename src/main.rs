@@ -13,7 +13,7 @@ use clap::Parser;
 use hone::app::adapters::Export;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
-    Command, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, RunArgs, ServeArgs,
+    Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, ServeArgs,
     TrainArgs,
 };
 use hone::config::{Config, LogConfig};
@@ -91,6 +91,17 @@ fn load(file: Option<&Path>) -> anyhow::Result<Config> {
     config::load(file).map_err(usage)
 }
 
+/// The configuration from the file and the environment, with the flags of `args` and then `change`
+/// applied.
+fn load_with(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Result<Config> {
+    let mut config = load(args.config.as_deref())?;
+    set(&mut config.model.path, args.model);
+    set(&mut config.data.dir, args.data);
+    change(&mut config);
+    config::validate(&config).map_err(usage)?;
+    Ok(config)
+}
+
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
@@ -103,11 +114,7 @@ fn set<T>(key: &mut T, flag: Option<T>) {
 }
 
 fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
-    let mut config = load(args.config.as_deref())?;
-    set(&mut config.model.path, args.model);
-    set(&mut config.data.dir, args.data);
-    set(&mut config.server.bind, args.bind);
-    config::validate(&config).map_err(usage)?;
+    let config = load_with(args.config, |config| set(&mut config.server.bind, args.bind))?;
     logging::init(&config.log);
     runtime()?.block_on(async {
         let service = app::start(config).await?;
@@ -136,25 +143,24 @@ fn run_demo(args: DemoArgs, out: &mut Output) -> Outcome {
     Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The configuration of a run, from the file, the environment, the common flags and then `change`.
-/// Starts logging.
-fn run_config(args: RunArgs, change: impl FnOnce(&mut Config)) -> anyhow::Result<Config> {
-    let mut config = load(args.config.as_deref())?;
-    set(&mut config.model.path, args.model);
-    set(&mut config.data.dir, args.data);
-    set(&mut config.dataset.path, args.dataset);
-    if config.log.level == LogConfig::default().level {
-        // Progress and results contain the same information as the log lines at `info`.
-        "warn".clone_into(&mut config.log.level);
-    }
-    change(&mut config);
-    config::validate(&config).map_err(usage)?;
+/// [`load_with`] for a command that reports its progress. Starts logging.
+fn run_config(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Result<Config> {
+    let config = load_with(args, |config| {
+        if config.log.level == LogConfig::default().level {
+            // Progress and results contain the same information as the log lines at `info`.
+            "warn".clone_into(&mut config.log.level);
+        }
+        change(config);
+    })?;
     logging::init(&config.log);
     Ok(config)
 }
 
 fn train(args: TrainArgs, out: &mut Output) -> Outcome {
-    let config = run_config(args.run, |config| set(&mut config.train.max_steps, args.steps))?;
+    let config = run_config(args.run.config, |config| {
+        set(&mut config.dataset.path, args.run.dataset);
+        set(&mut config.train.max_steps, args.steps);
+    })?;
     if args.explain_memory {
         writeln!(out, "{}", app::explain_memory(&config)?)?;
         return Ok(ExitCode::SUCCESS);
@@ -181,7 +187,10 @@ fn train(args: TrainArgs, out: &mut Output) -> Outcome {
 }
 
 fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
-    let config = run_config(args.run, |config| set(&mut config.run.eval_samples, args.samples))?;
+    let config = run_config(args.run.config, |config| {
+        set(&mut config.dataset.path, args.run.dataset);
+        set(&mut config.run.eval_samples, args.samples);
+    })?;
     let options = EvalOptions { pass_at: args.pass_at, part: args.part };
     let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
     let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text() };
@@ -234,9 +243,8 @@ async fn check_rewards(config: &Config) -> anyhow::Result<()> {
 fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {
     match command {
         AdaptersCommand::List { json, data } => list_adapters(&data.data, json, out)?,
-        AdaptersCommand::Export { merged, peft, version, f32, model, config, data } => {
-            let args = RunArgs { model, config, dataset: None, data };
-            let config = run_config(args, |_| {})?;
+        AdaptersCommand::Export { merged, peft, version, f32, config } => {
+            let config = run_config(config, |_| {})?;
             let precision = if f32 { Precision::F32 } else { Precision::Base };
             let export = merged.map(|target| Export::Merged(target, precision));
             let export = export.or(peft.map(Export::Peft));

@@ -88,13 +88,14 @@ fn usage_errors_have_code_2_and_failures_code_1() {
         file.to_str().unwrap().to_owned()
     };
     let invalid = config("invalid.toml", "[train]\nbeta = -1.0\n");
-    let missing = config("missing.toml", "[dataset]\npath = \"no-such-dataset.jsonl\"\n");
+    let stage = "[dataset]\npath = \"a.jsonl\"\n[[dataset.stage]]\nfilter = \"level =\"\n";
+    let filter = config("filter.toml", stage);
     for (args, code, text) in [
         (&["serve", "--no-such-flag"][..], 2, "--no-such-flag"),
         (&["adapters", "export"], 2, "--merged"),
         (&["validate", "--config", &invalid], 2, "train.beta"),
         (&["eval", "--config", &invalid], 2, "train.beta"),
-        (&["validate", "--config", &missing], 2, "no-such-dataset.jsonl"),
+        (&["validate", "--config", &filter], 2, "filter"),
         (&["validate", "--config", "no-such-file.toml"], 2, "no-such-file.toml"),
         (&["adapters", "list", "--data", "no-such-directory"], 1, "no-such-directory"),
     ] {

@@ -22,6 +22,7 @@ pub(super) enum ChoiceEvent {
 }
 
 /// A choice while it is sampled.
+#[derive(Default)]
 pub(super) struct ChoiceState {
     params: SamplingParams,
     pub(super) version: Option<PolicyVersion>,
@@ -36,16 +37,7 @@ pub(super) struct ChoiceState {
 
 impl ChoiceState {
     pub(super) fn new(params: SamplingParams) -> Self {
-        Self {
-            params,
-            version: None,
-            ids: Vec::new(),
-            logprobs: Vec::new(),
-            kept_mass: 1.0,
-            text: String::new(),
-            pending: Vec::new(),
-            finish: None,
-        }
+        Self { params, kept_mass: 1.0, ..Self::default() }
     }
 
     pub(super) fn push(&mut self, token: &Token) {

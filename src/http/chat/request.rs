@@ -111,7 +111,7 @@ pub(super) fn read(
         messages: messages(&fields)?,
         params: params(&fields, default_max_tokens, vocab)?,
         stop: stop(&fields)?,
-        choices: small(fields.integer("n", 1..=MAX_CHOICES)?).unwrap_or(1),
+        choices: to_u32(fields.integer("n", 1..=MAX_CHOICES)?).unwrap_or(1),
         logprobs: logprobs(&fields)?,
         metadata: metadata(&fields)?,
         stream,
@@ -236,7 +236,7 @@ fn params(
         temperature: single(fields.number("temperature", 0.0..=2.0)?, default.temperature),
         // 0 keeps only the most probable token, as does any positive mass below that token's own.
         top_p: single(fields.number("top_p", 0.0..=1.0)?, default.top_p).max(f32::MIN_POSITIVE),
-        top_k: small(top_k).unwrap_or(default.top_k),
+        top_k: to_u32(top_k).unwrap_or(default.top_k),
         min_p: single(fields.number("min_p", 0.0..=1.0)?, default.min_p),
         presence_penalty: single(fields.number("presence_penalty", -2.0..=2.0)?, 0.0),
         frequency_penalty: single(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
@@ -263,11 +263,11 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
             let allowed = format_args!("absent, or equal to max_completion_tokens ({new})");
             Err(fields.invalid("max_tokens", allowed))
         }
-        _ => Ok(small(new.or(old))),
+        _ => Ok(to_u32(new.or(old))),
     }
 }
 
-fn small(value: Option<i64>) -> Option<u32> {
+fn to_u32(value: Option<i64>) -> Option<u32> {
     value.map(|v| u32::try_from(v).unwrap_or(u32::MAX))
 }
 
