@@ -272,7 +272,7 @@ impl From<BenchTrainArgs> for bench_train::TrainBenchOptions {
 /// The arguments of every command that loads a model.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
-    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    /// Model: a Hugging Face directory or hub id [default: model.path, or the embedded model]
     #[arg(long, value_name = "DIR|HUB_ID")]
     pub model: Option<String>,
     /// Configuration file (see configs/default.toml and configs/examples)
