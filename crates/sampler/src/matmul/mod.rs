@@ -5,6 +5,8 @@
 //! bits of an element do not depend on the other columns, on the tile that computes it, or on the
 //! number of threads.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod kernel;
 
 use std::convert::Infallible;
@@ -14,8 +16,12 @@ use rayon::prelude::*;
 
 use hone_core::threads::pause_point;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::VectorWeight;
 use kernel::AddMatmul;
-pub(crate) use kernel::{COLUMN_BLOCK, StoredWeight, TokenColumns, WeightMatrix};
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use kernel::StoredWeight as VectorWeight;
+pub(crate) use kernel::{COLUMN_BLOCK, TokenColumns, WeightMatrix};
 
 /// Multiplications that pay for another thread.
 const MIN_WORK_PER_THREAD: usize = 1 << 19;
@@ -39,12 +45,17 @@ pub(crate) fn add_matmul(
 
 /// [`add_matmul`] on the current thread, for weights of any stored type. Uses as many rows of `w` as
 /// `out` has.
-pub(crate) fn add_matmul_serial<W: StoredWeight>(
+pub(crate) fn add_matmul_serial<W: VectorWeight>(
     out: &mut [f32],
     w: WeightMatrix<'_, W>,
     x: TokenColumns<'_>,
 ) {
-    Arch::new().dispatch(AddMatmul { out, w, x });
+    let task = AddMatmul { out, w, x };
+    match Arch::new() {
+        #[cfg(target_arch = "x86_64")]
+        Arch::V4(token) => avx512::add_matmul(token, task),
+        arch => arch.dispatch(task),
+    }
     pause_point();
 }
 

@@ -3,10 +3,8 @@ use pulp::Simd;
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 
-use super::kernel::AddMatmul;
-use super::{
-    COLUMN_BLOCK, StoredWeight, TokenColumns, WeightMatrix, add_matmul, add_matmul_serial,
-};
+use super::kernel::{AddMatmul, StoredWeight};
+use super::{COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, add_matmul_serial};
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| (((i + seed) * 7919 % 1009) as f32 / 504.0) - 1.0).collect()
