@@ -66,7 +66,7 @@ pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
         let column = block * COLUMN_BLOCK;
         // SAFETY: `column < width`, so each pointer is within its slice or the slice is empty.
         let columns = unsafe {
-            Columns {
+            ColumnBlocks {
                 out: out.as_mut_ptr().add(column),
                 w: w.values.as_ptr(),
                 x: x.values.as_ptr().add(column.min(x.values.len())),
@@ -90,7 +90,7 @@ pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
 }
 
 /// All outputs of some blocks of columns. The pointers of `out` and `x` are at the first column.
-struct Columns<W> {
+struct ColumnBlocks<W> {
     out: *mut f32,
     w: *const W,
     x: *const f32,
@@ -99,7 +99,7 @@ struct Columns<W> {
     outputs: usize,
 }
 
-impl<W: VectorWeight> Columns<W> {
+impl<W: VectorWeight> ColumnBlocks<W> {
     /// Computes all outputs of `N` blocks, `M` at a time, then fewer.
     ///
     /// # Safety
