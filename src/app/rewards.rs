@@ -43,7 +43,7 @@ pub async fn reward_tools(config: &Config, metrics: Arc<Metrics>) -> anyhow::Res
     let endpoint = GraderEndpoint::new(&config.graders, &metrics).context("[graders]")?;
     let tools = Tools {
         metrics: Some(metrics),
-        own_model: Some(self_judge.clone()),
+        self_judge: Some(self_judge.clone()),
         endpoint,
         sandbox,
         python: Some(python),

@@ -40,7 +40,7 @@ impl JudgeModel for SelfJudge {
         messages: &[Message],
         params: &JudgeSampling,
     ) -> Result<JudgeReply, JudgeError> {
-        let engine = self.0.get().ok_or(JudgeError::NoOwnModel)?;
+        let engine = self.0.get().ok_or(JudgeError::NoSelfJudge)?;
         let model_error = |error: EngineError| JudgeError::Model(error.into());
         let prompt_ids = engine.codec().prompt(messages).map_err(model_error)?;
         let prompt_tokens = prompt_ids.len() as u64;

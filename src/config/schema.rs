@@ -130,7 +130,7 @@ impl Config {
     /// Whether a judge uses the served base model.
     pub fn uses_self_judge(&self) -> bool {
         let mut kinds = self.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
-        kinds.any(|kind| kind.needs_own_model())
+        kinds.any(|kind| kind.needs_self_judge())
     }
 }
 

@@ -47,7 +47,7 @@ pub struct MistralEngine {
 impl MistralEngine {
     /// Loads `2 * replicas` copies of the base model and starts serving it as version 0.
     ///
-    /// `normalized` is the directory that [`ModelDir::normalized`] returned. This blocks while it loads
+    /// `normalized` is the directory that [`ModelDir::write_normalized`] returned. This blocks while it loads
     /// (10 ms a copy for the embedded model, seconds for a large one). It needs no runtime; within
     /// one, call it on a blocking thread.
     ///

@@ -60,14 +60,14 @@ impl JudgeModel for EndpointJudge {
 }
 
 /// This server's own model with a time limit; its calls are counted like those of an endpoint.
-pub(super) struct OwnModelJudge {
+pub(super) struct SelfJudgeClient {
     pub(super) model: Arc<dyn JudgeModel>,
     pub(super) timeout: Duration,
     pub(super) events: Arc<CallEvents>,
 }
 
 #[async_trait]
-impl JudgeModel for OwnModelJudge {
+impl JudgeModel for SelfJudgeClient {
     async fn complete(
         &self,
         messages: &[Message],

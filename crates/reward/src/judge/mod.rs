@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use cache::{JudgementCache, PromptKey};
-use client::{EndpointJudge, OwnModelJudge};
+use client::{EndpointJudge, SelfJudgeClient};
 use events::JudgeEvents;
 use futures::future::join_all;
 use parse::{Judgement, ParseFailure};
@@ -37,7 +37,7 @@ use hone_core::types::{Message, Role};
 use crate::{RewardFn, ScoreInput};
 
 pub use model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
-pub use params::{JudgeMode, JudgeParams, OWN_MODEL, Rubric, TokenLimitField};
+pub use params::{JudgeMode, JudgeParams, Rubric, SELF_JUDGE, TokenLimitField};
 
 /// Asks a language model for rewards.
 pub struct Judge {
@@ -65,10 +65,10 @@ impl Judge {
         own: Option<Arc<dyn JudgeModel>>,
     ) -> Result<Self, JudgeError> {
         let events = JudgeEvents::new(params, route, part, metrics);
-        let model: Box<dyn JudgeModel> = if params.is_own_model() {
-            let model = own.ok_or(JudgeError::NoOwnModel)?;
+        let model: Box<dyn JudgeModel> = if params.is_self_judge() {
+            let model = own.ok_or(JudgeError::NoSelfJudge)?;
             let timeout = params.limits().timeout;
-            Box::new(OwnModelJudge { model, timeout, events: Arc::clone(&events.calls) })
+            Box::new(SelfJudgeClient { model, timeout, events: Arc::clone(&events.calls) })
         } else {
             Box::new(EndpointJudge::new(params, Arc::clone(&events.calls))?)
         };

@@ -38,7 +38,7 @@ pub enum JudgeError {
     Unresolved(String),
     /// `base_url` is `self`, but this server serves no model.
     #[error("base_url = `self`: no model of this server can judge here")]
-    NoOwnModel,
+    NoSelfJudge,
     /// The custom template has a syntax error.
     #[error("template cannot be read: {0}")]
     TemplateSyntax(#[source] minijinja::Error),
@@ -59,7 +59,7 @@ impl JudgeError {
         match self {
             Self::Call(error) => error.reason(),
             Self::TemplateSyntax(_) | Self::Template(_) => "template",
-            Self::Unresolved(_) | Self::NoOwnModel | Self::Model(_) => "model",
+            Self::Unresolved(_) | Self::NoSelfJudge | Self::Model(_) => "model",
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::kinds::define::parameters;
 use crate::remote::{CallLimits, call_limits, check_url};
 
 /// The name under which judges and model graders ask this server's own base model.
-pub const OWN_MODEL: &str = "self";
+pub const SELF_JUDGE: &str = "self";
 
 /// How a judge compares the completions of one prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub enum TokenLimitField {
 parameters! {
     /// Parameters of `kind = "judge"`: the model that judges, its instruction, and how it is called.
     pub struct JudgeParams {
-        /// An OpenAI-compatible endpoint such as `https://api.example/v1`, or [`OWN_MODEL`].
+        /// An OpenAI-compatible endpoint such as `https://api.example/v1`, or [`SELF_JUDGE`].
         pub base_url: String,
         /// The model's name at the endpoint; not needed with `self`.
         pub model: String = String::new(),
@@ -116,8 +116,8 @@ parameters! {
 
 impl JudgeParams {
     /// Whether this server's own base model judges.
-    pub fn is_own_model(&self) -> bool {
-        self.base_url == OWN_MODEL
+    pub fn is_self_judge(&self) -> bool {
+        self.base_url == SELF_JUDGE
     }
 
     /// How the endpoint is called.
@@ -139,7 +139,7 @@ impl JudgeParams {
     /// # Errors
     /// The first value that is out of range.
     pub fn check(&self) -> Checked {
-        if !self.is_own_model() {
+        if !self.is_self_judge() {
             check_url("base_url", &self.base_url, self.allow_http)?;
             if self.model.is_empty() {
                 let allowed = "the name of a model that the endpoint serves";
@@ -186,7 +186,7 @@ mod tests {
     fn keys_are_read_and_the_key_is_never_written() {
         let read: JudgeParams = toml::from_str("base_url = \"self\"").unwrap();
         assert_eq!(read, JudgeParams::new("self", ""));
-        assert!(read.is_own_model());
+        assert!(read.is_self_judge());
         assert_eq!(read.check(), Ok(()));
         let mut keyed = JudgeParams::new("https://api.example/v1", "m");
         keyed.api_key_env = "KEY".to_owned();

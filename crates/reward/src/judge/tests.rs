@@ -332,11 +332,11 @@ fn invalid_templates_are_refused_at_construction() {
     insta::assert_snapshot!(refusal("Be nice.", JudgeMode::Rank).unwrap(), @"template does not show what to judge: `candidates`");
     let metrics = Arc::new(Metrics::new().unwrap());
     let alone = Judge::new(&own(JudgeMode::Score), "r", "p", &metrics, None).err();
-    assert!(matches!(alone, Some(JudgeError::NoOwnModel)), "{alone:?}");
+    assert!(matches!(alone, Some(JudgeError::NoSelfJudge)), "{alone:?}");
 }
 
 #[tokio::test]
-async fn an_own_model_that_hangs_gives_a_missing_value() {
+async fn a_self_judge_that_hangs_gives_a_missing_value() {
     struct Hangs;
     #[async_trait]
     impl JudgeModel for Hangs {

@@ -128,8 +128,8 @@ impl<K: AnyKind> Kind for Ensemble<K> {
         self.of.iter().any(|member| member.kind.needs_sandbox())
     }
 
-    fn needs_own_model(&self) -> bool {
-        self.of.iter().any(|member| member.kind.needs_own_model())
+    fn needs_self_judge(&self) -> bool {
+        self.of.iter().any(|member| member.kind.needs_self_judge())
     }
 }
 

@@ -53,7 +53,7 @@ pub trait Kind: Documented {
     }
 
     /// Whether scoring asks this server's own base model.
-    fn needs_own_model(&self) -> bool {
+    fn needs_self_judge(&self) -> bool {
         false
     }
 }

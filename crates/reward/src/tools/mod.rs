@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use hone_core::metrics::Metrics;
 
 use crate::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
-use crate::judge::{JudgeModel, JudgeSampling, OWN_MODEL};
+use crate::judge::{JudgeModel, JudgeSampling, SELF_JUDGE};
 use crate::sandbox::Sandbox;
 
 pub use config::GradersConfig;
@@ -31,7 +31,7 @@ pub struct Tools {
     /// The metrics that count calls.
     pub metrics: Option<Arc<Metrics>>,
     /// This server's base model, for judges with `base_url = "self"`.
-    pub own_model: Option<Arc<dyn JudgeModel>>,
+    pub self_judge: Option<Arc<dyn JudgeModel>>,
     /// The endpoint of every other model that graders name.
     pub endpoint: Option<Arc<GraderEndpoint>>,
     /// The sandbox for the Python of routes.
@@ -53,8 +53,8 @@ impl Tools {
     /// The rest of a sentence whose subject is the grader.
     pub(super) fn check_model(&self, model: &str) -> Result<(), String> {
         match model {
-            OWN_MODEL if self.own_model.is_some() => Ok(()),
-            OWN_MODEL => Err("it asks this server's own model, and none is served".to_owned()),
+            SELF_JUDGE if self.self_judge.is_some() => Ok(()),
+            SELF_JUDGE => Err("it asks this server's own model, and none is served".to_owned()),
             _ if self.endpoint.is_some() => Ok(()),
             other => Err(not_answered(other)),
         }
@@ -64,7 +64,7 @@ impl Tools {
 fn not_answered(model: &str) -> String {
     format!(
         "it asks the model {model:?}, and graders.base_url names no endpoint that serves it (this \
-         server's own base model is {OWN_MODEL:?})"
+         server's own base model is {SELF_JUDGE:?})"
     )
 }
 
@@ -72,9 +72,9 @@ fn not_answered(model: &str) -> String {
 #[async_trait]
 impl ModelClient for Tools {
     async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
-        match (request.model.as_str(), &self.own_model, &self.endpoint) {
-            (OWN_MODEL, Some(own), _) => ask_own(own.as_ref(), request).await,
-            (OWN_MODEL, None, _) => Err(ModelFailure::Server("no model is served".to_owned())),
+        match (request.model.as_str(), &self.self_judge, &self.endpoint) {
+            (SELF_JUDGE, Some(own), _) => ask_own(own.as_ref(), request).await,
+            (SELF_JUDGE, None, _) => Err(ModelFailure::Server("no model is served".to_owned())),
             (_, _, Some(endpoint)) => endpoint.complete(request).await,
             (other, _, None) => Err(ModelFailure::Server(not_answered(other))),
         }
@@ -97,5 +97,5 @@ async fn ask_own(own: &dyn JudgeModel, request: &ModelRequest) -> Result<ModelRe
         total_tokens: reply.prompt_tokens + reply.completion_tokens,
         ..TokenUsage::default()
     };
-    Ok(ModelReply { text: reply.text, model: OWN_MODEL.to_owned(), usage })
+    Ok(ModelReply { text: reply.text, model: SELF_JUDGE.to_owned(), usage })
 }

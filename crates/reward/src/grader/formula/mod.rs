@@ -5,7 +5,7 @@
 //! names of graders.
 //!
 //! A formula is parsed once into operations for a stack machine, so neither evaluation nor drop
-//! recurses; the parser recurses at most [`DEEPEST`] levels.
+//! recurses; the parser recurses at most `DEEPEST` levels.
 
 use std::ops::{Add, Mul, Neg, Sub};
 
@@ -28,10 +28,10 @@ const FUNCTIONS: [(&str, FormulaOp); 8] = [
 /// What is wrong with a formula; characters are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormulaError {
-    /// It has more than [`LONGEST`] characters.
+    /// It has more than `LONGEST` characters.
     #[error("the formula has {0} characters: it may have {LONGEST}")]
     TooLong(usize),
-    /// It is nested deeper than [`DEEPEST`].
+    /// It is nested deeper than `DEEPEST`.
     #[error("the formula is nested more than {DEEPEST} deep at character {0}")]
     TooDeep(usize),
     /// A syntax error.

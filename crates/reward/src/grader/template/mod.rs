@@ -20,10 +20,10 @@ const SAMPLE: [&str; 4] = ["output_text", "output_json", "output_tools", "choice
 /// What is wrong with a template; characters are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// It has more than [`LONGEST`] bytes.
+    /// It has more than `LONGEST` bytes.
     #[error("the template has {0} bytes: it may have {LONGEST}")]
     TooLong(usize),
-    /// It has more than [`MOST_VALUES`] values.
+    /// It has more than `MOST_VALUES` values.
     #[error("the template has more than {MOST_VALUES} values")]
     TooManyValues,
     /// Its opening braces have no closing ones.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::grader::Grader;
-use crate::judge::OWN_MODEL;
+use crate::judge::SELF_JUDGE;
 use crate::kinds::prelude::*;
 
 define_kind! {
@@ -46,8 +46,8 @@ impl Kind for GraderParams {
         self.with_members().iter().any(|grader| type_of(grader) == "python")
     }
 
-    fn needs_own_model(&self) -> bool {
-        self.models().iter().any(|model| model == OWN_MODEL)
+    fn needs_self_judge(&self) -> bool {
+        self.models().iter().any(|model| model == SELF_JUDGE)
     }
 }
 

@@ -38,7 +38,7 @@ impl Kind for JudgeParams {
     }
 
     fn build(&self, context: &BuildContext<'_>) -> Built {
-        let own = context.tools.own_model.clone();
+        let own = context.tools.self_judge.clone();
         let judge = Judge::new(self, context.route, context.part, &context.metrics()?, own);
         Ok(Some(Arc::new(judge.map_err(keyed)?)))
     }
@@ -47,7 +47,7 @@ impl Kind for JudgeParams {
         Self::resolve(self, lookup).map_err(|error| format!("api_key_env{error}"))
     }
 
-    fn needs_own_model(&self) -> bool {
-        self.is_own_model()
+    fn needs_self_judge(&self) -> bool {
+        self.is_self_judge()
     }
 }
