@@ -18,7 +18,7 @@ use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_sampler::{
-    AdapterWeights, BatchMember, BatchedEngine, Decoder, PagePool, PromptPages, SamplerConfig,
+    AdapterWeights, BatchRow, BatchedEngine, Decoder, PagePool, PromptPages, SamplerConfig,
     Scratch, SequencePages,
 };
 
@@ -276,23 +276,6 @@ impl SamplerBench {
     }
 }
 
-struct DecoderRow {
-    sequence: SequencePages,
-    token: TokenId,
-}
-
-impl BatchMember for DecoderRow {
-    fn sequence(&self) -> &SequencePages {
-        &self.sequence
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        &mut self.sequence
-    }
-    fn token(&self) -> TokenId {
-        self.token
-    }
-}
-
 /// Measures the decoder alone.
 struct StepBench {
     decoder: Decoder,
@@ -335,7 +318,7 @@ impl StepBench {
             let prompt = shared.as_ref().with_context(no_room)?;
             let sequence =
                 SequencePages::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
-            rows.push(DecoderRow { sequence, token: prompt.last_token() });
+            rows.push(BatchRow { sequence, token: prompt.last_token() });
         }
         let mut times = Vec::new();
         for step in 0..options.tokens {

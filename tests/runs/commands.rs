@@ -1,11 +1,11 @@
 //! `hone train`, `hone eval`, `hone rewards test` and `hone adapters` through the command line.
 
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
-
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+
+use crate::lines;
 
 fn hone(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_hone"))
@@ -23,11 +23,6 @@ fn ok(args: &[&str]) -> Output {
     let output = hone(args);
     assert!(output.status.success(), "{args:?}\n{}", text(&output.stderr));
     output
-}
-
-fn lines(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]

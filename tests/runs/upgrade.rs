@@ -1,12 +1,12 @@
 //! A data directory that an earlier commit wrote opens, passes its checks and continues.
 
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+
+use crate::lines;
 
 /// Largest difference of a metric, relative to values above 1: processors round differently.
 const TOLERANCE: f64 = 1e-4;
@@ -39,11 +39,6 @@ fn copy(from: &Path, to: &Path) {
             fs::copy(entry.path(), target).unwrap();
         }
     }
-}
-
-fn lines(path: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]

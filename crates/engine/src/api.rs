@@ -36,6 +36,19 @@ pub struct GenerateRequest {
     pub priority: Priority,
 }
 
+impl GenerateRequest {
+    /// A request of [`Publisher::probe`]: shadow priority, no stop strings and no alternatives.
+    pub fn probe(prompt_ids: &[TokenId], params: &SamplingParams) -> Self {
+        Self {
+            prompt_ids: prompt_ids.to_vec(),
+            params: params.clone(),
+            stop: Vec::new(),
+            top_logprobs: 0,
+            priority: Priority::Shadow,
+        }
+    }
+}
+
 /// One sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
@@ -89,6 +102,13 @@ pub struct Completion {
     pub text: String,
     /// Why it ended.
     pub finish: FinishReason,
+}
+
+impl Completion {
+    /// The id and the log-probability of every sampled token.
+    pub fn token_logprobs(&self) -> Vec<(TokenId, f32)> {
+        self.tokens.iter().map(|token| (token.id, token.logprob)).collect()
+    }
 }
 
 impl Generation {

@@ -55,6 +55,13 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// The error of a probe or an activation before a version was staged.
+    pub fn nothing_staged() -> Self {
+        Self::Invalid("no version is staged".to_owned())
+    }
+}
+
+impl EngineError {
     /// An [`Self::Component`] error.
     pub fn component(
         component: impl ToString,

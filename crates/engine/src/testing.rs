@@ -157,7 +157,7 @@ impl FakeEngine {
     /// The color staged last.
     fn staged_color(&self) -> Result<Color, EngineError> {
         let color = self.records().color;
-        color.ok_or_else(|| EngineError::Invalid("no version is staged".to_owned()))
+        color.ok_or_else(EngineError::nothing_staged)
     }
 }
 
@@ -219,19 +219,13 @@ impl Publisher for FakeEngine {
         prompt_ids: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        let request = GenerateRequest {
-            prompt_ids: prompt_ids.to_vec(),
-            params: params.clone(),
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Live,
-        };
+        let request = GenerateRequest::probe(prompt_ids, params);
         let lease = match self.admission.acquire_on(self.staged_color()?) {
             Some(lease) => lease,
             None => self.admission.acquire(Priority::Live).await?,
         };
         let completion = self.run(lease, &request)?.collect().await?;
-        Ok(completion.tokens.into_iter().map(|token| (token.id, token.logprob)).collect())
+        Ok(completion.token_logprobs())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {

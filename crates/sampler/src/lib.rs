@@ -51,5 +51,5 @@ pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
 pub use engine::{BatchedEngine, BatchedPublisher};
 pub use error::SamplerError;
-pub use kv_cache::{BatchMember, CacheShape, PagePool, PromptPages, SequencePages};
+pub use kv_cache::{BatchMember, BatchRow, CacheShape, PagePool, PromptPages, SequencePages};
 pub use weights::AdapterWeights;

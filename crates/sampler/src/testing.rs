@@ -14,7 +14,7 @@ use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
 
-use crate::{AdapterWeights, BatchMember, Decoder, PagePool, PromptPages, Scratch, SequencePages};
+use crate::{AdapterWeights, BatchRow, Decoder, PagePool, PromptPages, Scratch, SequencePages};
 
 pub(crate) const FAMILIES: [&str; 10] = [
     "qwen2",
@@ -83,24 +83,6 @@ pub(crate) fn best(logits: &[f32]) -> TokenId {
     best.map_or(0, |(id, _)| id as TokenId)
 }
 
-/// A sequence whose next token is set by the test (teacher forcing).
-pub(crate) struct ForcedSequence {
-    pub sequence: SequencePages,
-    pub token: TokenId,
-}
-
-impl BatchMember for ForcedSequence {
-    fn sequence(&self) -> &SequencePages {
-        &self.sequence
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        &mut self.sequence
-    }
-    fn token(&self) -> TokenId {
-        self.token
-    }
-}
-
 /// Pages of a harness's pool.
 pub(crate) const POOL_PAGES: usize = 1000;
 
@@ -138,12 +120,12 @@ impl DecoderHarness {
         Arc::new(prompt)
     }
 
-    pub fn sequence(&mut self, prompt: &Arc<PromptPages>, limit: usize) -> ForcedSequence {
+    pub fn sequence(&mut self, prompt: &Arc<PromptPages>, limit: usize) -> BatchRow {
         let sequence = SequencePages::new(&mut self.pool, prompt, limit).unwrap();
-        ForcedSequence { sequence, token: prompt.last_token() }
+        BatchRow { sequence, token: prompt.last_token() }
     }
 
-    pub fn step(&mut self, batch: &mut [ForcedSequence]) {
+    pub fn step(&mut self, batch: &mut [BatchRow]) {
         for member in batch.iter_mut() {
             assert!(member.sequence.ensure_page(&mut self.pool));
         }

@@ -10,13 +10,12 @@ use candle_core::{DType, Device};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use hone_core::types::TokenId;
 use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
 use hone_sampler::{
-    AdapterWeights, BatchMember, Decoder, PagePool, PromptPages, Scratch, SequencePages,
+    AdapterWeights, BatchRow, Decoder, PagePool, PromptPages, Scratch, SequencePages,
 };
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -40,23 +39,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-struct Row {
-    sequence: SequencePages,
-    token: TokenId,
-}
-
-impl BatchMember for Row {
-    fn sequence(&self) -> &SequencePages {
-        &self.sequence
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        &mut self.sequence
-    }
-    fn token(&self) -> TokenId {
-        self.token
-    }
-}
-
 /// Decodes three batches of 24 sequences of 40 tokens; returns the allocations of the last.
 fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads: usize) -> usize {
     let mut pool = PagePool::new(decoder.shape(), 200);
@@ -69,8 +51,9 @@ fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads
     let mut last = 0;
     for _ in 0..3 {
         let new = |pool: &mut PagePool| SequencePages::new(pool, &prompt, 40).unwrap();
-        let mut rows: Vec<Row> =
-            (0..24).map(|_| Row { sequence: new(&mut pool), token: prompt.last_token() }).collect();
+        let mut rows: Vec<BatchRow> = (0..24)
+            .map(|_| BatchRow { sequence: new(&mut pool), token: prompt.last_token() })
+            .collect();
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for step in 0..40 {
             for row in &mut rows {

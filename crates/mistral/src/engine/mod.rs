@@ -101,7 +101,7 @@ impl MistralEngine {
         let mut running = Vec::new();
         for color in Color::BOTH {
             while let Some(lease) = self.admission.acquire_on(color) {
-                let request = probe_request(self.codec.stop_ids(), &params);
+                let request = GenerateRequest::probe(self.codec.stop_ids(), &params);
                 running.push(self.run(lease, request)?);
             }
         }
@@ -127,21 +127,6 @@ impl MistralEngine {
         self.replicas[color as usize][slot].worker.start(job)?;
         Ok(generation)
     }
-}
-
-/// A shadow request for a probe.
-fn probe_request(prompt_ids: &[TokenId], params: &SamplingParams) -> GenerateRequest {
-    GenerateRequest {
-        prompt_ids: prompt_ids.to_vec(),
-        params: params.clone(),
-        stop: Vec::new(),
-        top_logprobs: 0,
-        priority: Priority::Shadow,
-    }
-}
-
-fn nothing_staged() -> EngineError {
-    EngineError::Invalid("no version is staged".to_owned())
 }
 
 #[async_trait]
@@ -221,19 +206,18 @@ impl Publisher for MistralEngine {
         prompt_ids: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        let color = (*self.staged.lock().await).ok_or_else(nothing_staged)?;
-        let mut request = probe_request(prompt_ids, params);
+        let color = (*self.staged.lock().await).ok_or_else(EngineError::nothing_staged)?;
+        let request = GenerateRequest::probe(prompt_ids, params);
         let lease = if color == self.admission.idle_color() {
             // The idle color gets no new requests, but those from its active time may still run.
             self.admission.wait_until_idle(color).await;
             let busy = || EngineError::Internal("the staged engines are busy".to_owned());
             self.admission.acquire_on(color).ok_or_else(busy)?
         } else {
-            request.priority = Priority::Live;
             self.admission.acquire(Priority::Live).await?
         };
         let completion = self.run(lease, request)?.collect().await?;
-        Ok(completion.tokens.into_iter().map(|token| (token.id, token.logprob)).collect())
+        Ok(completion.token_logprobs())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -241,7 +225,7 @@ impl Publisher for MistralEngine {
         let start = Instant::now();
         match *staged {
             Some(color) if self.admission.activate(color) => Ok(start.elapsed()),
-            _ => Err(nothing_staged()),
+            _ => Err(EngineError::nothing_staged()),
         }
     }
 }

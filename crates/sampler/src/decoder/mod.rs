@@ -124,7 +124,7 @@ impl Decoder {
             self.pass(&mut StepRows(&mut *members), adapter, scratch, threads)?;
             self.head(members.len(), scratch, threads)
         })?;
-        members.iter_mut().for_each(|member| member.sequence_mut().advance());
+        members.iter_mut().for_each(|member| member.row_mut().sequence.advance());
         Ok(())
     }
 

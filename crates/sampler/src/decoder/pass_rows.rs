@@ -23,16 +23,16 @@ impl<M: BatchMember> PassRows for StepRows<'_, M> {
         self.0.len()
     }
     fn token(&self, row: usize) -> TokenId {
-        self.0[row].token()
+        self.0[row].row().token
     }
     fn position(&self, row: usize) -> usize {
-        self.0[row].sequence().position()
+        self.0[row].row().sequence.position()
     }
     fn slot(&mut self, row: usize) -> Option<(&mut Page, usize)> {
-        self.0[row].sequence_mut().next_slot()
+        self.0[row].row_mut().sequence.next_slot()
     }
     fn view(&self, row: usize) -> KvView<'_> {
-        self.0[row].sequence().view()
+        self.0[row].row().sequence.view()
     }
 }
 

@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use hone_core::types::TokenId;
 
+use crate::BatchRow;
 use crate::testing::{
-    DecoderHarness, FAMILIES, ForcedSequence, POOL_PAGES, best, family, ids, model, random_lora,
-    trainer_logits,
+    DecoderHarness, FAMILIES, POOL_PAGES, best, family, ids, model, random_lora, trainer_logits,
 };
 
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
@@ -100,7 +100,7 @@ proptest! {
         }
         harness.threads = threads;
         let shared: Vec<_> = prompts.iter().map(|ids| harness.prompt(ids, chunk)).collect();
-        let mut running: Vec<ForcedSequence> = Vec::new();
+        let mut running: Vec<BatchRow> = Vec::new();
         // The arrival and the number of decoded tokens of each running sequence.
         let mut progress: Vec<(usize, usize)> = Vec::new();
         for step in 0..24 {
@@ -145,7 +145,7 @@ fn a_step_refuses_rows_tokens_and_positions_that_do_not_fit() {
     let model = model(&family("qwen2"));
     let mut harness = DecoderHarness::new(&model, None);
     let prompt = harness.prompt(&[1, 2, 3], 64);
-    let mut batch: Vec<ForcedSequence> = (0..65).map(|_| harness.sequence(&prompt, 1)).collect();
+    let mut batch: Vec<BatchRow> = (0..65).map(|_| harness.sequence(&prompt, 1)).collect();
     for member in &mut batch {
         assert!(member.sequence.ensure_page(&mut harness.pool));
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::{EngineError, GenerateRequest, Priority, Publisher};
+use hone_engine::{EngineError, GenerateRequest, Publisher};
 
 use super::BatchedEngine;
 use super::shared::PolicyWeights;
@@ -30,10 +30,6 @@ impl BatchedPublisher {
     fn staged(&self) -> MutexGuard<'_, Option<PolicyWeights>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn nothing_staged() -> EngineError {
-    EngineError::Invalid("no version is staged".to_owned())
 }
 
 #[async_trait]
@@ -65,16 +61,10 @@ impl Publisher for BatchedPublisher {
         if let Some(serving) = &self.serving {
             return serving.probe(prompt_ids, params).await;
         }
-        let staged = self.staged().clone().ok_or_else(nothing_staged)?;
-        let request = GenerateRequest {
-            prompt_ids: prompt_ids.to_vec(),
-            params: params.clone(),
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Shadow,
-        };
+        let staged = self.staged().clone().ok_or_else(EngineError::nothing_staged)?;
+        let request = GenerateRequest::probe(prompt_ids, params);
         let completion = self.sampler.submit(request, Some(staged)).await?.collect().await?;
-        Ok(completion.tokens.into_iter().map(|token| (token.id, token.logprob)).collect())
+        Ok(completion.token_logprobs())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -86,7 +76,7 @@ impl Publisher for BatchedPublisher {
             Some(staged) => self.sampler.activate(staged),
             // The serving engine checks whether a version is staged.
             None if self.serving.is_some() => {}
-            None => return Err(nothing_staged()),
+            None => return Err(EngineError::nothing_staged()),
         }
         Ok(duration)
     }

@@ -22,7 +22,7 @@ use crate::capacity::{PREFILL, SamplerCapacity};
 use crate::config::SamplerConfig;
 use crate::decoder::{Decoder, Scratch};
 use crate::error::{Result, SamplerError};
-use crate::kv_cache::{BatchMember, PagePool, PromptPages, SequencePages};
+use crate::kv_cache::{BatchMember, BatchRow, PagePool, PromptPages, SequencePages};
 use crate::matmul::COLUMN_BLOCK;
 
 /// How often a pause checks whether clients are still served.
@@ -34,9 +34,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(200);
 /// A sequence in the batch.
 struct DecodingSequence {
     policy: PolicyWeights,
-    sequence: SequencePages,
-    /// The token to decode next.
-    token: TokenId,
+    row: BatchRow,
     sampler: TokenSampler,
     run: GenerationRun,
     /// Whether it leaves the batch before the next step.
@@ -44,14 +42,11 @@ struct DecodingSequence {
 }
 
 impl BatchMember for DecodingSequence {
-    fn sequence(&self) -> &SequencePages {
-        &self.sequence
+    fn row(&self) -> &BatchRow {
+        &self.row
     }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        &mut self.sequence
-    }
-    fn token(&self) -> TokenId {
-        self.token
+    fn row_mut(&mut self) -> &mut BatchRow {
+        &mut self.row
     }
 }
 
@@ -65,7 +60,7 @@ impl DecodingSequence {
         pause_point();
         match self.sampler.draw(logits) {
             Ok(drawn) => {
-                self.token = drawn.id;
+                self.row.token = drawn.id;
                 self.finished = self.run.push(drawn);
             }
             Err(error) => self.fail(error.into()),
@@ -231,9 +226,9 @@ impl BatchScheduler {
         let (run, generation) =
             GenerationRun::new(&shared.codec, &request.stop, queued.limit, lease, &shared.metrics);
         shared.lock().running.push((request.priority, cancel));
-        let token = prompt.last_token();
+        let row = BatchRow { sequence, token: prompt.last_token() };
         let finished = false;
-        self.running.push(DecodingSequence { policy, sequence, token, sampler, run, finished });
+        self.running.push(DecodingSequence { policy, row, sampler, run, finished });
         drop(permit);
         // If the caller is gone, the first step ends the sequence.
         let _ = reply.send(generation);
@@ -295,7 +290,7 @@ impl BatchScheduler {
     /// Decodes one token of every sequence.
     fn step(&mut self, threads: usize) {
         for running in &mut self.running {
-            if !running.run.is_over() && !running.sequence.ensure_page(&mut self.pool) {
+            if !running.run.is_over() && !running.row.sequence.ensure_page(&mut self.pool) {
                 running.fail(EngineError::Internal(SamplerError::NoPage.to_string()));
             }
         }
@@ -327,7 +322,7 @@ impl BatchScheduler {
             // Keeps the order, so that sequences of one version stay adjacent.
             let running = self.running.remove(index);
             self.shared.lock().running.remove(index);
-            drop(running.sequence.free(&mut self.pool));
+            drop(running.row.sequence.free(&mut self.pool));
             running.run.finish();
         }
     }

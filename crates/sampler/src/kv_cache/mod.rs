@@ -240,14 +240,29 @@ impl SequencePages {
     }
 }
 
-/// A member of a decoding batch.
-pub trait BatchMember: Send + Sync {
+/// A row of a decoding batch.
+pub struct BatchRow {
     /// Its cached positions.
-    fn sequence(&self) -> &SequencePages;
-    /// Its cached positions, to add the next one.
-    fn sequence_mut(&mut self) -> &mut SequencePages;
+    pub sequence: SequencePages,
     /// The token to decode next.
-    fn token(&self) -> TokenId;
+    pub token: TokenId,
+}
+
+/// A member of a decoding batch: a [`BatchRow`], or a type that has one.
+pub trait BatchMember: Send + Sync {
+    /// Its row.
+    fn row(&self) -> &BatchRow;
+    /// Its row, to add the next position.
+    fn row_mut(&mut self) -> &mut BatchRow;
+}
+
+impl BatchMember for BatchRow {
+    fn row(&self) -> &BatchRow {
+        self
+    }
+    fn row_mut(&mut self) -> &mut BatchRow {
+        self
+    }
 }
 
 #[cfg(test)]
