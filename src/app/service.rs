@@ -65,7 +65,7 @@ pub async fn start(config: Config) -> anyhow::Result<Service> {
     let monitor = config.health_monitor(MonitorState::default());
     let monitor = tokio::spawn(watch_steps(monitor, core.store.clone(), core.metrics.clone()));
     let data = config.data.dir.display();
-    tracing::info!(%addr, model = %config.model.path, %data, "ready");
+    tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     Ok(Service { addr, stop, server, monitor, core })
 }
 
