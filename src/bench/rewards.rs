@@ -162,7 +162,7 @@ fn inputs(text: &str) -> Vec<ScoreInput> {
             ids: (0..text.len() as u32 / 4).map(|i| i % 7).collect(),
         }
     };
-    ["7", text, &reversed].map(input).to_vec()
+    ["7", text, reversed.as_str()].map(input).into()
 }
 
 /// At most the first `bytes` bytes, in whole characters.
@@ -219,7 +219,7 @@ mod tests {
         // A time that is doubled by another process at one size.
         for (disturbed, expected) in [(1.0, 0.7), (2.0, 0.9), (4.0, 1.1), (8.0, 1.3)] {
             let size = 4096.0 * disturbed;
-            let found = exponent(|n| if n == size { 0.02 * n } else { 0.01 * n });
+            let found = exponent(|n| if (n - size).abs() < 1.0 { 0.02 * n } else { 0.01 * n });
             assert!((found - expected).abs() < 1e-3, "{found}");
         }
         let worst =

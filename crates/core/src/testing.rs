@@ -1,7 +1,5 @@
 //! Comparisons of instruction sets, for the tests of other crates. Functions panic on a difference.
 
-#![expect(clippy::missing_panics_doc, reason = "test helpers fail loudly")]
-
 use std::io::Write;
 
 use pulp::Arch;
