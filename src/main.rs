@@ -290,8 +290,8 @@ fn bench_rewards(bytes: usize, json: bool, out: &mut Output) -> Outcome {
     } else {
         writeln!(
             out,
-            "worst time on completions of {bytes} bytes in microseconds, and p where it grows as \
-             size^p"
+            "worst time on completions of {bytes} bytes in microseconds, and the p with which it \
+             grows as size^p"
         )?;
         for worst in &all {
             let growth = worst.growth_exponent.map_or("-".to_owned(), |p| format!("{p:.2}"));

@@ -1,5 +1,5 @@
 //! Exit codes of the binary, and its behavior when the reader of its output closes the pipe.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -24,15 +24,16 @@ pub const BYTES: usize = 4096;
 /// noise, and below 2.
 pub const MAX_GROWTH: f64 = 1.5;
 
-/// Sizes at which growth is measured, in multiples of the completion's.
-const SIZES: [usize; 4] = [1, 2, 4, 8];
+/// Sizes at which growth is measured, in multiples of the completion's. They are greater than it,
+/// because some functions take quadratic time up to a number of characters, and ignore the rest.
+const SIZES: [usize; 4] = [4, 8, 16, 32];
 
 /// Least time on the largest size from which growth is measured. Shorter times are mostly overhead.
 const MEASURABLE: Duration = Duration::from_micros(500);
 
 /// Measurements of growth that must all exceed [`MAX_GROWTH`], because other processes can make a
 /// single one of them too large.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS: usize = 10;
 
 /// One function's worst time, and its growth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -42,8 +43,8 @@ pub struct Worst {
     /// Microseconds on the slowest text, the best of three runs, which reduces the effect of other
     /// processes.
     pub microseconds: f64,
-    /// Exponent p of the text whose time grows fastest, as `size^p`, from the size of the completions
-    /// to eight times that size. `None` if every text takes less than 0.5 ms at that size.
+    /// Exponent p of the text whose time grows fastest, as `size^p`, from 4 to 32 times the size of
+    /// the completions. `None` if every text takes less than 0.5 ms at the largest size.
     pub growth_exponent: Option<f64>,
 }
 
@@ -59,25 +60,36 @@ impl Worst {
 /// # Errors
 /// If a function cannot be built.
 pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
-    let toml: RouteConfig = toml::from_str(&route())?;
-    let routes = Routes::new(&RouteList(vec![toml]))?;
     let (texts, long_texts) = (slow(bytes), slow(bytes * SIZES[3]));
     let mut all = Vec::new();
-    for part in routes.iter().flat_map(|route| &route.parts) {
-        let Some(grader) = part.grader.as_deref() else { continue };
-        let mut worst = Duration::ZERO;
-        for input in texts.iter().flat_map(|text| inputs(text)) {
-            worst = worst.max(time(grader, &input, 3).await);
-        }
+    for (kind, grader) in functions()? {
+        let microseconds = worst_time(&*grader, &texts).await.as_secs_f64() * 1e6;
         let mut growth_exponent = None;
         for text in &long_texts {
-            let exponent = growth(grader, text, bytes).await;
+            let exponent = growth(&*grader, &SIZES.map(|size| prefix(text, size * bytes))).await;
             growth_exponent = [growth_exponent, exponent].into_iter().flatten().reduce(f64::max);
         }
-        let (kind, microseconds) = (part.name.replace("__", " "), worst.as_secs_f64() * 1e6);
         all.push(Worst { kind, microseconds, growth_exponent });
     }
     Ok(all)
+}
+
+/// Every function with its kind.
+fn functions() -> anyhow::Result<Vec<(String, Arc<dyn RewardFn>)>> {
+    let toml: RouteConfig = toml::from_str(&route())?;
+    let routes = Routes::new(&RouteList(vec![toml]))?;
+    let parts = routes.iter().flat_map(|route| &route.parts);
+    let function =
+        |(name, grader): (&String, &Option<_>)| Some((name.replace("__", " "), grader.clone()?));
+    Ok(parts.map(|part| (&part.name, &part.grader)).filter_map(function).collect())
+}
+
+async fn worst_time(grader: &dyn RewardFn, texts: &[String]) -> Duration {
+    let mut worst = Duration::ZERO;
+    for input in texts.iter().flat_map(|text| inputs(text)) {
+        worst = worst.max(time(grader, &input, 3).await);
+    }
+    worst
 }
 
 /// The best time of some runs.
@@ -92,10 +104,8 @@ async fn time(grader: &dyn RewardFn, input: &ScoreInput, runs: usize) -> Duratio
     best
 }
 
-/// The greatest exponent over the answers of a text of eight times `bytes`. `None` if it cannot be
-/// measured.
-async fn growth(grader: &dyn RewardFn, text: &str, bytes: usize) -> Option<f64> {
-    let prefixes = SIZES.map(|size| prefix(text, size * bytes));
+/// The greatest exponent over the answers of a text, from its prefixes. `None` if it cannot be measured.
+async fn growth(grader: &dyn RewardFn, prefixes: &[&str; 4]) -> Option<f64> {
     let mut greatest = None;
     for answer in 0..inputs("").len() {
         let inputs = prefixes.map(|text| inputs(text).swap_remove(answer));
@@ -105,7 +115,7 @@ async fn growth(grader: &dyn RewardFn, text: &str, bytes: usize) -> Option<f64> 
         let (mut times, mut exponent) = ([Duration::MAX; 4], f64::INFINITY);
         for _ in 0..ATTEMPTS {
             for (best, input) in times.iter_mut().zip(&inputs) {
-                *best = (*best).min(time(grader, input, 3).await);
+                *best = (*best).min(time(grader, input, 2).await);
             }
             exponent = exponent.min(fit(SIZES.map(|size| size as f64).into_iter().zip(times)));
             if exponent <= MAX_GROWTH {
@@ -190,7 +200,7 @@ mod tests {
 
     #[tokio::test]
     async fn scoring_time_is_near_linear_in_the_text() {
-        let all = run(16 * 1024).await.unwrap();
+        let all = run(BYTES).await.unwrap();
         let inside = catalogue().iter().filter(|entry| !entry.calls_out).count();
         assert_eq!(all.len(), inside - 2 + Metric::ALL.len());
         for worst in &all {
@@ -200,9 +210,21 @@ mod tests {
         assert!(measured > all.len() / 2, "{measured} of {} are measurable", all.len());
     }
 
+    #[tokio::test]
+    async fn long_texts_are_scored_in_time() {
+        // Sixteen times the text; a quadratic function would take 256 times as long.
+        let (short_texts, long_texts) = (slow(8192), slow(16 * 8192));
+        let floor = Duration::from_micros(200);
+        for (kind, grader) in functions().unwrap() {
+            let short = worst_time(&*grader, &short_texts).await;
+            let long = worst_time(&*grader, &long_texts).await;
+            assert!(long < short.max(floor) * 80, "{kind}: {short:?} {long:?}");
+        }
+    }
+
     /// Times of a function that takes `microseconds(size)`.
     fn exponent(microseconds: impl Fn(f64) -> f64) -> f64 {
-        let time = |size: usize| Duration::from_secs_f64(microseconds(size as f64 * 4096.0) / 1e6);
+        let time = |size: usize| Duration::from_secs_f64(microseconds(size as f64 * 1024.0) / 1e6);
         fit(SIZES.into_iter().map(|size| (size as f64, time(size))))
     }
 
@@ -213,12 +235,12 @@ mod tests {
         assert!((exponent(|n| 1e-3 * n.powf(1.5)) - 1.5).abs() < 1e-3);
         let n_log_n = exponent(|n| 0.001 * n * n.ln());
         assert!(n_log_n > 1.0 && n_log_n < 1.2, "{n_log_n}");
-        // With overhead, and with a linear part. One picosecond for each pair is 1 ms for 32 kB.
+        // With overhead, and with a linear part.
         assert!(exponent(|n| 30.0 + 0.01 * n) < 1.0);
         assert!(exponent(|n| 0.005 * n + 1e-6 * n.powi(2)) > MAX_GROWTH);
         // A time that is doubled by another process at one size.
-        for (disturbed, expected) in [(1.0, 0.7), (2.0, 0.9), (4.0, 1.1), (8.0, 1.3)] {
-            let size = 4096.0 * disturbed;
+        for (disturbed, expected) in [(4.0, 0.7), (8.0, 0.9), (16.0, 1.1), (32.0, 1.3)] {
+            let size = 1024.0 * disturbed;
             let found = exponent(|n| if (n - size).abs() < 1.0 { 0.02 * n } else { 0.01 * n });
             assert!((found - expected).abs() < 1e-3, "{found}");
         }

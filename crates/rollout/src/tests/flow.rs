@@ -13,8 +13,7 @@ use super::world::World;
 
 #[tokio::test]
 async fn prompts_without_a_group_are_counted_with_the_reason() {
-    // The engine notices that a request is gone at its next token.
-    let mut world = World::with(|fake| fake.delay = Duration::from_secs(3));
+    let mut world = World::with(|fake| fake.delay = Duration::from_millis(200));
     world.config.queue = 2;
     world.config.max_concurrent = 1;
     let rollout = world.start();
@@ -29,8 +28,11 @@ async fn prompts_without_a_group_are_counted_with_the_reason() {
         rollout.submit(asked, samples);
     }
     assert_eq!((world.skipped("queue_full"), world.metrics.rollout_queue.get()), (1, 2));
+    let tokens = world.metrics.engine_tokens.with_label_values(&["shadow"]);
+    let before = tokens.get();
     rollout.stop().await;
-    assert!(world.engine.load().shadow_running > 0, "stop does not wait for the engine");
+    let during = tokens.get() - before;
+    assert!(during < 10, "stop waits for the engine: {during} tokens; a sample has 17");
     assert_eq!((world.skipped("stopping"), world.metrics.rollout_queue.get()), (2, 0));
     let (late, samples) = world.serve("graded", 1).await;
     rollout.submit(late, samples);

@@ -178,7 +178,7 @@ fn segments_that_break_the_rules_are_rejected() {
 fn every_instruction_set_computes_the_same_probabilities_and_gradients() {
     let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (19, None)]);
     for options in options() {
-        for tile in segments.groups().iter().flat_map(|group| tiles(&group, options.window)) {
+        for tile in segments.groups().iter().flat_map(|group| tiles(group, options.window)) {
             let len = tile.rows * tile.keys();
             let (scores, grads) = (waves(len, 0.3), waves(len, 1.1));
             let (g, o) = (waves(tile.rows * 20, 0.5), waves(tile.rows * 20, 0.9));

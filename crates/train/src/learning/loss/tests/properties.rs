@@ -43,7 +43,7 @@ fn any_config() -> impl Strategy<Value = TrainConfig> {
         CorrectionMode::SequenceMask,
     ]);
     let level = prop::sample::select(vec![RatioLevel::Token, RatioLevel::Sequence]);
-    let bounds = prop::sample::select(vec![(0.0, 0.0), (2.0, 0.0), (0.0, 1.2)]);
+    let bounds = prop::sample::select(vec![(0.0, 0.0), (1.5, 0.0), (0.0, 1.2)]);
     let kind = prop::sample::select(KINDS.to_vec());
     (kind, level, estimator, mode, bounds, 0.0..0.5_f64, 0.0..0.2_f64).prop_map(
         |(loss, level, estimator, mode, (delta, dual_clip), beta, off_policy_mask_threshold)| {
