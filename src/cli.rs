@@ -109,7 +109,8 @@ pub enum AdaptersCommand {
 /// `hone bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB
+    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB, or more
+    /// than in proportion to size^1.5
     Rewards {
         /// Size of each completion
         #[arg(long, value_name = "BYTES", default_value_t = crate::bench::rewards::BYTES)]

@@ -11,6 +11,7 @@ use anyhow::Context;
 use clap::Parser;
 
 use hone::app::adapters::Export;
+use hone::bench::rewards::Worst;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
     Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, ServeArgs,
@@ -277,19 +278,32 @@ fn list_adapters(data: &Path, json: bool, out: &mut Output) -> anyhow::Result<()
 fn bench_rewards(bytes: usize, json: bool, out: &mut Output) -> Outcome {
     let all = runtime()?.block_on(bench::rewards::run(bytes))?;
     let limit = bench::rewards::LIMIT.as_secs_f64() * 1e6;
-    let slow: Vec<&str> =
-        all.iter().filter(|w| w.microseconds > limit).map(|w| w.kind.as_str()).collect();
+    let names = |holds: &dyn Fn(&Worst) -> bool| {
+        let kinds: Vec<&str> = all.iter().filter(|w| holds(w)).map(|w| w.kind.as_str()).collect();
+        kinds.join(", ")
+    };
+    // The limit applies to completions of the default size.
+    let slow = names(&|w| bytes <= bench::rewards::BYTES && w.microseconds > limit);
+    let fast_growing = names(&Worst::grows_too_fast);
     if json {
         writeln!(out, "{}", serde_json::to_string(&all)?)?;
     } else {
-        writeln!(out, "worst time on completions of {bytes} bytes, microseconds")?;
+        writeln!(
+            out,
+            "worst time on completions of {bytes} bytes in microseconds, and the p with which it \
+             grows as size^p"
+        )?;
         for worst in &all {
-            writeln!(out, "{:<26} {:>9.1}", worst.kind, worst.microseconds)?;
+            let growth = worst.growth_exponent.map_or("-".to_owned(), |p| format!("{p:.2}"));
+            writeln!(out, "{:<26} {:>9.1} {growth:>6}", worst.kind, worst.microseconds)?;
         }
     }
-    // The limit applies to completions of the default size.
-    if bytes <= bench::rewards::BYTES && !slow.is_empty() {
-        anyhow::bail!("over {limit} microseconds: {}", slow.join(", "));
+    if !slow.is_empty() {
+        anyhow::bail!("over {limit} microseconds: {slow}");
+    }
+    if !fast_growing.is_empty() {
+        let most = bench::rewards::MAX_GROWTH;
+        anyhow::bail!("the time grows faster than size^{most}: {fast_growing}");
     }
     Ok(ExitCode::SUCCESS)
 }

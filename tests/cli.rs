@@ -1,12 +1,13 @@
 //! Exit codes of the binary, and its behavior when the reader of its output closes the pipe.
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 use hone_core::metrics::Metrics;
 use hone_store::{Store, StoreConfig};
@@ -105,38 +106,35 @@ fn usage_errors_have_code_2_and_failures_code_1() {
     }
 }
 
-/// The status line of `GET /livez`; `None` if nothing listens on `port`.
-fn livez(port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: hone\r\nconnection: close\r\n\r\n").ok()?;
+/// The status line of `GET /livez`.
+fn livez(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: hone\r\nconnection: close\r\n\r\n").unwrap();
     let mut response = String::new();
-    stream.read_to_string(&mut response).ok()?;
-    response.lines().next().map(str::to_owned)
+    stream.read_to_string(&mut response).unwrap();
+    response.lines().next().unwrap_or_default().to_owned()
 }
 
 #[test]
 fn a_daemon_whose_output_is_closed_keeps_serving() {
     let dir = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut daemon = hone(&["serve", "--bind", &format!("127.0.0.1:{port}"), "--data"])
+    let mut daemon = hone(&["serve", "--bind", "127.0.0.1:0", "--data"])
         .arg(dir.path())
         .env("HONE_TRAIN_ENABLED", "false")
-        .env("HONE_LOG_LEVEL", "error")
+        .env("HONE_LOG_FORMAT", "json")
         .stdout(closed_pipe())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let started = Instant::now();
-    let status = loop {
-        if let Some(status) = livez(port) {
-            break status;
-        }
-        assert_eq!(daemon.try_wait().unwrap(), None, "the daemon has ended");
-        assert!(started.elapsed() < Duration::from_secs(60), "the daemon does not answer");
-        std::thread::sleep(Duration::from_millis(50));
+    let mut log = BufReader::new(daemon.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut event = |message: &str| {
+        let events = log.by_ref().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+        let mut events = events.filter(|event| event["message"] == message);
+        events.next().unwrap_or_else(|| panic!("the daemon ended before it logged {message:?}"))
     };
-    assert_eq!(status, "HTTP/1.1 200 OK");
-    // The address is printed after the listener accepts connections.
-    std::thread::sleep(Duration::from_millis(500));
+    let address = event("ready")["addr"].as_str().unwrap().to_owned();
+    event("cannot print the address");
+    assert_eq!(livez(&address), "HTTP/1.1 200 OK");
     assert_eq!(daemon.try_wait().unwrap(), None, "the daemon has ended");
     let pid = daemon.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());

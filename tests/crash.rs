@@ -1,5 +1,5 @@
 //! The binary under load, killed with SIGKILL at random moments: no acknowledged feedback is lost, the
-//! ledger reopens, and serving and training resume from the last state.
+//! ledger reopens, and serving and training resume from the last state and advance over the kills.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -21,6 +21,9 @@ use hone_store::maintain;
 
 const KILLS: u64 = 30;
 const CLIENTS: u64 = 3;
+/// One run of so many lasts until training advances; the others end at random, most in the middle of
+/// a step.
+const STEP_EVERY: u64 = 3;
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Small steps, so that training advances within the second between two kills.
@@ -110,6 +113,15 @@ struct Observed {
     version: AtomicU64,
     step: AtomicU64,
     completions: AtomicU64,
+}
+
+impl Observed {
+    /// Whether the daemon reported this step. Fails if it takes too long after the start.
+    fn has_reached(&self, goal: u64, since: Duration) -> bool {
+        let step = self.step.load(Ordering::SeqCst);
+        assert!(since < START_LIMIT, "training stays at step {step}, before {goal}");
+        step >= goal
+    }
 }
 
 async fn post(client: &reqwest::Client, url: String, body: Value) -> Result<Value, String> {
@@ -221,6 +233,7 @@ async fn check_resumed(daemon: &Daemon, seen: &Observed, life: u64) {
 }
 
 /// The state in the ledger of a stopped daemon.
+#[derive(Default)]
 struct Ledger {
     feedback: BTreeMap<String, (String, f64)>,
     steps: u64,
@@ -233,7 +246,7 @@ fn read_ledger(path: &Path) -> Ledger {
     let mut lines = Vec::new();
     maintain::export(path, &mut lines).unwrap();
     let mut completions = BTreeMap::new();
-    let mut ledger = Ledger { feedback: BTreeMap::new(), steps: 0, active: 0 };
+    let (mut ledger, mut step_rows) = (Ledger::default(), 0);
     for line in String::from_utf8(lines).unwrap().lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         let row = &line["row"];
@@ -247,13 +260,17 @@ fn read_ledger(path: &Path) -> Ledger {
                 let twice = ledger.feedback.insert(key, (format!("chatcmpl-{completion}"), value));
                 assert_eq!(twice, None, "one key, two rows");
             }
-            "steps" => ledger.steps = ledger.steps.max(row["step"].as_u64().unwrap()),
+            "steps" => {
+                step_rows += 1;
+                ledger.steps = ledger.steps.max(row["step"].as_u64().unwrap());
+            }
             "policy_versions" if row["state"] == "active" => {
                 ledger.active = row["version"].as_u64().unwrap();
             }
             _ => {}
         }
     }
+    assert_eq!(step_rows, ledger.steps, "every step up to the last has one row");
     ledger
 }
 
@@ -295,25 +312,28 @@ async fn thirty_kills_lose_nothing_acknowledged() {
     std::fs::write(dir.path().join("hone.toml"), CONFIG).unwrap();
     let path: PathBuf = dir.path().join("data").join("ledger.redb");
     let seen = Arc::new(Observed::default());
-    let mut ledger = Ledger { feedback: BTreeMap::new(), steps: 0, active: 0 };
-    let mut steps_by_life = Vec::new();
+    let mut ledger = Ledger::default();
+    let mut steps_by_life = vec![0];
     for life in 0..KILLS {
         let load = Duration::from_millis(200 + pseudo_random(life) % 1300);
-        run_and_kill(dir.path(), &seen, life, |_, since| since > load).await;
+        let goal = if life % STEP_EVERY == 0 { ledger.steps + 1 } else { 0 };
+        run_and_kill(dir.path(), &seen, life, |seen, since| {
+            since > load && seen.has_reached(goal, since)
+        })
+        .await;
         ledger = check_ledger(&path, &seen, &ledger, life);
         steps_by_life.push(ledger.steps);
     }
     let promised = seen.acknowledged.lock().unwrap().len() as u64;
     println!("{promised} acknowledged over {KILLS} kills; steps after each: {steps_by_life:?}");
     assert!(promised > 2 * KILLS, "hardly any load");
+    let advanced = steps_by_life.windows(2).filter(|steps| steps[1] > steps[0]).count() as u64;
+    assert!(advanced >= KILLS / STEP_EVERY, "training advanced in {advanced} of {KILLS} runs");
+    assert!(ledger.active > 0, "versions were published");
 
     // A last run, long enough to observe that training continues.
     let goal = ledger.steps + 2;
-    run_and_kill(dir.path(), &seen, KILLS, |seen, since| {
-        assert!(since < START_LIMIT, "training stays at step {}", seen.step.load(Ordering::SeqCst));
-        seen.step.load(Ordering::SeqCst) >= goal
-    })
-    .await;
+    run_and_kill(dir.path(), &seen, KILLS, |seen, since| seen.has_reached(goal, since)).await;
     let ledger = check_ledger(&path, &seen, &ledger, KILLS);
     assert!(ledger.steps >= goal);
     let counts = stats(dir.path());

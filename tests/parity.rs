@@ -1,5 +1,5 @@
 //! Sampler and trainer agree: the trainer recomputes the log-probabilities that the engine records, for
-//! the base model and for adapters on all or some modules.
+//! the base model and for adapters on all or some modules. An engine that does not agree is not served.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,8 +20,10 @@ use hone_engine::{
 use hone_mistral::MistralEngine;
 use hone_model::adapter::{LinearKind, LoraConfig, Modules, Patterns};
 use hone_sampler::{BatchedEngine, SamplerConfig};
+use hone_store::{Store, StoreConfig};
 use hone_train::config::TrainConfig;
-use hone_train::{Learner, TrainSample};
+use hone_train::policy::{Candidate, Policies, PolicyConfig, PublishOutcome};
+use hone_train::{LearnError, Learner, Snapshot, TrainSample};
 
 /// Difference that the order of f32 sums explains.
 const TOLERANCE: f32 = 1e-4;
@@ -239,4 +241,85 @@ async fn greedy_completions_of_every_family_match_transformers() {
         let served: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
         assert_eq!(served, wanted, "{name}");
     }
+}
+
+/// A policy whose files are changed after they are written.
+struct ChangedFiles {
+    policy: Snapshot,
+    change: fn(&Path),
+}
+
+impl Candidate for ChangedFiles {
+    fn write(&self, dir: &Path) -> Result<(), LearnError> {
+        self.policy.write(dir, "model")?;
+        (self.change)(dir);
+        Ok(())
+    }
+
+    fn score(
+        &self,
+        prompt_ids: &[TokenId],
+        ids: &[TokenId],
+        temperature: f32,
+    ) -> Result<Vec<f32>, LearnError> {
+        self.policy.score(prompt_ids, ids, temperature)
+    }
+}
+
+/// Multiplies `lora_alpha`, by which the engine scales the adapter.
+fn scale_alpha(dir: &Path, factor: f64) {
+    let file = dir.join("adapter_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["lora_alpha"] = (config["lora_alpha"].as_f64().unwrap() * factor).into();
+    std::fs::write(file, config.to_string()).unwrap();
+}
+
+/// Multiplies every matrix B.
+fn scale_weights(dir: &Path, factor: f64) {
+    let file = dir.join("adapter_model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&file, &candle_core::Device::Cpu).unwrap();
+    for (name, tensor) in &mut tensors {
+        if name.contains("lora_B") {
+            *tensor = tensor.affine(factor, 0.0).unwrap();
+        }
+    }
+    candle_core::safetensors::save(&tensors, file).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engine_rejects_an_adapter_whose_scale_is_wrong() {
+    let mut pair = Pair::new("models/embedded", rank_four(), false);
+    let (_, samples) = pair.compare().await;
+    pair.learner.step(&samples, 0, 40).unwrap();
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let ledger = pair.files.path().join("ledger.redb");
+    let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
+    let (engine, config) = (pair.engine.clone(), PolicyConfig::default());
+    let (tolerance, prompt) = (config.parity_tolerance, pair.prompt(1));
+    let policies =
+        Policies::restore(engine, store, config, metrics, pair.files.path(), prompt).await.unwrap();
+    let publish = async |parent: PolicyVersion, change: fn(&Path)| {
+        let candidate = ChangedFiles { policy: pair.learner.snapshot().unwrap(), change };
+        policies.publish(&candidate, parent, 1, [].into()).await.unwrap()
+    };
+    let rejected = async |active: PolicyVersion, what: &str, change: fn(&Path)| {
+        let outcome = publish(active, change).await;
+        let PublishOutcome::Rejected(record) = outcome else { panic!("{what}: {outcome:?}") };
+        let difference = record.metrics["parity_logprob_difference"];
+        println!("{what}: {difference:.1e}");
+        assert!(difference > tolerance, "{what}: {difference}");
+        assert!(record.reason.unwrap().starts_with("parity: "), "{what}");
+        assert_eq!((policies.active(), pair.engine.active_version()), (active, active), "{what}");
+    };
+    let base = PolicyVersion::BASE;
+    rejected(base, "alpha times 1.5", |dir| scale_alpha(dir, 1.5)).await;
+    rejected(base, "alpha times 1.1", |dir| scale_alpha(dir, 1.1)).await;
+    rejected(base, "weights times 1.5", |dir| scale_weights(dir, 1.5)).await;
+    rejected(base, "no adapter", |dir| scale_weights(dir, 0.0)).await;
+    let outcome = publish(base, |_| ()).await;
+    let PublishOutcome::Published(record) = outcome else { panic!("{outcome:?}") };
+    assert!(record.metrics["parity_logprob_difference"] < f64::from(TOLERANCE));
+    assert_eq!(pair.engine.active_version(), record.version);
+    // The active version stays if its successor is wrong.
+    rejected(record.version, "alpha times 0.5", |dir| scale_alpha(dir, 0.5)).await;
 }

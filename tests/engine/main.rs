@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Deserialize;
 
@@ -258,7 +258,11 @@ async fn a_running_generation_keeps_its_version() {
     // The next staging waits for it.
     let engine = Arc::clone(&fixture.engine);
     let staging = tokio::spawn(async move { engine.stage(PolicyVersion(2), None).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    for seed in 0..3 {
+        // Requests for the new version do not wait for it.
+        let request = fixture.request("What is 5 plus 5?", seed, Priority::Live);
+        assert_eq!(fixture.run(request).await.unwrap().version, PolicyVersion(1));
+    }
     assert!(!staging.is_finished());
     drop(running);
     staging.await.unwrap().unwrap();
@@ -341,14 +345,14 @@ async fn two_hundred_swaps_under_traffic_lose_nothing() {
 
     let first = ADAPTERS + 1;
     let mut measured = Vec::new();
-    let (mut staging, mut held) = (Vec::new(), Duration::ZERO);
+    let (mut staging, mut held) = (Vec::new(), Vec::new());
     let start = Instant::now();
     for version in (first..).take(200) {
         let adapter = adapters.get(which(PolicyVersion(version)).wrapping_sub(1));
         let begun = Instant::now();
         fixture.engine.stage(PolicyVersion(version), adapter.map(PathBuf::as_path)).await.unwrap();
         staging.push(begun.elapsed());
-        held = held.max(fixture.engine.activate().await.unwrap());
+        held.push(fixture.engine.activate().await.unwrap());
         assert_eq!(fixture.engine.active_version(), PolicyVersion(version));
         measured.push(process());
     }
@@ -358,14 +362,17 @@ async fn two_hundred_swaps_under_traffic_lose_nothing() {
         client.await.unwrap();
     }
     staging.sort_unstable();
+    held.sort_unstable();
     let (early, late) = (measured[20], measured[199]);
     println!(
         "200 swaps in {seconds:.1} s: {} completions, {} tokens, 0 failed; staging p50 {:?} max \
-         {:?}; exchange held {held:?} at most; resident {:.1} -> {:.1} MiB, threads {} -> {}",
+         {:?}; exchange held p50 {:?} max {:?}; resident {:.1} -> {:.1} MiB, threads {} -> {}",
         completions.load(Ordering::Relaxed),
         tokens.load(Ordering::Relaxed),
         staging[100],
         staging[199],
+        held[100],
+        held[199],
         early.0,
         late.0,
         early.1,
@@ -375,7 +382,8 @@ async fn two_hundred_swaps_under_traffic_lose_nothing() {
     assert_eq!(fixture.metrics.engine_failures.get(), 0);
     assert!(late.1 <= early.1 + 1, "threads grew from {} to {}", early.1, late.1);
     assert!(late.0 < early.0 + 16.0, "memory grew from {} to {} MiB", early.0, late.0);
-    assert!(held < Duration::from_millis(50), "{held:?}");
+    // Loading a version happens before the exchange, which only switches to it.
+    assert!(20 * held[100] < staging[100], "{:?} of {:?}", held[100], staging[100]);
 }
 
 /// A measurement without a check: run it with `--ignored --nocapture`.

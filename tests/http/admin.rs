@@ -1,9 +1,11 @@
 //! The operator's routes, probes, metrics, models and API keys.
 
+use std::sync::atomic::Ordering;
+
 use reqwest::header;
 use serde_json::{Value, json};
 
-use crate::server::{Server, ask, read};
+use crate::server::{Server, ask, eventually, read};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_trainer_can_be_paused_resumed_and_stepped() {
@@ -18,7 +20,7 @@ async fn the_trainer_can_be_paused_resumed_and_stepped() {
     let (status, answer) = server.post("/admin/train/step", &none).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("conflict")));
     assert_eq!(answer["error"]["message"], "no group is ready to train on");
-    server.trainer.training.store(true, std::sync::atomic::Ordering::SeqCst);
+    server.trainer.training.store(true, Ordering::SeqCst);
     let (status, answer) = server.post("/admin/train/step", &none).await;
     assert_eq!((status, &answer["step"]), (200, &json!(8)));
 }
@@ -79,7 +81,7 @@ async fn probes_and_metrics_are_answered() {
     let response = server.client.get(server.url("/metrics")).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     assert!(response.text().await.unwrap().contains("hone_build_info{version="));
-    server.ready.store(false, std::sync::atomic::Ordering::SeqCst);
+    server.ready.store(false, Ordering::SeqCst);
     let (status, answer) = server.get("/readyz").await;
     assert_eq!((status, &answer["error"]["type"]), (503, &json!("server_error")), "{answer}");
     assert_eq!(server.get("/livez").await.0, 200);
@@ -88,9 +90,8 @@ async fn probes_and_metrics_are_answered() {
     drop(std::mem::replace(&mut server, held));
     let stream = server.send_chat(&ask(json!({"stream": true}))).await;
     let open = tokio::net::TcpStream::connect(server.addr).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     server.stop.take().unwrap().send(()).unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    eventually("the shutdown begins", || !server.ready.load(Ordering::SeqCst)).await;
     assert!(stream.text().await.unwrap().ends_with("data: [DONE]\n\n"));
     drop(open);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use hone_core::types::{FinishReason, InteractionId};
 use hone_engine::Engine;
@@ -20,15 +21,30 @@ async fn slow(queue: usize) -> Server {
     .await
 }
 
-/// Starts a stream and returns the completion's id and the connection.
+/// Starts a stream and reads until it contains text. Returns the completion's id and the connection.
 async fn begin(server: &Server) -> (InteractionId, reqwest::Response) {
     let mut response = server.send_chat(&ask(json!({"stream": true}))).await;
     assert_eq!(response.status(), 200);
-    let first = response.chunk().await.unwrap().unwrap();
-    let text = String::from_utf8(first.to_vec()).unwrap();
-    let data = text.split("\n\n").next().unwrap().strip_prefix("data: ").unwrap();
-    let chunk: Value = serde_json::from_str(data).unwrap();
-    (InteractionId::from_completion_id(chunk["id"].as_str().unwrap()).unwrap(), response)
+    let mut stream = String::new();
+    loop {
+        let bytes = response.chunk().await.unwrap().unwrap();
+        stream.push_str(std::str::from_utf8(&bytes).unwrap());
+        let (complete, _) = stream.rsplit_once("\n\n").unwrap_or_default();
+        for event in complete.split("\n\n").filter_map(|event| event.strip_prefix("data: ")) {
+            let chunk: Value = serde_json::from_str(event).unwrap();
+            let text = chunk["choices"][0]["delta"]["content"].as_str();
+            if text.is_some_and(|text| !text.is_empty()) {
+                let id = InteractionId::from_completion_id(chunk["id"].as_str().unwrap());
+                return (id.unwrap(), response);
+            }
+        }
+    }
+}
+
+/// Sends a request in a task, whose abortion closes the connection.
+fn request(server: &Server) -> JoinHandle<reqwest::Result<reqwest::Response>> {
+    let url = server.url("/v1/chat/completions");
+    tokio::spawn(server.client.post(url).json(&ask(json!({}))).send())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -36,7 +52,6 @@ async fn a_disconnect_during_a_stream_frees_the_slot() {
     let server = slow(0).await;
     let (id, response) = begin(&server).await;
     assert_eq!(server.engine.load().live_running, 1);
-    tokio::time::sleep(Duration::from_millis(100)).await;
     drop(response);
     eventually("the slot is free", || server.engine.load().live_running == 0).await;
     eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
@@ -54,10 +69,10 @@ async fn a_disconnect_during_a_stream_frees_the_slot() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disconnect_before_the_response_frees_the_slot() {
     let server = slow(0).await;
-    let body = ask(json!({}));
-    let request = server.send_chat(&body);
-    let gone = tokio::time::timeout(Duration::from_millis(300), request).await;
-    assert!(gone.is_err(), "the answer was too fast");
+    let request = request(&server);
+    eventually("it runs", || server.engine.load().live_running == 1).await;
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled(), "the answer was too fast");
     eventually("the slot is free", || server.engine.load().live_running == 0).await;
     eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
     server.store.commit(Vec::new()).await.unwrap();
@@ -71,9 +86,10 @@ async fn a_disconnect_before_the_response_frees_the_slot() {
 async fn a_disconnect_while_waiting_frees_the_queue() {
     let server = slow(1).await;
     let (_, running) = begin(&server).await;
-    let body = ask(json!({}));
-    let waiting = server.send_chat(&body);
-    assert!(tokio::time::timeout(Duration::from_millis(300), waiting).await.is_err());
+    let waiting = request(&server);
+    eventually("it waits", || server.engine.load().live_waiting == 1).await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
     eventually("the queue is empty", || server.engine.load().live_waiting == 0).await;
     eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
     // It has no sample, so nothing is recorded.

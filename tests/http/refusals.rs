@@ -298,8 +298,7 @@ fn no_json_body_causes_a_server_error() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let server = runtime.block_on(Server::new());
     let fields = prop::collection::vec((prop::sample::select(FIELDS.to_vec()), any_json()), 0..4);
-    let mut runner =
-        TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config { cases: 400, ..Config::with_source_file(file!()) });
     runner
         .run(&(fields, any_json(), any::<bool>()), |(fields, any, valid)| {
             // A valid request with some fields replaced, or any JSON.

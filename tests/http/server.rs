@@ -263,13 +263,18 @@ pub fn ask(more: Value) -> Value {
     body
 }
 
-/// Waits until `holds` returns true, for at most 5 seconds.
+/// Waits until `holds` returns true.
 pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..200 {
-        if holds() {
-            return;
+    let poll = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    panic!("never happened: {what}");
+    };
+    within_a_minute(what, poll).await;
+}
+
+/// Ends a test that would wait forever.
+pub async fn within_a_minute<T>(what: &str, event: impl Future<Output = T>) -> T {
+    let limit = Duration::from_secs(60);
+    tokio::time::timeout(limit, event).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }

@@ -1,27 +1,52 @@
 //! Training continues while the example webhook server is down, and uses it again afterwards.
 
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::daemon::Daemon;
 
 const SECRET: &str = "a secret of the test";
 
+/// Forwards connections to a server that may end and start again on another port. While there is
+/// none, it accepts connections and closes them. So no port is ever freed and bound again.
+async fn forward(listener: TcpListener, server: watch::Receiver<Option<SocketAddr>>) {
+    loop {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut server = server.clone();
+        tokio::spawn(async move {
+            let Some(address) = *server.borrow_and_update() else { return };
+            let Ok(mut stream) = TcpStream::connect(address).await else { return };
+            tokio::select! {
+                _ = server.changed() => {}
+                _ = tokio::io::copy_bidirectional(&mut client, &mut stream) => {}
+            }
+        });
+    }
+}
+
 /// A running `examples/webhook_server.py`, killed when dropped.
 struct Webhook(Child);
 
 impl Webhook {
-    fn start(port: u16) -> Self {
-        let child = Command::new("python3")
-            .args(["examples/webhook_server.py", &port.to_string()])
+    /// Starts it on a free port. Returns its address.
+    fn start() -> (Self, SocketAddr) {
+        let mut child = Command::new("python3")
+            .args(["examples/webhook_server.py", "0"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .env("SECRET", SECRET)
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Self(child)
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let port = line.trim().strip_prefix("listening on port ").unwrap().parse().unwrap();
+        (Self(child), (Ipv4Addr::LOCALHOST, port).into())
     }
 }
 
@@ -98,13 +123,17 @@ async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted() {
     const MISSING: &str = "hone_reward_webhook_missing_total";
     const STEPS: &str = "hone_train_steps_total";
     let dir = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let webhook = Webhook::start(port);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (webhook, address) = Webhook::start();
+    let (server, watched) = watch::channel(Some(address));
+    tokio::spawn(forward(listener, watched));
     let secret = [("HONE_TEST_WEBHOOK_SECRET", SECRET)];
     let daemon = Daemon::start_with(dir.path(), &config(port), &[], &secret);
 
     until(&daemon, OK, |n| n > 0.0).await;
     until(&daemon, STEPS, |n| n >= 2.0).await;
+    server.send_replace(None);
     drop(webhook);
     until(&daemon, OPEN, |open| open == 1.0).await;
     // More values than may have been in flight when the server was killed.
@@ -114,7 +143,8 @@ async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted() {
     until(&daemon, STEPS, |n| n >= steps + 3.0).await;
     daemon.ask("What is 3 + 4?", 1).await;
 
-    let _webhook = Webhook::start(port);
+    let (_webhook, address) = Webhook::start();
+    server.send_replace(Some(address));
     let answered = metric(&daemon, OK).await;
     until(&daemon, OPEN, |open| open == 0.0).await;
     until(&daemon, OK, |n| n > answered + 2.0).await;

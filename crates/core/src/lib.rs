@@ -16,6 +16,7 @@ pub mod files;
 pub mod memory;
 pub mod metrics;
 pub mod simd;
+pub mod testing;
 pub mod text;
 pub mod threads;
 pub mod types;

@@ -26,18 +26,19 @@ pub fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
+/// A task in the form that [`pulp`] compiles for each instruction set.
+pub(crate) struct Vectorized<T>(pub T);
+
+impl<T: SimdTask> WithSimd for Vectorized<T> {
+    type Output = T::Output;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> T::Output {
+        if S::IS_SCALAR { self.0.run::<false>() } else { self.0.run::<true>() }
+    }
+}
+
 /// Runs `task` with the widest vectors of the processor.
 pub fn dispatch<T: SimdTask>(task: T) -> T::Output {
-    struct Vectorized<T>(T);
-
-    impl<T: SimdTask> WithSimd for Vectorized<T> {
-        type Output = T::Output;
-
-        #[inline(always)]
-        fn with_simd<S: Simd>(self, _: S) -> T::Output {
-            if S::IS_SCALAR { self.0.run::<false>() } else { self.0.run::<true>() }
-        }
-    }
-
     Arch::new().dispatch(Vectorized(task))
 }

@@ -207,3 +207,40 @@ fn weighted_sum<'a, const FUSED: bool, const W: usize>(
     out[first..first + W].copy_from_slice(&total([a, b, c, d]));
     W
 }
+
+#[cfg(test)]
+mod tests {
+    use hone_core::testing::assert_same_bits_if_fused;
+    use hone_model::testing::waves;
+
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_that_fuses_attends_to_the_same_bits() {
+        // The weighted sums take 16, 8 or 2 dimensions at a time.
+        for dim in [16, 26, 44] {
+            let shape = CacheShape { layers: 2, heads: 2, dim };
+            let page = |phase: f32| waves(shape.page_len(), phase).into_boxed_slice();
+            let (prompt, own) = ([page(0.1), page(0.2)], [page(0.3), page(0.4)]);
+            let kv = KvView { prompt: &prompt, prompt_len: 20, own: &own, own_len: 19 };
+            // Three query heads for each head of keys.
+            let q = waves(6 * dim, 0.7);
+            for (softcap, window) in [(None, None), (Some(2.0), None), (None, Some(21))] {
+                let options = AttentionOptions { scale: 0.2, softcap, window };
+                assert_same_bits_if_fused(|instructions| {
+                    let (mut out, mut scores) = (vec![0.0; q.len()], vec![0.0; scores_len(38, 3)]);
+                    instructions.run(TokenAttention {
+                        shape,
+                        layer: 1,
+                        options,
+                        kv,
+                        q: &q,
+                        out: &mut out,
+                        scores: &mut scores,
+                    });
+                    out
+                });
+            }
+        }
+    }
+}

@@ -180,3 +180,74 @@ impl SimdTask for RowsToColumns<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hone_core::testing::{assert_same_bits, assert_same_bits_if_fused};
+    use hone_model::testing::waves;
+
+    use super::*;
+
+    /// Numbers of features.
+    const FEATURES: [usize; 3] = [3, 16, 50];
+    const WIDTH: usize = 2 * COLUMN_BLOCK;
+
+    #[test]
+    fn every_instruction_set_that_fuses_normalizes_to_the_same_bits() {
+        for features in FEATURES {
+            let (x, weight) = (waves(features * WIDTH, 0.3), waves(features, 1.9));
+            assert_same_bits_if_fused(|instructions| {
+                let mut out = vec![0.0; x.len()];
+                let (width, weight) = (WIDTH, &weight[..]);
+                instructions.run(RmsNorm { out: &mut out, x: &x, width, weight, eps: 1e-6 });
+                out
+            });
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_activates_and_adds_to_the_same_bits() {
+        for (n, activation) in
+            FEATURES.iter().flat_map(|n| [Activation::Silu, Activation::GeluTanh].map(|a| (*n, a)))
+        {
+            let (gate, up) = (waves(n, 0.3), waves(n, 1.9));
+            assert_same_bits(|instructions| {
+                let mut out = vec![0.0; n];
+                let (gate, up) = (&gate[..], &up[..]);
+                instructions.run(GatedActivation { out: &mut out, gate, up, activation });
+                let (mut capped, mut sum) = (gate.to_vec(), gate.to_vec());
+                instructions.run(Softcap { x: &mut capped, cap: 3.0 });
+                instructions.run(AddInPlace(&mut sum, up));
+                [out, capped, sum].concat()
+            });
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_transposes_and_back() {
+        for features in FEATURES {
+            // One token fewer than columns: the rest becomes 0.
+            let (rows, stride) = (WIDTH - 1, features + 5);
+            let x = waves(rows * features, 0.3);
+            let mut expected = vec![0.0; features * WIDTH];
+            for (token, x) in x.chunks(features).enumerate() {
+                x.iter().enumerate().for_each(|(k, x)| expected[k * WIDTH + token] = *x);
+            }
+            assert_same_bits(|instructions| {
+                let mut columns = vec![9.0; features * WIDTH];
+                let (width, out) = (WIDTH, &mut columns[..]);
+                instructions.run(RowsToColumns { out, width, x: &x, features });
+                assert_eq!(columns, expected);
+                let mut back = vec![9.0; rows * stride];
+                let (out, x) = (&mut back[..], &columns[..]);
+                instructions.run(ColumnsToRows { out, first: 5, stride, x, width });
+                back
+            });
+            let mut back = vec![0.0; rows * stride];
+            columns_to_rows(&mut back, (5, stride), &expected, WIDTH);
+            for (back, x) in back.chunks(stride).zip(x.chunks(features)) {
+                assert_eq!(&back[5..], x);
+            }
+        }
+    }
+}

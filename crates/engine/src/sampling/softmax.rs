@@ -138,7 +138,27 @@ fn exp(x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use hone_core::testing::assert_same_bits;
+
     use super::*;
+
+    #[test]
+    fn every_instruction_set_computes_the_same_weights() {
+        for n in [1, 7, 64, 65, 300] {
+            let logits: Vec<f32> = (0..n).map(|i| (i * 7919 % 1009) as f32 / 20.0).collect();
+            assert_same_bits(|instructions| {
+                let (mut values, mut sums) = (vec![0.0; n], vec![0.0; n.div_ceil(BLOCK)]);
+                instructions.run(WeighTask {
+                    values: &mut values,
+                    sums: &mut sums,
+                    logits: &logits,
+                    max: 50.4,
+                    inverse: 1.0 / 0.7,
+                });
+                [values, sums].concat()
+            });
+        }
+    }
 
     #[test]
     fn exp_is_within_two_units_of_the_last_place() {

@@ -11,17 +11,6 @@ fn draw(logits: &[f32], params: &SamplingParams, top: u8) -> Token {
     TokenSampler::new(params, top).unwrap().draw(logits).unwrap()
 }
 
-/// The behavior distribution `(id, p)`, best first.
-fn behavior(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f64)> {
-    let mut adjusted = logits.to_vec();
-    adjust(&mut adjusted, params, &HashMap::new()).unwrap();
-    let mut candidates = Vec::new();
-    let total = weigh(&adjusted, f64::from(params.temperature), &mut candidates).unwrap();
-    let kept = truncate(&mut candidates, params, total);
-    candidates.sort_unstable_by(best_first);
-    candidates.into_iter().map(|(id, weight)| (id, weight / kept)).collect()
-}
-
 /// The definition of softmax.
 fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     let weights: Vec<f64> = logits.iter().map(|l| (f64::from(*l) / temperature).exp()).collect();
@@ -29,33 +18,56 @@ fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     weights.into_iter().map(|w| w / total).collect()
 }
 
-/// The definition of truncation: sort all tokens, then cut.
-fn truncated_by_definition(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f64)> {
+/// The definition of truncation: sort all tokens, then cut. `None` if a sum or a probability is so
+/// close to a cut that rounding decides.
+fn truncated_by_definition(logits: &[f32], params: &SamplingParams) -> Option<Vec<(TokenId, f64)>> {
+    let is_close = |a: f64, b: f64| (a - b).abs() < 1e-10 * b;
     let probabilities = softmax(logits, f64::from(params.temperature));
-    let mut all: Vec<Candidate> =
-        probabilities.into_iter().enumerate().map(|(id, p)| (id as TokenId, p)).collect();
-    all.sort_by(best_first);
+    let mut all: Vec<(TokenId, f64)> = (0..).zip(probabilities).collect();
+    // Stable, so that equal tokens stay in the order of their ids.
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
     if params.top_k > 0 {
         all.truncate(params.top_k as usize);
     }
-    let mass: f64 = all.iter().map(|c| c.1).sum();
-    let mut sum = 0.0;
-    let below = all.iter().take_while(|c| {
-        sum += c.1;
-        sum < f64::from(params.top_p) * mass
-    });
-    let nucleus = below.count() + 1;
     if params.top_p < 1.0 {
-        all.truncate(nucleus);
+        let least = f64::from(params.top_p) * all.iter().map(|c| c.1).sum::<f64>();
+        // The shortest prefix that has at least this probability.
+        let sums = (1..=all.len()).map(|n| (n, all[..n].iter().map(|c| c.1).sum::<f64>()));
+        let (n, sum) = sums.clone().find(|(_, sum)| *sum >= least).unwrap_or((all.len(), least));
+        let before = sums.clone().nth(n.wrapping_sub(2)).map_or(0.0, |(_, sum)| sum);
+        if is_close(sum, least) || is_close(before, least) {
+            return None;
+        }
+        all.truncate(n);
     }
-    let best = all.first().map_or(0.0, |c| c.1);
-    all.retain(|c| c.1 >= f64::from(params.min_p) * best);
+    let least = f64::from(params.min_p) * all[0].1;
+    if params.min_p > 0.0 && all.iter().any(|c| is_close(c.1, least)) {
+        return None;
+    }
+    all.retain(|c| c.1 >= least);
     let mass: f64 = all.iter().map(|c| c.1).sum();
-    all.into_iter().map(|(id, p)| (id, p / mass)).collect()
+    Some(all.into_iter().map(|(id, p)| (id, p / mass)).collect())
 }
 
+/// What [`super`] leaves: `(id, p)`, best first, and the probability of all of them together.
+fn truncated(logits: &[f32], params: &SamplingParams) -> (Vec<(TokenId, f64)>, f64) {
+    let mut candidates = Vec::new();
+    let total = weigh(logits, f64::from(params.temperature), &mut candidates).unwrap();
+    let kept = truncate(&mut candidates, params, total);
+    candidates.sort_unstable_by(best_first);
+    (candidates.into_iter().map(|(id, weight)| (id, weight / kept)).collect(), kept / total)
+}
+
+fn ids(distribution: &[(TokenId, f64)]) -> Vec<TokenId> {
+    distribution.iter().map(|c| c.0).collect()
+}
+
+/// Logits far apart, nearly equal, or with many equal ones.
 fn logits(most: usize) -> impl Strategy<Value = Vec<f32>> {
-    prop::collection::vec(-12.0_f32..12.0, 1..most)
+    let far = prop::collection::vec(-12.0_f32..12.0, 1..most);
+    let near = prop::collection::vec(-0.5_f32..0.5, 1..most);
+    let equal = prop::collection::vec((-8_i8..8).prop_map(|x| f32::from(x) / 2.0), 1..most);
+    prop_oneof![far, near, equal]
 }
 
 prop_compose! {
@@ -73,15 +85,13 @@ prop_compose! {
 proptest! {
     #[test]
     fn truncation_matches_its_definition(logits in logits(700), params in truncation()) {
-        let got = behavior(&logits, &params);
         let wanted = truncated_by_definition(&logits, &params);
-        prop_assert!((got.iter().map(|c| c.1).sum::<f64>() - 1.0).abs() < 1e-9);
-        // If a cut is within rounding of a token's mass, one token more or less is correct.
-        prop_assert!(got.len().abs_diff(wanted.len()) <= 1);
-        if got.len() == wanted.len() {
-            for (got, wanted) in got.iter().zip(&wanted) {
-                prop_assert!(got.0 == wanted.0 && (got.1 - wanted.1).abs() < 1e-9);
-            }
+        prop_assume!(wanted.is_some());
+        let wanted = wanted.unwrap();
+        let (got, _) = truncated(&logits, &params);
+        prop_assert_eq!(ids(&got), ids(&wanted));
+        for (got, wanted) in got.iter().zip(&wanted) {
+            prop_assert!((got.1 - wanted.1).abs() < 1e-9);
         }
     }
 
@@ -89,8 +99,10 @@ proptest! {
     fn reported_probabilities_are_those_of_the_behavior_policy(
         logits in logits(300), params in truncation(), top in 0_u8..=20,
     ) {
+        let behavior = truncated_by_definition(&logits, &params);
+        prop_assume!(behavior.is_some());
+        let behavior = behavior.unwrap();
         let drawn = draw(&logits, &params, top);
-        let behavior = behavior(&logits, &params);
         let (_, p) = behavior.iter().find(|c| c.0 == drawn.id).unwrap();
         prop_assert!(drawn.logprob.is_finite() && drawn.logprob <= 0.0);
         prop_assert!((f64::from(drawn.logprob) - p.ln()).abs() < 1e-5);
@@ -149,6 +161,62 @@ proptest! {
     }
 }
 
+/// Equal logits have weights of exactly 1, so these sums are at the cut without any rounding.
+#[test]
+fn cuts_include_a_token_exactly_at_the_bound() {
+    let kept = |logits: &[f32], params| ids(&truncated(logits, &params).0);
+    for (top_p, wanted) in [(0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.76, 4)] {
+        let got = kept(&[2.0; 4], SamplingParams { top_p, ..params(1.0) });
+        assert_eq!(got, (0..wanted).collect::<Vec<_>>(), "top_p {top_p}");
+    }
+    // Of equal tokens, those with the lowest ids stay.
+    let logits = [1.0, 3.0, 1.0, 3.0, 1.0];
+    for (top_k, wanted) in [(1, &[1][..]), (2, &[1, 3]), (3, &[1, 3, 0]), (4, &[1, 3, 0, 2])] {
+        assert_eq!(kept(&logits, SamplingParams { top_k, ..params(1.0) }), wanted);
+    }
+    assert_eq!(kept(&logits, SamplingParams { min_p: 1.0, ..params(1.0) }), [1, 3]);
+    // The search for the nucleus sorts 64, then 512 candidates.
+    for n in [1, 63, 64, 65, 511, 512, 513, 600] {
+        let top_p = n as f32 / 1024.0;
+        let got = kept(&[0.0; 1024], SamplingParams { top_p, ..params(1.0) });
+        assert_eq!(got, (0..n).collect::<Vec<_>>());
+    }
+}
+
+/// Cases of `tests/reference/sampling/truncation.py`.
+#[test]
+fn truncation_equals_that_of_transformers() {
+    #[derive(serde::Deserialize)]
+    struct Case {
+        temperature: f32,
+        top_k: u32,
+        top_p: f32,
+        min_p: f32,
+        logits: Vec<f32>,
+        ids: Vec<TokenId>,
+        greatest_probabilities: Vec<f64>,
+        kept_mass: f64,
+    }
+    let file =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/sampling/truncation.json");
+    let reference: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let cases: Vec<Case> = serde_json::from_value(reference["cases"].clone()).unwrap();
+    assert_eq!(cases.len(), 15);
+    for case in cases {
+        let Case { temperature, top_k, top_p, min_p, .. } = case;
+        let params = SamplingParams { temperature, top_k, top_p, min_p, ..params(1.0) };
+        let (got, kept_mass) = truncated(&case.logits, &params);
+        assert_eq!(ids(&got), case.ids, "{params:?}");
+        assert!((kept_mass - case.kept_mass).abs() < 1e-12, "{params:?}: {kept_mass}");
+        for (got, wanted) in got.iter().zip(&case.greatest_probabilities) {
+            assert!((got.1 - wanted).abs() < 1e-12, "{params:?}: {got:?} against {wanted}");
+        }
+        // The definition that the other tests compare with agrees.
+        assert_eq!(ids(&truncated_by_definition(&case.logits, &params).unwrap()), case.ids);
+    }
+}
+
 /// Pearson's chi-squared statistic of 40,000 draws is below its 99.9 % quantile.
 #[test]
 fn frequencies_match_the_distribution() {
@@ -160,7 +228,7 @@ fn frequencies_match_the_distribution() {
         (SamplingParams { top_p: 0.8, ..params(1.3) }, 18.5),
         (SamplingParams { min_p: 0.2, ..params(1.0) }, 18.5),
     ] {
-        let expected = behavior(&logits, &params);
+        let expected = truncated_by_definition(&logits, &params).unwrap();
         let mut sampler = TokenSampler::new(&params, 0).unwrap();
         let mut counts = HashMap::new();
         let n = 40_000;

@@ -245,3 +245,72 @@ pub(crate) fn add_bias<T: Real>(x: &mut [T], bias: &[T]) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use hone_core::testing::assert_same_bits;
+
+    use super::*;
+    use crate::testing::waves;
+
+    /// Rows that fill whole vectors, and rows that do not.
+    const WIDTHS: [usize; 4] = [6, 32, 48, 54];
+
+    #[test]
+    fn every_instruction_set_normalizes_to_the_same_bits() {
+        let weight = Tensor::zeros(1, DType::F32, &Device::Cpu).unwrap();
+        let norm = FusedRmsNorm { weight: &weight, offset: 1.0, eps: 1e-6 };
+        for width in WIDTHS {
+            let [x, grad, weight] = [0.2, 0.9, 1.7].map(|phase| waves(3 * width, phase));
+            for backward in [false, true] {
+                assert_same_bits(|instructions| {
+                    let (weight, mut out) = (&weight[..width], grad.clone());
+                    let (norm, x) = (&norm, &x[..]);
+                    instructions.run(RmsNormTask { norm, weight, x, out: &mut out, backward });
+                    out
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_rotates_to_the_same_bits() {
+        for width in WIDTHS {
+            // Two heads; in some widths not all of their values are rotated.
+            let (head_dim, half) = (width / 2, width / 4);
+            let [x, cos, sin] = [0.2, 0.9, 1.7].map(|phase| waves(3 * width, phase));
+            for inverse in [false, true] {
+                assert_same_bits(|instructions| {
+                    let mut x = x.clone();
+                    let (cos, sin) = (&cos[..3 * half], &sin[..3 * half]);
+                    let task = RotaryTask { x: &mut x, width, head_dim, half, cos, sin, inverse };
+                    instructions.run(task);
+                    x
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_activates_to_the_same_bits() {
+        for (n, activation) in
+            WIDTHS.iter().flat_map(|n| [Activation::Silu, Activation::GeluTanh].map(|a| (*n, a)))
+        {
+            let [gate, up, grad] = [0.2, 0.9, 1.7].map(|phase| waves(n, phase));
+            assert_same_bits(|instructions| {
+                let mut out = vec![0.0; n];
+                instructions.run(GluTask { activation, gate: &gate, up: &up, out: &mut out });
+                let (mut gate, mut up) = (gate.clone(), up.clone());
+                instructions.run(GluGradTask {
+                    activation,
+                    gate: &mut gate,
+                    up: &mut up,
+                    grad: &grad,
+                });
+                [out, gate, up].concat()
+            });
+        }
+    }
+}

@@ -85,9 +85,9 @@ struct HeadStats {
 }
 
 /// `cap tanh(x / cap)` in place.
-struct SoftcapTask<'a, T> {
-    cap: f64,
-    values: &'a mut [T],
+pub(super) struct SoftcapTask<'a, T> {
+    pub cap: f64,
+    pub values: &'a mut [T],
 }
 
 impl<T: Real> SimdTask for SoftcapTask<'_, T> {

@@ -6,12 +6,15 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor, Var};
 use serde_json::{Value, json};
 
-use super::head::head_stats;
+use hone_core::testing::assert_same_bits;
+
+use super::head::{SoftcapTask, head_stats};
 use super::token_stats;
+use super::token_stats::{StatsGradTask, StatsTask, TokenTargets};
 use crate::adapter::BaseDtype;
 use crate::kernels::ops;
 use crate::spec::{RopeScaling, RopeSpec, rope_tables};
-use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
+use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values, waves};
 use crate::{Model, ModelSpec};
 
 fn reference() -> HashMap<String, Tensor> {
@@ -267,4 +270,38 @@ fn the_debug_text_of_the_spec_and_the_digest_are_stable() {
         tiny_model(DType::F32).digest().unwrap(),
         "d5ac9ffefd059af86a9ba0656b5751972a1a51215323e0677cf47234ea028c04"
     );
+}
+
+#[test]
+fn every_instruction_set_computes_the_same_statistics() {
+    for vocab in [3, 16, 99, 160] {
+        let (ids, temperatures) = ([0, 2, 1], [1.0, 0.7, 1.5]);
+        let targets = &TokenTargets::new(&ids, &temperatures, 3, vocab).unwrap();
+        let mut logits = waves(3 * vocab, 0.4);
+        // A token that can never be drawn.
+        logits[vocab] = f32::NEG_INFINITY;
+        for (softcap, entropy) in [(None, 0.0), (None, 0.3), (Some(5.0), 0.3)] {
+            let grad = [1.0, entropy].repeat(3);
+            assert_same_bits(|instructions| {
+                let (mut logits, first) = (logits.clone(), 0);
+                if let Some(cap) = softcap {
+                    instructions.run(SoftcapTask { cap, values: &mut logits });
+                }
+                let mut stats = vec![0.0; 6];
+                let task = StatsTask { targets, first, logits: &logits, stats: &mut stats };
+                instructions.run(task);
+                let values = logits.clone();
+                let (grad, logits_mut) = (Some(&grad[..]), &mut logits);
+                instructions.run(StatsGradTask {
+                    targets,
+                    softcap,
+                    first,
+                    logits: logits_mut,
+                    stats: &stats,
+                    grad,
+                });
+                [values, stats, logits].concat()
+            });
+        }
+    }
 }

@@ -14,6 +14,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use hone_core::types::{Message, Role};
@@ -63,14 +65,7 @@ impl Server {
     where
         F: Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
     {
-        Self::on("127.0.0.1:0".parse().unwrap(), answer).await
-    }
-
-    async fn on<F>(address: SocketAddr, answer: F) -> Self
-    where
-        F: Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
-    {
-        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen: Arc<Mutex<Vec<SeenRequest>>> = Arc::default();
         let log = Arc::clone(&seen);
@@ -238,7 +233,7 @@ async fn a_slow_service_gives_missing_values_without_a_retry() {
             tokio::time::sleep(Duration::from_secs(60)).await;
         }),
     );
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let task = tokio::spawn(axum::serve(listener, app).into_future());
     let webhook = TestWebhook::new(&WebhookParams { timeout_ms: 50, ..quick(&url) });
@@ -277,22 +272,44 @@ async fn failures_open_the_circuit_and_a_probe_closes_it() {
     assert!(!webhook.is_open());
 }
 
+/// Forwards connections to a server, or closes them while there is none. So the port of a server
+/// that is down is not freed.
+async fn forward(listener: TcpListener, server: watch::Receiver<Option<SocketAddr>>) {
+    loop {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut server = server.clone();
+        tokio::spawn(async move {
+            let Some(address) = *server.borrow_and_update() else { return };
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            tokio::select! {
+                _ = server.changed() => {}
+                _ = tokio::io::copy_bidirectional(&mut client, &mut stream) => {}
+            }
+        });
+    }
+}
+
 #[tokio::test]
 async fn a_killed_service_gives_missing_values_until_it_is_back() {
     let server = Server::start(|_, body| lengths(body)).await;
-    let (address, url) = (server.address, server.url());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    let (target, watched) = watch::channel(Some(server.address));
+    let forward = tokio::spawn(forward(listener, watched));
     let params = WebhookParams { breaker_failures: 2, breaker_cooldown_ms: 50, ..quick(&url) };
     let webhook = TestWebhook::new(&params);
     assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
+    target.send_replace(None);
     drop(server);
-    // Until the listener and its open connections are closed.
+    // Until its open connections are closed.
     while webhook.score(&["a"]).await == [Some(1.0)] {
         tokio::task::yield_now().await;
     }
     while !webhook.is_open() {
         assert_eq!(webhook.score(&["a"]).await, [None]);
     }
-    let _back = Server::on(address, |_, body| lengths(body)).await;
+    let back = Server::start(|_, body| lengths(body)).await;
+    target.send_replace(Some(back.address));
     let mut tries = 0;
     while webhook.score(&["abc"]).await != [Some(3.0)] {
         tries += 1;
@@ -300,6 +317,7 @@ async fn a_killed_service_gives_missing_values_until_it_is_back() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(!webhook.is_open());
+    forward.abort();
 }
 
 #[tokio::test]
@@ -341,7 +359,7 @@ async fn concurrent_requests_are_limited() {
             lengths(&serde_json::from_slice(&body).unwrap())
         }),
     );
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let task = tokio::spawn(axum::serve(listener, app).into_future());
     let webhook =

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hone_core::types::{PromptSource, SampleOrigin, SamplingParams};
 use hone_dataset::StageConfig;
@@ -13,7 +13,7 @@ use super::world::World;
 
 #[tokio::test]
 async fn prompts_without_a_group_are_counted_with_the_reason() {
-    let mut world = World::with(|fake| fake.delay = Duration::from_secs(1));
+    let mut world = World::with(|fake| fake.delay = Duration::from_millis(200));
     world.config.queue = 2;
     world.config.max_concurrent = 1;
     let rollout = world.start();
@@ -28,9 +28,11 @@ async fn prompts_without_a_group_are_counted_with_the_reason() {
         rollout.submit(asked, samples);
     }
     assert_eq!((world.skipped("queue_full"), world.metrics.rollout_queue.get()), (1, 2));
-    let began = Instant::now();
+    let tokens = world.metrics.engine_tokens.with_label_values(&["shadow"]);
+    let before = tokens.get();
     rollout.stop().await;
-    assert!(began.elapsed() < Duration::from_secs(2), "stop does not wait for the engine");
+    let during = tokens.get() - before;
+    assert!(during < 10, "stop waits for the engine: {during} tokens; a sample has 17");
     assert_eq!((world.skipped("stopping"), world.metrics.rollout_queue.get()), (2, 0));
     let (late, samples) = world.serve("graded", 1).await;
     rollout.submit(late, samples);
@@ -46,14 +48,14 @@ async fn prompts_without_a_group_are_counted_with_the_reason() {
 #[tokio::test]
 async fn stop_commits_a_group_that_only_waits_for_feedback() {
     let mut world = World::new();
-    world.config.feedback_wait_ms = 60_000;
+    world.config.feedback_wait_ms = 3_600_000;
     let rollout = world.start();
     let (asked, samples) = world.serve("both", 1).await;
     rollout.submit(asked.clone(), samples);
     world.until(|| world.metrics.rollout_samples.get() == 3).await;
-    let began = Instant::now();
+    assert!(world.store.groups_of(asked.id).unwrap().is_empty());
+    // A task that waited longer would be aborted, and its group lost.
     rollout.stop().await;
-    assert!(began.elapsed() < Duration::from_secs(2));
     assert_eq!(world.store.groups_of(asked.id).unwrap().len(), 1);
     rollout.stop().await;
 }
@@ -113,9 +115,8 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
     let rollout = world.start();
     let (asked, samples) = world.serve("graded", 1).await;
     rollout.submit(asked.clone(), samples);
-    for _ in 0..5 {
+    for preempted in 1..=5 {
         world.until(|| world.engine.load().shadow_running == 1).await;
-        let began = Instant::now();
         let live = GenerateRequest {
             prompt_ids: vec![1],
             params: SamplingParams { max_tokens: 1, ..SamplingParams::default() },
@@ -124,8 +125,8 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
             priority: Priority::Live,
         };
         let generation = world.engine.generate(live).await.unwrap();
-        // A whole shadow takes 850 ms.
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        // It did not wait for the end of the shadow, which was preempted.
+        assert_eq!(world.metrics.engine_preempted.get(), preempted);
         generation.collect().await.unwrap();
     }
     let group = world.groups(asked.id, 1).await.remove(0);

@@ -70,3 +70,27 @@ impl SimdTask for NormAndRotate<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hone_core::testing::assert_same_bits_if_fused;
+    use hone_model::testing::waves;
+
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_that_fuses_rotates_to_the_same_bits() {
+        for dim in [6, 16, 54] {
+            let (x, weight, angles) = (waves(3 * dim, 0.3), waves(dim, 1.9), waves(dim, 0.7));
+            for half in [dim / 2, dim / 2 - 1] {
+                assert_same_bits_if_fused(|instructions| {
+                    let mut x = x.clone();
+                    let norm = Some((&weight[..], 1e-6));
+                    let rotation = Some((&angles[..half], &angles[half..2 * half]));
+                    instructions.run(NormAndRotate { x: &mut x, dim, norm, rotation });
+                    x
+                });
+            }
+        }
+    }
+}

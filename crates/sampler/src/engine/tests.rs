@@ -341,8 +341,11 @@ async fn it_slows_down_while_clients_are_served() {
         let completions = all(&engine, &requests).await;
         (began.elapsed(), completions)
     };
-    timed().await;
-    let (free, expected) = timed().await;
+    // The shortest of several, because other processes may delay one.
+    let (mut free, expected) = timed().await;
+    for _ in 0..3 {
+        free = free.min(timed().await.0);
+    }
     assert!(asked.load(Ordering::Relaxed) >= 40, "the sampler checks for clients between steps");
     busy.store(true, Ordering::Relaxed);
     let (held, found) = timed().await;

@@ -1,10 +1,15 @@
 use half::{bf16, f16};
-use pulp::Simd;
+use pulp::Arch;
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
+use hone_core::testing::Instructions;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
 use super::kernel::{AddMatmul, StoredWeight};
-use super::{COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, add_matmul_serial};
+use super::{
+    COLUMN_BLOCK, TokenColumns, VectorWeight, WeightMatrix, add_matmul, add_matmul_serial,
+};
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| (((i + seed) * 7919 % 1009) as f32 / 504.0) - 1.0).collect()
@@ -29,6 +34,30 @@ impl SimdTask for DotProduct<'_> {
     }
 }
 
+/// `initial + w x` by every kernel that this processor can run. Also returns whether it fuses.
+fn by_every_kernel<W: VectorWeight>(
+    initial: &[f32],
+    w: WeightMatrix<'_, W>,
+    x: TokenColumns<'_>,
+) -> Vec<(bool, Vec<f32>)> {
+    let run = |kernel: &dyn Fn(AddMatmul<'_, W>)| {
+        let mut out = initial.to_vec();
+        kernel(AddMatmul { out: &mut out, w, x });
+        out
+    };
+    let mut all = Vec::new();
+    for instructions in Instructions::all() {
+        let Instructions::Vector(arch) = instructions else { continue };
+        let is_fused = !matches!(arch, Arch::Scalar);
+        all.push((is_fused, run(&|task| arch.dispatch(task))));
+        #[cfg(target_arch = "x86_64")]
+        if let Arch::V4(token) = arch {
+            all.push((is_fused, run(&|task| avx512::add_matmul(token, task))));
+        }
+    }
+    all
+}
+
 #[test]
 fn every_element_is_one_sum_in_ascending_order() {
     let shapes =
@@ -41,19 +70,16 @@ fn every_element_is_one_sum_in_ascending_order() {
         for initial in [vec![0.0; outputs * width], values(outputs * width, 5)] {
             let mut out = initial.clone();
             add_matmul(&mut out, w_rows, x, 1);
-            let mut scalar = initial.clone();
-            Simd::vectorize(pulp::Scalar::new(), AddMatmul { out: &mut scalar, w: w_rows, x });
-            #[cfg(target_arch = "x86_64")]
-            if let Some(avx2) = pulp::x86::V3::try_new() {
-                let mut narrow = initial.clone();
-                Simd::vectorize(avx2, AddMatmul { out: &mut narrow, w: w_rows, x });
-                assert_eq!(narrow, out);
-            }
+            let kernels = by_every_kernel(&initial, w_rows, x);
             for (o, row) in w.chunks_exact(inner).enumerate() {
                 for column in 0..width {
                     let at = o * width + column;
                     let product = DotProduct { row, x, column, initial: initial[at] };
-                    assert_eq!(scalar[at].to_bits(), product.run::<false>().to_bits());
+                    let (fused, plain) = (product.run::<true>(), product.run::<false>());
+                    for (is_fused, found) in &kernels {
+                        let expected = if *is_fused { fused } else { plain };
+                        assert_eq!(found[at].to_bits(), expected.to_bits());
+                    }
                     assert_eq!(out[at].to_bits(), dispatch(product).to_bits());
                 }
             }
@@ -72,15 +98,22 @@ fn weights_of_16_bits_are_multiplied_as_their_exact_values() {
         let initial = values(outputs * width, 5);
         let wide = |wide: Vec<f32>| {
             let mut out = initial.clone();
-            add_matmul(&mut out, WeightMatrix { values: &wide, inner }, x, 1);
-            out
+            let w = WeightMatrix { values: &wide[..], inner };
+            add_matmul(&mut out, w, x, 1);
+            (out, by_every_kernel(&initial, w, x))
         };
+        let w = WeightMatrix { values: &f16s[..], inner };
+        let (expected, by_kernel) = wide(f16s.iter().map(|w| w.to_f32()).collect());
         let mut out = initial.clone();
-        add_matmul_serial(&mut out, WeightMatrix { values: &f16s, inner }, x);
-        assert_eq!(out, wide(f16s.iter().map(|w| w.to_f32()).collect()));
+        add_matmul_serial(&mut out, w, x);
+        assert_eq!(out, expected);
+        assert_eq!(by_every_kernel(&initial, w, x), by_kernel);
+        let w = WeightMatrix { values: &bf16s[..], inner };
+        let (expected, by_kernel) = wide(bf16s.iter().map(|w| w.to_f32()).collect());
         let mut out = initial.clone();
-        add_matmul_serial(&mut out, WeightMatrix { values: &bf16s, inner }, x);
-        assert_eq!(out, wide(bf16s.iter().map(|w| w.to_f32()).collect()));
+        add_matmul_serial(&mut out, w, x);
+        assert_eq!(out, expected);
+        assert_eq!(by_every_kernel(&initial, w, x), by_kernel);
     }
 }
 

@@ -3,11 +3,14 @@
 
 use candle_core::{Device, Tensor, Var};
 
+use hone_core::testing::assert_same_bits;
+
+use super::tile::{Softmax, SoftmaxGrad, tiles};
 use super::{Attention, graph_attention};
 use crate::kernels::float::Real;
 use crate::kernels::parallel::with_threads;
 use crate::spec::{AttentionOptions, HeadLayout};
-use crate::testing::values;
+use crate::testing::{values, waves};
 use crate::transformer::{Segment, Segments};
 
 fn wave(rows: usize, columns: usize, phase: f64) -> Tensor {
@@ -169,4 +172,30 @@ fn segments_that_break_the_rules_are_rejected() {
     assert!(table(&[(0, 3, None), (3, 1, Some(0)), (4, 1, Some(1))]).is_err());
     assert!(table(&[(0, 3, None), (3, 1, None), (4, 1, Some(0))]).is_err());
     assert_eq!(small().positions(), [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1]);
+}
+
+#[test]
+fn every_instruction_set_computes_the_same_probabilities_and_gradients() {
+    let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (19, None)]);
+    for options in options() {
+        for tile in segments.groups().iter().flat_map(|group| tiles(group, options.window)) {
+            let len = tile.rows * tile.keys();
+            let (scores, grads) = (waves(len, 0.3), waves(len, 1.1));
+            let (g, o) = (waves(tile.rows * 20, 0.5), waves(tile.rows * 20, 0.9));
+            assert_same_bits(|instructions| {
+                let (mut p, mut lse) = (scores.clone(), vec![0.0; tile.rows]);
+                let task = Softmax { tile, options, scores: &mut p, lse: &mut lse };
+                instructions.run(task);
+                let rows: Vec<_> = lse
+                    .iter()
+                    .zip(g.chunks(20).zip(o.chunks(20)))
+                    .map(|(lse, (g, o))| (*lse, g, o))
+                    .collect();
+                let (mut scores, mut grads) = (scores.clone(), grads.clone());
+                let (s, ds) = (&mut scores, &mut grads);
+                instructions.run(SoftmaxGrad { tile, options, scores: s, grads: ds, rows: &rows });
+                [p, lse, scores, grads].concat()
+            });
+        }
+    }
 }

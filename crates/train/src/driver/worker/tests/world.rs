@@ -1,11 +1,12 @@
 //! A trainer over a real ledger and a scripted publisher.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use candle_core::DType;
 use tokio::sync::Semaphore;
 
 use hone_core::metrics::Metrics;
@@ -15,52 +16,74 @@ use hone_core::types::{
     TokenId, now_ms,
 };
 use hone_engine::{EngineError, ModelDir, Publisher};
-use hone_model::adapter::LoraConfig;
+use hone_model::Model;
+use hone_model::adapter::{LoraConfig, peft};
 use hone_reward::Routes;
 use hone_reward::kinds::{FeedbackParams, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_store::{Op, Store, StoreConfig};
 
 use crate::config::TrainConfig;
+use crate::learning::snapshot::Snapshot;
 use crate::policy::{Policies, PolicyConfig};
+use crate::testing::tiny_model;
 use crate::{TrainSetup, TrainState, TrainWorker};
 
-/// Accepts every version but `rejects`; each staging waits for a permit.
+/// Serves the adapters that it is given, except that its probe of the version `rejects` is wrong by
+/// ten times the tolerance. Each staging waits for a permit.
 pub(super) struct ScriptedPublisher {
     /// One permit per staging.
     pub(super) staging: Semaphore,
-    /// The version whose probe returns NaN.
+    /// The version whose probe differs from the trainer's scores.
     pub(super) rejects: AtomicU64,
-    staged: AtomicU64,
     /// Stagings that were requested, including those that still wait.
     pub(super) requested: AtomicU64,
+    staged: Mutex<(PolicyVersion, Option<PathBuf>)>,
+    model: Model,
 }
 
 impl Default for ScriptedPublisher {
     fn default() -> Self {
-        let staging = Semaphore::new(Semaphore::MAX_PERMITS);
-        let [staged, requested] = <[AtomicU64; 2]>::default();
-        Self { staging, rejects: AtomicU64::new(u64::MAX), staged, requested }
+        Self {
+            staging: Semaphore::new(Semaphore::MAX_PERMITS),
+            rejects: AtomicU64::new(u64::MAX),
+            requested: AtomicU64::default(),
+            staged: Mutex::default(),
+            model: tiny_model(DType::F32),
+        }
     }
 }
 
 #[async_trait]
 impl Publisher for ScriptedPublisher {
-    async fn stage(&self, version: PolicyVersion, _: Option<&Path>) -> Result<(), EngineError> {
+    async fn stage(
+        &self,
+        version: PolicyVersion,
+        adapter: Option<&Path>,
+    ) -> Result<(), EngineError> {
         self.requested.fetch_add(1, Ordering::AcqRel);
         self.staging.acquire().await.unwrap().forget();
-        self.staged.store(version.0, Ordering::Release);
+        *self.staged.lock().unwrap() = (version, adapter.map(Path::to_owned));
         Ok(())
     }
 
     async fn probe(
         &self,
-        _: &[TokenId],
-        _: &SamplingParams,
+        prompt: &[TokenId],
+        params: &SamplingParams,
     ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        let staged = self.staged.load(Ordering::Acquire);
-        let is_rejected = staged == self.rejects.load(Ordering::Acquire);
-        Ok(vec![(1, if is_rejected { f32::NAN } else { -1.0 })])
+        let (version, adapter) = self.staged.lock().unwrap().clone();
+        // Read from the files that were published.
+        let (model, adapter) = (self.model.clone(), adapter.unwrap());
+        let (config, lora) =
+            peft::read(&adapter, model.spec(), DType::F32, model.device()).unwrap();
+        let ids = [5, 9, 2];
+        let snapshot = Snapshot { model, lora, config };
+        let logprobs = snapshot.score(prompt, &ids, params.temperature).unwrap();
+        let is_rejected = version.0 == self.rejects.load(Ordering::Acquire);
+        let tolerance = PolicyConfig::default().parity_tolerance as f32;
+        let error = if is_rejected { 10.0 * tolerance } else { 0.0 };
+        Ok(ids.into_iter().zip(logprobs.into_iter().map(|logprob| logprob + error)).collect())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -101,12 +124,11 @@ impl World {
             )],
             ..RouteConfig::default()
         }]);
-        let policy = PolicyConfig { parity_tolerance: 1e9, ..PolicyConfig::default() };
         let publisher = Arc::new(ScriptedPublisher::default());
         let policies = Policies::restore(
             publisher.clone(),
             store.clone(),
-            policy,
+            PolicyConfig::default(),
             metrics.clone(),
             dir,
             vec![1, 2],

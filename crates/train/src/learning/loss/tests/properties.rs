@@ -1,6 +1,10 @@
 //! Properties of every loss for random sequences.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
@@ -39,7 +43,7 @@ fn any_config() -> impl Strategy<Value = TrainConfig> {
         CorrectionMode::SequenceMask,
     ]);
     let level = prop::sample::select(vec![RatioLevel::Token, RatioLevel::Sequence]);
-    let bounds = prop::sample::select(vec![(0.0, 0.0), (2.0, 0.0), (0.0, 1.2)]);
+    let bounds = prop::sample::select(vec![(0.0, 0.0), (1.5, 0.0), (0.0, 1.2)]);
     let kind = prop::sample::select(KINDS.to_vec());
     (kind, level, estimator, mode, bounds, 0.0..0.5_f64, 0.0..0.2_f64).prop_map(
         |(loss, level, estimator, mode, (delta, dual_clip), beta, off_policy_mask_threshold)| {
@@ -61,7 +65,8 @@ fn any_config() -> impl Strategy<Value = TrainConfig> {
 type Token = (f64, f64, f64, f64, f64);
 
 fn any_tokens() -> impl Strategy<Value = Vec<Token>> {
-    let token = (-4.0..-0.1_f64, 0.0..2.0_f64, -0.6..0.6_f64, -0.4..0.4_f64, -0.8..0.8_f64);
+    // Ratios from 0.25 to 4 to the recorded policy, beyond every bound of `any_config`.
+    let token = (-4.0..-0.1_f64, 0.0..2.0_f64, -1.4..1.4_f64, -0.8..0.8_f64, -0.8..0.8_f64);
     prop::collection::vec(token, 1..7).prop_map(|tokens| {
         let shifted = |(l, h, s, o, f): Token| (l, h, l + s, l + o, l + f);
         tokens.into_iter().map(shifted).collect()
@@ -90,6 +95,34 @@ fn run(
         advantage,
     };
     sequence_loss(&sequence, coefficients, config)
+}
+
+/// The properties are of no use for bounds that no random ratio reaches.
+#[test]
+fn random_ratios_reach_every_bound() {
+    let mut runner = TestRunner::deterministic();
+    let mut reached = BTreeMap::new();
+    for _ in 0..2000 {
+        let advantage = -1.0;
+        let config = any_config().new_tree(&mut runner).unwrap().current();
+        let tokens = any_tokens().new_tree(&mut runner).unwrap().current();
+        let changes = |without: TrainConfig| {
+            let weights = plain(&config);
+            run(&tokens, advantage, &weights, &config)
+                != run(&tokens, advantage, &weights, &without)
+        };
+        let mut count = |bound, changes| *reached.entry(bound).or_insert(0) += u32::from(changes);
+        count("delta", changes(TrainConfig { delta: 0.0, ..config.clone() }));
+        count("dual clip", changes(TrainConfig { dual_clip: 0.0, ..config.clone() }));
+        count("lower bound", changes(TrainConfig { clip_low: 0.999, ..config.clone() }));
+        let unbounded =
+            CorrectionConfig { clip_min: 0.0, clip_max: 0.0, ..config.sampler_correction };
+        count(
+            "correction",
+            changes(TrainConfig { sampler_correction: unbounded, ..config.clone() }),
+        );
+    }
+    assert!(reached.len() == 4 && reached.values().all(|n| *n > 50), "{reached:?}");
 }
 
 /// The central difference at 0, and the jump of the one-sided differences, which is large at kinks.
