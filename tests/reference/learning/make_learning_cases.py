@@ -7,8 +7,12 @@ Hone uses flat tokens and gradients in closed form. Float64 throughout. Run from
 
 import json
 import pathlib
+import sys
 
 import torch
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "learning_cases.json"
 VOCAB = 7
@@ -118,7 +122,8 @@ def main() -> None:
             ]
         )
     ]
-    OUT.write_text(json.dumps({"losses": losses, "adamw": adamw_case()}) + "\n")
+    cases = {"made_by": made_by("torch"), "losses": losses, "adamw": adamw_case()}
+    OUT.write_text(json.dumps(cases) + "\n")
 
 
 if __name__ == "__main__":
