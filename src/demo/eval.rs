@@ -71,9 +71,12 @@ pub struct DemoEvaluation {
 
 impl DemoEvaluation {
     /// The answers of one kind and decoding.
-    pub fn of(&self, kind: QuestionKind, decoding: Decoding) -> impl Iterator<Item = &ScoredAnswer> {
-        let chosen =
-            move |a: &&ScoredAnswer| a.question.kind() == kind && a.decoding == decoding;
+    pub fn of(
+        &self,
+        kind: QuestionKind,
+        decoding: Decoding,
+    ) -> impl Iterator<Item = &ScoredAnswer> {
+        let chosen = move |a: &&ScoredAnswer| a.question.kind() == kind && a.decoding == decoding;
         self.answers.iter().filter(chosen)
     }
 }
@@ -143,10 +146,7 @@ fn request(index: usize, question: &Question, decoding: Decoding) -> UserRequest
     }
 }
 
-fn score(
-    asked: &[(Question, Decoding)],
-    answers: Vec<Option<StreamedAnswer>>,
-) -> DemoEvaluation {
+fn score(asked: &[(Question, Decoding)], answers: Vec<Option<StreamedAnswer>>) -> DemoEvaluation {
     let mut evaluation = DemoEvaluation::default();
     for ((question, decoding), answer) in asked.iter().zip(answers) {
         let Some(answer) = answer else { continue };

@@ -208,7 +208,10 @@ impl Findings {
             &format!("reward, at most {max}"),
             ["before (95 %)", "after (95 %)", "right", "well formed"],
         );
-        line(&"─".repeat(22), ["─".repeat(17).as_str(), &"─".repeat(17), &"─".repeat(14), &"─".repeat(14)]);
+        line(
+            &"─".repeat(22),
+            ["─".repeat(17).as_str(), &"─".repeat(17), &"─".repeat(14), &"─".repeat(14)],
+        );
         for row in &self.report.held_out {
             let kind = match row.kind {
                 QuestionKind::Asked => "asked kind",
@@ -259,9 +262,16 @@ impl Findings {
         let mut fact = |label: &str, value: String| {
             let _ = writeln!(text, "  {label:<LABEL$}{value}");
         };
-        let questions = report.held_out.first().map_or(0, |row| row.before.reward.map_or(0, |r| r.n));
-        fact("held out", format!("{questions} questions of each kind, in neither pretraining nor training"));
-        fact("policy versions", format!("{} before, {} after", self.before.version, self.after.version));
+        let questions =
+            report.held_out.first().map_or(0, |row| row.before.reward.map_or(0, |r| r.n));
+        fact(
+            "held out",
+            format!("{questions} questions of each kind, in neither pretraining nor training"),
+        );
+        fact(
+            "policy versions",
+            format!("{} before, {} after", self.before.version, self.after.version),
+        );
         let kl = report.kl.map(|kl| format!(" · KL {kl:.3}")).unwrap_or_default();
         fact(
             "learning",
@@ -450,13 +460,7 @@ mod tests {
             rewards: RewardsMode::Both,
             sampler: SamplerKind::Auto,
         };
-        Findings {
-            report,
-            before,
-            after,
-            tally: tally.read(),
-            cut_short: None,
-        }
+        Findings { report, before, after, tally: tally.read(), cut_short: None }
     }
 
     #[test]
@@ -523,8 +527,7 @@ mod tests {
         let good = evaluation("", true, 1);
         let mut mixed = evaluation("", false, 0);
         let improved = |before: &DemoEvaluation, after: &DemoEvaluation| {
-            let report =
-                DemoReport { held_out: held_out_rows(before, after), ..findings().report };
+            let report = DemoReport { held_out: held_out_rows(before, after), ..findings().report };
             report.improved()
         };
         assert!(improved(&mixed, &good));

@@ -112,7 +112,10 @@ impl Session<'_> {
         };
         let (greedy, sampled) = (mean(Decoding::Greedy), mean(Decoding::Sampled));
         let max = task::REWARD_MAX;
-        progress.done(label, &format!("held out: greedy {greedy:.2}, sampled {sampled:.2} of {max:.2}"));
+        progress.done(
+            label,
+            &format!("held out: greedy {greedy:.2}, sampled {sampled:.2} of {max:.2}"),
+        );
         Ok(evaluation)
     }
 
@@ -224,9 +227,9 @@ impl Session<'_> {
     ) -> DemoReport {
         let (all, idle, busy) = (tally.overall(), tally.idle(), tally.busy());
         let held_out = held_out_rows(before, after);
-        let sampled = held_out.iter().find(|row| {
-            row.kind == QuestionKind::Asked && row.decoding == Decoding::Sampled
-        });
+        let sampled = held_out
+            .iter()
+            .find(|row| row.kind == QuestionKind::Asked && row.decoding == Decoding::Sampled);
         DemoReport {
             reward_max: task::REWARD_MAX,
             reward_before: sampled.map_or(0.0, |row| row.before.mean()),

@@ -1,5 +1,9 @@
 //! The embedded model suits the demo: it can add, and yet its most probable answers are often wrong.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests may fail loudly, and print shares")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests may fail loudly, and print shares"
+)]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,10 +141,8 @@ fn last_number(text: &str) -> Option<u32> {
 fn shares(kind: QuestionKind, mut rng: Option<ChaCha8Rng>) -> Shares {
     let embedded = Embedded::load();
     let questions: Vec<_> = Questions::new(7, QuestionSplit::HeldOut(kind)).take(384).collect();
-    let texts: Vec<_> = questions
-        .chunks(128)
-        .flat_map(|chunk| embedded.complete(chunk, rng.as_mut()))
-        .collect();
+    let texts: Vec<_> =
+        questions.chunks(128).flat_map(|chunk| embedded.complete(chunk, rng.as_mut())).collect();
     let answered: Vec<_> = questions.iter().zip(&texts).collect();
     let mean = |of: &dyn Fn(&Question, &str) -> f64, among: &dyn Fn(&Question) -> bool| {
         let values: Vec<f64> =

@@ -232,7 +232,8 @@ async fn a_demo_reports_what_it_learned() {
     assert!(inner.steps_at_evaluation[n..].iter().all(|&step| step == 5));
 
     // Users never ask a held-out question, and only theirs carry a reference answer.
-    let held_out: HashSet<String> = eval::held_out(eval::QUESTIONS).iter().map(task::Question::text).collect();
+    let held_out: HashSet<String> =
+        eval::held_out(eval::QUESTIONS).iter().map(task::Question::text).collect();
     for (question, metadata) in &inner.questions {
         let evaluation = metadata["task"] == "held-out";
         assert_eq!(held_out.contains(question), evaluation, "{question}");
@@ -242,7 +243,8 @@ async fn a_demo_reports_what_it_learned() {
     let json: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!(json["reward_after"], outcome.report.reward_after);
     assert_eq!(json["rewards"], "both");
-    for expected in ["asked kind", "96 questions of each kind", "✓ <reasoning>", "hone serve --config"]
+    for expected in
+        ["asked kind", "96 questions of each kind", "✓ <reasoning>", "hone serve --config"]
     {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }

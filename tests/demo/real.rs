@@ -31,7 +31,15 @@ fn learns(rewards: &str, steps: u64) {
     let (data, report) = (path("data"), path("report.json"));
     let steps_text = steps.to_string();
     hone(&[
-        "demo", "--rewards", rewards, "--steps", &steps_text, "--data", &data, "--report", &report,
+        "demo",
+        "--rewards",
+        rewards,
+        "--steps",
+        &steps_text,
+        "--data",
+        &data,
+        "--report",
+        &report,
     ]);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!((&report["failed_requests"], &report["steps"]), (&0.into(), &steps.into()));
