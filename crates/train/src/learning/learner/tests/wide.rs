@@ -126,7 +126,8 @@ fn pass(learner: &Learner) -> PassOutput {
 
 #[test]
 fn gradients_equal_those_of_transformers_and_peft() {
-    for (dtype, tolerance) in [(DType::F64, 1e-9), (DType::F32, 1e-4)] {
+    // transformers computes norms, rotations and attention weights in f32, whatever the model's type.
+    for (dtype, tolerance) in [(DType::F64, 2e-6), (DType::F32, 1e-4)] {
         let learner = learner(weights(dtype, dtype), &config());
         let pool = ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         let PassOutput { gradients, totals, .. } = pool.install(|| pass(&learner));
