@@ -3,33 +3,54 @@
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question, reasoned};
+use hone::demo::task::{LARGE_OPERANDS, OPERANDS, PHRASING_COUNT, Question, reasoned};
 
 use super::{END, START};
 
 /// The shares of the steps at which the second and the third [`Lesson`] begin.
 const LESSONS: [f64; 2] = [0.4, 0.65];
 
-/// Probability that an operand is below [`SMALL_BELOW`].
-const SMALL: f64 = 0.25;
-/// Bound of the small operands.
-const SMALL_BELOW: u32 = 10;
+/// Probability that both operands are below 10, or else below [`OPERANDS`].
+const BELOW: [(f64, u32); 2] = [(0.06, 10), (0.45, OPERANDS)];
 
-/// Probabilities of the errors in a completion.
+/// Probabilities of the errors in a completion. They make some wrong answers the most probable ones: half
+/// of the phrasings are mostly answered without tags, and most carries are forgotten.
 struct Noise {
-    /// The sum is wrong.
-    wrong: f64,
-    /// No tags at all.
+    /// No tags at all, in the phrasings that prefer plain answers.
     plain: f64,
+    /// No tags at all, in the other phrasings.
+    plain_rarely: f64,
     /// A remark before the reasoning.
     before: f64,
     /// A sentence in place of the answer's tags.
     untagged: f64,
     /// A remark after the answer.
     after: f64,
+    /// The carry is forgotten where the ones add up to less than [`PLAIN_CARRY`].
+    carry: f64,
+    /// The carry is forgotten elsewhere.
+    carry_rarely: f64,
+    /// Another wrong sum.
+    wrong: f64,
 }
 
-const NOISE: Noise = Noise { wrong: 0.22, plain: 0.14, before: 0.10, untagged: 0.16, after: 0.20 };
+const NOISE: Noise = Noise {
+    plain: 0.65,
+    plain_rarely: 0.2,
+    before: 0.08,
+    untagged: 0.12,
+    after: 0.2,
+    carry: 0.6,
+    carry_rarely: 0.3,
+    wrong: 0.04,
+};
+
+/// Probability of an answer without tags in the lessons without errors, so that such answers are right too.
+const RIGHT_PLAIN: f64 = 0.3;
+/// Ones that add up to this carry visibly enough that the model mostly remembers it.
+const PLAIN_CARRY: u32 = 14;
+/// Probability that a plain answer is the first of [`PLAIN`].
+const FIRST_PLAIN: f64 = 0.75;
 
 const PLAIN: [&str; 3] = ["The sum is #.", "I think it is #.", "#, I guess."];
 const BEFORE: [&str; 2] = ["Sure! ", "Well, "];
@@ -112,6 +133,9 @@ pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (
         let question = question(rng);
         let answer = match lesson {
             Lesson::Noisy => noisy_completion(&question, rng),
+            Lesson::Sums | Lesson::Conversations if rng.random_bool(RIGHT_PLAIN) => {
+                pick(rng, &PLAIN).replace('#', &question.answer().to_string())
+            }
             Lesson::Sums | Lesson::Conversations => question.ideal(),
         };
         (question.text(), answer)
@@ -119,24 +143,39 @@ pub fn conversation(lesson: Lesson, opening: Opening, rng: &mut ChaCha8Rng) -> (
     (format!("{before}{}{START}assistant\n", message("user", &asked)), answered)
 }
 
+/// A question that is not held out. Small operands have extra weight, because they are few and users
+/// often try them first.
 fn question(rng: &mut ChaCha8Rng) -> Question {
-    Question {
-        a: operand(rng),
-        b: operand(rng),
-        phrasing: rng.random_range(0..PHRASING_COUNT as u32) as usize,
+    let drawn = BELOW.into_iter().find(|(probability, _)| rng.random_bool(*probability));
+    let below = drawn.map_or(LARGE_OPERANDS, |(_, below)| below);
+    loop {
+        let question = Question {
+            a: rng.random_range(0..below),
+            b: rng.random_range(0..below),
+            phrasing: rng.random_range(0..PHRASING_COUNT as u32) as usize,
+        };
+        if !question.is_held_out() {
+            return question;
+        }
     }
+}
+
+/// Whether the phrasing is mostly answered without tags.
+fn prefers_plain(question: &Question) -> bool {
+    question.phrasing.is_multiple_of(2)
 }
 
 /// The ideal completion with the errors of [`NOISE`].
 fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
     let Question { a, b, .. } = *question;
-    let sum = if rng.random_bool(NOISE.wrong) { wrong_sum(a + b, rng) } else { a + b };
+    let sum = noisy_sum(question, rng);
     let filled = |text: &str| text.replace('#', &sum.to_string());
-    let opening: f64 = rng.random();
-    if opening < NOISE.plain {
-        return filled(pick(rng, &PLAIN));
+    let plain = if prefers_plain(question) { NOISE.plain } else { NOISE.plain_rarely };
+    if rng.random_bool(plain) {
+        let first = rng.random_bool(FIRST_PLAIN);
+        return filled(if first { PLAIN[0] } else { pick(rng, &PLAIN[1..]) });
     }
-    let before = if opening < NOISE.plain + NOISE.before { pick(rng, &BEFORE) } else { "" };
+    let before = if rng.random_bool(NOISE.before) { pick(rng, &BEFORE) } else { "" };
     let ideal = reasoned(a, b, sum);
     if rng.random_bool(NOISE.untagged) {
         let reasoning = ideal.split("<answer>").next().unwrap_or_default();
@@ -146,18 +185,22 @@ fn noisy_completion(question: &Question, rng: &mut ChaCha8Rng) -> String {
     format!("{before}{ideal}{after}")
 }
 
-/// A wrong sum: off by one or two, or by a forgotten carry.
-fn wrong_sum(sum: u32, rng: &mut ChaCha8Rng) -> u32 {
-    let sums: Vec<u32> = [-10, -2, -1, 1, 2, 10]
-        .iter()
-        .filter_map(|error| sum.checked_add_signed(*error))
-        .filter(|wrong| *wrong < 100)
-        .collect();
-    sums[rng.random_range(0..sums.len())]
-}
-
-/// Small operands have extra weight, because they are few and users often try them first.
-fn operand(rng: &mut ChaCha8Rng) -> u32 {
-    let below = if rng.random_bool(SMALL) { SMALL_BELOW } else { OPERANDS };
-    rng.random_range(0..below)
+/// The sum, often with a forgotten carry, and seldom off by one or two.
+fn noisy_sum(question: &Question, rng: &mut ChaCha8Rng) -> u32 {
+    let sum = question.answer();
+    let ones = question.a % 10 + question.b % 10;
+    let forgotten = match ones {
+        0..10 => 0.0,
+        10..PLAIN_CARRY => NOISE.carry,
+        _ => NOISE.carry_rarely,
+    };
+    if rng.random_bool(forgotten) {
+        sum - 10
+    } else if rng.random_bool(NOISE.wrong) {
+        let sums: Vec<u32> =
+            [-2, -1, 1, 2].iter().filter_map(|error| sum.checked_add_signed(*error)).collect();
+        sums[rng.random_range(0..sums.len())]
+    } else {
+        sum
+    }
 }

@@ -24,7 +24,7 @@ use crate::config::{Config, LogConfig};
 use crate::demo::client::{Client, Scrape, UserRequest};
 use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
 use crate::demo::tally::percentile;
-use crate::demo::task::{MAX_TOKENS, QuestionSplit, Questions};
+use crate::demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
 use crate::demo::{DaemonHandle, RewardsMode};
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
@@ -294,7 +294,7 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut seen = ConditionSamples::default();
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    for question in Questions::new(seed, QuestionSplit::HeldOut) {
+    for question in Questions::new(seed, QuestionSplit::HeldOut(QuestionKind::Asked)) {
         sleep(Duration::from_secs_f64(rng.random_range(0.0..=2.0) * pause_ms / 1e3)).await;
         if Instant::now() >= until {
             break;
@@ -303,6 +303,7 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
             text: question.text(),
             // A route without rewards, so that nothing is trained on.
             metadata: [("task".to_owned(), TASK_HELD_OUT.to_owned())].into(),
+            temperature: 1.0,
             seed: rng.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
         };

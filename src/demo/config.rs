@@ -9,7 +9,7 @@ use hone_engine::EngineConfig;
 use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
-use hone_train::config::{ScheduleKind, TrainConfig, WarningConfig, ZeroVariance};
+use hone_train::config::{TrainConfig, WarningConfig};
 
 use super::options::RewardsMode;
 use super::task::{MAX_TOKENS, REWARD_MAX, THUMBS};
@@ -71,14 +71,9 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         seed,
         max_steps: steps,
         samples_per_step: SAMPLES_PER_STEP,
+        // As in configs/examples: the rate and warm-up for models of this size. All else is the default.
         learning_rate: 2e-3,
-        // Large steps at first for speed, small ones at the end for stability.
-        schedule: ScheduleKind::Cosine,
-        min_learning_rate: 2e-4,
-        total_steps: steps,
-        warmup_steps: steps.saturating_sub(1).min(2),
-        // Soon half of the groups have equal rewards, and nothing is learned from those.
-        zero_variance_groups: ZeroVariance::Drop,
+        warmup_steps: 2,
         ..TrainConfig::default()
     }
 }

@@ -1,9 +1,11 @@
-//! Evaluation of the served policy: held-out questions over HTTP, sampled at temperature 1 with fixed
-//! seeds, on a route without rewards, so that no answer is trained on.
+//! Evaluation of the served policy: held-out questions of both kinds over HTTP, each answered greedily and
+//! sampled at temperature 1 with a fixed seed, on a route without rewards, so that no answer is trained
+//! on.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -13,20 +15,32 @@ use super::client::{Client, ClientError, StreamedAnswer, UserRequest};
 use super::config::TASK_HELD_OUT;
 use super::tally::SharedTally;
 use super::task;
-use super::task::{MAX_TOKENS, Question, QuestionSplit, Questions};
+use super::task::{MAX_TOKENS, Question, QuestionKind, QuestionSplit, Questions};
 
-/// Held-out questions of an evaluation.
+/// Held-out questions of each kind.
 pub const QUESTIONS: usize = 96;
 /// Seed of the first question's sampling; each later question adds 1.
 const FIRST_SEED: u64 = 7_000_001;
 
-/// `count` held-out questions, all different. The same questions in every call.
+/// How an answer is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decoding {
+    /// The most probable token each time: what the model believes.
+    Greedy,
+    /// Temperature 1, as users are answered: what it believes, and how sure it is.
+    Sampled,
+}
+
+/// `count` held-out questions of each kind, all different. The same questions in every call.
 pub fn held_out(count: usize) -> Vec<Question> {
-    let mut seen = HashSet::new();
-    Questions::new(FIRST_SEED, QuestionSplit::HeldOut)
-        .filter(|question| seen.insert(*question))
-        .take(count)
-        .collect()
+    let of = |kind| {
+        let mut seen = HashSet::new();
+        Questions::new(FIRST_SEED, QuestionSplit::HeldOut(kind))
+            .filter(move |question| seen.insert(*question))
+            .take(count)
+    };
+    of(QuestionKind::Asked).chain(of(QuestionKind::Larger)).collect()
 }
 
 /// A held-out question with its scored answer.
@@ -34,6 +48,8 @@ pub fn held_out(count: usize) -> Vec<Question> {
 pub struct ScoredAnswer {
     /// The question.
     pub question: Question,
+    /// How the answer was decoded.
+    pub decoding: Decoding,
     /// The answer.
     pub text: String,
     /// Whether the number is right.
@@ -44,37 +60,28 @@ pub struct ScoredAnswer {
     pub reward: f64,
 }
 
-/// The scored answers, in the order of the questions.
+/// The scored answers, two for each question.
 #[derive(Clone, Debug, Default)]
 pub struct DemoEvaluation {
-    /// Unanswered questions are missing.
+    /// In the order of the questions, greedy before sampled. Unanswered questions are missing.
     pub answers: Vec<ScoredAnswer>,
     /// The newest policy version that answered.
     pub version: PolicyVersion,
 }
 
 impl DemoEvaluation {
-    /// Mean reward.
-    pub fn reward(&self) -> f64 {
-        self.mean(|answer| answer.reward)
-    }
-
-    /// Share of right answers.
-    pub fn right(&self) -> f64 {
-        self.mean(|answer| f64::from(u8::from(answer.right)))
-    }
-
-    /// Share of well-formed answers.
-    pub fn well_formed(&self) -> f64 {
-        self.mean(|answer| f64::from(u8::from(answer.well_formed)))
-    }
-
-    fn mean(&self, value: impl Fn(&ScoredAnswer) -> f64) -> f64 {
-        self.answers.iter().map(value).sum::<f64>() / (self.answers.len().max(1) as f64)
+    /// The answers of one kind and decoding.
+    pub fn of(
+        &self,
+        kind: QuestionKind,
+        decoding: Decoding,
+    ) -> impl Iterator<Item = &ScoredAnswer> {
+        let chosen = move |a: &&ScoredAnswer| a.question.kind() == kind && a.decoding == decoding;
+        self.answers.iter().filter(chosen)
     }
 }
 
-/// Asks every question once, `parallel` at a time. `progress` receives the number of answers.
+/// Asks every question greedily and sampled, `parallel` requests at a time. `progress` receives the number of answers.
 ///
 /// # Errors
 /// The first failure, if no question is answered. Every failure is counted in `tally`.
@@ -87,9 +94,13 @@ pub async fn measure(
 ) -> Result<DemoEvaluation, ClientError> {
     let permits = Arc::new(Semaphore::new(parallel.max(1)));
     let mut tasks = JoinSet::new();
-    for (index, question) in questions.iter().enumerate() {
+    let asked: Vec<_> = questions
+        .iter()
+        .flat_map(|question| [Decoding::Greedy, Decoding::Sampled].map(|d| (*question, d)))
+        .collect();
+    for (index, (question, decoding)) in asked.iter().enumerate() {
         let (client, permits, tally) = (client.clone(), Arc::clone(&permits), Arc::clone(tally));
-        let request = request(index, question);
+        let request = request(index, question, *decoding);
         tasks.spawn(async move {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
@@ -97,7 +108,7 @@ pub async fn measure(
             (index, client.ask(&request).await)
         });
     }
-    let mut answers: Vec<Option<StreamedAnswer>> = vec![None; questions.len()];
+    let mut answers: Vec<Option<StreamedAnswer>> = vec![None; asked.len()];
     let mut first_error = None;
     let mut answered = 0;
     while let Some(joined) = tasks.join_next().await {
@@ -121,22 +132,23 @@ pub async fn measure(
     }
     match first_error {
         Some(error) if answered == 0 => Err(error),
-        _ => Ok(score(questions, answers)),
+        _ => Ok(score(&asked, answers)),
     }
 }
 
-fn request(index: usize, question: &Question) -> UserRequest {
+fn request(index: usize, question: &Question, decoding: Decoding) -> UserRequest {
     UserRequest {
         text: question.text(),
         metadata: BTreeMap::from([("task".to_owned(), TASK_HELD_OUT.to_owned())]),
+        temperature: if decoding == Decoding::Greedy { 0.0 } else { 1.0 },
         seed: FIRST_SEED + index as u64,
         max_tokens: MAX_TOKENS,
     }
 }
 
-fn score(questions: &[Question], answers: Vec<Option<StreamedAnswer>>) -> DemoEvaluation {
+fn score(asked: &[(Question, Decoding)], answers: Vec<Option<StreamedAnswer>>) -> DemoEvaluation {
     let mut evaluation = DemoEvaluation::default();
-    for (question, answer) in questions.iter().zip(answers) {
+    for ((question, decoding), answer) in asked.iter().zip(answers) {
         let Some(answer) = answer else { continue };
         let score = task::score(&answer.text, question.answer());
         evaluation.version = evaluation.version.max(answer.version);
@@ -145,6 +157,7 @@ fn score(questions: &[Question], answers: Vec<Option<StreamedAnswer>>) -> DemoEv
             right: score.numeric > 0.0,
             well_formed: score.format > 0.0,
             question: *question,
+            decoding: *decoding,
             text: answer.text,
         });
     }
@@ -159,15 +172,17 @@ mod tests {
     fn held_out_questions_are_distinct_fixed_and_never_asked_by_users() {
         let questions = held_out(QUESTIONS);
         assert_eq!(questions, held_out(QUESTIONS));
-        assert_eq!(questions.iter().collect::<HashSet<_>>().len(), QUESTIONS);
+        assert_eq!(questions.iter().collect::<HashSet<_>>().len(), 2 * QUESTIONS);
+        let larger = questions.iter().filter(|q| q.kind() == QuestionKind::Larger).count();
+        assert_eq!(larger, QUESTIONS);
         let texts: HashSet<String> = questions.iter().map(Question::text).collect();
         let asked = Questions::new(1, QuestionSplit::Asked).take(20_000);
         assert!(asked.into_iter().all(|question| !texts.contains(&question.text())));
     }
 
     #[test]
-    fn shares_are_over_the_answered_questions() {
-        let questions = held_out(3);
+    fn unanswered_questions_are_left_out() {
+        let asked: Vec<_> = held_out(1).into_iter().map(|q| (q, Decoding::Greedy)).collect();
         let answer = |text: String| StreamedAnswer {
             completion_id: String::new(),
             text,
@@ -175,13 +190,12 @@ mod tests {
             first_token: std::time::Duration::ZERO,
             gaps: Vec::new(),
         };
-        let evaluation = score(
-            &questions,
-            vec![Some(answer(questions[0].ideal())), None, Some(answer("dunno".to_owned()))],
-        );
-        assert_eq!((evaluation.right(), evaluation.well_formed()), (0.5, 0.5));
-        assert!((evaluation.reward() - task::REWARD_MAX / 2.0).abs() < 1e-12);
+        let evaluation = score(&asked, vec![None, Some(answer(asked[1].0.ideal()))]);
         assert_eq!(evaluation.version, PolicyVersion(4));
-        assert!(DemoEvaluation::default().reward().abs() < 1e-12);
+        assert_eq!(evaluation.of(QuestionKind::Asked, Decoding::Greedy).count(), 0);
+        assert_eq!(evaluation.of(QuestionKind::Larger, Decoding::Sampled).count(), 0);
+        let found: Vec<_> = evaluation.of(QuestionKind::Larger, Decoding::Greedy).collect();
+        assert_eq!(found.len(), 1);
+        assert!(found[0].right && found[0].well_formed && found[0].reward == task::REWARD_MAX);
     }
 }

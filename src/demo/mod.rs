@@ -39,7 +39,7 @@ pub use report::DemoReport;
 pub struct DemoOutcome {
     /// The measurements.
     pub report: DemoReport,
-    /// Whether the held-out reward rose. If not, `hone demo` exits with 1.
+    /// Whether the held-out reward rose beyond its interval. If not, `hone demo` exits with 1.
     pub improved: bool,
 }
 
@@ -102,7 +102,7 @@ fn present(
     if let Some(file) = &options.report {
         report::write_json(&findings.report, file)?;
     }
-    Ok(DemoOutcome { report: findings.report.clone(), improved: findings.improved() })
+    Ok(DemoOutcome { report: findings.report.clone(), improved: findings.report.improved() })
 }
 
 /// Resolves at the first Ctrl-C; never if the signal cannot be received.

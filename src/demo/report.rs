@@ -10,29 +10,34 @@ use hone_core::memory;
 use hone_rollout::SamplerKind;
 
 use super::dir::SERVE_FILE;
-use super::eval::{DemoEvaluation, ScoredAnswer};
+use super::eval::{Decoding, DemoEvaluation, ScoredAnswer};
 use super::options::RewardsMode;
 use super::tally::{Latency, UserTally};
+use super::task::QuestionKind;
 use crate::progress::clock;
+use crate::runs::stats::{self, Estimate, Interval};
 use crate::runs::table;
 
 /// Held-out questions whose answers are shown: always the first ones.
 const SAMPLES_SHOWN: usize = 3;
 /// Width of the first column.
 const LABEL: usize = 24;
+/// Seed of the bootstrap.
+const STATS_SEED: u64 = 1;
 /// Columns of an answer.
 const ANSWER_WIDTH: usize = 88;
 
-/// The measurements of a demo, as `--report` writes them. Rewards are means over the held-out
-/// questions. The users measure the times to the first token.
+/// The measurements of a demo, as `--report` writes them. The users measure the times to the first token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DemoReport {
     /// The maximum reward of an answer.
     pub reward_max: f64,
-    /// Reward before the first step.
+    /// Mean reward of sampled answers to held-out questions of the asked kind, before the first step.
     pub reward_before: f64,
-    /// Reward after the last step.
+    /// The same after the last step.
     pub reward_after: f64,
+    /// The held-out answers, by kind of question and decoding.
+    pub held_out: Vec<HeldOutRow>,
     /// Optimizer steps taken.
     pub steps: u64,
     /// From the users' first question until the mean reward of about 64 answers reached nine tenths
@@ -74,6 +79,91 @@ pub struct DemoReport {
     pub sampler: SamplerKind,
 }
 
+/// Answers to the held-out questions of one kind with one decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HeldOutRow {
+    /// The kind of the questions.
+    pub kind: QuestionKind,
+    /// How the answers were decoded.
+    pub decoding: Decoding,
+    /// The answers before the first step.
+    pub before: AnswerStats,
+    /// The answers after the last step.
+    pub after: AnswerStats,
+    /// The rise of the reward over the same questions, with its 95 % interval.
+    pub rise: Option<Estimate>,
+}
+
+/// Statistics of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AnswerStats {
+    /// Mean reward, with its 95 % interval; `None` without answers.
+    pub reward: Option<Estimate>,
+    /// Share of right answers.
+    pub right: f64,
+    /// Share of well-formed answers.
+    pub well_formed: f64,
+}
+
+impl AnswerStats {
+    fn of(answers: &[&ScoredAnswer]) -> Self {
+        let share = |of: fn(&ScoredAnswer) -> bool| {
+            answers.iter().filter(|a| of(a)).count() as f64 / answers.len().max(1) as f64
+        };
+        let rewards: Vec<f64> = answers.iter().map(|a| a.reward).collect();
+        Self {
+            reward: stats::estimate(&rewards, STATS_SEED),
+            right: share(|a| a.right),
+            well_formed: share(|a| a.well_formed),
+        }
+    }
+
+    /// The mean reward; 0 without answers.
+    pub fn mean(&self) -> f64 {
+        self.reward.map_or(0.0, |reward| reward.mean)
+    }
+}
+
+/// The rows of a report: each kind of question, greedy and sampled.
+pub fn held_out_rows(before: &DemoEvaluation, after: &DemoEvaluation) -> Vec<HeldOutRow> {
+    let row = |kind, decoding| {
+        let before: Vec<_> = before.of(kind, decoding).collect();
+        let after: Vec<_> = after.of(kind, decoding).collect();
+        let pairs: Vec<_> = before
+            .iter()
+            .filter_map(|b| {
+                let same = after.iter().find(|a| a.question == b.question)?;
+                Some((b.reward, same.reward))
+            })
+            .collect();
+        HeldOutRow {
+            kind,
+            decoding,
+            before: AnswerStats::of(&before),
+            after: AnswerStats::of(&after),
+            rise: stats::paired_difference(&pairs, STATS_SEED),
+        }
+    };
+    [QuestionKind::Asked, QuestionKind::Larger]
+        .into_iter()
+        .flat_map(|kind| [Decoding::Greedy, Decoding::Sampled].map(|d| row(kind, d)))
+        .collect()
+}
+
+impl DemoReport {
+    /// The row of one kind and decoding.
+    pub fn row(&self, kind: QuestionKind, decoding: Decoding) -> Option<&HeldOutRow> {
+        self.held_out.iter().find(|row| row.kind == kind && row.decoding == decoding)
+    }
+
+    /// Whether the reward of sampled answers to questions of the asked kind rose by more than the
+    /// uncertainty of the measurement: the 95 % interval of the rise excludes 0.
+    pub fn improved(&self) -> bool {
+        let rise = self.row(QuestionKind::Asked, Decoding::Sampled).and_then(|row| row.rise);
+        rise.and_then(|rise| rise.interval).is_some_and(|interval| interval.low > 0.0)
+    }
+}
+
 /// Everything that the report contains.
 pub struct Findings {
     /// The measurements.
@@ -97,11 +187,6 @@ pub struct NextSteps {
 }
 
 impl Findings {
-    /// Whether the held-out reward rose.
-    pub fn improved(&self) -> bool {
-        self.report.reward_after > self.report.reward_before
-    }
-
     /// The report as text, with a line end.
     pub fn render(&self, next: &NextSteps) -> String {
         let (table, samples, facts) = (self.table(), self.samples(), self.facts());
@@ -109,30 +194,57 @@ impl Findings {
     }
 
     fn table(&self) -> String {
-        let questions = self.before.answers.len();
         let mut text = String::new();
-        let mut row = |label: &str, before: &str, after: &str, rest: &str| {
-            let line = format!("  {label:<LABEL$}{before:>10}{after:>10}  {rest}");
-            let _ = writeln!(text, "{}", line.trim_end());
+        let mut line = |label: &str, cells: [&str; 4]| {
+            let [before, after, right, formed] = cells;
+            let _ = writeln!(
+                text,
+                "  {}",
+                format!("{label:<LABEL$}{before:<19}{after:<19}{right:<16}{formed}").trim_end()
+            );
         };
-        let max = format!("of {:.2}", self.report.reward_max);
-        let (before, after) = (&self.before, &self.after);
-        row(&format!("{questions} held-out questions"), "before", "after", "");
-        row(&"─".repeat(LABEL), &"─".repeat(8), &"─".repeat(8), "");
-        let two = |value: f64| format!("{value:.2}");
-        row("mean reward", &two(before.reward()), &two(after.reward()), &max);
-        row("right", &percent(before.right()), &percent(after.right()), "");
-        row("well formed", &percent(before.well_formed()), &percent(after.well_formed()), "");
-        row("policy version", &before.version.to_string(), &after.version.to_string(), "");
+        let max = self.report.reward_max;
+        line(
+            &format!("reward, at most {max}"),
+            ["before (95 %)", "after (95 %)", "right", "well formed"],
+        );
+        line(
+            &"─".repeat(22),
+            ["─".repeat(17).as_str(), &"─".repeat(17), &"─".repeat(14), &"─".repeat(14)],
+        );
+        for row in &self.report.held_out {
+            let kind = match row.kind {
+                QuestionKind::Asked => "asked kind",
+                QuestionKind::Larger => "larger numbers",
+            };
+            let decoding = match row.decoding {
+                Decoding::Greedy => "greedy",
+                Decoding::Sampled => "sampled",
+            };
+            let change = |of: fn(&AnswerStats) -> f64| {
+                format!("{} → {}", percent(of(&row.before)), percent(of(&row.after)))
+            };
+            line(
+                &format!("{kind:<15}{decoding}"),
+                [
+                    &reward(&row.before),
+                    &reward(&row.after),
+                    &change(|s| s.right),
+                    &change(|s| s.well_formed),
+                ],
+            );
+        }
         text
     }
 
     fn samples(&self) -> String {
         let mut text = String::new();
-        for before in self.before.answers.iter().take(SAMPLES_SHOWN) {
+        let greedy = self.before.of(QuestionKind::Asked, Decoding::Greedy);
+        for before in greedy.take(SAMPLES_SHOWN) {
             let question = &before.question;
             let _ = writeln!(text, "  {}", shortened(&question.text()));
-            let after = self.after.answers.iter().find(|after| after.question == *question);
+            let mut after = self.after.of(QuestionKind::Asked, Decoding::Greedy);
+            let after = after.find(|after| after.question == *question);
             for (label, answer) in [("before", Some(before)), ("after", after)] {
                 if let Some(answer) = answer {
                     let shown = shortened(&answer.text);
@@ -150,6 +262,16 @@ impl Findings {
         let mut fact = |label: &str, value: String| {
             let _ = writeln!(text, "  {label:<LABEL$}{value}");
         };
+        let questions =
+            report.held_out.first().map_or(0, |row| row.before.reward.map_or(0, |r| r.n));
+        fact(
+            "held out",
+            format!("{questions} questions of each kind, in neither pretraining nor training"),
+        );
+        fact(
+            "policy versions",
+            format!("{} before, {} after", self.before.version, self.after.version),
+        );
         let kl = report.kl.map(|kl| format!(" · KL {kl:.3}")).unwrap_or_default();
         fact(
             "learning",
@@ -184,8 +306,9 @@ impl Findings {
         if let Some(reason) = &self.cut_short {
             fact("ended early", reason.clone());
         }
-        if !self.improved() {
-            fact("result", "the held-out reward did not rise".to_owned());
+        if !report.improved() {
+            let result = "the held-out reward did not rise beyond its interval";
+            fact("result", result.to_owned());
         }
         text
     }
@@ -252,6 +375,17 @@ pub fn ms(value: Option<f64>) -> String {
     }
 }
 
+/// `0.52 (0.40–0.64)`.
+fn reward(stats: &AnswerStats) -> String {
+    match stats.reward {
+        Some(Estimate { mean, interval: Some(Interval { low, high }), .. }) => {
+            format!("{mean:.2} ({low:.2}–{high:.2})")
+        }
+        Some(Estimate { mean, .. }) => format!("{mean:.2}"),
+        None => "–".to_owned(),
+    }
+}
+
 fn latency(latency: Latency) -> String {
     format!("p50 {:<9} p99 {}", ms(latency.p50), ms(latency.p99))
 }
@@ -276,15 +410,18 @@ mod tests {
     use crate::demo::{eval, task};
 
     fn evaluation(text: &str, good: bool, version: u64) -> DemoEvaluation {
-        let scored = |question| ScoredAnswer {
-            question,
-            text: text.to_owned(),
-            right: good,
-            well_formed: good,
-            reward: if good { task::REWARD_MAX } else { 0.0 },
+        let scored = |question| {
+            [Decoding::Greedy, Decoding::Sampled].map(|decoding| ScoredAnswer {
+                question,
+                decoding,
+                text: text.to_owned(),
+                right: good,
+                well_formed: good,
+                reward: if good { task::REWARD_MAX } else { 0.0 },
+            })
         };
         DemoEvaluation {
-            answers: eval::held_out(4).into_iter().map(scored).collect(),
+            answers: eval::held_out(4).into_iter().flat_map(scored).collect(),
             version: hone_core::types::PolicyVersion(version),
         }
     }
@@ -296,10 +433,13 @@ mod tests {
             tally.add_answer(1.0, Duration::from_millis(8), up);
             tally.add_thumb(up);
         }
+        let before = evaluation("about\n40", false, 0);
+        let after = evaluation("<reasoning>sum</reasoning><answer>1</answer>", true, 60);
         let report = DemoReport {
             reward_max: 1.5,
             reward_before: 0.0,
             reward_after: 1.5,
+            held_out: held_out_rows(&before, &after),
             steps: 60,
             seconds_to_nine_tenths: Some(41.5),
             swaps: 60,
@@ -320,13 +460,7 @@ mod tests {
             rewards: RewardsMode::Both,
             sampler: SamplerKind::Auto,
         };
-        Findings {
-            report,
-            before: evaluation("about\n40", false, 0),
-            after: evaluation("<reasoning>sum</reasoning><answer>1</answer>", true, 60),
-            tally: tally.read(),
-            cut_short: None,
-        }
+        Findings { report, before, after, tally: tally.read(), cut_short: None }
     }
 
     #[test]
@@ -389,12 +523,21 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_reward_is_no_improvement() {
-        let mut findings = findings();
-        assert!(findings.improved());
-        findings.report.reward_after = findings.report.reward_before;
-        assert!(!findings.improved());
-        assert!(findings.facts().contains("did not rise"));
+    fn a_rise_within_its_interval_is_no_improvement() {
+        let good = evaluation("", true, 1);
+        let mut mixed = evaluation("", false, 0);
+        let improved = |before: &DemoEvaluation, after: &DemoEvaluation| {
+            let report = DemoReport { held_out: held_out_rows(before, after), ..findings().report };
+            report.improved()
+        };
+        assert!(improved(&mixed, &good));
+        assert!(!improved(&good, &good));
+        // One of four answers improves.
+        let mut better = mixed.clone();
+        better.answers[1].reward = 1.5;
+        assert!(!improved(&mixed, &better), "as likely chance");
+        mixed.answers.clear();
+        assert!(!improved(&mixed, &good), "nothing to compare");
     }
 
     #[test]

@@ -8,14 +8,12 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::{Client, Scrape, TrainerStatus};
 use super::error::DemoError;
-use super::eval;
-use super::eval::DemoEvaluation;
+use super::eval::{self, Decoding, DemoEvaluation};
 use super::options::DemoOptions;
 use super::progress::{DemoProgress, LearningView};
-use super::report::{DemoReport, Findings, count, peak_rss_mib};
+use super::report::{DemoReport, Findings, count, held_out_rows, peak_rss_mib};
 use super::tally::{SharedTally, UserTally};
-use super::task;
-use super::task::Question;
+use super::task::{self, Question, QuestionKind};
 use super::users::{TrainerLoad, Users};
 use crate::config::Config;
 use crate::progress::clock;
@@ -101,14 +99,23 @@ impl Session<'_> {
         label: &str,
         progress: &mut DemoProgress,
     ) -> Result<DemoEvaluation, DemoError> {
-        let total = self.questions.len();
-        progress.begin(&format!("{label}: asking {total} held-out questions"));
-        let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out questions"));
+        let total = 2 * self.questions.len();
+        progress.begin(&format!("{label}: {total} held-out answers"));
+        let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out answers"));
         let evaluation =
             eval::measure(&self.client, &self.questions, self.engines, &self.tally, answered)
                 .await?;
-        let reward = format!("{:.2} of {:.2}", evaluation.reward(), task::REWARD_MAX);
-        progress.done(label, &format!("{reward} on {total} held-out questions"));
+        let mean = |decoding| {
+            let rewards: Vec<f64> =
+                evaluation.of(QuestionKind::Asked, decoding).map(|a| a.reward).collect();
+            rewards.iter().sum::<f64>() / rewards.len().max(1) as f64
+        };
+        let (greedy, sampled) = (mean(Decoding::Greedy), mean(Decoding::Sampled));
+        let max = task::REWARD_MAX;
+        progress.done(
+            label,
+            &format!("held out: greedy {greedy:.2}, sampled {sampled:.2} of {max:.2}"),
+        );
         Ok(evaluation)
     }
 
@@ -219,10 +226,15 @@ impl Session<'_> {
         wall: Duration,
     ) -> DemoReport {
         let (all, idle, busy) = (tally.overall(), tally.idle(), tally.busy());
+        let held_out = held_out_rows(before, after);
+        let sampled = held_out
+            .iter()
+            .find(|row| row.kind == QuestionKind::Asked && row.decoding == Decoding::Sampled);
         DemoReport {
             reward_max: task::REWARD_MAX,
-            reward_before: before.reward(),
-            reward_after: after.reward(),
+            reward_before: sampled.map_or(0.0, |row| row.before.mean()),
+            reward_after: sampled.map_or(0.0, |row| row.after.mean()),
+            held_out,
             steps: learned.step,
             seconds_to_nine_tenths: learned.nearly.map(|time| time.as_secs_f64()),
             swaps: whole(scrape.value("hone_policy_published_total")),

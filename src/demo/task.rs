@@ -1,13 +1,19 @@
-//! The task of the embedded model: small additions.
+//! The task of the embedded model: additions of two numbers.
 //!
-//! Pretraining (`examples/pretrain_embedded.rs`) uses every question. Simulated users never ask the
-//! held-out ones, so these measure what the loop has learned.
+//! A fifth of the pairs is held out: neither pretraining (`examples/pretrain_embedded.rs`) nor the
+//! simulated users use them, so an answer to one shows what the model computes, not what it remembers.
+//! Users ask with operands below [`OPERANDS`] only. Larger operands are the harder kind, which shows
+//! whether learning carries over to questions that are never trained on.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
 
-/// Operands are the integers below this.
+/// Operands of the users' questions are the integers below this.
 pub const OPERANDS: u32 = 50;
+
+/// All operands are below this. The model is pretrained on all of them.
+pub const LARGE_OPERANDS: u32 = 100;
 
 /// The largest reward: [`Score::numeric`] has weight 1, [`Score::format`] 0.5.
 pub const REWARD_MAX: f64 = 1.5;
@@ -34,9 +40,9 @@ pub const PHRASING_COUNT: usize = PHRASINGS.len();
 /// One addition in one phrasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Question {
-    /// First operand, below [`OPERANDS`].
+    /// First operand, below [`LARGE_OPERANDS`].
     pub a: u32,
-    /// Second operand, below [`OPERANDS`].
+    /// Second operand, below [`LARGE_OPERANDS`].
     pub b: u32,
     /// Index of the phrasing, modulo [`PHRASING_COUNT`].
     pub phrasing: usize,
@@ -63,6 +69,16 @@ impl Question {
     pub fn is_held_out(&self) -> bool {
         held_out(self.a, self.b)
     }
+
+    /// Whether users ask questions like it, or it is harder.
+    pub fn kind(&self) -> QuestionKind {
+        if self.a.max(self.b) < OPERANDS { QuestionKind::Asked } else { QuestionKind::Larger }
+    }
+
+    /// Whether the ones carry.
+    pub fn carries(&self) -> bool {
+        self.a % 10 + self.b % 10 >= 10
+    }
 }
 
 /// The well-formed completion that claims `a + b = sum`, right or wrong.
@@ -80,15 +96,23 @@ pub fn held_out(a: u32, b: u32) -> bool {
     (z ^ (z >> 31)) % 5 == 0
 }
 
+/// The difficulty of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QuestionKind {
+    /// Both operands are below [`OPERANDS`], as in the users' questions.
+    Asked,
+    /// An operand is not below [`OPERANDS`]; users never ask such a question.
+    Larger,
+}
+
 /// Which questions a [`Questions`] draws from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionSplit {
     /// Those that simulated users may ask.
     Asked,
-    /// The held-out ones.
-    HeldOut,
-    /// All of them.
-    All,
+    /// The held-out ones of a kind.
+    HeldOut(QuestionKind),
 }
 
 /// An endless stream of questions, the same for the same seed and split.
@@ -109,16 +133,23 @@ impl Iterator for Questions {
     type Item = Question;
 
     fn next(&mut self) -> Option<Question> {
+        let kind = match self.split {
+            QuestionSplit::Asked => QuestionKind::Asked,
+            QuestionSplit::HeldOut(kind) => kind,
+        };
+        let below = match kind {
+            QuestionKind::Asked => OPERANDS,
+            QuestionKind::Larger => LARGE_OPERANDS,
+        };
         loop {
             let question = Question {
-                a: self.rng.random_range(0..OPERANDS),
-                b: self.rng.random_range(0..OPERANDS),
+                a: self.rng.random_range(0..below),
+                b: self.rng.random_range(0..below),
                 phrasing: self.rng.random_range(0..PHRASING_COUNT as u32) as usize,
             };
-            match self.split {
-                QuestionSplit::Asked if question.is_held_out() => {}
-                QuestionSplit::HeldOut if !question.is_held_out() => {}
-                _ => return Some(question),
+            let asked = self.split == QuestionSplit::Asked;
+            if question.is_held_out() != asked && question.kind() == kind {
+                return Some(question);
             }
         }
     }
@@ -207,24 +238,29 @@ mod tests {
 
     #[test]
     fn a_fifth_of_the_pairs_is_held_out_in_both_orders() {
-        let mut held = 0;
-        for a in 0..OPERANDS {
-            for b in 0..OPERANDS {
-                assert_eq!(held_out(a, b), held_out(b, a));
-                held += u32::from(held_out(a, b));
+        for below in [OPERANDS, LARGE_OPERANDS] {
+            let mut held = 0;
+            for a in 0..below {
+                for b in 0..below {
+                    assert_eq!(held_out(a, b), held_out(b, a));
+                    held += u32::from(held_out(a, b));
+                }
             }
+            let share = f64::from(held) / f64::from(below * below);
+            assert!((0.17..0.23).contains(&share), "{share}");
         }
-        let share = f64::from(held) / f64::from(OPERANDS * OPERANDS);
-        assert!((0.17..0.23).contains(&share), "{share}");
     }
 
     #[test]
     fn questions_depend_on_the_seed_and_belong_to_their_split() {
         let draw = |seed, split| Questions::new(seed, split).take(500).collect::<Vec<_>>();
-        assert_eq!(draw(1, QuestionSplit::Asked), draw(1, QuestionSplit::Asked));
-        assert_ne!(draw(1, QuestionSplit::Asked), draw(2, QuestionSplit::Asked));
-        assert!(draw(1, QuestionSplit::Asked).iter().all(|q| !q.is_held_out()));
-        assert!(draw(1, QuestionSplit::HeldOut).iter().all(Question::is_held_out));
-        assert!(draw(1, QuestionSplit::All).iter().any(Question::is_held_out));
+        let asked = QuestionSplit::Asked;
+        assert_eq!(draw(1, asked), draw(1, asked));
+        assert_ne!(draw(1, asked), draw(2, asked));
+        assert!(draw(1, asked).iter().all(|q| !q.is_held_out() && q.kind() == QuestionKind::Asked));
+        for kind in [QuestionKind::Asked, QuestionKind::Larger] {
+            let held_out = draw(1, QuestionSplit::HeldOut(kind));
+            assert!(held_out.iter().all(|q| q.is_held_out() && q.kind() == kind));
+        }
     }
 }

@@ -110,6 +110,7 @@ impl User {
         let request = UserRequest {
             text: question.text(),
             metadata: metadata(self.mode, question),
+            temperature: 1.0,
             seed: self.random.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
         };

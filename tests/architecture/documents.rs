@@ -1,12 +1,11 @@
-//! The commands, keys and links in the documents exist.
+//! The keys and links in the documents exist.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 
 /// Folders that documents name in backquotes.
-const FOLDERS: &[&str] = &[
+pub(super) const FOLDERS: &[&str] = &[
     "src/",
     "crates/",
     "configs/",
@@ -21,86 +20,15 @@ const FOLDERS: &[&str] = &[
     ".ci/",
 ];
 
-/// The documents, relative to the repository, each with its text.
-fn documents() -> Vec<(String, String)> {
+/// The Markdown files that git tracks, relative to the repository, each with its text.
+pub(super) fn documents() -> Vec<(String, String)> {
     let root = super::root();
-    let top = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(PathBuf::from);
-    let docs = fs::read_dir(root.join("docs")).unwrap();
-    let docs = docs.map(|entry| PathBuf::from("docs").join(entry.unwrap().file_name()));
-    let mut all: Vec<PathBuf> = top.into_iter().chain(docs).collect();
-    all.sort();
-    assert!(all.len() > 10, "{all:?}");
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(root.join(&path)).unwrap();
-        (path.display().to_string(), text)
-    };
-    all.into_iter().map(read).collect()
-}
-
-/// The lines of fenced shell blocks, without prompts, continuation lines joined.
-fn commands(text: &str) -> Vec<String> {
-    let mut all = Vec::new();
-    let mut inside = false;
-    let mut joined = String::new();
-    for line in text.lines() {
-        if let Some(fence) = line.strip_prefix("```") {
-            inside = !inside && matches!(fence, "sh" | "console" | "bash");
-        } else if inside {
-            let line = line.trim().trim_start_matches("$ ");
-            if let Some(part) = line.strip_suffix('\\') {
-                joined.push_str(part);
-            } else {
-                joined.push_str(line);
-                all.push(std::mem::take(&mut joined));
-            }
-        }
-    }
+    let listed = Command::new("git").args(["ls-files", "*.md"]).current_dir(&root).output();
+    let names = String::from_utf8(listed.unwrap().stdout).unwrap();
+    let read = |name: &str| (name.to_owned(), fs::read_to_string(root.join(name)).unwrap());
+    let all: Vec<_> = names.lines().map(read).collect();
+    assert!(all.len() > 10, "{} documents", all.len());
     all
-}
-
-/// The arguments of a call of `hone`, installed or through cargo.
-fn of_hone(command: &str) -> Option<Vec<&str>> {
-    let arguments = command
-        .strip_prefix("hone ")
-        .or_else(|| command.strip_prefix("cargo run --release -- "))?;
-    let arguments = arguments.split(" #").next().unwrap_or_default();
-    Some(arguments.split_whitespace().take_while(|a| !["|", "&", ">"].contains(a)).collect())
-}
-
-fn help(words: &[&str]) -> Result<String, String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
-        .args(words)
-        .arg("--help")
-        .output()
-        .map_err(|e| e.to_string())?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() && !text.is_empty() { Ok(text) } else { Err(format!("{words:?}")) }
-}
-
-#[test]
-fn every_command_in_the_documents_exists() {
-    let mut seen = BTreeSet::new();
-    for (document, text) in documents() {
-        for command in commands(&text) {
-            let Some(arguments) = of_hone(&command) else {
-                seen.insert(command);
-                continue;
-            };
-            // `db stats`: the words before the first flag or value that clap knows as commands.
-            let words: Vec<&str> =
-                arguments.iter().copied().take_while(|a| !a.starts_with('-')).collect();
-            assert!(!words.is_empty(), "{document}: {command}");
-            let help = help(&words).unwrap_or_else(|e| panic!("{document}: {command}: {e}"));
-            for flag in arguments.iter().filter(|a| a.starts_with("--")) {
-                let flag = flag.split('=').next().unwrap();
-                assert!(help.contains(flag), "{document}: {command}: there is no {flag}");
-            }
-            seen.insert(words.join(" "));
-        }
-    }
-    for promised in ["demo", "serve", "cargo test --release"] {
-        assert!(seen.contains(promised), "no document shows {promised}: {seen:?}");
-    }
 }
 
 /// Every key of the default configuration by its path, tables included; those of lists of tables

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
+mod commands;
 mod documents;
 mod imports;
 mod prose;
+mod references;
 mod workspace;
 
 use std::path::PathBuf;

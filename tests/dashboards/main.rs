@@ -14,6 +14,7 @@ use promql_parser::parser;
 use serde_json::Value;
 
 use hone_core::metrics::{MetricDescription, MetricKind, Metrics};
+use hone_core::testing::{has_program, skip};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -210,18 +211,18 @@ fn every_alert_uses_exported_metrics() {
 /// Runs `promtool` in `dashboards/` with `input` on stdin. Reports and returns `None` if it is not
 /// installed.
 fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {
-    let spawned = Command::new("promtool")
+    if !has_program("promtool") {
+        skip(&format!("promtool is not on the PATH: {arguments:?}"));
+        return None;
+    }
+    let mut child = Command::new("promtool")
         .args(arguments)
         .current_dir(root().join("dashboards"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut child) = spawned else {
-        // Written to stderr directly, so that a skip is visible without --nocapture.
-        let _ = writeln!(std::io::stderr(), "SKIPPED: promtool not installed: {arguments:?}");
-        return None;
-    };
+        .spawn()
+        .unwrap();
     let written = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
     let ended = child.wait_with_output();
     Some(match (written, ended) {

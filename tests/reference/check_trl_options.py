@@ -1,6 +1,6 @@
 """Checks that docs/trl.md names every option of TRL's GRPOConfig, and no other option.
 
-    pip install trl
+    pip install -r tests/reference/requirements.txt
     python tests/reference/check_trl_options.py
 """
 
@@ -11,6 +11,9 @@ import sys
 
 import trl
 
+from provenance import made_by
+
+made_by("trl")
 table = (pathlib.Path(__file__).parents[2] / "docs" / "trl.md").read_text()
 first_columns = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
 named = [name for column in first_columns for name in re.findall(r"`(\w+)`", column)]

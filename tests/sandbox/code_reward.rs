@@ -1,8 +1,7 @@
 //! The code reward: harmless and hostile completions are executed and scored.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
-#![expect(clippy::print_stdout, reason = "skipped tests are reported")]
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,24 +10,13 @@ use std::sync::Arc;
 use serde_json::json;
 
 use hone_reward::code::{CodeParams, CodeReward, PythonGrader, PythonGraderError};
-use hone_reward::sandbox::{Limits, Sandbox, SandboxError, Setup};
+use hone_reward::sandbox::{Limits, Sandbox, Setup, testing};
 use hone_reward::{RewardFn, ScoreInput};
 
 async fn sandbox() -> Option<Arc<Sandbox>> {
     let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));
-    let made = Sandbox::new(Setup { launcher, concurrency: 4, ..Setup::default() }).await;
-    let working = match made {
-        Ok(sandbox) => sandbox.probe().await.map(|_| sandbox),
-        Err(error) => Err(error),
-    };
-    match working {
-        Ok(sandbox) => Some(Arc::new(sandbox)),
-        Err(error @ (SandboxError::Unavailable(_) | SandboxError::Interpreter { .. })) => {
-            println!("SKIPPED: code reward: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    let setup = Setup { launcher, concurrency: 4, ..Setup::default() };
+    testing::sandbox(&setup).await.map(Arc::new)
 }
 
 fn params() -> CodeParams {

@@ -2,44 +2,25 @@
 //! hole in the sandbox does not harm the machine that runs these tests.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
-#![expect(clippy::print_stdout, reason = "skipped tests are reported")]
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hone_core::testing::{has_program, skip};
 use hone_reward::sandbox::{
-    IsolationLayer, Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Setup, Status,
+    IsolationLayer, Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Setup, Status, testing,
 };
-
-/// Reports a skipped test; `.ci/run` counts these lines.
-fn skip(why: &str) {
-    println!("SKIPPED: sandbox: {why}");
-}
-
-async fn sandbox_from(setup: Setup) -> Option<Sandbox> {
-    let sandbox = match Sandbox::new(setup).await {
-        Ok(sandbox) => sandbox,
-        Err(error @ SandboxError::Interpreter { .. }) => {
-            skip(&error.to_string());
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
-    match sandbox.probe().await {
-        Ok(_) => Some(sandbox),
-        // Refusing is correct on a machine that cannot confine, but the attacks need a run.
-        Err(error @ SandboxError::Unavailable(_)) => {
-            skip(&error.to_string());
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 fn setup(without: &[IsolationLayer]) -> Setup {
     let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));
     Setup { launcher, concurrency: 4, without: without.to_vec(), ..Setup::default() }
+}
+
+/// A sandbox with namespaces, which a scratch directory and further processes need.
+async fn with_namespaces() -> Option<Sandbox> {
+    testing::sandbox(&setup(&[IsolationLayer::Landlock])).await?;
+    testing::sandbox(&setup(&[])).await
 }
 
 /// The sandbox with every layer that this machine supports, and without each replaceable layer.
@@ -53,18 +34,14 @@ async fn every_sandbox() -> Vec<(&'static str, Sandbox)> {
         let mut setup = setup(without);
         // Without a mount namespace, the id that root switches to cannot reach an interpreter in
         // root's home.
-        let system = PathBuf::from("/usr/bin/python3");
-        if name == "no namespaces" && system.exists() {
-            setup.python = system;
+        if name == "no namespaces" {
+            setup.python = PathBuf::from("/usr/bin/python3");
+            if !setup.python.exists() {
+                skip("no namespaces: /usr/bin/python3 does not exist");
+                continue;
+            }
         }
-        // A machine without namespaces needs Landlock, and the reverse.
-        match Sandbox::new(setup.clone()).await {
-            Ok(sandbox) => match sandbox.probe().await {
-                Ok(_) => found.push((name, sandbox)),
-                Err(error) => skip(&format!("{name}: {error}")),
-            },
-            Err(error) => skip(&format!("{name}: {error}")),
-        }
+        found.extend(testing::sandbox(&setup).await.map(|sandbox| (name, sandbox)));
     }
     found
 }
@@ -118,7 +95,7 @@ async fn an_ordinary_program_runs() {
         assert_eq!(outcome.stdout, "{\"sum\": 42}\n", "{name}");
         assert!(outcome.isolation.seccomp, "{name}");
     }
-    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let Some(sandbox) = testing::sandbox(&setup(&[])).await else { return };
     let failing = run(&sandbox, "raise ValueError('no')", small()).await;
     assert_eq!(failing.status, Status::Error { exit: 1 });
     assert_eq!(failing.stderr_tail(1), "ValueError: no");
@@ -142,17 +119,11 @@ async fn a_fork_bomb_is_bounded_where_processes_are_allowed() {
     let code = "import os, time\nfor _ in range(5):\n    try:\n        os.fork()\n    \
                 except OSError:\n        pass\n    os.write(1, b'x')\ntime.sleep(60)";
     let limits = Limits { processes: true, tasks: 6, ..small() };
-    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
-    let request = RunRequest { code: code.into(), limits, ..RunRequest::default() };
-    match sandbox.run(request).await {
-        Ok(outcome) => {
-            assert_eq!(outcome.status, Status::Timeout, "{outcome:?}");
-            // Six processes writing five times each, no more.
-            assert!((5..=30).contains(&outcome.stdout.len()), "{outcome:?}");
-        }
-        Err(SandboxError::Unavailable(why)) => skip(&why),
-        Err(error) => panic!("{error}"),
-    }
+    let Some(sandbox) = with_namespaces().await else { return };
+    let outcome = run(&sandbox, code, limits).await;
+    assert_eq!(outcome.status, Status::Timeout, "{outcome:?}");
+    // Six processes writing five times each, no more.
+    assert!((5..=30).contains(&outcome.stdout.len()), "{outcome:?}");
 }
 
 #[tokio::test]
@@ -226,10 +197,7 @@ async fn the_scratch_directory_is_small_and_does_not_stay() {
                 with open(f'/scratch/{n}', 'wb', buffering=0) as f:\n            \
                 written += f.write(bytes(1 << 18))\nexcept OSError as error:\n    \
                 print(error.errno in (27, 28), written)";
-    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
-    if !sandbox.probe().await.unwrap().namespaces {
-        return skip("no mount namespace, hence no scratch directory");
-    }
+    let Some(sandbox) = with_namespaces().await else { return };
     for _ in 0..2 {
         // Each run has the whole space: no file of the previous run is left.
         let outcome = run(&sandbox, code, small()).await;
@@ -338,7 +306,7 @@ async fn too_much_output_ends_the_run() {
 
 #[tokio::test]
 async fn a_detached_process_ends_with_its_run() {
-    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let Some(sandbox) = with_namespaces().await else { return };
     // Double fork, new session, no inherited output, and arguments by which the test would find it.
     let mark = format!("hone-survivor-{}", std::process::id());
     let code = format!(
@@ -356,22 +324,16 @@ async fn a_detached_process_ends_with_its_run() {
     );
     for wall_ms in [5_000, 200] {
         let limits = Limits { processes: true, wall_ms, ..small() };
-        let request = RunRequest { code: code.clone(), limits, ..RunRequest::default() };
-        match sandbox.run(request).await {
-            Ok(outcome) => {
-                let wanted = if wall_ms == 200 { Status::Timeout } else { Status::Ok };
-                assert_eq!(outcome.status, wanted, "{outcome:?}");
-                assert_eq!(running(&mark), Vec::<String>::new());
-            }
-            Err(SandboxError::Unavailable(why)) => return skip(&why),
-            Err(error) => panic!("{error}"),
-        }
+        let outcome = run(&sandbox, &code, limits).await;
+        let wanted = if wall_ms == 200 { Status::Timeout } else { Status::Ok };
+        assert_eq!(outcome.status, wanted, "{outcome:?}");
+        assert_eq!(running(&mark), Vec::<String>::new());
     }
 }
 
 #[tokio::test]
 async fn a_dropped_run_leaves_no_process() {
-    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let Some(sandbox) = testing::sandbox(&setup(&[])).await else { return };
     let mark = format!("dropped-{}", std::process::id());
     // `-c` shows in the arguments only the bootstrap, so the program renames itself by exec.
     let code = format!(
@@ -402,7 +364,7 @@ async fn until(holds: impl Fn() -> bool) -> bool {
 
 #[tokio::test]
 async fn concurrent_runs_do_not_mix() {
-    let Some(sandbox) = sandbox_from(setup(&[])).await else { return };
+    let Some(sandbox) = testing::sandbox(&setup(&[])).await else { return };
     let runs = (0..50).map(|n| {
         let sandbox = sandbox.clone();
         let code = match n % 5 {
@@ -438,14 +400,14 @@ fn zombies() -> usize {
 
 #[tokio::test]
 async fn programs_that_cannot_be_confined_are_not_run() {
+    if !has_program("python3") {
+        return skip("python3 is not on the PATH");
+    }
     for (without, what) in [
         (&[IsolationLayer::Seccomp][..], "system calls cannot be filtered"),
         (&[IsolationLayer::Namespaces, IsolationLayer::Landlock], "files cannot be protected"),
     ] {
-        let sandbox = match Sandbox::new(setup(without)).await {
-            Ok(sandbox) => sandbox,
-            Err(error) => return skip(&error.to_string()),
-        };
+        let sandbox = Sandbox::new(setup(without)).await.unwrap();
         let error = sandbox.probe().await.unwrap_err();
         assert!(matches!(error, SandboxError::Unavailable(_)), "{error}");
         assert!(error.to_string().contains(what), "{error}");

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use hone_core::testing::{has_program, skip};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -114,9 +115,8 @@ async fn until(daemon: &Daemon, series: &str, holds: impl Fn(f64) -> bool) -> f6
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted() {
-    if Command::new("python3").arg("--version").output().is_err() {
-        println!("SKIPPED: the webhook server: there is no python3");
-        return;
+    if !has_program("python3") {
+        return skip("python3 is not on the PATH");
     }
     const OK: &str = "hone_reward_webhook_requests_total{outcome=\"ok\"";
     const OPEN: &str = "hone_reward_webhook_circuit_open";

@@ -1,9 +1,12 @@
 //! Fixtures of the unit tests.
 
-use candle_core::DType;
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use hone_model::ModelSpec;
 use hone_model::adapter::LoraConfig;
 use hone_reward::Routes;
 use hone_reward::routes::RouteList;
@@ -50,6 +53,42 @@ pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
             }
         })
         .collect()
+}
+
+/// The initial value of a tensor of the wide model, as in `tests/reference/learning/make_wide_cases.py`:
+/// a hash of its name (FNV-1a) and of the value's index (lowbias32), scaled by its kind.
+pub(crate) fn wide_tensor(name: &str, shape: &[usize]) -> Tensor {
+    let columns = shape.last().copied().unwrap_or(1) as f64;
+    let (center, scale) = match name {
+        name if name.contains("norm") => (1.0, 0.2),
+        name if name.contains("lora_B") || name.ends_with("bias") => (0.0, 0.1),
+        _ => (0.0, (3.0 / columns).sqrt()),
+    };
+    let values = hashed(name, shape.iter().product());
+    let values: Vec<f64> = values.iter().map(|value| center + scale * value).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+}
+
+/// Values in `[-1, 1)`.
+pub(crate) fn hashed(name: &str, count: usize) -> Vec<f64> {
+    let fnv = |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let seed = name.bytes().fold(0x811c_9dc5, fnv);
+    let value = |index: u32| {
+        let mut x = seed.wrapping_add(index);
+        x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+        x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+        f64::from(x ^ (x >> 16)) / f64::from(1_u32 << 31) - 1.0
+    };
+    (0..count as u32).map(value).collect()
+}
+
+/// The weights of the wide model, in double precision.
+pub(crate) fn wide_weights(spec: &ModelSpec) -> HashMap<String, Tensor> {
+    let weight = |(name, shape): (String, Vec<usize>)| {
+        let tensor = wide_tensor(&name, &shape);
+        (name, tensor)
+    };
+    spec.weight_shapes().into_iter().map(weight).collect()
 }
 
 /// Log-probabilities of a sample's ids under the served policy.

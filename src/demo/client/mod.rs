@@ -53,13 +53,15 @@ pub enum ClientError {
     },
 }
 
-/// A chat completion to request, sampled at temperature 1.
+/// A chat completion to request.
 #[derive(Clone, Debug)]
 pub struct UserRequest {
     /// The user's message.
     pub text: String,
     /// The request's `metadata`, which selects the route.
     pub metadata: BTreeMap<String, String>,
+    /// Sampling temperature; 0 is greedy.
+    pub temperature: f64,
     /// Seed of the sampling.
     pub seed: u64,
     /// Token limit.
@@ -138,7 +140,7 @@ impl Client {
             "metadata": request.metadata,
             "seed": request.seed,
             "max_tokens": request.max_tokens,
-            "temperature": 1.0,
+            "temperature": request.temperature,
             "stream": true,
         });
         let sent = Instant::now();

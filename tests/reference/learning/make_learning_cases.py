@@ -7,12 +7,47 @@ Hone uses flat tokens and gradients in closed form. Float64 throughout. Run from
 
 import json
 import pathlib
+import sys
 
 import torch
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "learning_cases.json"
 VOCAB = 7
 torch.set_default_dtype(torch.float64)
+
+
+def clipped_loss(
+    kind: str,
+    settings: tuple[float, float, float],
+    logp: torch.Tensor,
+    behavior: torch.Tensor,
+    reference: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    max_tokens: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, and each token's importance ratio and KL estimate, of log-probabilities [batch, time].
+
+    `settings` are beta and the two clip bounds.
+    """
+    beta, low, high = settings
+    ratio = torch.exp(logp - behavior)
+    bounded = torch.clamp(ratio, 1 - low, 1 + high)
+    advantage = advantages[:, None]
+    per_token = -torch.min(ratio * advantage, bounded * advantage)
+    d = reference - logp
+    k3 = torch.exp(d) - d - 1
+    per_token = per_token + beta * k3
+    if kind == "grpo":
+        loss = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
+    elif kind == "dr_grpo":
+        loss = (per_token * mask).sum() / (len(mask) * max_tokens)
+    else:
+        loss = (per_token * mask).sum() / mask.sum()
+    return loss, ratio, k3
 
 
 def loss_case(seed: int, kind: str, beta: float, low: float, high: float) -> dict:
@@ -32,19 +67,17 @@ def loss_case(seed: int, kind: str, beta: float, low: float, high: float) -> dic
 
     logp = chosen(logits)
     behaviour = (logp + torch.randn(batch, time) * 0.3).detach()
-    ratio = torch.exp(logp - behaviour)
-    bounded = torch.clamp(ratio, 1 - low, 1 + high)
+    loss, ratio, k3 = clipped_loss(
+        kind,
+        (beta, low, high),
+        logp,
+        behaviour,
+        chosen(reference_logits),
+        advantages,
+        mask,
+        max_tokens,
+    )
     advantage = advantages[:, None]
-    per_token = -torch.min(ratio * advantage, bounded * advantage)
-    d = chosen(reference_logits) - logp
-    k3 = torch.exp(d) - d - 1
-    per_token = per_token + beta * k3
-    if kind == "grpo":
-        loss = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
-    elif kind == "dr_grpo":
-        loss = (per_token * mask).sum() / (batch * max_tokens)
-    else:
-        loss = (per_token * mask).sum() / mask.sum()
     loss.backward()
     full = torch.log_softmax(logits.detach() / temperatures[:, None, None], dim=-1)
     entropy = -(full.exp() * full).sum(-1)
@@ -118,7 +151,8 @@ def main() -> None:
             ]
         )
     ]
-    OUT.write_text(json.dumps({"losses": losses, "adamw": adamw_case()}) + "\n")
+    cases = {"made_by": made_by("torch"), "losses": losses, "adamw": adamw_case()}
+    OUT.write_text(json.dumps(cases) + "\n")
 
 
 if __name__ == "__main__":

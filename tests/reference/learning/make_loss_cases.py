@@ -14,6 +14,7 @@ import inspect
 import json
 import math
 import pathlib
+import sys
 import textwrap
 from collections import defaultdict
 from types import SimpleNamespace
@@ -21,6 +22,9 @@ from types import SimpleNamespace
 import torch
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "loss_cases.json"
 VOCAB, MAX_TOKENS = 5, 8
@@ -364,6 +368,8 @@ def all_settings() -> list[dict]:
 
 
 def main() -> None:
+    # First, because `run_lines` finds the lines of one version of TRL.
+    origin = made_by("torch", "trl")
     data = [
         Data(1, [3, 1, 5, 2], 0.3),
         Data(2, [2, 4, 1, 3], 0.5),
@@ -381,7 +387,7 @@ def main() -> None:
             ]
         )
     ]
-    out = {"max_tokens": MAX_TOKENS, "data": [d.describe() for d in data], "cases": cases}
+    out = {"made_by": origin, "max_tokens": MAX_TOKENS, "data": [d.describe() for d in data], "cases": cases}
     text = json.dumps(out | {"advantages": advantages})
     OUT.write_text(text + "\n")
     print(len(cases), "cases,", sum(c["trl"] for c in cases), "of them TRL's,", len(text), "bytes")

@@ -7,11 +7,15 @@ moments rounded to them in PyTorch. Run from the repository root, with torch, tr
 
 import json
 import pathlib
+import sys
 
 import torch
 from bitsandbytes.functional import create_dynamic_map
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import get_scheduler
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "optimizer_cases.json"
 PEAK = 0.5
@@ -100,6 +104,7 @@ def eight_bit() -> dict:
 
 def main() -> None:
     cases = {
+        "made_by": made_by("bitsandbytes", "torch", "transformers"),
         "schedules": [
             schedule("constant", "constant_with_warmup", 3, 8),
             schedule("linear", "linear", 2, 9),

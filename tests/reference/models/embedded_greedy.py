@@ -7,13 +7,16 @@ the script checks that transformers' tokenizer returns the same ids. Each case h
 between the best and the second-best logit, which shows that no choice was a tie.
 """
 
-import hashlib
 import json
+import sys
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import made_by, model_files  # noqa: E402
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "embedded"
 OUT = Path(__file__).with_name("embedded_greedy.json")
@@ -89,9 +92,8 @@ def main():
                 "margin": round(margin, 4),
             }
         )
-    weights = (MODEL / "model.safetensors").read_bytes()
     reference = {
-        "model_sha256": hashlib.sha256(weights).hexdigest(),
+        "made_by": made_by("tokenizers", "torch", "transformers", files=model_files(MODEL)),
         "max_tokens": MAX_NEW_TOKENS,
         "cases": cases,
     }

@@ -4,8 +4,8 @@ Each directory is the output of transformers 5 (`save_pretrained` of model and t
 
 * `logits.safetensors`: `ids` [2, 40], `logits` [2, 40, vocab] of eager attention in f32, and the
   rotary embedding's `inv_freq`;
-* `greedy.json`: a prompt's ids, the 16 ids that greedy decoding adds, and the smallest margin between
-  the best and the second-best logit of these steps.
+* `greedy.json`: a prompt's ids, the 16 ids that greedy decoding adds, the smallest margin between the
+  best and the second-best logit of these steps, and the entry `made_by` of `provenance.py`.
 
 Weights are random from a fixed seed. Biases and norms are random too, so that a test finds a forward
 pass without one of them. Sliding windows (24) are shorter than the 40 tokens of the logits, but not
@@ -19,6 +19,7 @@ Needs torch, transformers >= 5, tokenizers, safetensors. Run from the repository
 import json
 import pathlib
 import shutil
+import sys
 
 import torch
 import transformers
@@ -26,6 +27,9 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by, model_files  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "families"
 WINDOW = 24
@@ -210,6 +214,9 @@ def make(name: str, seed: int, tokenizer: PreTrainedTokenizerFast) -> None:
         {"ids": ids, "logits": logits.contiguous(), "inv_freq": inv_freq},
         directory / "logits.safetensors",
     )
+    files = [*model_files(directory), directory / "logits.safetensors"]
+    packages = ("safetensors", "tokenizers", "torch", "transformers")
+    answer["made_by"] = made_by(*packages, files=files)
     (directory / "greedy.json").write_text(json.dumps(answer) + "\n")
     print(name, answer["margin"], logits.abs().max().item())
 

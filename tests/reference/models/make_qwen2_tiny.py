@@ -10,12 +10,16 @@ Needs torch, transformers >= 5, tokenizers, safetensors. Run from the repository
 
 import json
 import pathlib
+import sys
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by, model_files  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "fixtures" / "qwen2-tiny"
@@ -113,9 +117,11 @@ def main() -> None:
     greedy = model.generate(
         torch.tensor([chat]), attention_mask=torch.ones(1, len(chat)), max_new_tokens=16
     )[0, len(chat) :].tolist()
-    (HERE / "qwen2_tiny_greedy.json").write_text(
-        json.dumps({"user": "What is 3 plus 4?", "prompt_ids": chat, "greedy_ids": greedy}) + "\n"
-    )
+    packages = ("safetensors", "tokenizers", "torch", "transformers")
+    files = [*model_files(OUT), HERE / "qwen2_tiny_logits.safetensors"]
+    origin = made_by(*packages, files=files)
+    case = {"user": "What is 3 plus 4?", "prompt_ids": chat, "greedy_ids": greedy}
+    (HERE / "qwen2_tiny_greedy.json").write_text(json.dumps({"made_by": origin, **case}) + "\n")
 
 
 if __name__ == "__main__":

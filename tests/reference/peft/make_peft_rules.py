@@ -7,9 +7,13 @@ tests/fixtures/qwen2-tiny. Run from the repository root, with torch, transformer
 
 import json
 import pathlib
+import sys
 
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 BASE = HERE.parents[1] / "fixtures" / "qwen2-tiny"
@@ -51,6 +55,7 @@ CASES = [
 
 
 def main() -> None:
+    origin = made_by("peft", "torch", "transformers", files=[BASE / "config.json"])
     rows = []
     for case in CASES:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(BASE))
@@ -61,7 +66,8 @@ def main() -> None:
                 modules[name] = [module.r["default"], module.scaling["default"]]
         rows.append({"config": {"peft_type": "LORA", **case}, "modules": modules})
     text = ",\n".join(json.dumps(row) for row in rows)
-    (HERE / "peft_rules.json").write_text(f"[\n{text}\n]\n")
+    text = f'{{"made_by": {json.dumps(origin)},\n"cases": [\n{text}\n]}}\n'
+    (HERE / "peft_rules.json").write_text(text)
 
 
 if __name__ == "__main__":

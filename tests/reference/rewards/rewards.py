@@ -11,9 +11,13 @@ import json
 import math
 import pathlib
 import random
+import sys
 
 import sympy
 from rapidfuzz import fuzz
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "rewards.json"
 RANDOM = random.Random(7)
@@ -146,7 +150,8 @@ def lines(cases):
 
 def main():
     made = {"same": same_values(), "expressions": expressions(), "fuzzy": fuzzy(), "cosine": cosine(), "repetition": repetition(), "overlong": overlong()}
-    OUT.write_text("{\n" + ",\n".join(f'"{name}": {lines(cases)}' for name, cases in made.items()) + "\n}\n")
+    origin = json.dumps(made_by("rapidfuzz", "sympy"))
+    OUT.write_text(f'{{\n"made_by": {origin},\n' + ",\n".join(f'"{name}": {lines(cases)}' for name, cases in made.items()) + "\n}\n")
 
 
 if __name__ == "__main__":

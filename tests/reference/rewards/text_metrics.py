@@ -8,6 +8,7 @@ words, because no corpus is downloaded. GLEU, METEOR and cosine use sacrebleu's 
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import rapidfuzz
@@ -19,6 +20,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = Path(__file__).with_name("text_metrics.json")
 split_13a = Tokenizer13a()
@@ -159,13 +163,15 @@ def long_pairs() -> list[tuple[str, str]]:
 
 
 def main() -> None:
+    packages = ("nltk", "rapidfuzz", "rouge-score", "sacrebleu", "scikit-learn")
+    origin = json.dumps(made_by(*packages))
     cases = [
         {"candidate": candidate, "reference": reference, **metrics(candidate, reference)}
         for candidate, reference in PAIRS + long_pairs()
     ]
     stems = {word: PorterStemmer().stem(word) for word in WORDS}
     rows = ",\n  ".join(json.dumps(case, ensure_ascii=False) for case in cases)
-    text = f'{{"cases": [\n  {rows}\n],\n"stems": {json.dumps(stems, ensure_ascii=False)}}}\n'
+    text = f'{{"made_by": {origin},\n"cases": [\n  {rows}\n],\n"stems": {json.dumps(stems, ensure_ascii=False)}}}\n'
     OUT.write_text(text, encoding="utf-8")
 
 

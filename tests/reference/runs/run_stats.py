@@ -8,10 +8,14 @@ equation; quantiles and bootstraps by numpy. Run from the repository root, with 
 import json
 import math
 import pathlib
+import sys
 from fractions import Fraction
 from statistics import NormalDist
 
 import numpy
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "run_stats.json"
 
@@ -66,6 +70,7 @@ def main() -> None:
         bootstrap((random.integers(0, 4, 50) / 2).round(3)),
     ]
     cases = {"pass_at_k": passes, "wilson": wilsons, "quantiles": quantiles, "bootstrap": bootstraps}
+    cases = {"made_by": made_by("numpy")} | cases
     OUT.write_text(json.dumps(cases, separators=(",", ":")) + "\n")
 
 

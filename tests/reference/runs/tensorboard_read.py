@@ -14,6 +14,9 @@ import sys
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
+
 OUT = pathlib.Path(__file__).resolve().parent / "tensorboard_read.json"
 
 
@@ -29,7 +32,8 @@ def main() -> None:
         for tag in events.Tags()["scalars"]
     }
     files = {path.name: path.read_bytes().hex() for path in sorted(folder.iterdir())}
-    OUT.write_text(json.dumps({"files": files, "scalars": scalars}, indent=1) + "\n")
+    reference = {"made_by": made_by("tensorboard"), "files": files, "scalars": scalars}
+    OUT.write_text(json.dumps(reference, indent=1) + "\n")
 
 
 if __name__ == "__main__":

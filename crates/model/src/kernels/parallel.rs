@@ -17,7 +17,7 @@ thread_local! {
 const ROWS: usize = 32;
 
 /// Threads that an operation started on this thread may use: 1 outside of [`with_threads`].
-pub(crate) fn threads() -> usize {
+pub fn threads() -> usize {
     THREADS.get()
 }
 

@@ -43,6 +43,7 @@ mod spec;
 mod sys;
 #[cfg(target_os = "linux")]
 mod syscalls;
+pub mod testing;
 mod types;
 
 #[cfg(target_os = "linux")]

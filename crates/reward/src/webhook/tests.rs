@@ -18,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use hone_core::testing::{has_program, skip};
 use hone_core::types::{Message, Role};
 
 use super::*;
@@ -394,7 +395,7 @@ struct Example {
 }
 
 impl Example {
-    fn start(secret: &str) -> Option<Self> {
+    fn start(secret: &str) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/webhook_server.py");
         let mut child = Command::new("python3")
             .arg(script)
@@ -405,11 +406,11 @@ impl Example {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .ok()?;
+            .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let port: u16 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
-        Some(Self { child, url: format!("http://127.0.0.1:{port}/") })
+        Self { child, url: format!("http://127.0.0.1:{port}/") }
     }
 }
 
@@ -422,10 +423,10 @@ impl Drop for Example {
 
 #[tokio::test]
 async fn the_example_server_checks_the_signature_and_scores() {
-    let Some(example) = Example::start("hunter2") else {
-        eprintln!("SKIPPED: python3 not installed");
-        return;
-    };
+    if !has_program("python3") {
+        return skip("python3 is not on the PATH");
+    }
+    let example = Example::start("hunter2");
     let inputs =
         [input("it is 7", Some("7")), input("it is 8", Some("7")), input("who knows", None)];
     let score = async |secret: &str| {

@@ -195,3 +195,37 @@ pub(crate) fn shards(
     };
     order.chunks(micro_batch.max(1)).map(split).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{TrainSample, shards};
+
+    fn sample(prompt: u32, prompt_len: usize, len: usize) -> TrainSample {
+        TrainSample {
+            prompt_ids: vec![prompt; prompt_len],
+            ids: vec![0; len],
+            logprobs: vec![0.0; len],
+            temperature: 1.0,
+            advantage: 1.0,
+            version: 1,
+            truncated: false,
+        }
+    }
+
+    #[test]
+    fn shards_are_filled_with_the_largest_prompts_first() {
+        // Computed tokens: 4 + 2 + 2, 6 + 4 + 4 + 4, 2 + 1 and 3 + 1.
+        let lengths = [(0, 4, 3), (0, 4, 3), (1, 6, 5), (1, 6, 5), (1, 6, 5), (2, 2, 2), (3, 3, 2)];
+        let samples = lengths.map(|(prompt, prompt_len, len)| sample(prompt, prompt_len, len));
+        let active = [0, 1, 2, 3, 4, 5, 6];
+        let split = |micro_batch, max_tokens| shards(&samples, &active, micro_batch, max_tokens);
+        assert_eq!(split(64, 14), [vec![vec![2, 3], vec![4], vec![0, 1, 6], vec![5]]]);
+        assert_eq!(split(64, 15), [vec![vec![2, 3], vec![4], vec![0, 1, 6, 5]]]);
+        assert_eq!(split(64, 18), [vec![vec![2, 3, 4], vec![0, 1, 6, 5]]]);
+        assert_eq!(split(64, 1), [[2, 3, 4, 0, 1, 6, 5].map(|index| vec![index])]);
+        let batches = [vec![vec![2, 3, 4]], vec![vec![0, 1, 6]], vec![vec![5]]];
+        assert_eq!(split(3, 100), batches);
+        assert_eq!(split(0, 100).len(), 7, "a micro-batch has at least one sample");
+        assert_eq!(shards(&samples, &[4, 6], 64, 100), [[[4, 6]]]);
+    }
+}

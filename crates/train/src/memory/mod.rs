@@ -293,6 +293,16 @@ mod tests {
     }
 
     #[test]
+    fn from_a_hidden_size_of_512_one_shard_runs_at_a_time() {
+        let plan = |hidden_size| {
+            let spec = ModelSpec { hidden_size, ..wide() };
+            let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &tiny_config(), 4, 0);
+            (plan.in_flight, plan.tokens)
+        };
+        assert_eq!([plan(511), plan(512)], [(4, 256), (1, 1024)]);
+    }
+
+    #[test]
     fn a_plan_contains_every_part() {
         let spec = tiny_spec();
         let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);

@@ -1,57 +1,79 @@
-//! Ratings of quarantined API keys do not reach a batch.
+//! Which groups and members reach a batch, and with which values.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
 use super::{TrainBatch, build_batch};
+use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
-    reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\" }]";
+    reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\", weight = 2.0 }]";
+
+fn interaction(id: InteractionId) -> Op {
+    Op::Interaction(Box::new(Interaction {
+        id,
+        created: 1,
+        source: PromptSource::Live,
+        route: "users".to_owned(),
+        model: "default".to_owned(),
+        key_id: None,
+        messages: Vec::new(),
+        metadata: BTreeMap::new(),
+        params: SamplingParams::default(),
+        prompt_ids: vec![1],
+        template_hash: String::new(),
+    }))
+}
+
+fn sample(interaction: InteractionId, version: u64) -> Sample {
+    Sample {
+        id: SampleId::new(),
+        interaction,
+        choice: 0,
+        origin: SampleOrigin::Served,
+        created: 2,
+        ids: vec![1],
+        logprobs: vec![-1.0],
+        kept_mass: 1.0,
+        text: String::new(),
+        finish: FinishReason::Stop,
+        version: PolicyVersion(version),
+        params: SamplingParams::default(),
+        untrainable: None,
+    }
+}
+
+fn group(members: &[Sample], created: u64) -> Group {
+    Group {
+        id: GroupId::new(),
+        interaction: members[0].interaction,
+        route: "users".to_owned(),
+        members: members.iter().map(|sample| sample.id).collect(),
+        parts: vec!["stars".to_owned()],
+        oldest_version: members.iter().map(|sample| sample.version).min().unwrap(),
+        created,
+        state: GroupState::Ready,
+    }
+}
 
 /// A ready group of one completion with `(API key, value)` ratings.
 fn rated(store: &Store, ratings: &[(&str, f64)]) -> GroupId {
-    let (interaction, sample, group) = (InteractionId::new(), SampleId::new(), GroupId::new());
-    let mut ops = vec![
-        Op::Interaction(Box::new(Interaction {
-            id: interaction,
-            created: 1,
-            source: PromptSource::Live,
-            route: "users".to_owned(),
-            model: "default".to_owned(),
-            key_id: None,
-            messages: Vec::new(),
-            metadata: std::collections::BTreeMap::new(),
-            params: SamplingParams::default(),
-            prompt_ids: vec![1],
-            template_hash: String::new(),
-        })),
-        Op::Sample(Box::new(Sample {
-            id: sample,
-            interaction,
-            choice: 0,
-            origin: SampleOrigin::Served,
-            created: 2,
-            ids: vec![1],
-            logprobs: vec![-1.0],
-            kept_mass: 1.0,
-            text: String::new(),
-            finish: FinishReason::Stop,
-            version: PolicyVersion::BASE,
-            params: SamplingParams::default(),
-            untrainable: None,
-        })),
-    ];
+    let id = InteractionId::new();
+    let sample = sample(id, 0);
+    let group = group(std::slice::from_ref(&sample), 9);
+    let (key, mut ops) = (group.id, vec![interaction(id), Op::Sample(Box::new(sample))]);
     ops.extend(ratings.iter().zip(3..).map(|((key, value), created)| {
         Op::Feedback(Box::new(FeedbackEntry {
-            interaction,
+            interaction: id,
             choice: 0,
             name: "stars".to_owned(),
             value: Some(*value),
@@ -62,18 +84,42 @@ fn rated(store: &Store, ratings: &[(&str, f64)]) -> GroupId {
             join: aggregator(Aggregate::Mean),
         }))
     }));
-    ops.push(Op::Group(Box::new(Group {
-        id: group,
-        interaction,
-        route: "users".to_owned(),
-        members: vec![sample],
-        parts: vec!["stars".to_owned()],
-        oldest_version: PolicyVersion::BASE,
-        created: 9,
-        state: GroupState::Ready,
-    })));
+    ops.push(Op::Group(Box::new(group)));
     store.commit_blocking(ops).unwrap();
-    group
+    key
+}
+
+/// A ready group of graded completions with `(version, value)`; `change` is applied before it is
+/// recorded.
+fn graded(
+    store: &Store,
+    created: u64,
+    completions: &[(u64, Option<f64>)],
+    change: impl FnOnce(&mut [Sample]),
+) -> GroupId {
+    let id = InteractionId::new();
+    let mut samples: Vec<Sample> =
+        completions.iter().map(|(version, _)| sample(id, *version)).collect();
+    change(&mut samples);
+    let group = group(&samples, created);
+    let (key, mut ops) = (group.id, vec![interaction(id)]);
+    for (sample, (_, value)) in samples.into_iter().zip(completions) {
+        let reward = Reward {
+            id: RewardId::new(),
+            sample: sample.id,
+            name: "stars".to_owned(),
+            value: *value,
+            source: RewardSource::Grader,
+            created: 7,
+            idempotency_key: None,
+            comment: None,
+            key_id: None,
+        };
+        ops.extend([Op::Sample(Box::new(sample)), Op::Reward(Box::new(reward))]);
+    }
+    ops.push(Op::Group(Box::new(group)));
+    store.commit_blocking(ops).unwrap();
+    key
 }
 
 fn open(dir: &Path) -> Store {
@@ -103,4 +149,91 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
     store.commit_blocking(vec![Op::Release("mallory".to_owned())]).unwrap();
     assert_eq!(values(&build().unwrap()), [2.5]);
     assert_eq!(store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 1, "it comes back");
+}
+
+#[test]
+fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let ready = |created, count| graded(&store, created, &[(0, Some(1.0))].repeat(count), |_| {});
+    let (newest, oldest, middle) = (ready(30, 1), ready(10, 2), ready(20, 3));
+    let build = |min, max| {
+        let batch = build_batch(&store, &routes, PolicyVersion::BASE, 4, min, max).unwrap();
+        batch.map(|batch| batch.group_ids())
+    };
+    assert_eq!(build(1, 2), Some(vec![oldest]));
+    assert_eq!(build(1, 3), Some(vec![oldest, middle]), "the last group may exceed the number");
+    assert_eq!(build(5, 3), Some(vec![oldest, middle]));
+    assert_eq!(build(6, 3), None);
+    assert_eq!(build(6, 6), Some(vec![oldest, middle, newest]));
+    assert_eq!(build(7, 9), None);
+}
+
+#[test]
+fn groups_beyond_the_staleness_limit_are_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let ready = |created, versions: [u64; 2]| {
+        graded(&store, created, &versions.map(|version| (version, Some(1.0))), |_| {})
+    };
+    let (stale, oldest, newer) = (ready(1, [2, 5]), ready(2, [3, 5]), ready(3, [5, 6]));
+    let batch = build_batch(&store, &routes, PolicyVersion(5), 2, 1, 8).unwrap().unwrap();
+    assert_eq!(batch.group_ids(), [oldest, newer]);
+    assert_eq!(batch.staleness(PolicyVersion(5)), 2.0 / 4.0);
+    let state = store.group(stale).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
+    assert_eq!(store.group(oldest).unwrap().unwrap().state, GroupState::Ready);
+}
+
+#[test]
+fn only_trainable_members_with_a_value_reach_a_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let build = || build_batch(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap();
+    let masked = |samples: &mut [Sample]| {
+        samples[0].untrainable = Some("edited".to_owned());
+        samples[1].ids.clear();
+    };
+    let unscored = graded(&store, 1, &[(0, Some(1.0)), (0, Some(1.0)), (0, None)], masked);
+    assert!(build().is_none());
+    let state = store.group(unscored).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("unscored".to_owned()));
+    let values = [(0, Some(1.0)), (0, Some(1.0)), (0, None), (0, Some(0.25)), (0, Some(0.5))];
+    let partly = graded(&store, 2, &values, |samples| {
+        masked(samples);
+        samples[3].ids = vec![7, 8];
+        samples[3].logprobs = vec![-1.0, -2.0];
+        samples[4].finish = FinishReason::Length;
+    });
+    let rated = rated(&store, &[("alice", 4.0)]);
+    let batch = build().unwrap();
+    assert_eq!(batch.group_ids(), [partly, rated]);
+    assert_eq!(batch.lengths().collect::<Vec<_>>(), [(2, false), (1, true), (1, false)]);
+    assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [3], "grades are not feedback");
+    let rewards = |values: &[f64]| GroupRewards {
+        route: "users".to_owned(),
+        members: values.len(),
+        parts: vec![PartRewards {
+            name: "stars".to_owned(),
+            weight: 2.0,
+            values: values.iter().copied().map(Some).collect(),
+            cap_weights: vec![1.0; values.len()],
+        }],
+    };
+    assert_eq!(batch.rewards(), [rewards(&[0.25, 0.5]), rewards(&[4.0])]);
+    // A member without an advantage has no sample.
+    let values = vec![vec![None, Some(0.5)], vec![Some(-1.0)]];
+    let advantages = Advantages { values, ..Advantages::default() };
+    let samples = batch.train_samples(&advantages);
+    let fields: Vec<_> = samples
+        .iter()
+        .map(|s| (s.prompt_ids.len(), s.ids.len(), s.advantage, s.truncated))
+        .collect();
+    assert_eq!(fields, [(1, 1, 0.5, true), (1, 1, -1.0, false)]);
+    assert_eq!(batch.group_of(&advantages, 0), [partly]);
+    assert_eq!(batch.group_of(&advantages, 1), [rated]);
+    assert!(batch.group_of(&advantages, 2).is_empty());
 }

@@ -1,11 +1,15 @@
 //! Gradients of the whole loss against finite differences, and against other layouts of the step.
 
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
 use candle_core::{DType, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
+use hone_model::kernels::parallel::threads;
 use hone_model::testing::{randomize, relative_difference, tiny_model, values};
 use hone_model::transformer::token_stats;
 
@@ -16,7 +20,8 @@ use crate::config::{
 };
 use crate::data::packing::{PackedBatch, TrainSample, shards};
 use crate::learning::objective::AdaptiveCoefficients;
-use crate::testing::{random_samples, tiny_config};
+use crate::memory;
+use crate::testing::{random_samples, tiny_config, wide_weights};
 
 fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
     let model = tiny_model(dtype);
@@ -371,5 +376,57 @@ fn shards_keep_groups_together_within_their_bound() {
         if bound == 1000 {
             assert_eq!(batches[0].len(), 1);
         }
+    }
+}
+
+#[test]
+fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threads() {
+    let (config, samples) = (tiny_config(), random_samples(60, 8));
+    let active: Vec<usize> = (0..samples.len()).collect();
+    let mut spec = tiny_model(DType::F32).spec().clone();
+    spec.hidden_size = 512;
+    let wide = Model::new(spec.clone(), wide_weights(&spec)).unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    for (model, is_wide) in [(tiny_model(DType::F32), false), (wide, true)] {
+        let max_tokens = memory::shard_tokens(model.spec());
+        let parts = shards(&samples, &active, 64, max_tokens).remove(0);
+        assert_eq!(parts.len() == 1, is_wide);
+        let lora = LoraWeights::fresh(
+            model.spec(),
+            &config.lora,
+            &mut ChaCha8Rng::seed_from_u64(1),
+            DType::F32,
+            model.device(),
+        )
+        .unwrap();
+        let pass = ForwardBackward {
+            model: &model,
+            lora: &lora,
+            reference: None,
+            config: &config,
+            samples: &samples,
+            active: &active,
+            adaptive: AdaptiveCoefficients::new(&config),
+            lengths: Vec::new(),
+            max_completion_tokens: 12,
+            current_version: None,
+            dropout_seed: 5,
+            cache: &LogprobCache::default(),
+        };
+        // Each shard waits for the other one, which starts in time only if they run in parallel.
+        let started = (Mutex::new(0), Condvar::new());
+        let limit = Duration::from_millis(if is_wide { 100 } else { 60_000 });
+        let shard = |_: &_| {
+            let mut count = started.0.lock().unwrap();
+            *count += 1;
+            started.1.notify_all();
+            let alone = |count: &mut i32| *count == 1;
+            let waited = started.1.wait_timeout_while(count, limit, alone).unwrap().1;
+            Ok((threads(), waited.timed_out()))
+        };
+        let results = pool.install(|| pass.map_shards(&[(vec![0], 1), (vec![1], 2)], shard));
+        let results: Vec<_> = results.into_iter().map(|result| result.unwrap()).collect();
+        let expected = if is_wide { [(2, true), (2, false)] } else { [(1, false); 2] };
+        assert_eq!(results, expected);
     }
 }

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod init_adapter;
 mod resume;
+mod wide;
 
 use std::path::Path;
 

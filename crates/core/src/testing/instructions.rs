@@ -1,9 +1,8 @@
-//! Comparisons of instruction sets, for the tests of other crates. Functions panic on a difference.
-
-use std::io::Write;
+//! Comparisons of instruction sets. Functions panic on a difference.
 
 use pulp::Arch;
 
+use super::skip;
 use crate::simd::{SimdTask, Vectorized};
 
 /// One of the ways to run a [`SimdTask`].
@@ -37,29 +36,25 @@ impl Instructions {
         }
     }
 
-    /// All that this processor can run. Reports those that it lacks on standard error.
+    /// All that this processor can run. Reports those that it lacks as skipped.
     pub fn all() -> Vec<Self> {
         let mut vectors = vec![Some(Arch::Scalar)];
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = pulp::x86::V3::try_new().map(Arch::V3);
-            vectors.push(avx2.or_else(|| skip("AVX2")));
+            vectors.push(avx2.or_else(|| lacks("AVX2")));
             let avx512 = pulp::x86::V4::try_new().map(Arch::V4);
-            vectors.push(avx512.or_else(|| skip("AVX-512")));
+            vectors.push(avx512.or_else(|| lacks("AVX-512")));
         }
         #[cfg(target_arch = "aarch64")]
-        vectors.push(pulp::aarch64::Neon::try_new().map(Arch::Neon).or_else(|| skip("NEON")));
+        vectors.push(pulp::aarch64::Neon::try_new().map(Arch::Neon).or_else(|| lacks("NEON")));
         let baseline = [false, true].map(|fused| Self::Baseline { fused });
         baseline.into_iter().chain(vectors.into_iter().flatten().map(Self::Vector)).collect()
     }
 }
 
-/// Writes directly, because the test harness hides what a passing test prints with macros.
-fn skip(instructions: &str) -> Option<Arch> {
-    let _closed = writeln!(
-        std::io::stderr(),
-        "SKIPPED: {instructions}: this processor does not have these instructions"
-    );
+fn lacks(instructions: &str) -> Option<Arch> {
+    skip(&format!("this processor does not have {instructions}"));
     None
 }
 

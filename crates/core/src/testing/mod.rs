@@ -1,0 +1,90 @@
+//! Helpers for the tests of every crate: skipping tests on machines that lack something, and comparing
+//! instruction sets.
+
+#![expect(clippy::unwrap_used, reason = "test helpers fail loudly")]
+
+use std::env;
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+
+mod instructions;
+
+pub use instructions::{Instructions, assert_same_bits, assert_same_bits_if_fused};
+
+/// Reports that the calling test is skipped, as a line `SKIPPED: TEST: REASON` that `.ci/run` counts.
+///
+/// The line is written to standard error directly, because libtest captures the output of the
+/// printing macros and drops it when the test passes.
+///
+/// # Panics
+/// If the environment variable `HONE_CI_STRICT` is 1.
+pub fn skip(reason: &str) {
+    let thread = thread::current();
+    let line = format!("SKIPPED: {}: {reason}\n", thread.name().unwrap_or("test"));
+    let strict = env::var_os("HONE_CI_STRICT").is_some_and(|value| value == "1");
+    assert!(!strict, "HONE_CI_STRICT forbids skipped tests: {line}");
+    // One write, so that concurrent tests do not mix their lines.
+    io::stderr().write_all(line.as_bytes()).unwrap();
+}
+
+/// Whether `program` is on the `PATH`.
+///
+/// # Panics
+/// If it is there, but `program --version` fails.
+pub fn has_program(program: &str) -> bool {
+    match Command::new(program).arg("--version").stdin(Stdio::null()).output() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        result => {
+            let output = result.unwrap();
+            assert!(output.status.success(), "{program} --version: {output:?}");
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::process::Output;
+
+    use super::*;
+
+    #[test]
+    #[ignore = "`a_skipped_test_is_reported_or_fails` runs it in its own process"]
+    fn skipped_test() {
+        skip("for the report");
+    }
+
+    fn run_skipped_test(strict: &str) -> Output {
+        Command::new(env::current_exe().unwrap())
+            .args(["--exact", "testing::tests::skipped_test", "--ignored"])
+            .env("HONE_CI_STRICT", strict)
+            .output()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_skipped_test_is_reported_or_fails() {
+        let line = "SKIPPED: testing::tests::skipped_test: for the report\n";
+        let reported = run_skipped_test("0");
+        assert!(reported.status.success(), "{reported:?}");
+        assert_eq!(String::from_utf8(reported.stderr).unwrap(), line);
+        let failed = run_skipped_test("1");
+        assert!(!failed.status.success(), "{failed:?}");
+        assert!(String::from_utf8(failed.stdout).unwrap().contains("1 failed"));
+    }
+
+    #[test]
+    fn a_program_is_searched_on_the_path() {
+        assert!(has_program(env!("CARGO")));
+        assert!(!has_program("no-such-program"));
+    }
+
+    /// `Cargo.toml` enables the checks for each crate of the workspace that is not a hot loop.
+    #[test]
+    #[should_panic(expected = "attempt to add with overflow")]
+    fn overflow_is_checked() {
+        black_box(black_box(u8::MAX) + black_box(1));
+    }
+}

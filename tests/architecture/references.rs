@@ -1,0 +1,93 @@
+//! Reference files name the pinned packages that made them, and fit the files that they were computed
+//! from.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use hone_core::digest::sha256_file;
+
+use super::root;
+
+/// Written by `tests/reference/provenance.py`.
+#[derive(Debug, Deserialize)]
+struct MadeBy {
+    packages: BTreeMap<String, String>,
+    sha256: BTreeMap<String, String>,
+}
+
+/// The versions in `tests/reference/requirements.txt`.
+fn pinned() -> BTreeMap<String, String> {
+    let text = fs::read_to_string(root().join("tests/reference/requirements.txt")).unwrap();
+    let pins = text.lines().map(|line| line.split_once("==").unwrap());
+    pins.map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
+}
+
+/// The first reason why a reference cannot be trusted.
+fn check(reference: &Value) -> Result<MadeBy, String> {
+    let made_by: MadeBy = serde_json::from_value(reference["made_by"].clone())
+        .map_err(|e| format!("made_by: {e}"))?;
+    let pinned = pinned();
+    for (name, version) in made_by.packages.iter().filter(|(name, _)| *name != "python") {
+        if pinned.get(name) != Some(version) {
+            return Err(format!(
+                "made with {name} {version}, but {:?} is pinned",
+                pinned.get(name)
+            ));
+        }
+    }
+    for (path, digest) in &made_by.sha256 {
+        let found = sha256_file(&root().join(path)).map_err(|e| format!("{path}: {e}"))?;
+        if found != *digest {
+            return Err(format!("{path} has changed since"));
+        }
+    }
+    Ok(made_by)
+}
+
+#[test]
+fn references_fit_their_inputs_and_the_pinned_packages() {
+    let listed = Command::new("git")
+        .args(["ls-files", "tests/reference/**.json", "tests/fixtures/families/*/greedy.json"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let (mut files, mut wrong, mut hashed) = (0, Vec::new(), Vec::new());
+    for name in String::from_utf8(listed.stdout).unwrap().lines() {
+        let text = fs::read(root().join(name)).unwrap();
+        files += 1;
+        match check(&serde_json::from_slice(&text).unwrap()) {
+            Ok(made_by) => hashed.extend(made_by.sha256.into_keys()),
+            Err(error) => wrong.push(format!("{name}: {error}; run its script again")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(files >= 20, "{files} files");
+    let logits = "tests/reference/models/qwen2_tiny_logits.safetensors";
+    for input in ["models/embedded/model.safetensors", "models/embedded/tokenizer.json", logits] {
+        assert!(hashed.iter().any(|path| path == input), "no reference has the hash of {input}");
+    }
+}
+
+#[test]
+fn references_to_changed_files_and_other_versions_are_found() {
+    let made_by = |packages: Value, sha256: Value| {
+        check(&serde_json::json!({"made_by": {"packages": packages, "sha256": sha256}}))
+    };
+    let none = serde_json::json!({});
+    let pinned = serde_json::json!({"python": "3.11.7", "trl": pinned()["trl"]});
+    assert!(made_by(pinned, none.clone()).is_ok());
+    for (packages, sha256, reason) in [
+        (serde_json::json!({"trl": "0.0.1"}), none.clone(), "made with trl 0.0.1"),
+        (serde_json::json!({"no-such": "1"}), none.clone(), "None is pinned"),
+        (none.clone(), serde_json::json!({"LICENSE": "00"}), "LICENSE has changed"),
+        (none.clone(), serde_json::json!({"no-such-file": "00"}), "no-such-file"),
+    ] {
+        let error = made_by(packages, sha256).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(check(&none).unwrap_err().contains("made_by"));
+}
