@@ -1,42 +1,43 @@
 """Runs `hone demo` with several seeds and prints the table of docs/demo.md.
 
     python benches/demo.py --hone target/release/hone --seeds 1 2 3 4 5
-    python benches/demo.py --hone target/release/hone --seeds 1 2 --rewards feedback
+    python benches/demo.py --hone target/release/hone --seeds 1 2 --rewards feedback graded
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import tempfile
 from pathlib import Path
 
 
-def cell(stats: dict) -> str:
-    reward = stats["reward"]
-    interval = reward["interval"]
-    return f"{reward['mean']:.2f} ({interval['low']:.2f}–{interval['high']:.2f})"
+def cell(row: dict) -> str:
+    """Mean reward before and after, the latter with its 95 % interval."""
+    after = row["after"]["reward"]
+    low, high = after["interval"]["low"], after["interval"]["high"]
+    return f"{row['before']['reward']['mean']:.2f} → {after['mean']:.2f} ({low:.2f}–{high:.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hone", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--rewards", default="both")
+    parser.add_argument("--rewards", nargs="+", default=["both"])
     arguments = parser.parse_args()
-    print("| seed | questions | decoding | before | after | right | failed | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for seed in arguments.seeds:
+    kinds = [f"{kind}, {way}" for kind in ("asked", "larger") for way in ("greedy", "sampled")]
+    print(f"| rewards | seed | {' | '.join(kinds)} | failed | seconds |")
+    print("| --- " * (len(kinds) + 4) + "|")
+    for rewards, seed in itertools.product(arguments.rewards, arguments.seeds):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.json"
-            command = [arguments.hone, "demo", "--seed", str(seed), "--report", str(file)]
-            command += ["--rewards", arguments.rewards]
-            subprocess.run(command, check=True, capture_output=True)
+            command = [arguments.hone, "demo", "--seed", str(seed), "--rewards", rewards]
+            subprocess.run([*command, "--report", str(file)], check=True, capture_output=True)
             report = json.loads(file.read_text())
-        for row in report["held_out"]:
-            right = f"{row['before']['right']:.0%} → {row['after']['right']:.0%}"
-            cells = [seed, row["kind"], row["decoding"], cell(row["before"]), cell(row["after"])]
-            cells += [right, report["failed_requests"], f"{report['wall_seconds']:.0f}"]
-            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+        rows = {f"{row['kind']}, {row['decoding']}": cell(row) for row in report["held_out"]}
+        last = [report["failed_requests"], f"{report['wall_seconds']:.0f}"]
+        cells = [rewards, seed, *(rows[kind] for kind in kinds), *last]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":
