@@ -106,7 +106,7 @@ impl fmt::Display for SampleReport {
     }
 }
 
-/// Prompt number `number`; `benches/peers/transformers_generate.py` uses the same prompts.
+/// Prompt number `number`; `benches/peers/peer.py` uses the same prompts.
 pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(|i| 3 + ((number * 31 + i * 7) % 370) as TokenId).collect()
 }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
+mod benchmarks;
 mod commands;
 mod documents;
 mod imports;
