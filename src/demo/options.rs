@@ -9,7 +9,7 @@ use hone_rollout::SamplerKind;
 use super::error::DemoError;
 
 /// Default of `--steps`: enough to reach nearly the maximum reward.
-pub const DEFAULT_STEPS: u64 = 80;
+pub const DEFAULT_STEPS: u64 = 100;
 
 /// The sources of the rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]

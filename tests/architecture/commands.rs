@@ -201,7 +201,7 @@ fn wrong_commands_are_found() {
         ("cargo run --release -- eval --config configs/no-such.toml", "configs/no-such.toml"),
         ("HONE_RUN_NO_SUCH=1 hone train", "HONE_RUN_NO_SUCH"),
         ("true && .venv/bin/python benches/peers/no_such.py", "no_such.py"),
-        ("python3 benches/peers/trl_step.py \\\n  --no-such 1", "--no-such"),
+        ("python3 benches/peers/all.py \\\n  --no-such 1", "--no-such"),
         ("cargo test --release -p hone-no-such", "crates/no-such"),
         ("docker compose -f deploy/no-such.yaml up", "deploy/no-such.yaml"),
     ] {

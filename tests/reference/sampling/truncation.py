@@ -8,17 +8,20 @@ In no case is a probability, or a sum of probabilities, so close to a cut that r
 """
 
 import json
+import sys
 from pathlib import Path
 
 import numpy
 import torch
-import transformers
 from transformers import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import made_by  # noqa: E402
 
 OUT = Path(__file__).with_name("truncation.json")
 LEAST_MARGIN = 1e-7
@@ -97,8 +100,8 @@ def case(seed, vocab, spread, temperature, top_k, top_p, min_p):
 
 def main():
     cases = [case(seed, *parameters) for seed, parameters in enumerate(CASES)]
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    OUT.write_text(json.dumps({"versions": versions, "cases": cases}) + "\n")
+    origin = made_by("numpy", "torch", "transformers")
+    OUT.write_text(json.dumps({"made_by": origin, "cases": cases}) + "\n")
     for written in cases:
         print(len(written["logits"]), "->", len(written["ids"]), written["kept_mass"])
 
