@@ -215,14 +215,17 @@ fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {
         skip(&format!("promtool is not on the PATH: {arguments:?}"));
         return None;
     }
-    let mut child = Command::new("promtool")
+    let spawned = Command::new("promtool")
         .args(arguments)
         .current_dir(root().join("dashboards"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .spawn();
+    let mut child = match spawned {
+        Ok(child) => child,
+        Err(error) => return Some(Err(error.to_string())),
+    };
     let written = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
     let ended = child.wait_with_output();
     Some(match (written, ended) {
