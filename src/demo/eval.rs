@@ -79,9 +79,18 @@ impl DemoEvaluation {
         let chosen = move |a: &&ScoredAnswer| a.question.kind() == kind && a.decoding == decoding;
         self.answers.iter().filter(chosen)
     }
+
+    /// The mean reward of the answers of one kind and decoding; 0 without answers.
+    pub fn reward(&self, kind: QuestionKind, decoding: Decoding) -> f64 {
+        let (count, sum) = self
+            .of(kind, decoding)
+            .fold((0_u32, 0.0), |(count, sum), answer| (count + 1, sum + answer.reward));
+        sum / f64::from(count.max(1))
+    }
 }
 
-/// Asks every question greedily and sampled, `parallel` requests at a time. `progress` receives the number of answers.
+/// Asks every question greedily and sampled, `parallel` requests at a time. `progress` receives the
+/// number of answers.
 ///
 /// # Errors
 /// The first failure, if no question is answered. Every failure is counted in `tally`.
@@ -197,5 +206,7 @@ mod tests {
         let found: Vec<_> = evaluation.of(QuestionKind::Larger, Decoding::Greedy).collect();
         assert_eq!(found.len(), 1);
         assert!(found[0].right && found[0].well_formed && found[0].reward == task::REWARD_MAX);
+        assert_eq!(evaluation.reward(QuestionKind::Larger, Decoding::Greedy), task::REWARD_MAX);
+        assert_eq!(evaluation.reward(QuestionKind::Asked, Decoding::Greedy), 0.0);
     }
 }

@@ -105,12 +105,8 @@ impl Session<'_> {
         let evaluation =
             eval::measure(&self.client, &self.questions, self.engines, &self.tally, answered)
                 .await?;
-        let mean = |decoding| {
-            let rewards: Vec<f64> =
-                evaluation.of(QuestionKind::Asked, decoding).map(|a| a.reward).collect();
-            rewards.iter().sum::<f64>() / rewards.len().max(1) as f64
-        };
-        let (greedy, sampled) = (mean(Decoding::Greedy), mean(Decoding::Sampled));
+        let [greedy, sampled] = [Decoding::Greedy, Decoding::Sampled]
+            .map(|decoding| evaluation.reward(QuestionKind::Asked, decoding));
         let max = task::REWARD_MAX;
         progress.done(
             label,
@@ -226,15 +222,13 @@ impl Session<'_> {
         wall: Duration,
     ) -> DemoReport {
         let (all, idle, busy) = (tally.overall(), tally.idle(), tally.busy());
-        let held_out = held_out_rows(before, after);
-        let sampled = held_out
-            .iter()
-            .find(|row| row.kind == QuestionKind::Asked && row.decoding == Decoding::Sampled);
+        let reward =
+            |answers: &DemoEvaluation| answers.reward(QuestionKind::Asked, Decoding::Sampled);
         DemoReport {
             reward_max: task::REWARD_MAX,
-            reward_before: sampled.map_or(0.0, |row| row.before.mean()),
-            reward_after: sampled.map_or(0.0, |row| row.after.mean()),
-            held_out,
+            reward_before: reward(before),
+            reward_after: reward(after),
+            held_out: held_out_rows(before, after),
             steps: learned.step,
             seconds_to_nine_tenths: learned.nearly.map(|time| time.as_secs_f64()),
             swaps: whole(scrape.value("hone_policy_published_total")),

@@ -117,11 +117,6 @@ impl AnswerStats {
             well_formed: share(|a| a.well_formed),
         }
     }
-
-    /// The mean reward; 0 without answers.
-    pub fn mean(&self) -> f64 {
-        self.reward.map_or(0.0, |reward| reward.mean)
-    }
 }
 
 /// The rows of a report: each kind of question, greedy and sampled.
