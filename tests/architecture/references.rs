@@ -12,6 +12,9 @@ use hone_core::digest::sha256_file;
 
 use super::root;
 
+/// The results of mutation testing, which are not a reference.
+const MUTANTS: &str = "tests/reference/mutation/results.json";
+
 /// Written by `tests/reference/provenance.py`.
 #[derive(Debug, Deserialize)]
 struct MadeBy {
@@ -52,6 +55,7 @@ fn check(reference: &Value) -> Result<MadeBy, String> {
 fn references_fit_their_inputs_and_the_pinned_packages() {
     let listed = Command::new("git")
         .args(["ls-files", "tests/reference/**.json", "tests/fixtures/families/*/greedy.json"])
+        .arg(format!(":!{MUTANTS}"))
         .current_dir(root())
         .output()
         .unwrap();
@@ -90,4 +94,19 @@ fn references_to_changed_files_and_other_versions_are_found() {
         assert!(error.contains(reason), "{error}");
     }
     assert!(check(&none).unwrap_err().contains("made_by"));
+}
+
+#[test]
+fn tests_kill_nine_tenths_of_the_mutants_and_each_survivor_has_a_reason() {
+    let results: Value = serde_json::from_slice(&fs::read(root().join(MUTANTS)).unwrap()).unwrap();
+    let of = |outcome: &str| -> Vec<&Value> {
+        let mutants = results["mutants"].as_array().unwrap().iter();
+        mutants.filter(|mutant| mutant["outcome"] == outcome).collect()
+    };
+    let (killed, survived) = (of("killed"), of("survived"));
+    assert!(killed.len() + survived.len() >= 150);
+    assert!(killed.len() >= 9 * survived.len(), "{} survived", survived.len());
+    for mutant in survived {
+        assert!(mutant["reason"].is_string(), "{mutant}");
+    }
 }

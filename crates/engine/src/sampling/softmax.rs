@@ -161,6 +161,17 @@ mod tests {
     }
 
     #[test]
+    fn the_greatest_logit_is_found_at_every_position() {
+        for n in [1, 15, 16, 17, 48] {
+            for at in 0..n {
+                let mut logits = vec![-3.0; n];
+                logits[at] = -1.0;
+                assert_eq!(max_logit(&logits), -1.0, "position {at} of {n}");
+            }
+        }
+    }
+
+    #[test]
     fn exp_is_within_two_units_of_the_last_place() {
         let (mut x, mut worst) = (-700.0_f64, 0.0_f64);
         while x <= 0.0 {
@@ -192,6 +203,13 @@ mod tests {
             });
             assert_eq!(weights.pick(share * sum).map(|p| p.0), expected);
         }
+        // A target between the sum of a block, added in lanes, and the sum of its values in turn:
+        // each 2^-54 is lost beside 1. The next block continues from the block's own sum.
+        let mut values = vec![2.0_f64.powi(-54); BLOCK];
+        values[0] = 1.0;
+        values.resize(2 * BLOCK, 0.5);
+        let sums = vec![1.0 + 7.0 * 2.0_f64.powi(-51), 32.0];
+        assert_eq!(SoftmaxWeights { values, sums }.pick(1.0), Some((BLOCK, 0.5)));
         // A target beyond the sum picks the last token with weight.
         weights.fill(&[0.0, 1.0, f32::NEG_INFINITY], 1.0, 1.0);
         assert_eq!(weights.pick(9.0).map(|p| p.0), Some(1));

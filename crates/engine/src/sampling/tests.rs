@@ -138,7 +138,7 @@ proptest! {
 
     #[test]
     fn any_floats_give_a_token_or_an_error(
-        logits in prop::collection::vec(any::<f32>(), 0..50), params in truncation(), greedy: bool,
+        logits in prop::collection::vec(prop::num::f32::ANY, 0..50), params in truncation(), greedy: bool,
     ) {
         let mut params = params;
         if greedy {
@@ -266,6 +266,52 @@ fn penalties_and_biases_change_logits() {
 }
 
 #[test]
+fn each_penalty_acts_without_the_other() {
+    for penalized in [
+        SamplingParams { frequency_penalty: 0.2, ..params(0.0) },
+        SamplingParams { presence_penalty: 0.2, ..params(0.0) },
+    ] {
+        let mut sampler = TokenSampler::new(&penalized, 0).unwrap();
+        let drawn: Vec<TokenId> = (0..2).map(|_| sampler.draw(&[2.0, 1.9]).unwrap().id).collect();
+        assert_eq!(drawn, [0, 1], "{penalized:?}");
+    }
+}
+
+#[test]
+fn logits_that_are_not_finite_are_reported() {
+    for (value, at) in [(f32::NAN, 0), (f32::NAN, 2), (f32::INFINITY, 1)] {
+        let mut logits = [0.5, 1.0, -1.0];
+        logits[at] = value;
+        for temperature in [0.0, 1.0] {
+            let error =
+                TokenSampler::new(&params(temperature), 0).unwrap().draw(&logits).unwrap_err();
+            let SampleError::NotFinite { id, value: reported } = error else { panic!("{error}") };
+            assert_eq!((id as usize, reported.to_bits()), (at, value.to_bits()));
+        }
+    }
+}
+
+#[test]
+fn top_k_1_always_draws_the_best_token() {
+    for seed in 0..50 {
+        let best = SamplingParams { top_k: 1, seed, ..params(5.0) };
+        assert_eq!(draw(&[0.1, 0.2, 0.0], &best, 0).id, 1);
+    }
+}
+
+#[test]
+fn a_token_without_weight_is_never_picked() {
+    assert_eq!(pick(&[(0, 0.0), (1, 1.0)], 0.0).unwrap(), (1, 1.0));
+}
+
+#[test]
+fn the_log_probability_of_a_token_whose_weight_underflows_is_finite() {
+    let biased = SamplingParams { logit_bias: [(1, 3000.0)].into(), ..params(0.0) };
+    let drawn = draw(&[5.0, -2000.0], &biased, 0);
+    assert_eq!((drawn.id, drawn.logprob), (1, -2005.0));
+}
+
+#[test]
 fn a_bias_that_overflows_is_an_error() {
     let biased = SamplingParams { logit_bias: [(0, f32::MAX)].into(), ..params(1.0) };
     let error = TokenSampler::new(&biased, 0).unwrap().draw(&[f32::MAX, 0.0]).unwrap_err();
@@ -279,6 +325,7 @@ fn errors_name_the_invalid_parameter() {
         (params(-1.0), "temperature is -1; 0 or more was expected"),
         (SamplingParams { top_p: 1.5, ..params(1.0) }, "top_p is 1.5;"),
         (SamplingParams { min_p: -0.1, ..params(1.0) }, "min_p is -0.1;"),
+        (SamplingParams { min_p: 1.5, ..params(1.0) }, "min_p is 1.5;"),
         (SamplingParams { max_tokens: 0, ..params(1.0) }, "max_tokens is 0;"),
         (SamplingParams { presence_penalty: f32::INFINITY, ..params(1.0) }, "presence_penalty"),
         (SamplingParams { logit_bias: [(7, f32::NAN)].into(), ..params(1.0) }, "logit_bias[7]"),

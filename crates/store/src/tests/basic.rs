@@ -175,6 +175,9 @@ async fn rewards_and_groups_of_unknown_samples_are_dropped_and_counted() {
     assert_eq!(metrics.store_records.with_label_values(&["interactions"]).get(), 1);
     assert_eq!(metrics.store_records.with_label_values(&["rewards"]).get(), 1);
     assert_eq!(metrics.store_commit_duration.get_sample_count(), 1);
+    let known = Op::Group(Box::new(group(2, 1, &[10], &["exact"])));
+    store.commit(vec![known]).await.unwrap();
+    assert_eq!(metrics.store_records.with_label_values(&["groups"]).get(), 1);
 }
 
 #[tokio::test]

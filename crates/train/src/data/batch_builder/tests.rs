@@ -237,3 +237,8 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     assert_eq!(batch.group_of(&advantages, 1), [rated]);
     assert!(batch.group_of(&advantages, 2).is_empty());
 }
+
+#[test]
+fn a_batch_without_members_has_a_staleness_of_zero() {
+    assert_eq!(TrainBatch { groups: Vec::new() }.staleness(PolicyVersion(3)), 0.0);
+}

@@ -4,7 +4,6 @@ mod rules;
 
 use proptest::prelude::*;
 
-use super::compare::RUNNING_LIMIT;
 use super::moments::Moments;
 use super::{Baselines, GroupRewards, PartRewards};
 use crate::config::{AdvantageScale, TrainConfig};
@@ -141,7 +140,8 @@ fn a_running_advantage_after_equal_values_is_bounded() {
     let mut baselines = Baselines::new(100.0);
     baselines.advantages(&[lone(1.0), lone(1.0), lone(1.0)], &scaled(AdvantageScale::Group));
     let out = baselines.advantages(&[lone(0.0)], &scaled(AdvantageScale::Group));
-    assert_eq!(out.values[0], vec![Some(-RUNNING_LIMIT)]);
+    // docs/training.md documents this bound.
+    assert_eq!(out.values[0], vec![Some(-5.0)]);
 }
 
 #[test]
@@ -288,7 +288,7 @@ proptest! {
         let values = Moments::of(others.iter().copied());
         let expected = |x: f64| {
             ((x - values.mean) / (values.deviation().unwrap() + 1e-4))
-                .clamp(-RUNNING_LIMIT, RUNNING_LIMIT)
+                .clamp(-5.0, 5.0)
         };
         prop_assert!((at(a) - expected(a)).abs() < 1e-6);
         prop_assert!((at(b) - expected(b)).abs() < 1e-6);
@@ -319,4 +319,34 @@ fn a_cap_weight_scales_the_advantage_and_the_weight_in_the_baseline() {
     let past = baselines.get("default", "thumbs").unwrap();
     assert_near(past.count, 1.25);
     assert_near(past.mean, 0.8);
+}
+
+#[test]
+fn values_without_cap_weights_count_fully() {
+    let mut group = graded(&[0.0, 1.0]);
+    let out = run(std::slice::from_ref(&group), AdvantageScale::None);
+    group.parts[0].cap_weights.clear();
+    assert_eq!(run(&[group], AdvantageScale::None), out);
+}
+
+#[test]
+fn a_single_member_has_a_mean_reward() {
+    let out = Baselines::new(100.0).advantages(&[lone(3.0)], &TrainConfig::default());
+    assert_eq!(out.reward_mean, Some(3.0));
+}
+
+#[test]
+fn a_window_has_at_least_one_sample() {
+    assert_eq!(Baselines::new(0.0), Baselines::new(1.0));
+    for (window, expected) in [(0.5, 1.0), (1.0, 1.0), (100.0, 100.0)] {
+        let mut baselines = Baselines::new(7.0);
+        baselines.set_window(window);
+        assert_eq!(baselines, Baselines::new(expected), "{window}");
+    }
+}
+
+#[test]
+fn decay_keeps_the_mean_and_the_population_variance() {
+    let moments = Moments::of([1.0, 2.0, 6.0].into_iter()).decayed(0.5);
+    assert_eq!((moments.count, moments.mean, moments.squares), (1.5, 3.0, 7.0));
 }

@@ -9,8 +9,12 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 use hone_model::transformer::token_stats;
 
-use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights};
-use crate::config::{KlConfig, KlEstimator, LossKind, TrainConfig};
+use super::correction::sampler_weights;
+use super::surrogate::clipped;
+use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights, vespo};
+use crate::config::{
+    CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, TrainConfig,
+};
 
 fn cases() -> Value {
     let text = std::fs::read(test_file("reference/learning/learning_cases.json")).unwrap();
@@ -139,6 +143,49 @@ fn only_ratios_whose_gradient_is_cut_count_as_clipped() {
 }
 
 /// Uses expectations over a whole vocabulary instead of samples.
+#[test]
+fn a_ratio_at_its_bound_is_not_clipped() {
+    let config = config(0.2, 0.2, 0.0);
+    let (low, high) = (clipped(1.0 - 0.2, -1.0, &config), clipped(1.0 + 0.2, 1.0, &config));
+    assert!(!low.clipped_low && !high.clipped_high);
+    assert_eq!((low.d_log_ratio, high.d_log_ratio), (0.8, -1.2));
+    for mode in [CorrectionMode::TokenMask, CorrectionMode::SequenceMask] {
+        let bounds = CorrectionConfig { mode, clip_min: 1.0, clip_max: 1.0 };
+        assert_eq!(sampler_weights(&bounds, &[-2.0], &[-2.0]), [1.0]);
+    }
+}
+
+#[test]
+fn a_ratio_that_overflows_has_no_gradient() {
+    assert_eq!(clipped(f64::INFINITY, -1.0, &config(0.2, 0.2, 0.0)).d_log_ratio, 0.0);
+    let sapo = TrainConfig { loss: LossKind::Sapo, ..config(0.2, 0.2, 0.0) };
+    assert_eq!(token_loss(800.0, 0.0, None, 1.0, &sapo).dloss_dlogp, [0.0]);
+}
+
+#[test]
+fn a_sequence_without_tokens_has_no_clipped_ones() {
+    let empty = LossSequence {
+        logprobs: &[],
+        entropies: &[],
+        recorded: &[],
+        old: None,
+        reference: None,
+        advantage: 1.0,
+    };
+    let coefficients =
+        LossCoefficients { token: 1.0, entropy: 0.0, entropy_threshold: None, beta: 0.0 };
+    let loss = sequence_loss(&empty, &coefficients, &TrainConfig::default());
+    assert_eq!((loss.clipped_low, loss.clipped_high), (0.0, 0.0));
+}
+
+#[test]
+fn vespo_treats_an_advantage_of_zero_as_a_positive_one() {
+    let config = TrainConfig::default().vespo;
+    let weight = |advantage| vespo::weight(&[-1.0], &[-1.5], &[], advantage, &config);
+    assert_eq!(weight(0.0), weight(1.0));
+    assert_ne!(weight(0.0), weight(-1.0));
+}
+
 #[test]
 fn the_mean_gradients_of_k3_and_corrected_are_those_of_reverse_and_forward_kl() {
     let (logits, reference) = ([0.3, -1.0, 0.9, 0.1], [0.5, 0.2, -0.4, 0.0]);
