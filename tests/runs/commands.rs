@@ -181,10 +181,13 @@ fn rewards_are_tested_on_a_file() {
 
 #[test]
 fn every_example_configuration_is_valid() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/examples");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
-    files.sort();
-    assert_eq!(files.len(), 10);
+    let mut files = Vec::new();
+    for folder in ["configs/examples", "configs/examples/guides"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        files.extend(std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    files.retain(|path| path.is_file());
+    assert_eq!(files.len(), 16);
     for file in files {
         ok(&["validate", "--config", file.to_str().unwrap()]);
     }

@@ -1,4 +1,4 @@
-//! The example configurations in `configs/` are valid and have the values that the guides recommend.
+//! The configurations in `configs/examples/guides` are valid and have the values that the guides recommend.
 
 use hone_model::adapter::LinearKind;
 use hone_train::config::{OptimizerKind, Recompute, ScheduleKind};
@@ -6,7 +6,7 @@ use hone_train::config::{OptimizerKind, Recompute, ScheduleKind};
 use crate::config::{Config, load_from, validate};
 
 fn shipped(name: &str) -> Config {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(name);
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/examples/guides").join(name);
     let config = load_from(Some(&path), []).unwrap();
     validate(&config).unwrap();
     config
@@ -18,9 +18,8 @@ fn common(config: &Config) {
     assert_eq!((train.lora.r, train.lora.alpha), (16, 32.0));
     assert_eq!(train.lora.target_modules, LinearKind::ALL.map(LinearKind::as_str).into());
     assert_eq!((train.clip_low, train.clip_high), (0.2, 0.2));
-    // A tenth of the run is warm-up, and the schedule ends with the run.
-    assert_eq!(train.warmup_ratio, 0.1);
-    assert!(train.max_steps > 0 && train.schedule_steps() == train.max_steps);
+    // A tenth of the run is warm-up, and the run is one epoch.
+    assert_eq!((train.warmup_ratio, train.epochs, train.lora.dropout), (0.1, 1.0, 0.05));
     // A step consists of whole groups.
     assert_eq!(train.samples_per_step % config.rollout.group_size, 0);
 }

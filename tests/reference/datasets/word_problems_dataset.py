@@ -1,9 +1,11 @@
-"""Writes datasets/word-problems.jsonl: additions and subtractions in words.
+"""Writes datasets/word-problems.jsonl and gsm8k-style.jsonl: additions and subtractions in words.
 
     python tests/reference/datasets/word_problems_dataset.py
 
 Needs only Python. A row has the problem (`prompt`), the number that answers it (`answer`) and the
-operation (`level`: "add" or "subtract"). No two rows have the same text.
+operation (`level`: "add" or "subtract"). No two rows have the same text. The second file has the same
+problems in the columns of GSM8K: `question`, and an `answer` with a calculation, then "#### " and the
+number.
 """
 
 import json
@@ -35,7 +37,10 @@ def row(rng: random.Random) -> dict:
         a, b = b, a
     text = rng.choice(ADD if level == "add" else SUBTRACT)
     text = text.format(name=rng.choice(NAMES), things=rng.choice(THINGS), a=a, b=b)
-    return {"prompt": text, "answer": str(a + b if level == "add" else a - b), "level": level}
+    sum_ = f"{a}+{b}" if level == "add" else f"{a}-{b}"
+    answer = str(a + b if level == "add" else a - b)
+    steps = f"{sum_.replace('+', ' + ').replace('-', ' - ')} = <<{sum_}={answer}>>{answer}"
+    return {"prompt": text, "answer": answer, "level": level, "steps": steps}
 
 
 def main() -> None:
@@ -44,8 +49,17 @@ def main() -> None:
     while len(made) < ROWS:
         new = row(rng)
         made.setdefault(new["prompt"], new)
-    lines = (json.dumps(new, separators=(",", ":")) + "\n" for new in made.values())
-    (ROOT / "datasets" / "word-problems.jsonl").write_text("".join(lines))
+    gsm8k = []
+    for new in made.values():
+        answer = f"{new.pop('steps')}\n#### {new['answer']}"
+        gsm8k.append({"question": new["prompt"], "answer": answer})
+    write("word-problems.jsonl", made.values())
+    write("gsm8k-style.jsonl", gsm8k)
+
+
+def write(name: str, rows) -> None:
+    lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    (ROOT / "datasets" / name).write_text("".join(lines))
 
 
 if __name__ == "__main__":

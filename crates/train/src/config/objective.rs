@@ -205,11 +205,11 @@ pub enum AdvantageBaseline {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardAggregation {
-    /// Normalize each part, then sum them by weight.
+    /// Sum the parts by weight, then normalize the sum (TRL's default).
     #[default]
-    NormalizeThenSum,
-    /// Sum the parts by weight, then normalize the sum.
     SumThenNormalize,
+    /// Normalize each part, then sum them by weight.
+    NormalizeThenSum,
     /// `normalize_then_sum`, then standardize over the batch.
     Gdpo,
 }

@@ -25,7 +25,7 @@ pub struct WarningConfig {
     pub max_kl: f64,
     /// Flat reward: minimum rise over the window, in standard deviations within groups.
     pub min_rise: f64,
-    /// The reward of a perfect completion. A reward within a tenth of it is not flat.
+    /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_max: Option<f64>,
     /// Format ignored: minimum of the part's mean.
@@ -48,7 +48,7 @@ impl Default for WarningConfig {
             patience: 5,
             window: 40,
             hysteresis: 0.2,
-            min_reward_std: 0.05,
+            min_reward_std: 0.1,
             max_zero_std_groups: 0.8,
             max_kl: 0.5,
             min_rise: 0.1,

@@ -56,6 +56,10 @@ impl StepContext<'_> {
     }
 
     fn collapse(&self) -> Signal {
+        // Equal rewards at the maximum are a success.
+        if self.metric(metric_names::REWARD_MEAN).is_some_and(|mean| self.is_maximal(mean)) {
+            return Signal::Good;
+        }
         let std = self.metric(metric_names::REWARD_STD).map(|std| {
             self.below(std, self.config.min_reward_std, || {
                 format!("the reward's standard deviation within groups fell to {std:.3}")
@@ -102,8 +106,7 @@ impl StepContext<'_> {
         let is_learnable = std >= self.config.min_reward_std;
         // The right end of the line through the window.
         let current = mean + rise / 2.0;
-        let is_maximal = self.config.reward_max.is_some_and(|max| current >= max - 0.1 * max.abs());
-        if !is_learnable || is_maximal {
+        if !is_learnable || self.is_maximal(current) {
             return Signal::Good;
         }
         self.below(rise / std, self.config.min_rise, || {
@@ -113,6 +116,11 @@ impl StepContext<'_> {
                 self.config.window
             )
         })
+    }
+
+    /// Whether a mean reward is within a tenth of the configured maximum.
+    fn is_maximal(&self, mean: f64) -> bool {
+        self.config.reward_max.is_some_and(|max| mean >= max - 0.1 * max.abs())
     }
 
     fn format_ignored(&self) -> Signal {

@@ -169,8 +169,19 @@ fn a_metric_that_crosses_its_limit_often_raises_one_warning() {
 }
 
 #[test]
-fn a_reward_near_its_maximum_is_not_flat() {
+fn a_reward_near_its_maximum_is_neither_flat_nor_collapsed() {
     let config = WarningConfig { reward_max: Some(1.5), ..WarningConfig::default() };
+    for (mean, warnings) in [(1.4, 0), (1.3, 1)] {
+        let mut monitor =
+            HealthMonitor::with_roles(config.clone(), roles(), MonitorState::default());
+        let solved = |s| {
+            healthy_except(
+                s,
+                &[("reward_mean", mean), ("reward_std", 0.0), ("zero_std_groups_ratio", 1.0)],
+            )
+        };
+        assert_eq!(run(&mut monitor, 1..100, solved).len(), warnings, "{mean}");
+    }
     let mut monitor = HealthMonitor::with_roles(config, roles(), MonitorState::default());
     assert_eq!(run(&mut monitor, 1..100, |s| healthy_except(s, &[("reward_mean", 1.4)])), []);
 }

@@ -122,6 +122,22 @@ fn the_sum_covers_the_parts_that_all_members_have() {
 }
 
 #[test]
+fn a_small_deduction_does_not_outweigh_a_right_answer() {
+    let right = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0].map(Some);
+    let mut form = [Some(1.0); 8];
+    form[0] = Some(0.995);
+    let groups = [group(vec![part("right", 2.0, &right), part("form", 1.0, &form)])];
+    let advantage = |config: &TrainConfig| run(&groups, config).values[0][0].unwrap();
+    // Sums of 2.995, 3 and 1: mean 1.999, deviation 1.068.
+    assert!((advantage(&TrainConfig::default()) - 0.9318).abs() < 1e-4);
+    let each = TrainConfig {
+        reward_aggregation: RewardAggregation::NormalizeThenSum,
+        ..TrainConfig::default()
+    };
+    assert!((advantage(&each) + 0.4719).abs() < 1e-4);
+}
+
+#[test]
 fn groups_without_a_difference_are_dropped_if_configured() {
     let config = TrainConfig { zero_variance_groups: ZeroVariance::Drop, ..TrainConfig::default() };
     let groups = [graded(&[1.0, 1.0]), graded(&[0.0, 1.0]), lone(3.0)];
