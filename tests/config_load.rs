@@ -265,8 +265,8 @@ fn errors_name_the_key_of_a_reward() {
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @r#"route[0].reward[0].tolerance is "a": it must be a number"#);
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = -1"), @"route[0].reward[0].tolerance is -1: it must be a finite number, 0 or more");
     assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: the keys there are type, range, aggregate, max_key_share, share_rule");
-    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "citations", "repetition_penalty", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "script", "grader", "webhook" or "judge""#);
-    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "citations", "repetition_penalty", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "script", "grader", "webhook" or "judge""#);
+    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "think_graded", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "connectors", "citations", "repetition_penalty", "diversity", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "script", "grader", "webhook" or "judge""#);
+    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "think_graded", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "connectors", "citations", "repetition_penalty", "diversity", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "script", "grader", "webhook" or "judge""#);
     assert_snapshot!(error("kind = 'feedback'"), @"route[0].reward[0].name is missing");
     assert_snapshot!(error("name = 'x'\nkind = 'regex'"), @"route[0].reward[0].pattern is missing");
     assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = 'a'"), @r#"route[0].reward[0].weight is "a": it must be a number"#);
@@ -302,7 +302,14 @@ fn toml_blocks(text: &str) -> Vec<String> {
 #[test]
 fn every_configuration_in_the_documents_is_valid() {
     let mut seen = 0;
-    for document in ["README.md", "docs/rewards.md", "docs/datasets.md", "docs/training.md"] {
+    let documents = [
+        "README.md",
+        "docs/rewards.md",
+        "docs/datasets.md",
+        "docs/from-trl.md",
+        "docs/training.md",
+    ];
+    for document in documents {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
         for block in toml_blocks(&std::fs::read_to_string(path).unwrap()) {
             // A block with only a part needs a route around it.

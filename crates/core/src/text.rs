@@ -1,4 +1,4 @@
-//! Text for error messages.
+//! Shortened texts, and white space as Python defines it.
 
 use std::borrow::Cow;
 
@@ -7,5 +7,39 @@ pub fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
     match text.char_indices().nth(limit) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
         None => Cow::Borrowed(text),
+    }
+}
+
+/// Whether Python treats a character as white space (`str.strip`, `str.split` and `\s`): that is
+/// Rust's white space and the separators U+001C to U+001F. Rewards use this definition, so that
+/// values equal those of functions written in Python.
+pub fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+/// The text without white space at both ends, as Python's `str.strip`.
+pub fn trim(text: &str) -> &str {
+    text.trim_matches(is_space)
+}
+
+/// The words that white space separates, as Python's `str.split`.
+pub fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(is_space).filter(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn white_space_is_that_of_python() {
+        // Every character for which Python's `str.isspace` is true.
+        let spaces = "\t\n\u{b}\u{c}\r\u{1c}\u{1d}\u{1e}\u{1f} \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\
+                      \u{2002}\u{2003}\u{2004}\u{2005}\u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\
+                      \u{2029}\u{202f}\u{205f}\u{3000}";
+        let found: String = ('\0'..=char::MAX).filter(|c| is_space(*c)).collect();
+        assert_eq!(found, spaces);
+        assert_eq!(trim(&format!("{spaces}a b{spaces}")), "a b");
+        assert_eq!(words("\u{1c}a\u{1f}\u{a0}b\u{200b} ").collect::<Vec<_>>(), ["a", "b\u{200b}"]);
     }
 }

@@ -26,8 +26,12 @@ pub struct ScoreInput {
 /// A function that scores completions.
 #[async_trait]
 pub trait RewardFn: Send + Sync {
-    /// Returns one value per sample, in order; `None` for a sample that cannot be scored. The
-    /// samples are usually one group, so that judges can compare them.
+    /// Returns one value per sample, in order; `None` for a sample that cannot be scored.
+    ///
+    /// The samples of one call are one group: all completions of one prompt that are scored
+    /// together, with equal `messages` and `metadata`. So a value may depend on the other samples,
+    /// as that of a judge that compares them. In training the group may contain a completion that
+    /// was served, with its own temperature; in an evaluation it has `run.eval_samples` members.
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>>;
 }
 

@@ -3,6 +3,7 @@
 use regex::Regex;
 
 use hone_core::config::Problem;
+use hone_core::text::trim;
 
 /// Most texts that are read from one metadata value.
 const MOST_TEXTS: usize = 64;
@@ -43,12 +44,12 @@ impl AnswerFinder {
     /// The first group of the pattern's first match, trimmed; `None` without a match or a pattern.
     pub fn extracted<'t>(&self, text: &'t str) -> Option<&'t str> {
         let captures = self.0.as_ref()?.captures(text)?;
-        Some(captures.get(1).map_or("", |group| group.as_str()).trim())
+        Some(captures.get(1).map_or("", |group| trim(group.as_str())))
     }
 
     /// The answer, trimmed; `None` where the completion has none.
     pub fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
-        if self.takes_all() { Some(text.trim()) } else { self.extracted(text) }
+        if self.takes_all() { Some(trim(text)) } else { self.extracted(text) }
     }
 }
 
@@ -74,4 +75,13 @@ pub fn texts_of<'v>(value: &'v str, otherwise: impl FnOnce(&'v str) -> Vec<Strin
     let texts = listed.unwrap_or_else(|_| otherwise(value));
     let texts = texts.into_iter().map(|text| text.trim().to_owned());
     texts.filter(|text| !text.is_empty()).take(MOST_TEXTS).collect()
+}
+
+/// Whether `word` occurs without a letter or digit right before or after it.
+pub fn has_word(text: &str, word: &str) -> bool {
+    text.match_indices(word).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        let after = text[at + word.len()..].chars().next();
+        !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
+    })
 }

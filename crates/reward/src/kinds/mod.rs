@@ -28,9 +28,12 @@ use std::ops::{Deref, DerefMut};
 use serde_json::Value;
 use toml::Table;
 
+pub use correctness::fuzzy_match::FuzzyMethod;
 pub use ensemble::{EnsembleMember, EnsembleMethod};
+pub use format::format_soft::BetweenPairs;
 pub use kind::{AnyKind, BuildContext, Built, Documented, Kind, KindEntry};
 pub use shaping::Shaping;
+pub use token_count::LengthUnit;
 
 /// Generates [`RewardKind`] and its dispatch from `Variant(path::of::Parameters)`.
 macro_rules! kinds {
@@ -108,6 +111,7 @@ kinds! {
     FormatIncremental(format::format_incremental::FormatIncremental),
     ThinkFormat(format::think_format::ThinkFormat),
     ThinkAnswer(format::think_answer::ThinkAnswer),
+    ThinkGraded(format::think_graded::ThinkGraded),
     JsonValid(format::json_valid::JsonValid),
     JsonSchema(format::json_schema::JsonSchema),
     IntegerAnswer(format::integer_answer::IntegerAnswer),
@@ -116,8 +120,10 @@ kinds! {
     CosineScaled(token_count::cosine_scaled::CosineScaled),
     SoftOverlong(token_count::soft_overlong::SoftOverlong),
     ReasoningSteps(style::reasoning_steps::ReasoningSteps),
+    Connectors(style::connectors::Connectors),
     Citations(style::citations::Citations),
     RepetitionPenalty(style::repetition_penalty::RepetitionPenalty),
+    Diversity(style::diversity::Diversity),
     ForbiddenPhrases(style::forbidden_phrases::ForbiddenPhrases),
     Language(style::language::Language),
     Keywords(correctness::keywords::Keywords),

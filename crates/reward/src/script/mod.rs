@@ -1,8 +1,9 @@
 //! `script`: a reward written in [Rhai](https://rhai.rs), for values that no built-in part computes.
 //!
 //! A script sees the constants `text` (the completion), `tokens` (its length), `prompt` (the last
-//! user message), `messages` (maps of `role` and `content`) and `metadata` (a map). It has Rhai's
-//! standard functions and these:
+//! user message), `messages` (maps of `role` and `content`), `metadata` (a map), `group` (the texts of
+//! all completions of the group, in order) and `index` (the place of `text` in it, from 0). It has
+//! Rhai's standard functions and these:
 //!
 //! | function | value |
 //! | --- | --- |
@@ -22,7 +23,7 @@ mod params;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use rhai::{AST, Dynamic, Engine, EvalAltResult, Map, ParseError, Scope};
+use rhai::{AST, Array, Dynamic, Engine, EvalAltResult, INT, Map, ParseError, Scope};
 
 use hone_core::types::Role;
 
@@ -74,12 +75,21 @@ impl ScriptReward {
         Ok(Self { engine, script, warned: AtomicBool::new(false) })
     }
 
-    /// The value for one completion; `None` if the script returns `()`.
+    /// The value for the completion `index` of a group whose texts are `texts`; `None` if the script
+    /// returns `()`.
     ///
     /// # Errors
     /// If the script fails, exceeds a limit, or returns a value that is not a reward.
-    pub fn evaluate(&self, input: &ScoreInput) -> Result<Option<f64>, ScriptError> {
+    fn evaluate(
+        &self,
+        input: &ScoreInput,
+        texts: &Array,
+        index: usize,
+    ) -> Result<Option<f64>, ScriptError> {
         let mut scope = scope(input);
+        scope
+            .push_constant("group", texts.clone())
+            .push_constant("index", INT::try_from(index).unwrap_or(INT::MAX));
         let run = || self.engine.eval_ast_with_scope::<Dynamic>(&mut scope, &self.script);
         let value = engine::with_scan_budget(run).map_err(ScriptError::Run)?;
         if value.is_unit() {
@@ -98,15 +108,17 @@ impl ScriptReward {
 #[async_trait]
 impl RewardFn for ScriptReward {
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
-        let value = |input| {
-            self.evaluate(input).unwrap_or_else(|error| {
+        // Clones of a Rhai text share its memory.
+        let texts: Array = samples.iter().map(|sample| sample.text.clone().into()).collect();
+        let value = |(index, input)| {
+            self.evaluate(input, &texts, index).unwrap_or_else(|error| {
                 if !self.warned.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "a script reward failed; later failures are not logged");
                 }
                 None
             })
         };
-        samples.iter().map(value).collect()
+        samples.iter().enumerate().map(value).collect()
     }
 }
 
@@ -125,7 +137,7 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
     let mut scope = Scope::new();
     scope
         .push_constant("text", input.text.clone())
-        .push_constant("tokens", rhai::INT::try_from(input.ids.len()).unwrap_or(rhai::INT::MAX))
+        .push_constant("tokens", INT::try_from(input.ids.len()).unwrap_or(INT::MAX))
         .push_constant("prompt", prompt.unwrap_or_default())
         .push_constant("messages", messages)
         .push_constant("metadata", metadata);

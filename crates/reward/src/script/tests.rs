@@ -26,7 +26,11 @@ fn script(source: &str, max_operations: u64) -> Result<ScriptReward, ScriptError
 }
 
 fn value(source: &str, text: &str) -> Result<Option<f64>, ScriptError> {
-    script(source, 10_000)?.evaluate(&input(text))
+    evaluate(&script(source, 10_000)?, &input(text))
+}
+
+fn evaluate(script: &ScriptReward, input: &ScoreInput) -> Result<Option<f64>, ScriptError> {
+    script.evaluate(input, &vec![input.text.clone().into()], 0)
 }
 
 #[test]
@@ -100,10 +104,10 @@ fn limits_stop_a_script() {
     }
     // The text that helpers scan is limited although it takes few operations.
     let many = script("let n = 0; loop { n += count(text, \"zz\"); }", 100_000_000).unwrap();
-    assert!(matches!(many.evaluate(&input(&"z ".repeat(50_000))), Err(ScriptError::Run(_))));
+    assert!(matches!(evaluate(&many, &input(&"z ".repeat(50_000))), Err(ScriptError::Run(_))));
     // Each evaluation has its own budget.
     let one = script("count(text, \"zz\")", 1_000).unwrap();
-    assert_eq!(one.evaluate(&input("zz")).unwrap(), Some(1.0));
+    assert_eq!(evaluate(&one, &input("zz")).unwrap(), Some(1.0));
 }
 
 #[test]
@@ -119,6 +123,28 @@ fn other_values_are_missing() {
 }
 
 #[test]
+fn scripts_see_their_group() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let values = |source: &str, texts: &[&str]| {
+        let samples: Vec<ScoreInput> = texts.iter().map(|text| input(text)).collect();
+        runtime.block_on(script(source, 10_000).unwrap().score(&samples))
+    };
+    // The share of the group's other completions that differ.
+    let source = "
+        if group.len() < 2 { return (); }
+        let others = group.filter(|other| other != text).len();
+        if group[index] != text { throw \"the index is wrong\"; }
+        others.to_float() / (group.len() - 1)";
+    assert_eq!(values(source, &["a", "b", "a"]), [Some(0.5), Some(1.0), Some(0.5)]);
+    assert_eq!(values(source, &["a"]), [None]);
+    // Long completions fit, and a script cannot change them for the next one.
+    let long = ["x".repeat(40_000), "y".repeat(40_000)];
+    let texts: Vec<&str> = (0..16).map(|i| long[i % 2].as_str()).collect();
+    assert_eq!(values("group[index].len() - group[0].len()", &texts), [Some(0.0); 16]);
+    assert_eq!(values("group.push(\"c\"); 1", &["a"]), [None]);
+}
+
+#[test]
 fn errors_name_the_parameter_that_is_out_of_range() {
     let params = ScriptParams { source: "1".into(), max_operations: 1 };
     assert_eq!(params.check().unwrap_err().key, "max_operations");
@@ -130,7 +156,7 @@ proptest! {
     #[test]
     fn random_scripts_do_not_panic(source in "\\PC{0,60}", text in "\\PC{0,30}") {
         if let Ok(script) = script(&source, 1_000) {
-            let _ = script.evaluate(&input(&text));
+            let _ = evaluate(&script, &input(&text));
         }
     }
 
@@ -148,7 +174,7 @@ proptest! {
         text in "\\PC{0,30}",
     ) {
         if let Ok(script) = script(&pieces.join(" "), 1_000) {
-            let _ = script.evaluate(&input(&text));
+            let _ = evaluate(&script, &input(&text));
         }
     }
 

@@ -2,13 +2,10 @@
 
 use std::collections::HashMap;
 
+use hone_core::text::is_space;
+
 /// The number of a word that is not in the reference: it matches nothing.
 pub(super) const ABSENT: u32 = u32::MAX;
-
-/// Whether Python's `str.split()` and `str.rstrip()` treat a character as white space.
-pub(super) fn is_space(c: char) -> bool {
-    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
-}
 
 /// mteval-v13a's tokens, as sacrebleu's `Tokenizer13a` on text without trailing white space: ASCII
 /// symbols are tokens, `.` and `,` too unless within a number, and a dash after a digit. Returns the
@@ -30,11 +27,6 @@ pub(super) fn tokenize_13a(text: &str) -> String {
         spread(&after, |b| b.is_ascii_digit(), |b| b == b'-', |_| true, [true, true, false]);
     // Spaces were inserted between whole characters only, so this is valid UTF-8.
     String::from_utf8(dashes).unwrap_or_default()
-}
-
-/// The words that white space separates.
-pub(super) fn words(line: &str) -> Vec<&str> {
-    line.split(is_space).filter(|word| !word.is_empty()).collect()
 }
 
 /// Inserts spaces around each `middle`. `uses` selects which of the bytes before it, itself and
@@ -84,6 +76,11 @@ pub(super) fn tokenize_rouge(text: &str) -> Vec<String> {
     let lower = text.to_lowercase();
     let words = lower.split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit()));
     words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+/// The words that white space separates.
+pub(super) fn words(line: &str) -> Vec<&str> {
+    hone_core::text::words(line).collect()
 }
 
 /// The words of a candidate and a reference as numbers; equal words have equal numbers.

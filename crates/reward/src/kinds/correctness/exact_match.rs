@@ -1,5 +1,7 @@
 //! `exact_match`: compares answer and reference as texts.
 
+use hone_core::text::trim;
+
 use crate::kinds::prelude::*;
 
 define_kind! {
@@ -22,7 +24,7 @@ impl Kind for ExactMatch {
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {
-            let wanted = input.metadata.get(&p.reference)?.trim();
+            let wanted = trim(input.metadata.get(&p.reference)?);
             let Some(answer) = finder.find(&input.text) else { return Some(0.0) };
             Some(indicator(match p.ignore_case {
                 true => answer.to_lowercase() == wanted.to_lowercase(),

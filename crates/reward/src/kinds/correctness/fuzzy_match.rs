@@ -1,13 +1,27 @@
 //! `fuzzy_match`: the similarity of answer and reference in characters.
 
+use serde::{Deserialize, Serialize};
+
+use hone_core::text::trim;
+
 use crate::kinds::prelude::*;
-use crate::text::character_ratio;
+use crate::text::{character_ratio, matching_blocks};
 
 /// Most characters of either text that are compared: the time is their product.
 const MOST_CHARS: usize = 4096;
 
-define_kind! {
+/// How similarity is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FuzzyMethod {
     /// Rapidfuzz's `fuzz.ratio` divided by 100, with `threshold` as its `score_cutoff`.
+    #[default]
+    Indel,
+    /// Python's `difflib`, as in the guides to GRPO: [`matching_blocks`].
+    MatchingBlocks,
+}
+
+define_kind! {
     pub struct FuzzyMatch {
         /// Metadata key of the reference.
         pub reference: String = answer_key(),
@@ -15,6 +29,8 @@ define_kind! {
         pub ignore_case: bool = false,
         /// Similarities below this count as 0.
         pub threshold: f64 = 0.0,
+        /// How similarity is measured.
+        pub method: FuzzyMethod = FuzzyMethod::Indel,
         /// Regex whose first group is the answer; empty takes the whole completion.
         pub extract: String = answer_pattern(),
     }
@@ -22,7 +38,8 @@ define_kind! {
     typical_weight: "1.0",
     formula: "1 - (insertions and deletions from answer to reference) / (characters of both), 0 \
               where that is below threshold (rapidfuzz's ratio / 100); the first 4,096 characters \
-              count; missing without a reference",
+              count. With method = \"matching_blocks\" the ratio of Python's difflib, of the first \
+              1,024 characters. Missing without a reference",
 }
 
 impl Kind for FuzzyMatch {
@@ -33,8 +50,12 @@ impl Kind for FuzzyMatch {
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {
-            let wanted = input.metadata.get(&p.reference)?.trim();
+            let wanted = trim(input.metadata.get(&p.reference)?);
             let Some(answer) = finder.find(&input.text) else { return Some(0.0) };
+            let similarity = match p.method {
+                FuzzyMethod::Indel => similarity,
+                FuzzyMethod::MatchingBlocks => matching_blocks,
+            };
             let ratio = match p.ignore_case {
                 true => similarity(&answer.to_lowercase(), &wanted.to_lowercase()),
                 false => similarity(answer, wanted),

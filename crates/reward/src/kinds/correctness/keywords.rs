@@ -1,6 +1,6 @@
 //! `keywords`: counts the keywords in the completion.
 
-use crate::kinds::answer::texts_of;
+use crate::kinds::answer::{has_word, texts_of};
 use crate::kinds::prelude::*;
 
 define_kind! {
@@ -40,15 +40,6 @@ impl Kind for Keywords {
             Some(found as f64 / words.len() as f64)
         })
     }
-}
-
-/// Whether `word` occurs without a letter or digit right before or after it.
-fn has_word(text: &str, word: &str) -> bool {
-    text.match_indices(word).any(|(at, _)| {
-        let before = text[..at].chars().next_back();
-        let after = text[at + word.len()..].chars().next();
-        !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
-    })
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ impl Documented for ScriptParams {
     fn entry() -> KindEntry {
         KindEntry {
             kind: "script",
-            formula: "the value of a Rhai script that sees text, tokens, prompt, messages and \
-                      metadata, limited to max_operations; () is missing",
+            formula: "the value of a Rhai script that sees text, tokens, prompt, messages, \
+                      metadata, group (all texts) and index, limited to max_operations; () is missing",
             range: "the script's",
             parameters: "source, max_operations = 100000".to_owned(),
             typical_weight: "0.5",

@@ -1,19 +1,31 @@
 //! `format_incremental`: partial credit for each tag.
 
+use hone_core::text::trim;
+
 use super::tags::{Tags, check_tags, reasoning_and_answer};
 use crate::kinds::prelude::*;
 
 define_kind! {
+    /// The defaults are the rule of the guides to GRPO with TRL.
     pub struct FormatIncremental {
         /// Names of the tags, without angle brackets.
         pub tags: Vec<String> = reasoning_and_answer(),
-        /// The deduction for each character after the last tag.
+        /// The deduction for each character after the last closing tag, white space at both ends of
+        /// that text not counted.
         pub trailing_penalty: f64 = 0.001,
+        /// Whether text after a repeated last closing tag costs too, from its last occurrence. By
+        /// default it is free, so a completion that repeats the tag evades the penalty.
+        pub charge_repeated: bool = false,
+        /// Whether a tag must occur exactly once to count.
+        pub once: bool = false,
     }
     kind: "format_incremental",
+    range: "at most 1",
     typical_weight: "0.5 to 1.0",
-    formula: "max(0, (share of the opening and closing tags that occur exactly once) - \
-              trailing_penalty x (characters after the last closing tag))",
+    bounds: [f64::NEG_INFINITY, 1.0],
+    formula: "(share of the opening and closing tags that occur; with once, exactly once) - \
+              trailing_penalty x (characters after the last closing tag, white space around them \
+              not counted; 0 where that tag is repeated, unless charge_repeated)",
 }
 
 impl Kind for FormatIncremental {
@@ -23,11 +35,12 @@ impl Kind for FormatIncremental {
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
-        let (tags, penalty) = (Tags::new(&self.tags), self.trailing_penalty);
+        let (tags, p) = (Tags::new(&self.tags), self.clone());
         per_sample(move |input| {
             // Without the last tag nothing is after it: partial credit is kept.
-            let trailing = tags.after_last(&input.text).map_or(0, |after| after.chars().count());
-            Some((tags.share_once(&input.text) - penalty * trailing as f64).max(0.0))
+            let trailing = tags.after_last(&input.text, p.charge_repeated).map_or("", trim);
+            let penalty = p.trailing_penalty * trailing.chars().count() as f64;
+            Some(tags.share(&input.text, p.once) - penalty)
         })
     }
 }
@@ -49,17 +62,29 @@ mod tests {
         check("<reasoning>a</reasoning>", 0.5);
         check("<reasoning>a</reasoning><answer>5", 0.75);
         check("<reasoning>a</reasoning><answer>5</answer>", 1.0);
-        check("<reasoning>a</reasoning><answer>5</answer>éé", 0.998);
-        check("<answer>5</answer><answer>5</answer>", 0.0);
-        check(&format!("<answer>5</answer>{}", "x".repeat(600)), 0.0);
+        check("<reasoning>a</reasoning><answer>5</answer>\n\u{1c} ", 1.0);
+        check("<reasoning>a</reasoning><answer>5</answer>\n é é\n", 0.997);
+        check(&format!("<answer>5</answer>{}", "x".repeat(600)), -0.1);
+        check("<answer>5</answer><answer>5</answer>more", 0.5);
+    }
+
+    #[test]
+    fn repeated_tags_may_be_charged_and_may_not_count() {
+        let text = "<answer>5</answer><answer>6</answer> more";
+        let charged = FormatIncremental { charge_repeated: true, ..FormatIncremental::default() };
+        assert!(near(score_text(&charged, text), 0.496));
+        let once = FormatIncremental { once: true, ..charged };
+        assert!(near(score_text(&once, text), -0.004));
+        assert!(near(score_text(&once, "<reasoning></reasoning><answer></answer>"), 1.0));
     }
 
     #[test]
     fn each_of_six_tags_earns_a_sixth() {
         let tags = ["plan", "work", "out"].map(str::to_owned).to_vec();
         let strict = FormatStrict { tags: tags.clone() };
-        let soft = FormatSoft { tags: tags.clone() };
-        let incremental = FormatIncremental { tags, trailing_penalty: 0.5 };
+        let soft = FormatSoft { tags: tags.clone(), ..FormatSoft::default() };
+        let incremental =
+            FormatIncremental { tags, trailing_penalty: 0.5, ..FormatIncremental::default() };
         let text = "<plan>a</plan> <work>b</work>\n<out>c</out>";
         assert_eq!((score_text(&strict, text), score_text(&soft, text)), (1.0, 1.0));
         assert!(near(score_text(&incremental, text), 1.0));

@@ -12,8 +12,8 @@ define_kind! {
     kind: "json_valid",
     range: "0 or 1",
     typical_weight: "0.5 to 1.0",
-    formula: "1 if the completion (or, with fenced, its first fenced block) is one JSON value of \
-              at most 127 levels, else 0",
+    formula: "1 if the completion (or, with fenced, its first fenced block) is one JSON value, \
+              else 0",
 }
 
 impl Kind for JsonValid {
@@ -57,6 +57,10 @@ mod tests {
                 [false, true].map(|fenced| score_text(&JsonValid { fenced }, text));
             assert_eq!((without, with), (plain, fenced), "{text}");
         }
-        assert_eq!(score_text(&JsonValid { fenced: false }, &"[".repeat(100_000)), 0.0);
+        // Any depth is read, as no level takes memory on the stack.
+        let deep = ["[", "]"].map(|bracket| bracket.repeat(100_000));
+        for (text, value) in [(deep.concat(), 1.0), (deep[0].clone(), 0.0)] {
+            assert_eq!(score_text(&JsonValid { fenced: false }, &text), value);
+        }
     }
 }

@@ -10,3 +10,4 @@ pub mod regex;
 mod tags;
 pub mod think_answer;
 pub mod think_format;
+pub mod think_graded;

@@ -2,6 +2,9 @@
 
 use hone_core::config::{Checked, Problem, quoted};
 
+/// A pattern of white space as [`hone_core::text::is_space`] defines it.
+pub const PYTHON_SPACES: &str = r"[\s\x1c-\x1f]*";
+
 /// The default of the parameter `tags`.
 pub fn reasoning_and_answer() -> Vec<String> {
     ["reasoning", "answer"].map(str::to_owned).to_vec()
@@ -36,15 +39,28 @@ impl Tags {
         Self(names.iter().flat_map(both).collect())
     }
 
-    /// The share of the tags that occur exactly once.
-    pub fn share_once(&self, text: &str) -> f64 {
-        let once = self.0.iter().filter(|tag| occurs_once(text, tag)).count();
-        once as f64 / self.0.len().max(1) as f64
+    /// The share of the tags that occur; with `once` of those that occur exactly once.
+    pub fn share(&self, text: &str, once: bool) -> f64 {
+        let counts =
+            |tag: &&String| if once { occurs_once(text, tag) } else { text.contains(*tag) };
+        self.0.iter().filter(counts).count() as f64 / self.0.len().max(1) as f64
     }
 
-    /// The text after the last tag's last occurrence.
-    pub fn after_last<'t>(&self, text: &'t str) -> Option<&'t str> {
-        Some(text.rsplit_once(self.0.last()?.as_str())?.1)
+    /// The text after the last tag's last occurrence; without `repeated`, `None` also where that tag
+    /// occurs more than once.
+    pub fn after_last<'t>(&self, text: &'t str, repeated: bool) -> Option<&'t str> {
+        let last = self.0.last()?;
+        let (before, after) = text.rsplit_once(last.as_str())?;
+        (repeated || !before.contains(last.as_str())).then_some(after)
+    }
+
+    /// A pattern that matches the pairs in order with nothing but white space between them; its
+    /// groups are the texts within the pairs, which may contain tags.
+    pub fn adjacent(&self) -> String {
+        let pairs = self.0.chunks(2).map(|pair| {
+            pair.iter().map(|tag| regex::escape(tag)).collect::<Vec<_>>().join("(.*?)")
+        });
+        format!("(?s){}", pairs.collect::<Vec<_>>().join(PYTHON_SPACES))
     }
 
     /// Whether the tags occur in order, with any text around and between them.

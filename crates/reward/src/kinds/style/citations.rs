@@ -8,21 +8,31 @@ define_kind! {
     pub struct Citations {
         /// Different citations that earn 1.
         pub target: u32 = 3,
+        /// Phrases such as "according to"; each that occurs counts as one citation, letter case
+        /// ignored.
+        pub phrases: Vec<String> = Vec::new(),
     }
     kind: "citations",
     typical_weight: "0.1 to 0.5",
     formula: "min(1, different citations / target): [1], (Smith, 2020), (Smith et al., 2020a; \
-              Jones, 1999), and addresses that begin with http:// or https://",
+              Jones, 1999), addresses that begin with http:// or https://, and those of the phrases \
+              that occur",
 }
 
 impl Kind for Citations {
     fn check(&self) -> Checked {
-        between("target", self.target, 1, 1000)
+        between("target", self.target, 1, 1000)?;
+        if self.phrases.is_empty() { Ok(()) } else { texts("phrases", &self.phrases, 64) }
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let target = self.target;
-        per_sample(move |input| Some(share_of_target(citations(&input.text).len(), target)))
+        let phrases: Vec<String> = self.phrases.iter().map(|p| p.to_lowercase()).collect();
+        per_sample(move |input| {
+            let text = if phrases.is_empty() { String::new() } else { input.text.to_lowercase() };
+            let named = phrases.iter().filter(|phrase| text.contains(*phrase)).count();
+            Some(share_of_target(citations(&input.text).len() + named, target))
+        })
     }
 }
 
@@ -82,8 +92,21 @@ mod tests {
             ("see https://a.example/x, [b](https://a.example/x) and http://b.example.", 2),
             ("http:// https", 0),
         ] {
-            let value = score_text(&Citations { target: 10 }, text);
+            let value = score_text(&Citations { target: 10, phrases: Vec::new() }, text);
             assert!(near(value, f64::from(found) / 10.0), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_listed_phrase_counts_once() {
+        let phrases = ["According to", "as stated in"].map(str::to_owned).to_vec();
+        let p = Citations { target: 4, phrases };
+        for (text, value) in [
+            ("accordingly", 0.0),
+            ("ACCORDING TO him, and according to her", 0.25),
+            ("According to [1], as stated in [2]", 1.0),
+        ] {
+            assert_eq!(score_text(&p, text), value, "{text}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Kinds that score how a completion is written.
 
 pub mod citations;
+pub mod connectors;
+pub mod diversity;
 pub mod forbidden_phrases;
 pub mod language;
 pub mod reasoning_steps;

@@ -5,6 +5,8 @@ use std::hash::Hash;
 
 use serde::{Deserialize, Serialize};
 
+use hone_core::text::words;
+
 use super::at_most_zero;
 use crate::kinds::prelude::*;
 
@@ -28,45 +30,54 @@ define_kind! {
         pub max_penalty: f64 = -1.0,
         /// The items that n-grams consist of.
         pub unit: RepetitionUnit = RepetitionUnit::Words,
+        /// If above 0: the value is `max_penalty` where the share of different n-grams is below
+        /// this, and else 0.
+        pub min_distinct: f64 = 0.0,
     }
     kind: "repetition_penalty",
     range: "max_penalty to 0",
     typical_weight: "0.2 to 1.0",
     bounds: [-1.0, 0.0],
     formula: "(1 - different n-grams / all n-grams) x max_penalty, of words in lower case or of \
-              tokens",
+              tokens; with min_distinct above 0 max_penalty where (different / all) is below it, \
+              else 0",
 }
 
 impl Kind for RepetitionPenalty {
     fn check(&self) -> Checked {
         between("ngram", self.ngram, 1, 16)?;
-        at_most_zero("max_penalty", self.max_penalty)
+        at_most_zero("max_penalty", self.max_penalty)?;
+        between("min_distinct", self.min_distinct, 0.0, 1.0)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let p = self.clone();
         per_sample(move |input| {
-            let repeated = match p.unit {
-                RepetitionUnit::Tokens => share_repeated(&input.ids, p.ngram),
+            let distinct = match p.unit {
+                RepetitionUnit::Tokens => share_distinct(&input.ids, p.ngram),
                 RepetitionUnit::Words => {
                     let lower = input.text.to_lowercase();
-                    share_repeated(&lower.split_whitespace().collect::<Vec<_>>(), p.ngram)
+                    share_distinct(&words(&lower).collect::<Vec<_>>(), p.ngram)
                 }
             };
-            Some(repeated * p.max_penalty)
+            let share = match p.min_distinct > 0.0 {
+                true => indicator(distinct < p.min_distinct),
+                false => 1.0 - distinct,
+            };
+            Some(share * p.max_penalty)
         })
     }
 }
 
-/// The share of n-grams that occurred before.
-fn share_repeated<T: Eq + Hash>(items: &[T], n: usize) -> f64 {
+/// The share of n-grams that did not occur before; 1 without any.
+fn share_distinct<T: Eq + Hash>(items: &[T], n: usize) -> f64 {
     let n = n.max(1);
     if items.len() < n {
-        return 0.0;
+        return 1.0;
     }
     let all = items.len() + 1 - n;
     let different = items.windows(n).collect::<HashSet<&[T]>>().len();
-    1.0 - different as f64 / all as f64
+    different as f64 / all as f64
 }
 
 #[cfg(test)]
@@ -102,6 +113,14 @@ mod tests {
         for (ids, value) in [(vec![1, 2, 3, 4], 0.0), (vec![5; 5], -0.75), (vec![1], 0.0)] {
             let sample = ScoreInput { ids, ..sample("a a a a a", &[]) };
             assert!(near(score(&p, &sample).unwrap(), value));
+        }
+    }
+
+    #[test]
+    fn a_threshold_makes_the_penalty_full_or_0() {
+        let p = RepetitionPenalty { ngram: 1, min_distinct: 0.75, ..Default::default() };
+        for (text, value) in [("", 0.0), ("a b c C", 0.0), ("a b c c c", -1.0), ("a", 0.0)] {
+            assert_eq!(score_text(&p, text), value, "{text}");
         }
     }
 }

@@ -1,3 +1,4 @@
+mod guides;
 pub mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};

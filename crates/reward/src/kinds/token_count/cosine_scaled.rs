@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use hone_core::config::range::ordered;
 
-use super::MOST_TOKENS;
+use super::LONGEST;
 use crate::kinds::correctness::math_equal::is_equal;
 use crate::kinds::prelude::*;
 
@@ -40,7 +40,7 @@ define_kind! {
 
 impl Kind for CosineScaled {
     fn check(&self) -> Checked {
-        between("max_tokens", self.max_tokens, 1, MOST_TOKENS)?;
+        between("max_tokens", self.max_tokens, 1, LONGEST)?;
         ordered(["min_correct", "max_correct"], self.min_correct, self.max_correct)?;
         ordered(["min_wrong", "max_wrong"], self.min_wrong, self.max_wrong)?;
         at_least("tolerance", self.tolerance, 0.0)

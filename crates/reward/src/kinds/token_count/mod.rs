@@ -1,9 +1,40 @@
-//! Kinds that score a completion's length in tokens, the stop token included.
+//! Kinds that score a completion's length: in tokens, the stop token included, or in another unit.
 
 pub mod cosine_scaled;
 pub mod length;
 pub mod length_range;
 pub mod soft_overlong;
 
-/// Most tokens that a parameter may name.
-const MOST_TOKENS: u32 = 1 << 20;
+use serde::{Deserialize, Serialize};
+
+use hone_core::text::words;
+
+use crate::ScoreInput;
+
+/// Greatest length that a parameter may name.
+const LONGEST: u32 = 1 << 20;
+
+/// The unit of a length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LengthUnit {
+    /// Tokens, the stop token included.
+    #[default]
+    Tokens,
+    /// Words, which white space separates.
+    Words,
+    /// Unicode code points.
+    Characters,
+}
+
+impl LengthUnit {
+    /// The length of a completion.
+    fn of(self, input: &ScoreInput) -> f64 {
+        let length = match self {
+            Self::Tokens => input.ids.len(),
+            Self::Words => words(&input.text).count(),
+            Self::Characters => input.text.chars().count(),
+        };
+        length as f64
+    }
+}

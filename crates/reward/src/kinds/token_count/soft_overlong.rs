@@ -1,6 +1,6 @@
 //! `soft_overlong`: a penalty for lengths near the limit.
 
-use super::MOST_TOKENS;
+use super::LONGEST;
 use crate::kinds::prelude::*;
 
 define_kind! {
@@ -22,7 +22,7 @@ define_kind! {
 
 impl Kind for SoftOverlong {
     fn check(&self) -> Checked {
-        between("max_tokens", self.max_tokens, 1, MOST_TOKENS)?;
+        between("max_tokens", self.max_tokens, 1, LONGEST)?;
         between("cache", self.cache, 0, self.max_tokens)
     }
 

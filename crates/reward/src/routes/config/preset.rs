@@ -7,15 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::reward::RewardConfig as Part;
 use crate::kinds::{
-    Citations, CodeParams, ExactMatch, ForbiddenPhrases, FormatIncremental, FormatSoft,
-    FormatStrict, FuzzyMatch, Keywords, LengthRange, MathEqual, ReasoningSteps, RegexMatch,
-    RepetitionPenalty, RewardKind as Kind, TextSimilarity,
+    BetweenPairs, Citations, CodeParams, ExactMatch, ForbiddenPhrases, FormatIncremental,
+    FormatSoft, FormatStrict, FuzzyMatch, Keywords, LengthRange, LengthUnit, MathEqual,
+    ReasoningSteps, RegexMatch, RepetitionPenalty, RewardKind as Kind, TextSimilarity,
 };
 
 /// A list of parts for a task; `docs/rewards.md` describes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preset {
+    /// The three rewards that guides to GRPO with TRL begin with, for
+    /// `<reasoning>…</reasoning><answer>…</answer>`; the reference is `answer`.
+    Guides,
     /// Answers to mathematical questions as `<reasoning>…</reasoning><answer>…</answer>`; the
     /// reference is `answer`.
     MathReasoning,
@@ -30,18 +33,39 @@ pub enum Preset {
 
 impl Preset {
     /// Every preset.
-    pub const ALL: [Self; 4] =
-        [Self::MathReasoning, Self::CodeGeneration, Self::Summarization, Self::QuestionAnswering];
+    pub const ALL: [Self; 5] = [
+        Self::Guides,
+        Self::MathReasoning,
+        Self::CodeGeneration,
+        Self::Summarization,
+        Self::QuestionAnswering,
+    ];
 
     /// Its parts.
     pub fn parts(self) -> Vec<Part> {
         match self {
+            Self::Guides => guides(),
             Self::MathReasoning => math_reasoning(),
             Self::CodeGeneration => code_generation(),
             Self::Summarization => summarization(),
             Self::QuestionAnswering => question_answering(),
         }
     }
+}
+
+fn guides() -> Vec<Part> {
+    let tags = FormatIncremental {
+        // The weight halves it: each trailing character costs 0.001.
+        trailing_penalty: 0.002,
+        charge_repeated: true,
+        ..FormatIncremental::default()
+    };
+    let format = FormatSoft { between: BetweenPairs::Space, ..FormatSoft::default() };
+    vec![
+        Part::new("tags", 0.5, Kind::FormatIncremental(tags)),
+        Part::new("format", 0.5, Kind::FormatSoft(format)),
+        Part::new("correct", 2.0, Kind::ExactMatch(ExactMatch::default())),
+    ]
 }
 
 fn math_reasoning() -> Vec<Part> {
@@ -89,17 +113,22 @@ fn summarization() -> Vec<Part> {
 fn question_answering() -> Vec<Part> {
     let exact = ExactMatch { ignore_case: true, ..ExactMatch::default() };
     let similar = FuzzyMatch { ignore_case: true, ..FuzzyMatch::default() };
+    let citations = Citations { target: 1, ..Citations::default() };
     vec![
         Part::new("correct", 1.0, Kind::ExactMatch(exact)),
         Part::new("similar", 1.0, Kind::FuzzyMatch(similar)),
         Part::new("format", 0.5, Kind::FormatSoft(FormatSoft::default())),
-        Part::new("citations", 0.2, Kind::Citations(Citations { target: 1 })),
+        Part::new("citations", 0.2, Kind::Citations(citations)),
         length(0.1, 0, 256, 128),
     ]
 }
 
 fn length(weight: f64, min: u32, max: u32, fade: u32) -> Part {
-    Part::new("length", weight, Kind::LengthRange(LengthRange { min, max, fade }))
+    Part::new(
+        "length",
+        weight,
+        Kind::LengthRange(LengthRange { min, max, fade, unit: LengthUnit::Tokens }),
+    )
 }
 
 fn repetition(weight: f64) -> Part {
