@@ -148,6 +148,9 @@ pub struct TrainArgs {
     /// Total optimizer steps, including those of earlier runs in the data directory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
+    /// Passes over the prompts to train on, which determine the total steps
+    #[arg(long, value_name = "E", conflicts_with = "steps")]
+    pub epochs: Option<f64>,
     /// Directory of the final report [default: run/report in the data directory]
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
