@@ -202,11 +202,12 @@ fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     let config = run_config(args.run.config, |config| {
         set(&mut config.dataset.path, args.run.dataset);
         set(&mut config.run.eval_samples, args.samples);
+        set(&mut config.run.samples_shown, args.show);
     })?;
     let options = EvalOptions { pass_at: args.pass_at, part: args.part };
     let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
-    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text() };
-    writeln!(out, "{text}")?;
+    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text(TABLE_WIDTH) };
+    writeln!(out, "{}", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 

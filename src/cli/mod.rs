@@ -174,6 +174,9 @@ pub struct EvalArgs {
     /// Values of k for pass@k, separated by commas
     #[arg(long, value_name = "K", value_delimiter = ',')]
     pub pass_at: Vec<u64>,
+    /// Number of prompts whose completions are printed [default: run.samples_shown]
+    #[arg(long, value_name = "N")]
+    pub show: Option<usize>,
     /// Reward part whose value 1 counts as a pass [default: the first that scores correctness]
     #[arg(long, value_name = "NAME")]
     pub part: Option<String>,

@@ -64,6 +64,16 @@ fn a_resumed_run_learns_and_is_evaluated() {
     let written = std::fs::read_to_string(dir.path().join("run/report/report.md")).unwrap();
     assert!(written.contains("reward.svg"), "{written}");
     assert!(dir.path().join("run/report/reward.svg").is_file());
+    // The copy of the configuration is complete: with it alone, the run is finished already.
+    let copy = dir.path().join("run/config.toml");
+    assert!(report["configuration_file"].as_str().unwrap().ends_with("run/config.toml"));
+    let saved = std::fs::read_to_string(&copy).unwrap();
+    assert!(saved.starts_with("# Configuration of `hone train` from step 5 on."), "{saved}");
+    assert!(saved.ends_with(report["configuration_text"].as_str().unwrap()));
+    assert!(written.contains("| train.max\\_steps | 24 |") && written.contains("adam_eps"));
+    let repeated = ok(&["train", "--config", copy.to_str().unwrap(), "--json"]).stdout;
+    let repeated: Value = serde_json::from_slice(&repeated).unwrap();
+    assert_eq!(repeated["steps"], report["steps"]);
     assert!(dir.path().join("run/best/adapter_model.safetensors").is_file());
     assert_eq!(std::fs::read_dir(dir.path().join("run/tensorboard")).unwrap().count(), 2);
 
@@ -73,6 +83,16 @@ fn a_resumed_run_learns_and_is_evaluated() {
     assert_eq!((&shown["version"], &shown["part"]), (&24.into(), &"correct".into()));
     let at = |k: usize, policy: &str| shown["pass_at"][k][policy]["mean"].as_f64().unwrap();
     assert!(at(1, "base") > at(0, "base") && at(0, "active") > at(0, "base"), "{shown}");
+    let samples = |policy: &str| shown[policy].as_array().unwrap().clone();
+    let (active, base) = (samples("active_samples"), samples("base_samples"));
+    assert_eq!((active.len(), base.len()), (4, 4), "run.samples_shown");
+    assert_eq!(active[0]["prompt"], base[0]["prompt"]);
+    assert!(active[0]["parts"]["correct"].is_number(), "{shown}");
+    let table = text(&ok(&["eval", "--config", config, "--data", data, "--show", "1"]).stdout);
+    let question = active[0]["prompt"].as_str().unwrap();
+    assert!(table.contains("samples of the base model"), "{table}");
+    assert!(table.contains("samples of policy version 24"), "{table}");
+    assert_eq!(table.matches(question).count(), 2, "{table}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod epochs;
 mod samples;
+mod saved_config;
 mod state;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use epochs::Epochs;
+use saved_config::SavedConfig;
 use state::{Logs, RunState};
 
 use hone_core::types::{StepRecord, now_ms};
@@ -78,6 +80,7 @@ pub async fn run(
     ensure!(config.train.enabled, "train.enabled is false: it must be true");
     ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
     let Dataset { train: prompts, held_out, .. } = Dataset::open(&dataset)?;
+    let saved_config = SavedConfig::new(&config)?;
     let epochs = Epochs::new(&config, prompts.len());
     let note = epochs.resolve(&mut config.train);
     config::validate(&config)?;
@@ -95,7 +98,7 @@ pub async fn run(
         max_tokens: config.rollout.max_tokens,
         seed: config.train.seed,
     };
-    let mut run = Run::new(config, options, core, (eval_set, epochs))?;
+    let mut run = Run::new(config, options, core, (eval_set, epochs, saved_config))?;
     if let Some(note) = note {
         run.progress.note(&note);
     }
@@ -109,6 +112,8 @@ struct Run {
     core: Core,
     eval_set: EvalSet,
     epochs: Epochs,
+    saved_config: SavedConfig,
+    config_file: PathBuf,
     /// The directory `run` in the data directory.
     folder: PathBuf,
     state: RunState,
@@ -124,13 +129,14 @@ impl Run {
         config: Config,
         options: TrainOptions,
         core: Core,
-        (eval_set, epochs): (EvalSet, Epochs),
+        (eval_set, epochs, saved_config): (EvalSet, Epochs, SavedConfig),
     ) -> anyhow::Result<Self> {
         let folder = config.data.dir.join("run");
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let first = core.store.last_step()?.map_or(0, |last| last.step);
         let steps = config.train.max_steps;
         let state = RunState::load(&folder.join("state.json"), first)?;
+        let config_file = saved_config.save(&folder, first)?;
         Ok(Self {
             monitor: config.health_monitor(state.watch.clone()),
             logs: Logs::open(&folder, first, config.run.tensorboard)?,
@@ -142,6 +148,8 @@ impl Run {
             core,
             eval_set,
             epochs,
+            saved_config,
+            config_file,
             folder,
             state,
         })
@@ -284,7 +292,7 @@ impl Run {
     async fn finish(mut self, ending: Ending) -> anyhow::Result<TrainOutcome> {
         self.progress.finish();
         self.save()?;
-        let Self { config, options, core, eval_set, folder, state, .. } = self;
+        let Self { config, options, core, eval_set, folder, state, saved_config, .. } = self;
         let (comparisons, samples) = match (&state.before, &state.after) {
             (Some(before), Some(after)) => (
                 compare::comparisons(before, after, eval_set.seed),
@@ -300,7 +308,9 @@ impl Run {
             started: state.started,
             ended: now_ms(),
             ending,
-            configuration: state::summary(&config),
+            configuration: saved_config.keys,
+            configuration_text: saved_config.text,
+            configuration_file: Some(self.config_file.display().to_string()),
             steps: core.store.steps(1, usize::MAX)?,
             held_out: state.held_out,
             comparisons,
