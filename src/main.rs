@@ -116,6 +116,11 @@ fn set<T>(key: &mut T, flag: Option<T>) {
 
 fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     let config = load_with(args.config, |config| set(&mut config.server.bind, args.bind))?;
+    let epochs = config.train.epochs;
+    if epochs > 0.0 {
+        let why = "it must be 0 for `hone serve`, whose training ends only at train.max_steps";
+        return Err(usage(anyhow::anyhow!("train.epochs is {epochs}: {why}")));
+    }
     logging::init(&config.log);
     runtime()?.block_on(async {
         let service = app::start(config).await?;
@@ -160,7 +165,13 @@ fn run_config(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Res
 fn train(args: TrainArgs, out: &mut Output) -> Outcome {
     let config = run_config(args.run.config, |config| {
         set(&mut config.dataset.path, args.run.dataset);
-        set(&mut config.train.max_steps, args.steps);
+        let train = &mut config.train;
+        // The flag determines the length, whichever key the file uses.
+        (train.max_steps, train.epochs) = match (args.steps, args.epochs) {
+            (Some(steps), _) => (steps, 0.0),
+            (None, Some(epochs)) => (0, epochs),
+            (None, None) => (train.max_steps, train.epochs),
+        };
     })?;
     if args.explain_memory {
         writeln!(out, "{}", app::explain_memory(&config)?)?;
@@ -191,11 +202,12 @@ fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     let config = run_config(args.run.config, |config| {
         set(&mut config.dataset.path, args.run.dataset);
         set(&mut config.run.eval_samples, args.samples);
+        set(&mut config.run.samples_shown, args.show);
     })?;
     let options = EvalOptions { pass_at: args.pass_at, part: args.part };
     let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
-    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text() };
-    writeln!(out, "{text}")?;
+    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text(TABLE_WIDTH) };
+    writeln!(out, "{}", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 

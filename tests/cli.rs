@@ -89,6 +89,7 @@ fn usage_errors_have_code_2_and_failures_code_1() {
         file.to_str().unwrap().to_owned()
     };
     let invalid = config("invalid.toml", "[train]\nbeta = -1.0\n");
+    let epochs = config("epochs.toml", "[train]\nepochs = 1.5\n");
     let stage = "[dataset]\npath = \"a.jsonl\"\n[[dataset.stage]]\nfilter = \"level =\"\n";
     let filter = config("filter.toml", stage);
     for (args, code, text) in [
@@ -97,6 +98,9 @@ fn usage_errors_have_code_2_and_failures_code_1() {
         (&["validate", "--config", &invalid], 2, "train.beta"),
         (&["eval", "--config", &invalid], 2, "train.beta"),
         (&["validate", "--config", &filter], 2, "filter"),
+        (&["serve", "--config", &epochs], 2, "train.epochs is 1.5: it must be 0 for `hone serve`"),
+        (&["train", "--epochs", "1", "--steps", "2"], 2, "--steps"),
+        (&["train", "--epochs", "nan"], 2, "train.epochs is NaN: it must be from 0 to"),
         (&["validate", "--config", "no-such-file.toml"], 2, "no-such-file.toml"),
         (&["adapters", "list", "--data", "no-such-directory"], 1, "no-such-directory"),
     ] {

@@ -168,8 +168,11 @@ fn values_out_of_range_are_refused() {
     );
     assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nschedule = 'cosine'\nmax_steps = 1000\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than the schedule's steps (1000)");
-    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps");
-    assert_snapshot!(error("[train]\nwarmup_ratio = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_ratio set and no train.max_steps");
+    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps or train.epochs");
+    assert_snapshot!(error("[train]\nwarmup_ratio = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_ratio set and no train.max_steps or train.epochs");
+    assert!(parse("[train]\nschedule = 'cosine'\nwarmup_ratio = 0.1\nepochs = 1").is_ok());
+    assert_snapshot!(error("[train]\nepochs = -0.5"), @"train.epochs is -0.5: it must be from 0 to 1000000");
+    assert_snapshot!(error("[train]\nepochs = 2\nmax_steps = 100"), @"train.epochs is 2: it must be 0 where train.max_steps (100) is set");
     assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"train.lora.dropout is 1.1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train.lora]\ntarget_modules = []"), @r#"train.lora.target_modules is []: it must be "all-linear", a regular expression or at least one name"#);
     assert_snapshot!(error("[train.lora]\ntarget_modules = ['q_proj', 'q_proj']"), @r#"train.lora.target_modules[1] is "q_proj": it must be a name that is not in the list already"#);

@@ -94,24 +94,29 @@ const TABLES: [&str; 3] = ["route", "dataset.few_shot", "dataset.stage"];
 
 /// Every key that a variable can set, with its default.
 fn keys() -> BTreeMap<String, Option<Value>> {
-    fn walk(prefix: &str, table: &Table, found: &mut BTreeMap<String, Option<Value>>) {
-        for (name, value) in table {
-            let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-            match value {
-                Value::Table(inner) => walk(&key, inner, found),
-                _ if TABLES.contains(&key.as_str()) => {}
-                _ => {
-                    found.insert(key, Some(value.clone()));
-                }
-            }
-        }
-    }
     let mut found: BTreeMap<String, Option<Value>> =
         OPTIONAL.iter().map(|k| ((*k).to_owned(), None)).collect();
     // The default configuration always serializes; a test checks it.
     if let Ok(table) = Table::try_from(Config::default()) {
-        walk("", &table, &mut found);
+        let set = flattened(&table).into_iter().map(|(key, value)| (key, Some(value)));
+        found.extend(set.filter(|(key, _)| !TABLES.contains(&key.as_str())));
     }
+    found
+}
+
+/// The values in nested tables by their paths.
+pub(super) fn flattened(table: &Table) -> BTreeMap<String, Value> {
+    fn walk(prefix: &str, table: &Table, found: &mut BTreeMap<String, Value>) {
+        for (name, value) in table {
+            let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            match value {
+                Value::Table(inner) => walk(&key, inner, found),
+                _ => drop(found.insert(key, value.clone())),
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk("", table, &mut found);
     found
 }
 

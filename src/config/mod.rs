@@ -3,11 +3,13 @@
 //! Invariant: only [`load`] reads the environment; every other module receives its section as a
 //! struct. `configs/default.toml` contains each key with its default; a test compares both.
 
+mod effective;
 mod load;
 mod run;
 mod schema;
 mod validate;
 
+pub use effective::{differences, effective};
 pub use load::{environment_names, load, load_from, parse};
 pub use run::{EarlyStopConfig, RunConfig};
 pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig, ServerConfig};

@@ -12,7 +12,8 @@ use hone_train::monitoring::warnings::RewardRoles;
 use super::eval_set::{EvalSet, Evaluation};
 use super::report::Comparison;
 use super::stats::Estimate;
-use super::{compare, stats};
+use super::table::ScoredSample;
+use super::{compare, stats, table};
 use crate::app::Core;
 use crate::config::Config;
 
@@ -52,6 +53,10 @@ pub struct EvalOutcome {
     pub part: Option<String>,
     /// pass@k.
     pub pass_at: Vec<PassAt>,
+    /// The active policy's first completion of each of the first `run.samples_shown` prompts.
+    pub active_samples: Vec<ScoredSample>,
+    /// The base model's completions of the same prompts; `None` if the active policy is the base.
+    pub base_samples: Option<Vec<ScoredSample>>,
 }
 
 /// Evaluates the held-out prompts of the dataset, or all prompts if none are held out. The ledger does
@@ -113,7 +118,13 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
         comparisons,
         pass_at: pass_at.collect(),
         part,
+        active_samples: first_samples(&active, config.run.samples_shown),
+        base_samples: base.as_ref().map(|base| first_samples(base, config.run.samples_shown)),
     })
+}
+
+fn first_samples(evaluation: &Evaluation, most: usize) -> Vec<ScoredSample> {
+    evaluation.answers.iter().filter_map(|samples| samples.first()).take(most).cloned().collect()
 }
 
 fn passed(evaluation: &Evaluation, part: Option<&str>, k: u64, seed: u64) -> Option<Estimate> {
@@ -141,8 +152,8 @@ fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option
 }
 
 impl EvalOutcome {
-    /// The result as text.
-    pub fn text(&self) -> String {
+    /// The result as text, with tables of samples of at most `width` columns.
+    pub fn text(&self, width: usize) -> String {
         let counted = format!("{} prompts, {} completions each", self.prompts, self.samples);
         let head = format!("policy version {}, {counted}\n\n", self.version);
         let mut text = head + compare::table(&self.comparisons, ["base", "active"]).as_str();
@@ -151,6 +162,11 @@ impl EvalOutcome {
                 |e: &Option<Estimate>| e.map_or("–".to_owned(), |e| format!("{:.3}", e.mean));
             text +=
                 format!("  pass@{k}  base {}  active {}\n", shown(base), shown(active)).as_str();
+        }
+        let base = self.base_samples.iter().map(|samples| ("the base model".to_owned(), samples));
+        let active = (format!("policy version {}", self.version), &self.active_samples);
+        for (policy, samples) in base.chain([active]).filter(|(_, samples)| !samples.is_empty()) {
+            text += format!("\nsamples of {policy}\n{}", table::render(samples, width)).as_str();
         }
         text
     }

@@ -167,6 +167,18 @@ impl Evaluation {
         first.map(|sample| sample.parts.keys().cloned().collect()).unwrap_or_default()
     }
 
+    /// The mean of each part over the prompts that have it, each prompt's completions averaged first.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub fn part_means(&self) -> BTreeMap<String, f64> {
+        let mean = |part: String| {
+            let of_part = |sample: &ScoredSample| sample.parts.get(&part).copied().flatten();
+            let means: Vec<f64> = self.means(of_part).into_iter().flatten().collect();
+            let mean = means.iter().sum::<f64>() / means.len() as f64;
+            (!means.is_empty()).then_some((part, mean))
+        };
+        self.parts().into_iter().filter_map(mean).collect()
+    }
+
     /// `(completions, right completions)` of each prompt. A completion is right if `part` is at least
     /// `at`. Prompts with a missing value are left out.
     pub fn successes(&self, part: &str, at: f64) -> Vec<(u64, u64)> {

@@ -30,7 +30,9 @@ fn a_resumed_run_learns_and_is_evaluated() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().to_str().unwrap();
     let config = "configs/examples/multi-objective.toml";
-    ok(&["train", "--config", config, "--data", data, "--steps", "4"]);
+    let first = ok(&["train", "--config", config, "--data", data, "--steps", "4"]);
+    let shown = text(&first.stderr);
+    assert!(shown.contains("step 4: held-out reward ") && shown.contains(", strict 0."), "{shown}");
     let steps = dir.path().join("run/steps.jsonl");
     assert_eq!(lines(&steps).len(), 4);
 
@@ -41,6 +43,13 @@ fn a_resumed_run_learns_and_is_evaluated() {
     let evaluated: Vec<u64> =
         report["held_out"].as_array().unwrap().iter().map(|e| e[0].as_u64().unwrap()).collect();
     assert_eq!(evaluated, [0, 4, 10, 20, 24]);
+    let evaluations = lines(&dir.path().join("run/evaluations.jsonl"));
+    assert_eq!(evaluations.len(), evaluated.len());
+    for part in report["comparisons"].as_array().unwrap().iter().skip(1) {
+        let logged = &evaluations[4][&format!("held_out/{}", part["name"].as_str().unwrap())];
+        let (logged, mean) = (logged.as_f64().unwrap(), part["after"]["mean"].as_f64().unwrap());
+        assert!((logged - mean).abs() < 1e-12, "{part}: {logged}");
+    }
     let total = &report["comparisons"][0];
     let gained = total["difference"]["interval"]["low"].as_f64().unwrap();
     assert!(gained > 0.0, "held-out reward rises beyond its 95 % interval: {total}");
@@ -50,9 +59,21 @@ fn a_resumed_run_learns_and_is_evaluated() {
         (1..=24).collect::<Vec<_>>()
     );
     assert!(logged.iter().all(|l| l["kl"].is_number() && l["part/correct"].is_number()));
+    // Each step has 8 of the 540 prompts.
+    assert!((logged[23]["epoch"].as_f64().unwrap() - 24.0 * 8.0 / 540.0).abs() < 1e-12);
     let written = std::fs::read_to_string(dir.path().join("run/report/report.md")).unwrap();
     assert!(written.contains("reward.svg"), "{written}");
     assert!(dir.path().join("run/report/reward.svg").is_file());
+    // The copy of the configuration is complete: with it alone, the run is finished already.
+    let copy = dir.path().join("run/config.toml");
+    assert!(report["configuration_file"].as_str().unwrap().ends_with("run/config.toml"));
+    let saved = std::fs::read_to_string(&copy).unwrap();
+    assert!(saved.starts_with("# Configuration of `hone train` from step 5 on."), "{saved}");
+    assert!(saved.ends_with(report["configuration_text"].as_str().unwrap()));
+    assert!(written.contains("| train.max\\_steps | 24 |") && written.contains("adam_eps"));
+    let repeated = ok(&["train", "--config", copy.to_str().unwrap(), "--json"]).stdout;
+    let repeated: Value = serde_json::from_slice(&repeated).unwrap();
+    assert_eq!(repeated["steps"], report["steps"]);
     assert!(dir.path().join("run/best/adapter_model.safetensors").is_file());
     assert_eq!(std::fs::read_dir(dir.path().join("run/tensorboard")).unwrap().count(), 2);
 
@@ -62,6 +83,16 @@ fn a_resumed_run_learns_and_is_evaluated() {
     assert_eq!((&shown["version"], &shown["part"]), (&24.into(), &"correct".into()));
     let at = |k: usize, policy: &str| shown["pass_at"][k][policy]["mean"].as_f64().unwrap();
     assert!(at(1, "base") > at(0, "base") && at(0, "active") > at(0, "base"), "{shown}");
+    let samples = |policy: &str| shown[policy].as_array().unwrap().clone();
+    let (active, base) = (samples("active_samples"), samples("base_samples"));
+    assert_eq!((active.len(), base.len()), (4, 4), "run.samples_shown");
+    assert_eq!(active[0]["prompt"], base[0]["prompt"]);
+    assert!(active[0]["parts"]["correct"].is_number(), "{shown}");
+    let table = text(&ok(&["eval", "--config", config, "--data", data, "--show", "1"]).stdout);
+    let question = active[0]["prompt"].as_str().unwrap();
+    assert!(table.contains("samples of the base model"), "{table}");
+    assert!(table.contains("samples of policy version 24"), "{table}");
+    assert_eq!(table.matches(question).count(), 2, "{table}");
 }
 
 #[test]
@@ -72,7 +103,10 @@ fn errors_name_the_key_or_the_file() {
     for (args, expected) in [
         (vec!["train", "--steps", "3"], "dataset.path is missing"),
         (vec!["train", "--dataset", "no-such.jsonl", "--steps", "3"], "no-such.jsonl"),
-        (vec!["train", "--dataset", "datasets/additions.jsonl"], "train.max_steps is 0"),
+        (
+            vec!["train", "--dataset", "datasets/additions.jsonl"],
+            "train.max_steps and train.epochs are 0: one of them must be set",
+        ),
         (
             vec!["train", "--dataset", "datasets/additions.jsonl", "--steps", "3"],
             "rollout.dataset_route = `default` has no reward that can score a completion",
@@ -221,4 +255,34 @@ fn a_self_judge_is_tested_without_a_server() {
     let judged = rows[0]["parts"]["judged"].as_f64().unwrap();
     assert!((0.0..=1.0).contains(&judged), "{scored}");
     assert_eq!(rows[1]["parts"]["judged"], judged, "the same question has the same answer");
+}
+
+#[test]
+fn a_run_has_the_steps_of_its_epochs() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("hone.toml");
+    let rows: String = (0..9).map(|n| format!("{{\"prompt\": \"What is {n} + 2?\"}}\n")).collect();
+    std::fs::write(dir.path().join("prompts.jsonl"), rows).unwrap();
+    let text = format!(
+        "[dataset]\npath = '{0}/prompts.jsonl'\n[rollout]\nmax_tokens = 40\ngroup_size = 4\n\
+         [train]\nsamples_per_step = 8\nschedule = 'linear'\nepochs = 0.5\n\
+         [[route]]\nname = 'default'\n[[route.reward]]\nname = 'size'\nkind = 'length'\nideal = 12\nspread = 12\n",
+        dir.path().display()
+    );
+    std::fs::write(&config, &text).unwrap();
+    let data = dir.path().join("data");
+    let args = ["train", "--config", config.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let half = ok(&args);
+    assert!(
+        self::text(&half.stderr).contains("0.5 epochs of 9 prompts: 3 steps of 8 completions"),
+        "{}",
+        self::text(&half.stderr)
+    );
+    let log = data.join("run/steps.jsonl");
+    assert_eq!(lines(&log).last().unwrap()["step"], 3);
+    ok(&[&args[..], &["--epochs", "1"]].concat());
+    let steps = lines(&log);
+    assert_eq!(steps.last().unwrap()["step"], 5);
+    assert_eq!(steps[3]["epoch"], 4.0 * 8.0 / 36.0);
+    assert!(steps[4]["learning_rate"].as_f64() < steps[3]["learning_rate"].as_f64(), "linear");
 }

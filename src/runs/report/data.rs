@@ -59,8 +59,14 @@ pub struct RunReport {
     pub ended: UnixMillis,
     /// Why it ended.
     pub ending: Ending,
-    /// Keys and values of the configuration, in display order.
+    /// Keys of the configuration that differ from their defaults, with their values, in display order.
     pub configuration: Vec<(String, String)>,
+    /// The whole effective configuration as TOML, without secrets.
+    #[serde(default)]
+    pub configuration_text: String,
+    /// The file with a copy of it.
+    #[serde(default)]
+    pub configuration_file: Option<String>,
     /// The metrics of every step.
     pub steps: Vec<StepRecord>,
     /// Step and mean held-out reward of each evaluation; step 0 is before training.

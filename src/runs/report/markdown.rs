@@ -160,19 +160,36 @@ fn block(text: &mut String, label: &str, content: &str) {
         shown.truncate(at);
         shown.push('…');
     }
-    let longest = shown.split(|c| c != '`').map(str::len).max().unwrap_or(0);
-    let fence = "`".repeat(longest.max(2) + 1);
+    let fence = fence(&shown);
     let _ = writeln!(text, "{label}:\n\n{fence}text\n{shown}\n{fence}\n");
 }
 
 fn configuration(text: &mut String, report: &RunReport) {
-    if report.configuration.is_empty() {
+    if report.configuration_text.is_empty() {
         return;
     }
-    text.push_str("## Configuration\n\n| key | value |\n| --- | --- |\n");
+    text.push_str("## Configuration\n\n");
+    if !report.configuration.is_empty() {
+        text.push_str("Keys that differ from their defaults:\n\n| key | value |\n| --- | --- |\n");
+    }
     for (key, value) in &report.configuration {
         let _ = writeln!(text, "| {} | {} |", inline(key), inline(value));
     }
+    let copy =
+        report.configuration_file.as_deref().map(|file| format!(", also in {}", inline(file)));
+    let fence = fence(&report.configuration_text);
+    let _ = writeln!(
+        text,
+        "\nAll keys{}:\n\n{fence}toml\n{}\n{fence}",
+        copy.unwrap_or_default(),
+        report.configuration_text.trim_end()
+    );
+}
+
+/// A fence of backquotes that is longer than any run of them in the text.
+fn fence(text: &str) -> String {
+    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+    "`".repeat(longest.max(2) + 1)
 }
 
 /// One line, with all markup escaped.

@@ -45,6 +45,8 @@ fn report() -> RunReport {
             ("train.learning_rate".to_owned(), "1e-4".to_owned()),
             ("rollout.group_size".to_owned(), "8".to_owned()),
         ],
+        configuration_text: "[rollout]\ngroup_size = 8\nnote = '```'\n".to_owned(),
+        configuration_file: Some("runs/additions/config.toml".to_owned()),
         steps: (1..=60).map(step).collect(),
         held_out: (0..=6).map(|i| (i * 10, 0.4 + 0.13 * i as f64)).collect(),
         comparisons: vec![
@@ -141,10 +143,20 @@ fn the_text_of_a_report() {
 
     ## Configuration
 
+    Keys that differ from their defaults:
+
     | key | value |
     | --- | --- |
     | train.learning\_rate | 1e-4 |
     | rollout.group\_size | 8 |
+
+    All keys, also in runs/additions/config.toml:
+
+    ````toml
+    [rollout]
+    group_size = 8
+    note = '```'
+    ````
     ");
 }
 
@@ -157,6 +169,7 @@ fn a_run_without_steps_has_a_report() {
         samples: Vec::new(),
         warnings: Vec::new(),
         configuration: Vec::new(),
+        configuration_text: String::new(),
         best: None,
         best_checkpoint: None,
         ending: Ending::Failed("no *disk*".to_owned()),

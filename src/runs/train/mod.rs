@@ -4,14 +4,19 @@
 //! policy. A resumed run continues from the ledger and the checkpoints in the data directory, and
 //! from this module's state in `run/state.json`.
 
+mod epochs;
 mod samples;
+mod saved_config;
 mod state;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use epochs::Epochs;
+use saved_config::SavedConfig;
 use state::{Logs, RunState};
 
 use hone_core::types::{StepRecord, now_ms};
@@ -26,6 +31,7 @@ use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
 use super::{compare, table};
 use crate::app::Core;
+use crate::config;
 use crate::config::Config;
 
 /// How often the ledger is read for new steps.
@@ -55,22 +61,29 @@ pub struct TrainOutcome {
     pub file: PathBuf,
 }
 
-/// Trains until `train.max_steps`, an early stop, or `interrupt`.
+/// Trains until `train.max_steps`, the end of `train.epochs`, an early stop, or `interrupt`.
 ///
 /// # Errors
 /// If the configuration permits no step (the message names the key), or a component fails. The steps
 /// that were taken stay, and the run can be resumed.
 pub async fn run(
-    config: Config,
+    mut config: Config,
     options: TrainOptions,
     interrupt: impl Future<Output = ()>,
 ) -> anyhow::Result<TrainOutcome> {
     let dataset = config.dataset_in_use();
     let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
-    ensure!(config.train.max_steps > 0, "train.max_steps is 0: it must be at least 1 (--steps N)");
+    ensure!(
+        config.train.max_steps > 0 || config.train.epochs > 0.0,
+        "train.max_steps and train.epochs are 0: one of them must be set (--steps N or --epochs E)"
+    );
     ensure!(config.train.enabled, "train.enabled is false: it must be true");
     ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
-    let held_out = Dataset::open(&dataset)?.held_out;
+    let Dataset { train: prompts, held_out, .. } = Dataset::open(&dataset)?;
+    let saved_config = SavedConfig::new(&config)?;
+    let epochs = Epochs::new(&config, prompts.len());
+    let note = epochs.resolve(&mut config.train);
+    config::validate(&config)?;
     let core = Core::start_offline(&config, Some(0)).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let most = match config.run.eval_prompts {
@@ -85,7 +98,10 @@ pub async fn run(
         max_tokens: config.rollout.max_tokens,
         seed: config.train.seed,
     };
-    let mut run = Run::new(config, options, core, eval_set)?;
+    let mut run = Run::new(config, options, core, (eval_set, epochs, saved_config))?;
+    if let Some(note) = note {
+        run.progress.note(&note);
+    }
     let ending = run.run_until(interrupt).await;
     run.finish(ending).await
 }
@@ -95,6 +111,9 @@ struct Run {
     options: TrainOptions,
     core: Core,
     eval_set: EvalSet,
+    epochs: Epochs,
+    saved_config: SavedConfig,
+    config_file: PathBuf,
     /// The directory `run` in the data directory.
     folder: PathBuf,
     state: RunState,
@@ -110,13 +129,14 @@ impl Run {
         config: Config,
         options: TrainOptions,
         core: Core,
-        eval_set: EvalSet,
+        (eval_set, epochs, saved_config): (EvalSet, Epochs, SavedConfig),
     ) -> anyhow::Result<Self> {
         let folder = config.data.dir.join("run");
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let first = core.store.last_step()?.map_or(0, |last| last.step);
         let steps = config.train.max_steps;
         let state = RunState::load(&folder.join("state.json"), first)?;
+        let config_file = saved_config.save(&folder, first)?;
         Ok(Self {
             monitor: config.health_monitor(state.watch.clone()),
             logs: Logs::open(&folder, first, config.run.tensorboard)?,
@@ -127,6 +147,9 @@ impl Run {
             options,
             core,
             eval_set,
+            epochs,
+            saved_config,
+            config_file,
             folder,
             state,
         })
@@ -198,7 +221,9 @@ impl Run {
     /// Adds a step to the logs, the warnings and the progress; shows samples if they are due.
     fn add_step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.view.add_step(record, self.began.elapsed());
-        self.logs.step(record)?;
+        let mut logged = record.clone();
+        logged.metrics.insert("epoch".to_owned(), self.epochs.at(record.step));
+        self.logs.step(&logged)?;
         let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {
@@ -228,13 +253,17 @@ impl Run {
         if let Some(reward) = reward {
             self.state.held_out.retain(|(at, _)| *at < step);
             self.state.held_out.push((step, reward));
-            self.logs.evaluation(&StepRecord {
-                step,
-                groups: Vec::new(),
-                metrics: [(metric_names::HELD_OUT.to_owned(), reward)].into(),
-                created: now_ms(),
-            })?;
-            self.progress.note(&format!("step {step}: held-out reward {reward:.3}"));
+            let parts = evaluation.part_means();
+            let (mut metrics, mut shown) = (BTreeMap::new(), Vec::new());
+            metrics.insert(metric_names::HELD_OUT.to_owned(), reward);
+            for (part, mean) in parts {
+                shown.push(format!("{part} {mean:.3}"));
+                metrics.insert(format!("{}{part}", metric_names::HELD_OUT_PART), mean);
+            }
+            let created = now_ms();
+            self.logs.evaluation(&StepRecord { step, groups: Vec::new(), metrics, created })?;
+            let shown = shown.join(", ");
+            self.progress.note(&format!("step {step}: held-out reward {reward:.3} ({shown})"));
             self.progress.redraw(&mut self.view);
         }
         Ok(Some(evaluation))
@@ -263,7 +292,7 @@ impl Run {
     async fn finish(mut self, ending: Ending) -> anyhow::Result<TrainOutcome> {
         self.progress.finish();
         self.save()?;
-        let Self { config, options, core, eval_set, folder, state, .. } = self;
+        let Self { config, options, core, eval_set, folder, state, saved_config, .. } = self;
         let (comparisons, samples) = match (&state.before, &state.after) {
             (Some(before), Some(after)) => (
                 compare::comparisons(before, after, eval_set.seed),
@@ -279,7 +308,9 @@ impl Run {
             started: state.started,
             ended: now_ms(),
             ending,
-            configuration: state::summary(&config),
+            configuration: saved_config.keys,
+            configuration_text: saved_config.text,
+            configuration_file: Some(self.config_file.display().to_string()),
             steps: core.store.steps(1, usize::MAX)?,
             held_out: state.held_out,
             comparisons,

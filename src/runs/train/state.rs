@@ -10,7 +10,6 @@ use hone_core::files::{FileError, at, replace_dir, replace_file};
 use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_train::monitoring::warnings::{MonitorState, Warning};
 
-use crate::config::Config;
 use crate::runs::early_stop::BestTracker;
 use crate::runs::eval_set::Evaluation;
 use crate::runs::jsonl::JsonlLog;
@@ -118,35 +117,6 @@ pub(super) fn copy_dir(from: &Path, to: &Path) -> Result<(), FileError> {
         }
         Ok(())
     })
-}
-
-/// The keys of the configuration that the report shows.
-pub(super) fn summary(config: &Config) -> Vec<(String, String)> {
-    let train = &config.train;
-    let mut all: Vec<(&str, String)> = vec![
-        (
-            "dataset.path",
-            config.dataset_in_use().map_or_else(String::new, |d| d.path.display().to_string()),
-        ),
-        ("rollout.group_size", config.rollout.group_size.to_string()),
-        ("rollout.temperature", config.rollout.temperature.to_string()),
-        ("rollout.max_tokens", config.rollout.max_tokens.to_string()),
-        ("train.max_steps", train.max_steps.to_string()),
-        ("train.samples_per_step", train.samples_per_step.to_string()),
-        ("train.learning_rate", train.learning_rate.to_string()),
-        ("train.beta", train.beta.to_string()),
-        ("train.lora.r", train.lora.r.to_string()),
-        ("train.lora.alpha", train.lora.alpha.to_string()),
-        ("train.seed", train.seed.to_string()),
-    ];
-    let routes = config.routes.0.iter().filter(|r| r.name == config.rollout.dataset_route);
-    for part in routes.flat_map(|route| route.parts()) {
-        all.push((
-            "reward",
-            format!("{} ({}), weight {}", part.name, part.kind.name(), part.weight),
-        ));
-    }
-    all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 #[cfg(test)]

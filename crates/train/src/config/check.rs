@@ -18,6 +18,13 @@ impl TrainConfig {
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
         between("train.samples_per_step", self.samples_per_step, 1, 1 << 20)?;
+        between("train.epochs", self.epochs, 0.0, 1e6)?;
+        ensure(
+            self.epochs <= 0.0 || self.max_steps == 0,
+            "train.epochs",
+            self.epochs,
+            format!("0 where train.max_steps ({}) is set", self.max_steps),
+        )?;
         between("train.micro_batch", self.micro_batch, 1, 1 << 16)?;
         between("train.num_iterations", self.num_iterations, 1, 64)?;
         above("train.learning_rate", self.learning_rate, 0.0)?;
@@ -190,8 +197,12 @@ fn optimizer(c: &TrainConfig) -> Checked {
         !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt),
         c.schedule_steps(),
     );
+    if steps == 0 && c.epochs > 0.0 {
+        // The dataset determines their number, and the configuration is then checked again.
+        return Ok(());
+    }
     let key = if ends { "schedule" } else { "warmup_ratio" };
-    let allowed = format!("at least 1 with train.{key} set and no train.max_steps");
+    let allowed = format!("at least 1 with train.{key} set and no train.max_steps or train.epochs");
     let is_endless = !ends && c.warmup_ratio <= 0.0;
     ensure(is_endless || steps > 0, "train.total_steps", c.total_steps, allowed)?;
     let allowed = format!("less than the schedule's steps ({steps})");

@@ -21,6 +21,9 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Stop after this many optimizer steps; 0 never stops.
     pub max_steps: u64,
+    /// Passes over the prompts to train on, instead of `max_steps`; 0 is off. `hone train`, which knows
+    /// the number of prompts, replaces it by `max_steps`.
+    pub epochs: f64,
     /// Trainable samples per optimizer step.
     pub samples_per_step: usize,
     /// Samples per forward and backward pass; gradients accumulate over the passes of a step.
@@ -132,6 +135,7 @@ impl Default for TrainConfig {
             enabled: true,
             seed: 0,
             max_steps: 0,
+            epochs: 0.0,
             samples_per_step: 64,
             micro_batch: 64,
             recompute: Recompute::default(),

@@ -27,6 +27,9 @@ pub const TRUNCATED: &str = "truncated_ratio";
 pub const TOKENS: &str = "tokens";
 /// Mean weighted reward on the held-out prompts, in the records of evaluations.
 pub const HELD_OUT: &str = "held_out_reward";
+/// Prefix of `held_out/NAME`, the mean of a reward part on the held-out prompts, in the records of
+/// evaluations.
+pub const HELD_OUT_PART: &str = "held_out/";
 /// Prefix of `part/NAME`, the mean of a reward part over the samples that have it.
 pub const PART: &str = "part/";
 

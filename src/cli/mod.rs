@@ -1,22 +1,19 @@
 //! The command line, as clap structures.
 
+mod bench;
+mod values;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::Error as ValueError;
+use values::sampler_kind;
 
 use hone_rollout::SamplerKind;
-use hone_train::config::Recompute;
 
-use crate::bench::train::{Subject, Workload};
-use crate::bench::{
-    interference as bench_interference, sample as bench_sample, train as bench_train,
-};
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
+
+pub use bench::{BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs};
 
 /// Serves a language model and keeps training it on its own traffic.
 ///
@@ -106,170 +103,6 @@ pub enum AdaptersCommand {
     },
 }
 
-/// `hone bench`.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB, or more
-    /// than in proportion to size^1.5
-    Rewards {
-        /// Size of each completion
-        #[arg(long, value_name = "BYTES", default_value_t = crate::bench::rewards::BYTES)]
-        bytes: usize,
-        /// Print the result as JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Time, throughput and memory of an optimizer step, compared with the machine's limits
-    Train(BenchTrainArgs),
-    /// Throughput of the native sampler, compared with the limits of memory and arithmetic
-    Sample(BenchSampleArgs),
-    /// Latency of served clients while Hone is idle and while it samples and trains
-    Interference(BenchInterferenceArgs),
-}
-
-/// `hone bench interference`.
-#[derive(Debug, Args)]
-pub struct BenchInterferenceArgs {
-    /// Rounds, each with an idle and a busy phase
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-    /// Duration of each phase in seconds
-    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    pub seconds: u32,
-    /// Number of clients, each with one request at a time
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub users: u16,
-    /// Mean pause of a client between requests, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 50)]
-    pub pause: u32,
-    /// Sampler of the rollouts
-    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
-    pub sampler: SamplerKind,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl From<BenchInterferenceArgs> for bench_interference::InterferenceOptions {
-    fn from(args: BenchInterferenceArgs) -> Self {
-        let BenchInterferenceArgs { rounds, seconds, users, pause, sampler, json: _ } = args;
-        let (users, pause_ms) = (users.into(), pause.into());
-        Self { rounds, seconds: seconds.into(), users, pause_ms, sampler }
-    }
-}
-
-/// `hone bench sample`.
-#[derive(Debug, Args)]
-pub struct BenchSampleArgs {
-    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
-    #[arg(long, value_name = "MODEL", default_value = "embedded")]
-    pub model: Subject,
-    /// Number of concurrent sequences
-    #[arg(long, value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub batch: u16,
-    /// Sequences per prompt
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub group: usize,
-    /// Tokens per prompt
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub prompt: usize,
-    /// Tokens per completion
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub tokens: usize,
-    /// Rank of an adapter on all linear layers; 0 for the base alone
-    #[arg(long, value_name = "R", default_value_t = 0)]
-    pub rank: usize,
-    /// Number of measurements
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub runs: usize,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    pub threads: usize,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl From<BenchSampleArgs> for bench_sample::SampleOptions {
-    fn from(args: BenchSampleArgs) -> Self {
-        let BenchSampleArgs { model, batch, group, prompt, tokens, rank, runs, threads, json: _ } =
-            args;
-        Self { model, batch: batch.into(), group, prompt, tokens, rank, runs, threads }
-    }
-}
-
-/// `hone bench train`, which measures neither sampling nor scoring.
-#[derive(Debug, Args)]
-pub struct BenchTrainArgs {
-    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
-    #[arg(long, value_name = "MODEL", default_value = "embedded")]
-    pub model: Subject,
-    /// Only write the random model as a Hugging Face directory
-    #[arg(long, value_name = "DIR")]
-    pub write_model: Option<PathBuf>,
-    /// Prompts per step [default: 8 for the embedded model, else 1]
-    #[arg(long, value_name = "N")]
-    pub groups: Option<usize>,
-    /// Completions per prompt [default: 8]
-    #[arg(long, value_name = "N")]
-    pub group_size: Option<usize>,
-    /// Tokens per prompt [default: 20 for the embedded model, else 64]
-    #[arg(long, value_name = "N")]
-    pub prompt: Option<usize>,
-    /// Mean tokens per completion [default: 24 for the embedded model, else 448]
-    #[arg(long, value_name = "N")]
-    pub completion: Option<usize>,
-    /// Largest relative deviation of a length from the mean [default: 0.5 for the embedded model,
-    /// else 0]
-    #[arg(long, value_name = "SHARE")]
-    pub spread: Option<f64>,
-    /// Read the samples from a JSON file: {"samples": [{prompt, completion, advantage, logprobs?}]}
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "completion", "spread"])]
-    pub data: Option<PathBuf>,
-    /// Rank of the adapter on all linear layers
-    #[arg(long, value_name = "R", default_value_t = 16)]
-    pub rank: usize,
-    /// Coefficient of the KL divergence; 0 disables the reference policy
-    #[arg(long, value_name = "BETA", default_value_t = 0.01)]
-    pub beta: f64,
-    /// Number of measured steps
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub steps: usize,
-    /// Whether to recompute layers in the backward pass: auto, always or never
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = bench_train::recompute)]
-    pub recompute: Recompute,
-    /// Number of threads; 0 for one per core
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub threads: usize,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl From<BenchTrainArgs> for bench_train::TrainBenchOptions {
-    fn from(args: BenchTrainArgs) -> Self {
-        let usual = Self::usual(args.model);
-        let shape = Workload {
-            groups: args.groups.unwrap_or(usual.shape.groups),
-            group_size: args.group_size.unwrap_or(usual.shape.group_size),
-            prompt: args.prompt.unwrap_or(usual.shape.prompt),
-            completion: args.completion.unwrap_or(usual.shape.completion),
-            spread: args.spread.unwrap_or(usual.shape.spread),
-        };
-        Self {
-            shape,
-            data: args.data,
-            rank: args.rank,
-            beta: args.beta,
-            steps: args.steps,
-            recompute: args.recompute,
-            threads: args.threads,
-            ..usual
-        }
-    }
-}
-
 /// The arguments of every command that loads a model.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
@@ -315,6 +148,9 @@ pub struct TrainArgs {
     /// Total optimizer steps, including those of earlier runs in the data directory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
+    /// Passes over the prompts to train on, which determine the total steps
+    #[arg(long, value_name = "E", conflicts_with = "steps")]
+    pub epochs: Option<f64>,
     /// Directory of the final report [default: run/report in the data directory]
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
@@ -338,6 +174,9 @@ pub struct EvalArgs {
     /// Values of k for pass@k, separated by commas
     #[arg(long, value_name = "K", value_delimiter = ',')]
     pub pass_at: Vec<u64>,
+    /// Number of prompts whose completions are printed [default: run.samples_shown]
+    #[arg(long, value_name = "N")]
+    pub show: Option<usize>,
     /// Reward part whose value 1 counts as a pass [default: the first that scores correctness]
     #[arg(long, value_name = "NAME")]
     pub part: Option<String>,
@@ -428,17 +267,4 @@ pub enum RewardsCommand {
         #[arg(long)]
         json: bool,
     },
-}
-
-/// The values of `--sampler`.
-fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
-    let values = [
-        ("auto", "The native sampler on a CPU, else the serving engine"),
-        ("engine", "The serving engine, in slots that no client uses"),
-        ("native", "The native sampler, which batches sequences on the trainer's weights"),
-    ];
-    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).try_map(|name| {
-        SamplerKind::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
-    })
 }

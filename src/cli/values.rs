@@ -1,0 +1,21 @@
+//! Parsers of the values of flags.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::Error as ValueError;
+
+use hone_rollout::SamplerKind;
+
+/// The values of `--sampler`.
+pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
+    let values = [
+        ("auto", "The native sampler on a CPU, else the serving engine"),
+        ("engine", "The serving engine, in slots that no client uses"),
+        ("native", "The native sampler, which batches sequences on the trainer's weights"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| {
+        SamplerKind::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
+    })
+}
