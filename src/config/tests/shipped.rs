@@ -6,7 +6,8 @@ use hone_train::config::{OptimizerKind, Recompute, ScheduleKind};
 use crate::config::{Config, load_from, validate};
 
 fn shipped(name: &str) -> Config {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/examples/guides").join(name);
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/examples/guides").join(name);
     let config = load_from(Some(&path), []).unwrap();
     validate(&config).unwrap();
     config
