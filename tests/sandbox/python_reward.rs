@@ -185,7 +185,7 @@ async fn a_function_that_fails_leaves_its_group_without_values() {
         "\ndef f(completions, answer, **_):\n    return [len(a) for a in answer]",
         "def f(completions, solution): return [0, 0]",
         "import torch\ndef f(completions): return [0, 0]",
-        "def f(completions): open('/etc/passwd')",
+        "def f(completions): return {}['x']",
         "def f(completions):\n    while True: pass",
         "def f(completions): return [bytearray(1 << 30), 1]",
         "def f(completions): raise SystemExit(0)",
@@ -198,7 +198,20 @@ async fn a_function_that_fails_leaves_its_group_without_values() {
         errors.push(function.call(&rows).await.unwrap_err().to_string());
         assert_eq!(function.score(&rows).await, [None, None], "{lines}");
     }
-    assert_snapshot!(errors.join("\n"), @"");
+    assert_snapshot!(errors.join("\n"), @r#"
+    ValueError: the function returned 1 values for 2 completions
+    TypeError: the function returned None instead of a list
+    TypeError: the function returned the text '1' instead of a number
+    line 3: TypeError: object of type 'NoneType' has no len()
+    TypeError: the function has the argument `solution`, and the prompt has no such column
+    line 1: ModuleNotFoundError: No module named 'torch' (the sandbox has the standard library only)
+    line 1: KeyError: 'x'
+    it was stopped: it exceeded its time limit
+    line 1: MemoryError
+    line 1: SystemExit: 0
+    it ended without an answer
+    it was stopped: it exceeded its output limit
+    "#);
 }
 
 /// The message of a route with one part of this TOML.
@@ -218,7 +231,7 @@ async fn a_source_without_the_function_is_refused_at_start() {
     let mut errors = Vec::new();
     for part in [
         "kind = 'python'\npath = 'no-such-file.py'",
-        "kind = 'python'\nsource = '''\ndef f(completions, **_)\n    return 1'''",
+        "kind = 'python'\nsource = 'def f(:'",
         "kind = 'python'\nsource = 'import numpy'",
         "kind = 'python'\nsource = 'def helper(x): pass'",
         "kind = 'python'\nsource = '''\ndef f(completions): pass\ndef g(completions): pass'''",
@@ -230,7 +243,17 @@ async fn a_source_without_the_function_is_refused_at_start() {
         let Some(error) = refusal(part).await else { return };
         errors.push(error);
     }
-    assert_snapshot!(errors.join("\n"), @"");
+    assert_snapshot!(errors.join("\n"), @r#"
+    route `r`, reward `p`: path is "no-such-file.py", which cannot be read: No such file or directory (os error 2)
+    route `r`, reward `p`: source fails: line 1: SyntaxError: invalid syntax
+    route `r`, reward `p`: source fails: line 1: ModuleNotFoundError: No module named 'numpy' (the sandbox has the standard library only)
+    route `r`, reward `p`: function is missing: no function of the source has an argument `completions`, so name one
+    route `r`, reward `p`: function is missing: the source defines f, g, so name one of them
+    route `r`, reward `p`: function is "format": the source has no such function, only f
+    route `r`, reward `p`: function is "f": the source has no such function, and no other
+    route `r`, reward `p`: source fails: it was stopped: it exceeded its time limit
+    route `r`, reward `p`: of[1].source fails: line 1: ZeroDivisionError: division by zero
+    "#);
 }
 
 /// Runs the binary; returns its exit code and standard error.
@@ -247,7 +270,7 @@ async fn commands_report_a_bad_file_before_anything_else() {
     }
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
-    write("rewards.py", "import re\n\ndef correct(completions, **_):\n    return [0.0\n");
+    write("rewards.py", "import re\n\ndef correct(completions, **_):\n    return [0.0)\n");
     write("rows.jsonl", "{\"prompt\": \"2?\", \"answer\": \"2\"}\n");
     write(
         "hone.toml",
@@ -256,8 +279,8 @@ async fn commands_report_a_bad_file_before_anything_else() {
     );
     let (code, error) = hone(dir.path(), &["validate", "--config", "hone.toml"]);
     assert_eq!(code, Some(2), "{error}");
-    assert_snapshot!(error.trim_end(), @"");
-    let (code, error) = hone(dir.path(), &["train", "--config", "hone.toml"]);
+    assert_snapshot!(error.trim_end(), @r#"error: route `default`, reward `correct`: path is "rewards.py", which fails: line 4: SyntaxError: closing parenthesis ')' does not match opening parenthesis '['"#);
+    let (code, error) = hone(dir.path(), &["train", "--steps", "1", "--config", "hone.toml"]);
     assert_ne!(code, Some(0));
     assert!(error.contains("path is \"rewards.py\", which fails: line 4: SyntaxError"), "{error}");
     write("rewards.py", GUIDES);

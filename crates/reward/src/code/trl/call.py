@@ -57,16 +57,29 @@ def number(value):
     return value if math.isfinite(value) else None
 
 
+def awaited(coroutine):
+    import asyncio
+
+    class Loop(asyncio.SelectorEventLoop):
+        # The sockets by which other threads wake the loop; the sandbox has no sockets.
+        _csock = None
+
+        def _make_self_pipe(self):
+            pass
+
+        def _close_self_pipe(self):
+            pass
+
+    loop = Loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(coroutine)
+
+
 def call(function, samples):
     count = len(samples["completions"])
     values = function(**arguments(function, samples))
     if inspect.isawaitable(values):
-        import asyncio
-
-        async def awaited():
-            return await values
-
-        values = asyncio.run(awaited())
+        values = awaited(values)
     if values is None:
         raise TypeError("the function returned None instead of a list")
     values = [number(value) for value in values]
@@ -82,7 +95,7 @@ def explained(error, file):
         if trace.tb_frame.f_code.co_filename == file:
             line = trace.tb_lineno
         trace = trace.tb_next
-    text = f"{type(error).__name__}: {error.msg if is_syntax else error}"
+    text = f"{type(error).__name__}: {error.msg if is_syntax else error}".removesuffix(": ")
     if isinstance(error, ModuleNotFoundError):
         text += " (the sandbox has the standard library only)"
     return text if line is None else f"line {line}: {text}"

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use hone_core::config::{Checked, Problem, quoted};
+use hone_core::config::{Checked, Problem};
 use hone_core::types::Role;
 
 use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
@@ -84,10 +84,8 @@ impl PythonFunction {
         let source = if params.path.as_os_str().is_empty() {
             params.source.clone()
         } else {
-            std::fs::read_to_string(&params.path).map_err(|error| {
-                let path = quoted(&params.path.to_string_lossy());
-                Problem::new("path", format!(" is {path}, which cannot be read: {error}"))
-            })?
+            std::fs::read_to_string(&params.path)
+                .map_err(|error| params.wrong_source(&format!("cannot be read: {error}")))?
         };
         let name = [route.to_owned(), part.to_owned()];
         Ok(Self { params, source, sandbox, name, warned: AtomicBool::new(false) })
@@ -102,9 +100,9 @@ impl PythonFunction {
         &self,
         samples: &[ScoreInput],
     ) -> Result<Vec<Option<f64>>, PythonFunctionError> {
-        let (_, _, file) = self.params.place();
         let job = json!({
-            "source": self.source, "file": file, "function": self.params.function,
+            "source": self.source, "file": self.params.file(),
+            "function": self.params.function,
             "samples": (!samples.is_empty()).then(|| arguments(samples, &self.params)),
         });
         let limits = Limits {
@@ -159,10 +157,7 @@ impl RewardFn for PythonFunction {
         let Err(error) = self.call(&[]).await else { return Ok(()) };
         Err(match error {
             PythonFunctionError::NoFunction(why) => Problem::new("function", format!(" {why}")),
-            other => {
-                let (key, value, _) = self.params.place();
-                Problem::new(key, format!("{value}, which fails: {other}"))
-            }
+            other => self.params.wrong_source(&format!("fails: {other}")),
         })
     }
 }

@@ -70,13 +70,22 @@ impl PythonParams {
         between("memory_mb", self.memory_mb, 32, 65_536)
     }
 
-    /// The key that contains the Python, its value in errors, and the name of its file in tracebacks.
-    pub(super) fn place(&self) -> (&'static str, String, String) {
-        if self.source.trim().is_empty() {
-            let path = self.path.display().to_string();
-            ("path", format!(" is {}", quoted(&path)), path)
-        } else {
-            ("source", String::new(), "<source>".to_owned())
+    /// The name of the source in tracebacks.
+    pub(super) fn file(&self) -> String {
+        match self.path.as_os_str().is_empty() {
+            true => "<source>".to_owned(),
+            false => self.path.display().to_string(),
+        }
+    }
+
+    /// Why the source cannot be used, as an error of its key.
+    pub(super) fn wrong_source(&self, why: &str) -> Problem {
+        match self.path.as_os_str().is_empty() {
+            true => Problem::new("source", format!(" {why}")),
+            false => {
+                let path = quoted(&self.path.to_string_lossy());
+                Problem::new("path", format!(" is {path}, which {why}"))
+            }
         }
     }
 }
