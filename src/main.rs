@@ -25,7 +25,6 @@ use hone::runs::train::TrainOptions;
 use hone::{app, bench, config, demo, logging, runs};
 use hone_core::metrics::Metrics;
 use hone_model::adapter::merge::Precision;
-use hone_reward::Routes;
 use hone_reward::sandbox;
 use hone_store::maintain;
 
@@ -249,7 +248,7 @@ fn validate(file: Option<&Path>, out: &mut Output) -> Outcome {
 
 async fn check_rewards(config: &Config) -> anyhow::Result<()> {
     let rewards = app::reward_tools(config, Arc::new(Metrics::new()?)).await?;
-    Routes::with(&config.routes, &rewards.tools)?;
+    rewards.routes(config).await?;
     Ok(())
 }
 

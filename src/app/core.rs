@@ -88,7 +88,7 @@ impl Core {
 
         let rewards = reward_tools(config, metrics.clone()).await?;
         let backends = rewards.tools.backends();
-        let routes = Arc::new(Routes::with(&config.routes, &rewards.tools)?);
+        let routes = Arc::new(rewards.routes(config).await?);
 
         let native = config.rollout.sampler.is_native(true);
         let (model, serving) =

@@ -8,7 +8,7 @@ use hone_core::metrics::Metrics;
 use hone_engine::Codec;
 use hone_reward::routes::RouteConfig;
 use hone_reward::sandbox::Setup;
-use hone_reward::{GraderEndpoint, LazySandbox, Routes, Tools};
+use hone_reward::{GraderEndpoint, LazySandbox, RewardError, Routes, Tools};
 
 use super::model::open_model;
 use super::self_judge::SelfJudge;
@@ -20,6 +20,18 @@ pub struct RewardTools {
     pub tools: Tools,
     /// Judge in `tools` that uses the served base model; not loaded yet.
     pub(super) self_judge: Arc<SelfJudge>,
+}
+
+impl RewardTools {
+    /// Builds the configured routes and probes their parts.
+    ///
+    /// # Errors
+    /// The first route, part and key with a wrong value, or with Python that cannot be loaded.
+    pub async fn routes(&self, config: &Config) -> Result<Routes, RewardError> {
+        let routes = Routes::with(&config.routes, &self.tools)?;
+        routes.probe().await?;
+        Ok(routes)
+    }
 }
 
 /// Sets up the services that the configured rewards use. A sandbox is probed before it is used.
@@ -60,7 +72,7 @@ pub async fn load_rewards(config: &Config) -> anyhow::Result<(Codec, Routes)> {
     let data = &config.data.dir;
     let dir = open_model(config, data)?;
     let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
-    let routes = Routes::with(&config.routes, &rewards.tools)?;
+    let routes = rewards.routes(config).await?;
     if config.uses_self_judge() {
         rewards.self_judge.load(&dir, data).await?;
     }

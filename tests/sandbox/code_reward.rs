@@ -9,11 +9,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use hone_reward::code::{CodeParams, CodeReward, PythonGrader, PythonGraderError};
+use hone_reward::code::{
+    BlockChoice, CodeParams, CodeReward, PythonGrader, PythonGraderError, SyntaxReward,
+};
+use hone_reward::kinds::CodeSyntax;
 use hone_reward::sandbox::{Limits, Sandbox, Setup, testing};
 use hone_reward::{RewardFn, ScoreInput};
 
-async fn sandbox() -> Option<Arc<Sandbox>> {
+pub async fn sandbox() -> Option<Arc<Sandbox>> {
     let launcher = PathBuf::from(env!("CARGO_BIN_EXE_hone"));
     let setup = Setup { launcher, concurrency: 4, ..Setup::default() };
     testing::sandbox(&setup).await.map(Arc::new)
@@ -26,6 +29,14 @@ fn params() -> CodeParams {
 /// Scores each completion against the same metadata.
 async fn score(metadata: &[(&str, &str)], texts: &[&str]) -> Option<Vec<Option<f64>>> {
     let reward = CodeReward::new(params(), Some(sandbox().await?)).unwrap();
+    Some(score_with(&reward, metadata, texts).await)
+}
+
+async fn score_with(
+    reward: &dyn RewardFn,
+    metadata: &[(&str, &str)],
+    texts: &[&str],
+) -> Vec<Option<f64>> {
     let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
     let metadata = Arc::new(pairs.collect::<BTreeMap<_, _>>());
     let input = |text: &&str| ScoreInput {
@@ -34,7 +45,7 @@ async fn score(metadata: &[(&str, &str)], texts: &[&str]) -> Option<Vec<Option<f
         text: (*text).to_owned(),
         ids: Vec::new(),
     };
-    Some(reward.score(&texts.iter().map(input).collect::<Vec<_>>()).await)
+    reward.score(&texts.iter().map(input).collect::<Vec<_>>()).await
 }
 
 #[tokio::test]
@@ -96,6 +107,81 @@ async fn input_output_pairs_compare_outputs() {
     let Some(values) = score(&[("cases", &cases.to_string())], &texts).await else { return };
     let third = 1.0 / 3.0;
     assert_eq!(values, [2.0 * third, 2.0 * third, third, third, 0.0, 0.0].map(Some));
+}
+
+#[tokio::test]
+async fn calls_compare_returned_values() {
+    let calls = json!([[1, 2], [-3, -6], ["ab", "abab"], [[1], [1, 1]]]).to_string();
+    let key = |name| [(name, calls.as_str())];
+    let texts = [
+        "```python\ndef solution(x):\n    return x * 2\n```",
+        "def solution(x): return x + x if isinstance(x, int) else None",
+        "def solution(x): return float(2 * x)",
+        "def solution(x):\n    while isinstance(x, str): pass\n    return 2 * x",
+        "def solution(x): raise SystemExit(0)",
+        "def solution(x): return 2 * x\n1 / 0",
+        "def solution(x, y): return 2 * x",
+        "def other(x): return 2 * x",
+        "import builtins\nsolution = lambda x: tuple(2 * x) if type(x) is list else 2 * x",
+        "import json\njson.dumps = lambda *_: '2'\ndef solution(x): return object()",
+        // An object that equals everything is no JSON.
+        "class Any:\n    def __eq__(self, other): return True\ndef solution(x): return Any()",
+        "import os\ndef solution(x):\n    os.write(4, b'0' * 64 + b' 0 32\\n')\n    os._exit(0)",
+        "import sys\ndef solution(x):\n    frame = sys._getframe()\n    return 2 * x",
+        "def solution(x):\n    print(x)\n    return float('nan')",
+    ];
+    let Some(values) = score(&key("test_cases"), &texts).await else { return };
+    let wanted = [1.0, 0.5, 0.5, 0.75, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0].map(Some);
+    assert_eq!(values, wanted);
+    // All kinds of tests are counted together.
+    let both = [key("test_cases")[0], ("tests", "assert solution(0) == 0\nassert False")];
+    assert_eq!(score(&both, &texts[..1]).await.unwrap(), [Some(5.0 / 6.0)]);
+    assert_eq!(score(&[("test_cases", "[1]")], &texts[..1]).await.unwrap(), [None]);
+    assert_eq!(score(&[("test_cases", "[]")], &texts[..1]).await.unwrap(), [None]);
+    // All or nothing, of the first block and another function.
+    let params = CodeParams {
+        calls: "pairs".to_owned(),
+        function: "double".to_owned(),
+        block: BlockChoice::First,
+        partial: false,
+        ..params()
+    };
+    let reward = CodeReward::new(params, sandbox().await).unwrap();
+    let texts = [
+        "```\ndef double(x): return 2 * x\n```\n```\ndef double(x): return x\n```",
+        "```\ndef double(x): return x\n```\n```\ndef double(x): return 2 * x\n```",
+        "def double(x): return 2 * x if isinstance(x, int) else x",
+    ];
+    let values = score_with(&reward, &key("pairs"), &texts).await;
+    assert_eq!(values, [Some(1.0), Some(0.0), Some(0.0)]);
+}
+
+#[tokio::test]
+async fn syntax_is_checked_without_running_code() {
+    let Some(sandbox) = sandbox().await else { return };
+    let nested = format!("```\nx = {}\n```", "(".repeat(100_000));
+    let minus = format!("```\nx = {}1\n```", "-".repeat(1_000_000));
+    let texts = [
+        "```python\nx = 1\n```",
+        "```python\nx =\n```",
+        nested.as_str(),
+        "```\nimport os\nos._exit(1)\n```",
+        minus.as_str(),
+        "```\nreturn 1\n```",
+        "no block",
+        "```\n \n```",
+        "```\nx =\n```\n```\nwhile True: pass",
+        "",
+    ];
+    let wanted = [1, 0, 0, 1, 0, 0, 0, 0, 1, 0].map(|n| Some(f64::from(n)));
+    let kind = CodeSyntax::default();
+    let reward = SyntaxReward::new(kind.clone(), Some(Arc::clone(&sandbox))).unwrap();
+    assert_eq!(score_with(&reward, &[], &texts).await, wanted);
+    assert_eq!(score_with(&reward, &[], &[]).await, []);
+    let whole = CodeSyntax { require_block: false, block: BlockChoice::First, ..kind };
+    let reward = SyntaxReward::new(whole, Some(sandbox)).unwrap();
+    let texts = ["x = 1", "no block", "", texts[8]];
+    assert_eq!(score_with(&reward, &[], &texts).await, [1.0, 0.0, 0.0, 0.0].map(Some));
 }
 
 #[tokio::test]

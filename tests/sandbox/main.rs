@@ -2,3 +2,5 @@
 
 mod code_reward;
 mod confinement;
+mod guide_cases;
+mod python_reward;

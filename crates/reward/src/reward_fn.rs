@@ -7,6 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::FutureExt;
 
+use hone_core::config::Checked;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, TokenId};
 
@@ -33,6 +34,15 @@ pub trait RewardFn: Send + Sync {
     /// as that of a judge that compares them. In training the group may contain a completion that
     /// was served, with its own temperature; in an evaluation it has `run.eval_samples` members.
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>>;
+
+    /// Finds errors in the configuration that only running something shows, such as a syntax error
+    /// in Python. It is called once, before the first use.
+    ///
+    /// # Errors
+    /// The parameter with the error, its key relative to the part.
+    async fn probe(&self) -> Checked {
+        Ok(())
+    }
 }
 
 /// Runs a function and returns as many values as samples, all finite. A function that panics, or

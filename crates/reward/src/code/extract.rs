@@ -1,12 +1,14 @@
 //! Finds the code in a completion.
 
-/// The last fenced block of a completion, or all of it if it has no fence.
+use super::params::BlockChoice;
+
+/// The first or last fenced block of a completion; `None` if it has no fence.
 ///
 /// A fence is a line of at least three backticks or tildes, indented by at most three spaces, then
 /// the language; the block ends at a line of at least as many of the same character, or with the text
 /// (CommonMark 0.31, 4.5).
-pub fn last_block(text: &str) -> &str {
-    let mut last = None;
+pub(super) fn block(text: &str, choice: BlockChoice) -> Option<&str> {
+    let mut found = None;
     let mut open: Option<(char, usize, usize)> = None;
     let mut position = 0;
     for line in text.split_inclusive('\n') {
@@ -19,16 +21,19 @@ pub fn last_block(text: &str) -> &str {
             (Some((mark, length, begin)), Some((closing, count, "")))
                 if closing == mark && count >= length =>
             {
-                last = Some((begin, start));
+                found = Some((begin, start));
                 open = None;
+                if choice == BlockChoice::First {
+                    break;
+                }
             }
             _ => {}
         }
     }
     if let Some((_, _, begin)) = open {
-        last = Some((begin, text.len()));
+        found = Some((begin, text.len()));
     }
-    last.and_then(|(begin, end)| text.get(begin..end)).unwrap_or(text)
+    found.and_then(|(begin, end)| text.get(begin..end))
 }
 
 /// Character, length and rest of a line that could be a fence.
@@ -45,6 +50,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn last_block(text: &str) -> &str {
+        block(text, BlockChoice::Last).unwrap_or(text)
+    }
+
+    #[test]
+    fn the_first_block_is_taken_on_request() {
+        let first = |text| block(text, BlockChoice::First);
+        assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
+        assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
+        assert_eq!(first("```\nopen"), Some("open"));
+        assert_eq!(first("```\n```"), Some(""));
+        assert_eq!(first("x = 1"), None);
+    }
 
     #[test]
     fn the_last_block_is_taken() {

@@ -45,14 +45,10 @@ impl PythonGrader {
         let stdin = json!({"source": self.source, "sample": sample, "item": item}).to_string();
         let code = include_str!("grader.py").to_owned();
         let outcome = self.sandbox.run(RunRequest { code, stdin, limits: self.limits }).await?;
-        let stopped = |reason| Err(PythonGraderError::Stopped(reason));
-        match outcome.status {
-            Status::Ok => finite(&outcome),
-            Status::Error { .. } => Err(PythonGraderError::Raised(outcome.stderr_tail(1))),
-            Status::Timeout => stopped("it exceeded its time limit"),
-            Status::Memory => stopped("it exceeded its memory limit"),
-            Status::Output => stopped("it exceeded its output limit"),
-            Status::Killed { .. } => stopped("a signal ended it"),
+        match (outcome.status.stopped(), &outcome.status) {
+            (Some(reason), _) => Err(PythonGraderError::Stopped(reason)),
+            (None, Status::Ok) => finite(&outcome),
+            (None, _) => Err(PythonGraderError::Raised(outcome.stderr_tail(1))),
         }
     }
 }

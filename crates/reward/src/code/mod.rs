@@ -5,23 +5,27 @@
 //! test. The value is missing without tests, with tests that do not compile, and where code cannot
 //! be confined.
 //!
-//! Tests are assertions in the code's own language (`metadata[tests]`), or pairs of input and output
+//! Tests are assertions in the code's own language (`metadata[tests]`), pairs of input and output
 //! (`metadata[cases]`, `[{"input": "…", "output": "…"}]`; white space at line ends and at the end is
-//! ignored), or both. Python runs in a [`Sandbox`] process per kind of test, Rhai in a blocking tokio
+//! ignored), or calls of a function (`metadata[calls]`, `[[input, expected], …]`, in Python), or
+//! several of these. Python runs in a [`Sandbox`] process per kind of test, Rhai in a blocking tokio
 //! task.
 //!
-//! How far results can be trusted: only the inputs of pairs enter the sandbox, so outputs cannot be
-//! copied. Python's assertions run in the solution's process, which reports each result with a MAC
+//! How far results can be trusted: only the inputs of pairs and calls enter the sandbox, so expected
+//! results cannot be copied. Python's assertions run in the solution's process, which reports each result with a MAC
 //! (see `driver.py`). A solution can still make an assertion pass by its return value (an object
 //! equal to everything), and one written against this very driver and the interpreter's internals
-//! may find the nonce. Prefer pairs if that matters.
+//! may find the nonce. Prefer pairs or calls if that matters.
 
+mod calls;
 mod extract;
 mod grader;
 mod params;
 mod python;
 mod scripted;
 mod suite;
+mod syntax;
+mod trl;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,13 +36,26 @@ use suite::{IoCase, SuiteError, TestCounts, TestSuite};
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::{RewardFn, ScoreInput};
 
-pub use extract::last_block;
 pub use grader::{PythonGrader, PythonGraderError};
-pub use params::{CodeLanguage, CodeParams};
+pub use params::{BlockChoice, CodeLanguage, CodeParams};
+pub use syntax::SyntaxReward;
+pub use trl::{ColumnType, PromptForm, PythonFunction, PythonFunctionError, PythonParams};
 
 enum Runner {
     Python(Arc<Sandbox>),
     Rhai,
+}
+
+/// What runs a language; Python needs `sandbox`.
+fn runner(language: CodeLanguage, sandbox: Option<Arc<Sandbox>>) -> Result<Runner, SandboxError> {
+    match (language, sandbox) {
+        (CodeLanguage::Rhai, _) => Ok(Runner::Rhai),
+        (CodeLanguage::Python, Some(sandbox)) => Ok(Runner::Python(sandbox)),
+        (CodeLanguage::Python, None) => {
+            let reason = "language = \"python\" needs the sandbox, which is not set up";
+            Err(SandboxError::Unavailable(reason.to_owned()))
+        }
+    }
 }
 
 /// The part `kind = "code"`.
@@ -54,14 +71,7 @@ impl CodeReward {
     /// # Errors
     /// If the language is Python and `sandbox` is `None`.
     pub fn new(params: CodeParams, sandbox: Option<Arc<Sandbox>>) -> Result<Self, SandboxError> {
-        let runner = match (params.language, sandbox) {
-            (CodeLanguage::Rhai, _) => Runner::Rhai,
-            (CodeLanguage::Python, Some(sandbox)) => Runner::Python(sandbox),
-            (CodeLanguage::Python, None) => {
-                let reason = "language = \"python\" needs the sandbox, which is not set up";
-                return Err(SandboxError::Unavailable(reason.to_owned()));
-            }
-        };
+        let runner = runner(params.language, sandbox)?;
         Ok(Self { params, runner, warned: AtomicBool::new(false) })
     }
 
@@ -81,17 +91,22 @@ impl CodeReward {
     }
 
     async fn run_tests(&self, input: &ScoreInput) -> Result<TestCounts, SuiteError> {
-        let CodeParams { tests, cases, .. } = &self.params;
+        let CodeParams { tests, cases, calls, .. } = &self.params;
         let cases: Vec<IoCase> = match input.metadata.get(cases) {
             None => Vec::new(),
             Some(text) => serde_json::from_str(text)
                 .map_err(|source| SuiteError::Cases { key: cases.clone(), source })?,
         };
         let tests = input.metadata.get(tests).filter(|t| !t.trim().is_empty()).cloned();
-        let suite = TestSuite { code: last_block(&input.text).to_owned(), tests, cases };
-        if suite.tests.is_none() && suite.cases.is_empty() {
+        let calls = match (&self.runner, input.metadata.get(calls)) {
+            (Runner::Python(_), Some(text)) => calls::parse(calls, text)?,
+            _ => Vec::new(),
+        };
+        if tests.is_none() && cases.is_empty() && calls.is_empty() {
             return Ok(TestCounts::default());
         }
+        let code = extract::block(&input.text, self.params.block).unwrap_or(&input.text);
+        let suite = TestSuite { code: code.to_owned(), tests, cases, calls };
         match &self.runner {
             Runner::Python(sandbox) => python::run(suite, &self.params, sandbox).await,
             Runner::Rhai => scripted::run(suite, self.params.clone()).await,

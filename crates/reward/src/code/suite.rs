@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::calls::FunctionCall;
 use crate::sandbox::SandboxError;
 
 /// A pair of `metadata[cases]`.
@@ -20,6 +21,8 @@ pub(super) struct TestSuite {
     pub tests: Option<String>,
     /// Inputs with their expected outputs.
     pub cases: Vec<IoCase>,
+    /// Calls with their expected values.
+    pub calls: Vec<FunctionCall>,
 }
 
 /// The result of a suite.
@@ -36,6 +39,8 @@ pub(super) struct TestCounts {
 pub(super) enum SuiteError {
     #[error("metadata[{key}] is not a list of {{\"input\": …, \"output\": …}}: {source}")]
     Cases { key: String, source: serde_json::Error },
+    #[error("metadata[{key}] is not a list of [input, expected]: {source}")]
+    Calls { key: String, source: serde_json::Error },
     #[error("the tests do not compile: {0}")]
     Tests(String),
     #[error(transparent)]

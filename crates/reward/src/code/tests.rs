@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::suite::same_output;
 use super::*;
+use crate::kinds::CodeSyntax;
+use crate::kinds::tests::samples::sample;
 
 fn rhai(text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
     let params = CodeParams {
@@ -88,6 +90,29 @@ fn without_partial_credit_the_value_is_all_or_nothing() {
 }
 
 #[test]
+fn the_first_block_may_count() {
+    let params = |block| CodeParams { language: CodeLanguage::Rhai, block, ..Default::default() };
+    let text = "```\nfn f() { 1 }\n```\n```\nfn f() { 2 }\n```";
+    let tests = [("tests", "f() == 1")];
+    assert_eq!(score(params(BlockChoice::First), text, &tests), Some(1.0));
+    assert_eq!(score(params(BlockChoice::Last), text, &tests), Some(0.0));
+    // Rhai ignores calls.
+    assert_eq!(score(params(BlockChoice::First), text, &[("test_cases", "[[1, 1]]")]), None);
+}
+
+#[tokio::test]
+async fn rhai_syntax_is_checked() {
+    let params = CodeSyntax { language: CodeLanguage::Rhai, ..CodeSyntax::default() };
+    let reward = SyntaxReward::new(params, None).unwrap();
+    let texts = ["```rhai\nlet x = 1;\n```", "```\nlet x = \n```", "let x = 1;", "```\n\n```"];
+    let nested = format!("```\n{}\n```", "(".repeat(10_000));
+    let inputs: Vec<ScoreInput> =
+        texts.iter().chain([&nested.as_str()]).map(|t| sample(t, &[])).collect();
+    assert_eq!(reward.score(&inputs).await, [1.0, 0.0, 0.0, 0.0, 0.0].map(Some));
+    assert!(SyntaxReward::new(CodeSyntax::default(), None).is_err());
+}
+
+#[test]
 fn python_needs_the_sandbox() {
     let error = CodeReward::new(CodeParams::default(), None).err().unwrap();
     insta::assert_snapshot!(error, @r#"code is not executed here: language = "python" needs the sandbox, which is not set up"#);
@@ -99,6 +124,10 @@ fn errors_name_the_parameter_that_is_out_of_range() {
     insta::assert_snapshot!(error.sentence(), @"timeout_ms is 1: it must be from 10 to 600000");
     let same = CodeParams { cases: "tests".into(), ..Default::default() }.check().unwrap_err();
     assert_eq!(same.key, "cases");
+    let same = CodeParams { calls: "cases".into(), ..Default::default() }.check().unwrap_err();
+    insta::assert_snapshot!(same.sentence(), @r#"calls is "cases": it must be another key than those of other tests"#);
+    let blank = CodeParams { function: " ".into(), ..Default::default() }.check().unwrap_err();
+    assert_eq!(blank.key, "function");
     assert_eq!(CodeParams::default().check(), Ok(()));
 }
 

@@ -150,6 +150,13 @@ impl RewardFn for EnsembleFn {
         };
         (0..samples.len()).map(of_sample).collect()
     }
+
+    async fn probe(&self) -> Checked {
+        for (i, member) in self.members.iter().enumerate() {
+            member.probe().await.map_err(in_member(i))?;
+        }
+        Ok(())
+    }
 }
 
 /// One value from several finite ones; `None` from an empty list.

@@ -130,6 +130,8 @@ kinds! {
     Ensemble(ensemble::Ensemble<RewardKind>),
     TextSimilarity(correctness::text_similarity::TextSimilarity),
     Code(external::code::CodeParams),
+    CodeSyntax(external::code_syntax::CodeSyntax),
+    Python(external::python::PythonParams),
     Script(external::script::ScriptParams),
     Grader(external::grader::GraderParams),
     Webhook(external::webhook::WebhookParams),

@@ -75,6 +75,10 @@ impl RewardFn for Shaped {
         values.iter_mut().for_each(|value| *value = value.map(|v| self.shape.apply(v)));
         values
     }
+
+    async fn probe(&self) -> Checked {
+        self.inner.probe().await
+    }
 }
 
 #[cfg(test)]

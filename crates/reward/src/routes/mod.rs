@@ -163,6 +163,22 @@ impl Routes {
         Ok(Self { list })
     }
 
+    /// Finds errors in the parts that only running something shows, such as a syntax error in
+    /// Python. Call it once, before the routes are used.
+    ///
+    /// # Errors
+    /// The first route, part and key with such an error.
+    pub async fn probe(&self) -> Result<(), RewardError> {
+        for route in self.iter() {
+            for part in &route.parts {
+                let Some(grader) = &part.grader else { continue };
+                let found = grader.probe().await;
+                found.map_err(|problem| in_part(&route.name, &part.name, problem))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The first route that matches.
     pub fn find(&self, model: &str, metadata: &BTreeMap<String, String>) -> Option<&Arc<Route>> {
         self.list.iter().find(|(when, _)| when.holds(model, metadata)).map(|(_, route)| route)
@@ -200,12 +216,14 @@ fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError
     }
     let parts = config.parts();
     let parts = parts.iter().map(|part| {
-        build_part(part, &config.name, tools).map_err(|problem| {
-            let place = format!("route `{}`, reward `{}`", config.name, part.name);
-            RewardError::Value { place, problem }
-        })
+        build_part(part, &config.name, tools)
+            .map_err(|problem| in_part(&config.name, &part.name, problem))
     });
     Ok(Route { name: config.name.clone(), parts: parts.collect::<Result<_, _>>()? })
+}
+
+fn in_part(route: &str, part: &str, problem: Problem) -> RewardError {
+    RewardError::Value { place: format!("route `{route}`, reward `{part}`"), problem }
 }
 
 fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<RewardPart, Problem> {

@@ -102,6 +102,19 @@ pub enum Status {
     },
 }
 
+impl Status {
+    /// Why the program was stopped, as the rest of a sentence; `None` if it ended by itself.
+    pub fn stopped(&self) -> Option<&'static str> {
+        match self {
+            Self::Ok | Self::Error { .. } => None,
+            Self::Timeout => Some("it exceeded its time limit"),
+            Self::Memory => Some("it exceeded its memory limit"),
+            Self::Output => Some("it exceeded its output limit"),
+            Self::Killed { .. } => Some("a signal ended it"),
+        }
+    }
+}
+
 /// The result of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunOutcome {

@@ -12,11 +12,14 @@ impl Documented for CodeParams {
     fn entry() -> KindEntry {
         KindEntry {
             kind: "code",
-            formula: "the share of the tests in metadata[tests] (lines of assertions) and \
-                      metadata[cases] ([{input, output}]) that the last fenced block passes, run in \
-                      a sandbox process; missing without tests",
-            parameters: "language = \"python\" (or \"rhai\"), tests = \"tests\", cases = \"cases\", \
-                         timeout_ms = 5000, memory_mb = 256, max_output_bytes = 65536, partial = true".to_owned(),
+            formula: "the share of the tests in metadata[tests] (lines of assertions), \
+                      metadata[cases] ([{input, output}]) and metadata[calls] ([[input, expected]] of \
+                      the function) that the last fenced block passes, run in a sandbox process; \
+                      missing without tests",
+            parameters: "language = \"python\" (or \"rhai\"), block = \"last\" (or \"first\"), tests = \
+                         \"tests\", cases = \"cases\", calls = \"test_cases\", function = \"solution\", \
+                         timeout_ms = 5000, memory_mb = 256, max_output_bytes = 65536, partial = true"
+                .to_owned(),
             typical_weight: "2.0",
             example: "language = \"rhai\"",
             calls_out: true,

@@ -15,7 +15,8 @@ impl RewardRoles {
     /// Sorts parts, given as `(name, kind)`, by words in their kind. A kind without such a word (a
     /// script, a webhook) leaves it to the name. A part may have neither role.
     pub fn of<'a>(parts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        const FORMAT: [&str; 7] = ["format", "xml", "json", "schema", "think", "tags", "regex"];
+        const FORMAT: [&str; 8] =
+            ["format", "xml", "json", "schema", "think", "tags", "regex", "syntax"];
         const CORRECT: [&str; 8] =
             ["match", "math", "numeric", "choice", "code", "correct", "accuracy", "right"];
         let has = |text: &str, words: &[&str]| {

@@ -1,0 +1,96 @@
+//! Tests that call a function: `solution(input) == expected`.
+
+use serde_json::Value;
+
+use super::suite::SuiteError;
+
+/// A pair of `metadata[calls]`.
+pub(super) struct FunctionCall {
+    /// The only argument.
+    pub input: Value,
+    /// The value that the function must return. It never enters the sandbox.
+    pub expected: Value,
+}
+
+/// Parses `[[input, expected], …]`.
+pub(super) fn parse(key: &str, text: &str) -> Result<Vec<FunctionCall>, SuiteError> {
+    let pairs: Vec<(Value, Value)> = serde_json::from_str(text)
+        .map_err(|source| SuiteError::Calls { key: key.to_owned(), source })?;
+    Ok(pairs.into_iter().map(|(input, expected)| FunctionCall { input, expected }).collect())
+}
+
+/// Whether two JSON values are equal in Python: numbers and booleans by value, objects without
+/// regard to order. Integers beyond 64 bits are compared as 64-bit floats.
+pub(super) fn same_value(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_value(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            let same = |(key, value): (&String, &Value)| {
+                b.get(key).is_some_and(|other| same_value(value, other))
+            };
+            a.len() == b.len() && a.iter().all(same)
+        }
+        (Value::Number(_) | Value::Bool(_), Value::Number(_) | Value::Bool(_)) => {
+            match (integer(a), integer(b)) {
+                (Some(a), Some(b)) => a == b,
+                _ => number(a).is_some() && number(a) == number(b),
+            }
+        }
+        _ => a == b,
+    }
+}
+
+fn integer(value: &Value) -> Option<i128> {
+    let unsigned = value.as_u64().map(i128::from);
+    unsigned.or(value.as_i64().map(i128::from)).or(value.as_bool().map(i128::from))
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or(value.as_bool().map(|holds| f64::from(u8::from(holds))))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_are_equal_as_in_python() {
+        for (a, b, equal) in [
+            (json!(1), json!(1.0), true),
+            (json!(1), json!(true), true),
+            (json!(0.0), json!(false), true),
+            (json!(-0.0), json!(0), true),
+            (json!(1), json!("1"), false),
+            (json!(0), json!(null), false),
+            (json!(""), json!(null), false),
+            (json!([]), json!({}), false),
+            (json!(0.1 + 0.2), json!(0.3), false),
+            (json!([1, [2, "a"]]), json!([1.0, [2, "a"]]), true),
+            (json!([1, 2]), json!([2, 1]), false),
+            (json!([1]), json!([1, 1]), false),
+            (json!({"a": 1, "b": [true]}), json!({"b": [1], "a": 1}), true),
+            (json!({"a": 1}), json!({"a": 1, "b": null}), false),
+            (json!({"a": null}), json!({"b": null}), false),
+            (json!(u64::MAX), json!(u64::MAX - 1), false),
+            (json!(u64::MAX), json!(-1), false),
+            (json!(i64::MIN), json!(i64::MIN), true),
+        ] {
+            assert_eq!(same_value(&a, &b), equal, "{a} {b}");
+            assert_eq!(same_value(&b, &a), equal, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn anything_but_pairs_is_refused() {
+        assert_eq!(parse("k", "[[1, 2], [[1], null]]").map(|calls| calls.len()).ok(), Some(2));
+        assert_eq!(parse("k", "[]").map(|calls| calls.len()).ok(), Some(0));
+        for text in ["", "1", "[1]", "[[1]]", "[[1, 2, 3]]", "[{\"input\": 1, \"output\": 2}]"] {
+            let error = parse("k", text).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with("metadata[k] is not a list of [input, expected]"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! `python`: a reward function with the signature of TRL's, `f(prompts, completions, **columns)`.
+//!
+//! The source runs in a [`Sandbox`] process, once for each group: the function gets all completions
+//! of the group in one call, by keyword, as TRL 1.16 passes them
+//! (`GRPOTrainer._calculate_rewards`). So a function from a training script with TRL runs unchanged
+//! if it needs the standard library only. State does not survive a call, and all values of a call
+//! are missing if the function fails.
+//!
+//! Unlike tests of `code`, the source is trusted: a function that itself executes a completion's
+//! code lets that code choose every value of its group.
+
+mod params;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use hone_core::config::{Checked, Problem};
+use hone_core::types::Role;
+
+use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
+use crate::{RewardFn, ScoreInput};
+
+pub use params::{ColumnType, PromptForm, PythonParams};
+
+/// Most bytes that one call may print.
+const PRINTED_BYTES: usize = 1 << 20;
+/// Most printed characters that are logged of one call.
+const LOGGED_CHARS: usize = 2_000;
+/// Arguments of the function that no column replaces, and the names of TRL's prompt columns.
+const NOT_COLUMNS: [&str; 5] = ["prompt", "prompts", "completion", "completions", "completion_ids"];
+
+/// Why a function returned no values.
+#[derive(Debug, thiserror::Error)]
+pub enum PythonFunctionError {
+    /// The sandbox did not run it.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// It was killed for the named reason.
+    #[error("it was stopped: {0}")]
+    Stopped(&'static str),
+    /// It raised an exception, or returned something else than a number for each completion.
+    #[error("{0}")]
+    Failed(String),
+    /// The source has no such function. Contains the rest of a sentence about the key `function`.
+    #[error("function {0}")]
+    NoFunction(String),
+}
+
+/// The part `kind = "python"`.
+pub struct PythonFunction {
+    params: PythonParams,
+    source: String,
+    sandbox: Arc<Sandbox>,
+    /// Route and part, for the log.
+    name: [String; 2],
+    warned: AtomicBool,
+}
+
+/// What `call.py` reports.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum CallReport {
+    Values(Vec<Option<f64>>),
+    Function(String),
+    Failed(String),
+}
+
+impl PythonFunction {
+    /// Prepares the part; reads the file that `path` names. `route` and `part` are for the log.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn new(
+        params: PythonParams,
+        sandbox: Arc<Sandbox>,
+        route: &str,
+        part: &str,
+    ) -> Result<Self, Problem> {
+        let source = if params.path.as_os_str().is_empty() {
+            params.source.clone()
+        } else {
+            std::fs::read_to_string(&params.path)
+                .map_err(|error| params.wrong_source(&format!("cannot be read: {error}")))?
+        };
+        let name = [route.to_owned(), part.to_owned()];
+        Ok(Self { params, source, sandbox, name, warned: AtomicBool::new(false) })
+    }
+
+    /// Calls the function for one group. Without samples it is only found, not called.
+    ///
+    /// # Errors
+    /// If the source cannot be confined, hits a limit, raises, or returns something else than a
+    /// number or `None` for each sample.
+    pub async fn call(
+        &self,
+        samples: &[ScoreInput],
+    ) -> Result<Vec<Option<f64>>, PythonFunctionError> {
+        let job = json!({
+            "source": self.source, "file": self.params.file(),
+            "function": self.params.function,
+            "samples": (!samples.is_empty()).then(|| arguments(samples, &self.params)),
+        });
+        let limits = Limits {
+            wall_ms: self.params.timeout_ms,
+            memory_mb: self.params.memory_mb,
+            output_bytes: PRINTED_BYTES,
+            ..Limits::default()
+        };
+        let code = include_str!("call.py").to_owned();
+        let run = self.sandbox.run(RunRequest { code, stdin: job.to_string(), limits });
+        let outcome = run.await?;
+        if !outcome.stdout.is_empty() {
+            let printed: String = outcome.stdout.trim_end().chars().take(LOGGED_CHARS).collect();
+            let [route, part] = &self.name;
+            tracing::info!(route, part, "the reward function printed: {printed}");
+        }
+        match serde_json::from_str(&outcome.report) {
+            Ok(CallReport::Values(values)) => Ok(values),
+            Ok(CallReport::Function(why)) => Err(PythonFunctionError::NoFunction(why)),
+            Ok(CallReport::Failed(why)) => Err(PythonFunctionError::Failed(why)),
+            Err(_) => Err(match outcome.status.stopped() {
+                Some(reason) => PythonFunctionError::Stopped(reason),
+                None if outcome.stderr.is_empty() => {
+                    PythonFunctionError::Failed("it ended without an answer".to_owned())
+                }
+                None => PythonFunctionError::Failed(outcome.stderr_tail(1)),
+            }),
+        }
+    }
+}
+
+#[async_trait]
+impl RewardFn for PythonFunction {
+    async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
+        if samples.is_empty() {
+            return Vec::new();
+        }
+        self.call(samples).await.unwrap_or_else(|error| {
+            if !self.warned.swap(true, Ordering::Relaxed) {
+                let [route, part] = &self.name;
+                tracing::warn!(
+                    route, part, %error,
+                    "a reward function failed; its values are missing, and later failures are not \
+                     logged"
+                );
+            }
+            vec![None; samples.len()]
+        })
+    }
+
+    async fn probe(&self) -> Checked {
+        let Err(error) = self.call(&[]).await else { return Ok(()) };
+        Err(match error {
+            PythonFunctionError::NoFunction(why) => Problem::new("function", format!(" {why}")),
+            other => self.params.wrong_source(&format!("fails: {other}")),
+        })
+    }
+}
+
+/// The function's keyword arguments; `columns` are to be passed one by one.
+fn arguments(samples: &[ScoreInput], params: &PythonParams) -> Value {
+    let prompt = |input: &ScoreInput| match params.format {
+        PromptForm::Chat => json!(*input.messages),
+        PromptForm::Text => {
+            json!(input.messages.iter().rfind(|m| m.role == Role::User).map(|m| &m.content))
+        }
+    };
+    let completion = |input: &ScoreInput| match params.format {
+        PromptForm::Chat => json!([{"role": "assistant", "content": input.text}]),
+        PromptForm::Text => json!(input.text),
+    };
+    let keys: BTreeSet<&String> = samples.iter().flat_map(|input| input.metadata.keys()).collect();
+    let column = |key: &String| -> Vec<Value> {
+        let of_type = params.columns.get(key).copied();
+        let texts = samples.iter().map(|input| input.metadata.get(key));
+        texts.map(|text| text.map_or(Value::Null, |text| typed(text, of_type))).collect()
+    };
+    let columns = keys.into_iter().filter(|key| !NOT_COLUMNS.contains(&key.as_str()));
+    let columns: Map<String, Value> =
+        columns.map(|key| (key.clone(), Value::Array(column(key)))).collect();
+    json!({
+        "prompts": samples.iter().map(prompt).collect::<Vec<_>>(),
+        "completions": samples.iter().map(completion).collect::<Vec<_>>(),
+        "completion_ids": samples.iter().map(|input| &input.ids).collect::<Vec<_>>(),
+        "columns": columns,
+    })
+}
+
+/// The value of an entry of the metadata.
+fn typed(text: &str, of_type: Option<ColumnType>) -> Value {
+    let parsed = match of_type {
+        Some(ColumnType::Text) => None,
+        Some(ColumnType::Json) => serde_json::from_str(text).ok(),
+        None if text.trim_start().starts_with(['[', '{']) => serde_json::from_str(text).ok(),
+        None => None,
+    };
+    parsed.unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use hone_core::types::Message;
+
+    use super::*;
+
+    fn read(toml: &str) -> PythonParams {
+        toml::from_str(toml).unwrap()
+    }
+
+    fn input(text: &str, metadata: &[(&str, &str)]) -> ScoreInput {
+        let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        let message = |role, content: &str| Message { role, content: content.to_owned() };
+        ScoreInput {
+            messages: Arc::new(vec![message(Role::System, "Be brief."), message(Role::User, "2?")]),
+            metadata: Arc::new(pairs.collect::<BTreeMap<_, _>>()),
+            text: text.to_owned(),
+            ids: vec![7, 8],
+        }
+    }
+
+    #[test]
+    fn the_arguments_are_those_of_trl() {
+        let row = [("answer", "2"), ("cases", "[[1, 2]]"), ("prompt", "2?")];
+        let samples = [input("2", &row), input("3", &[])];
+        let given = arguments(&samples, &read("source = 'x'"));
+        let prompt = json!([
+            {"role": "system", "content": "Be brief."}, {"role": "user", "content": "2?"},
+        ]);
+        let completion = |text| json!([{"role": "assistant", "content": text}]);
+        let columns = json!({"answer": ["2", null], "cases": [[[1, 2]], null]});
+        assert_eq!(
+            given,
+            json!({
+                "prompts": [prompt, prompt], "completions": [completion("2"), completion("3")],
+                "completion_ids": [[7, 8], [7, 8]], "columns": columns,
+            })
+        );
+        let given = arguments(&samples, &read("source = 'x'\nformat = 'text'"));
+        assert_eq!(given["prompts"], json!(["2?", "2?"]));
+        assert_eq!(given["completions"], json!(["2", "3"]));
+    }
+
+    #[test]
+    fn columns_have_their_type() {
+        for (text, automatic, as_json) in [
+            ("5", json!("5"), json!(5)),
+            ("[0, 1)", json!("[0, 1)"), json!("[0, 1)")),
+            (" [-2, 7]", json!([-2, 7]), json!([-2, 7])),
+            ("{\"a\": null}", json!({"a": null}), json!({"a": null})),
+            ("true", json!("true"), json!(true)),
+            ("", json!(""), json!("")),
+        ] {
+            assert_eq!(typed(text, None), automatic);
+            assert_eq!(typed(text, Some(ColumnType::Json)), as_json);
+            assert_eq!(typed(text, Some(ColumnType::Text)), json!(text));
+        }
+        let params = read("source = 'x'\ncolumns = { answer = 'text', level = 'json' }");
+        assert_eq!(params.columns["level"], ColumnType::Json);
+    }
+
+    #[test]
+    fn errors_name_the_parameter() {
+        let sentence = |toml: &str| read(toml).check().unwrap_err().sentence();
+        insta::assert_snapshot!(sentence(""), @"path is missing: give it, or source");
+        insta::assert_snapshot!(sentence("path = 'a.py'\nsource = 'x'"), @r#"path is "a.py": it must be absent where source is given"#);
+        insta::assert_snapshot!(sentence("path = 'a.py'\ntimeout_ms = 1"), @"timeout_ms is 1: it must be from 10 to 600000");
+        insta::assert_snapshot!(sentence("path = 'a.py'\nmemory_mb = 1"), @"memory_mb is 1: it must be from 32 to 65536");
+        assert_eq!(read("path = 'a.py'").check(), Ok(()));
+    }
+}
