@@ -1,4 +1,4 @@
-//! Shortened texts, and white space as Python defines it.
+//! Parts of texts, and white space as Python defines it.
 
 use std::borrow::Cow;
 
@@ -25,6 +25,24 @@ pub fn trim(text: &str) -> &str {
 /// The words that white space separates, as Python's `str.split`.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(is_space).filter(|word| !word.is_empty())
+}
+
+/// The content of the last `\boxed{…}` of a text; `None` without one, or if it is never closed.
+pub fn boxed(text: &str) -> Option<&str> {
+    let start = text.rfind("\\boxed")?;
+    let rest = text[start + "\\boxed".len()..].trim_start().strip_prefix('{')?;
+    let mut depth = 1_u32;
+    for (i, c) in rest.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(&rest[..i]);
+        }
+    }
+    None
 }
 
 #[cfg(test)]

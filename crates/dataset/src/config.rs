@@ -11,11 +11,14 @@ use hone_core::config::{Checked, Problem, label, quoted};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DatasetFormat {
-    /// Chosen by the file name: `.csv`, `.tsv`, `.parquet` or `.pq`; any other name is `jsonl`.
+    /// Chosen by the file name: `.csv`, `.tsv`, `.parquet` or `.pq`; any other file is `json` if it
+    /// begins with `[`, else `jsonl`.
     #[default]
     Auto,
     /// One JSON object per line.
     Jsonl,
+    /// One JSON array of objects.
+    Json,
     /// Comma-separated values (RFC 4180) with a header line.
     Csv,
     /// Tab-separated values with a header line.
@@ -130,6 +133,9 @@ pub struct DatasetConfig {
     pub prompt_column: String,
     /// Column that becomes the metadata `answer`. Every row must have it, unless this is empty.
     pub answer_column: String,
+    /// Where the answer is within that column: a marker before it, `\boxed{}`, or a regular
+    /// expression with a group. Empty takes the whole column.
+    pub extract_answer: String,
     /// System message for conversations without one; empty adds none.
     pub system_prompt: String,
     /// The user's message as a minijinja template over the row's columns; empty uses the columns
@@ -173,6 +179,7 @@ impl Default for DatasetConfig {
             messages_column: "messages".to_owned(),
             prompt_column: "prompt".to_owned(),
             answer_column: "answer".to_owned(),
+            extract_answer: String::new(),
             system_prompt: String::new(),
             template: String::new(),
             few_shot: Vec::new(),
@@ -271,6 +278,11 @@ impl DatasetConfig {
         if c.answer_column == c.messages_column || c.answer_column == c.prompt_column {
             let allowed = "another column than those of the prompt";
             return Err(Problem::value("dataset.answer_column", quoted(&c.answer_column), allowed));
+        }
+        if c.answer_column.is_empty() && !c.extract_answer.is_empty() {
+            let allowed = "empty without dataset.answer_column, the column that it reads";
+            let value = quoted(&c.extract_answer);
+            return Err(Problem::value("dataset.extract_answer", value, allowed));
         }
         Ok(())
     }

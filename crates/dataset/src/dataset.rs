@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::config::{DatasetConfig, OnBadRow};
 use crate::curriculum::Curriculum;
 use crate::error::{BadRow, DESCRIBED_ROWS, DatasetError};
-use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId};
+use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId, normalize};
 use crate::read::{DatasetRow, read_rows};
 use crate::report::DatasetReport;
 use crate::split;
@@ -82,7 +82,8 @@ fn load(
     let mut columns = BTreeSet::new();
     let mut visit = |row: Result<DatasetRow, BadRow>| {
         report.rows += 1;
-        let used = row.and_then(|row| {
+        let used = row.and_then(|mut row| {
+            report.replies += u64::from(normalize(&mut row, config));
             for name in row.columns.keys() {
                 if !columns.contains(name) {
                     columns.insert(name.clone());
@@ -105,7 +106,23 @@ fn load(
     };
     read_rows(path, config.format, config.max_row_bytes, &mut visit)
         .map_err(|reason| DatasetError::File { path: path.to_owned(), reason })?;
+    let found = std::mem::take(&mut builder.extraction);
+    (report.answers, report.unanswered) = (found.answers, found.missed);
+    report.columns = columns.into_iter().collect();
     let path = path.to_owned();
+    if report.bad == report.rows
+        && let Some(reason) = missing_columns(config, &report.columns)
+    {
+        return Err(DatasetError::File { path, reason });
+    }
+    if let (Some(first), true) = (found.first_missed, report.answers.is_empty()) {
+        let reason = format!("no row has an answer; {first}");
+        return Err(DatasetError::File { path, reason });
+    }
+    if report.bad == report.rows && is_one_fault(&report.bad_rows) {
+        let first = report.bad_rows.first().cloned();
+        return Err(DatasetError::Empty { path, bad: report.bad, first });
+    }
     if report.bad > 0 && config.on_bad_row == OnBadRow::Refuse {
         return Err(DatasetError::BadRows { path, total: report.bad, first: report.bad_rows });
     }
@@ -113,9 +130,36 @@ fn load(
         let first = report.bad_rows.first().cloned();
         return Err(DatasetError::Empty { path, bad: report.bad, first });
     }
-    report.columns = columns.into_iter().collect();
     count_duplicates(&prompts, &mut report);
     Ok((prompts, report))
+}
+
+/// The required columns that no row has, as a sentence.
+fn missing_columns(config: &DatasetConfig, columns: &[String]) -> Option<String> {
+    let has = |name: &String| columns.contains(name);
+    let mut missing = Vec::new();
+    let (messages, prompt) = (&config.messages_column, &config.prompt_column);
+    if config.template.is_empty() && !has(messages) && !has(prompt) {
+        missing.push(format!(
+            "`{prompt}` (dataset.prompt_column) or `{messages}` (dataset.messages_column)"
+        ));
+    }
+    let answer = &config.answer_column;
+    if !answer.is_empty() && !has(answer) {
+        missing.push(format!("`{answer}` (dataset.answer_column)"));
+    }
+    if missing.is_empty() || columns.is_empty() {
+        return None;
+    }
+    let (missing, known) = (missing.join(", nor "), columns.join(", "));
+    Some(format!("no row has the column {missing}; the columns are {known}"))
+}
+
+/// Whether all rows, of which there are several, are bad for the same reason.
+fn is_one_fault(rows: &[BadRow]) -> bool {
+    let same =
+        |pair: &[BadRow]| (&pair[0].column, &pair[0].reason) == (&pair[1].column, &pair[1].reason);
+    rows.len() > 1 && rows.windows(2).all(same)
 }
 
 fn count_duplicates(prompts: &[Arc<Prompt>], report: &mut DatasetReport) {

@@ -14,7 +14,7 @@ pub(crate) const DESCRIBED_ROWS: usize = 10;
 pub enum RowPlace {
     /// The line on which the row begins, in JSONL and CSV files.
     Line(u64),
-    /// The number of the row, in Parquet files.
+    /// The number of the row, in JSON arrays and Parquet files.
     Row(u64),
 }
 

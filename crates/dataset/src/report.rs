@@ -22,6 +22,12 @@ pub struct DatasetReport {
     pub duplicates: u64,
     /// Number of duplicates whose answer differs from that of the first such row.
     pub contradictions: u64,
+    /// Number of conversations whose last reply was removed.
+    pub replies: u64,
+    /// The first three answers that `dataset.extract_answer` found.
+    pub answers: Vec<String>,
+    /// Number of rows in which it found none.
+    pub unanswered: u64,
     /// Number of rows that became worked examples.
     pub few_shot: u64,
     /// Names of the columns, in alphabetical order.
@@ -43,6 +49,7 @@ impl fmt::Display for DatasetReport {
             (self.bad, "bad rows left out"),
             (self.duplicates, "duplicates"),
             (self.contradictions, "of them with another answer"),
+            (self.replies, "conversations without their last reply"),
             (self.few_shot, "examples"),
             (self.leaked as u64, "left out because the evaluation file has them"),
         ] {

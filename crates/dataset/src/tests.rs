@@ -30,25 +30,25 @@ impl Files {
     }
 }
 
-fn open(name: &str, text: &str, change: impl FnOnce(&mut DatasetConfig)) -> Dataset {
+pub(crate) fn open(name: &str, text: &str, change: impl FnOnce(&mut DatasetConfig)) -> Dataset {
     let files = Files::new();
     let mut config = DatasetConfig::at(&files.put(name, text));
     change(&mut config);
     Dataset::open(&config).unwrap()
 }
 
-fn error(name: &str, text: &str, change: impl FnOnce(&mut DatasetConfig)) -> String {
+pub(crate) fn error(name: &str, text: &str, change: impl FnOnce(&mut DatasetConfig)) -> String {
     let files = Files::new();
     let mut config = DatasetConfig::at(&files.put(name, text));
     change(&mut config);
     files.error(&config)
 }
 
-fn turns(prompt: &Prompt) -> Vec<String> {
+pub(crate) fn turns(prompt: &Prompt) -> Vec<String> {
     prompt.messages.iter().map(|m| format!("{}: {}", m.role.as_str(), m.content)).collect()
 }
 
-fn metadata(prompt: &Prompt) -> Vec<(&str, &str)> {
+pub(crate) fn metadata(prompt: &Prompt) -> Vec<(&str, &str)> {
     prompt.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect()
 }
 

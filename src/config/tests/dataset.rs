@@ -38,13 +38,14 @@ fn a_full_table_round_trips() {
 fn errors_name_the_key() {
     let dataset = |line: &str| error(&format!("[dataset]\n{line}"));
     assert_snapshot!(dataset("paht = 'a'"), @"dataset.paht is not a key: did you mean dataset.path?");
-    assert_snapshot!(dataset("format = 'xml'"), @r#"dataset.format is "xml": it must be "auto", "jsonl", "csv", "tsv" or "parquet""#);
+    assert_snapshot!(dataset("format = 'xml'"), @r#"dataset.format is "xml": it must be "auto", "jsonl", "json", "csv", "tsv" or "parquet""#);
     assert_snapshot!(dataset("held_out = 2.5"), @"dataset.held_out is 2.5: it must be a share less than 1 or a whole number of prompts");
     assert_snapshot!(dataset("held_out = -0.1"), @"dataset.held_out is -0.1: it must be a finite number, 0 or more");
     assert_snapshot!(dataset("held_out = 0.1\neval_path = 'b'"), @"dataset.held_out is 0.1: it must be 0 beside dataset.eval_path, which holds the prompts that are held out");
     assert_snapshot!(dataset("prompt_column = ''"), @r#"dataset.prompt_column is "": it must be a column's name"#);
     assert_snapshot!(dataset("prompt_column = 'messages'"), @r#"dataset.prompt_column is "messages": it must be another column than dataset.messages_column"#);
     assert_snapshot!(dataset("answer_column = 'prompt'"), @r#"dataset.answer_column is "prompt": it must be another column than those of the prompt"#);
+    assert_snapshot!(dataset("answer_column = ''\nextract_answer = '####'"), @r#####"dataset.extract_answer is "####": it must be empty without dataset.answer_column, the column that it reads"#####);
     assert_snapshot!(dataset("max_row_bytes = 3"), @"dataset.max_row_bytes is 3: it must be from 64 to 1073741824");
     assert_snapshot!(dataset("difficulty.floor = 0"), @"dataset.difficulty.floor is 0: it must be greater than 0 and at most 1");
     assert_snapshot!(dataset("difficulty.window = 0.5"), @"dataset.difficulty.window is 0.5: it must be a finite number, 1 or more");

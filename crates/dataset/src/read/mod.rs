@@ -4,13 +4,14 @@
 //! [`BadRow`](crate::error::BadRow), and reading continues; an error means that the rest of the
 //! file cannot be read.
 
+mod array;
 mod lines;
 mod parquet;
 mod row;
 mod table;
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use row::Visit;
@@ -30,23 +31,37 @@ pub(crate) fn read_rows(
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
         return Err("it is a directory".to_owned());
     }
-    let format = format_of(path, format);
-    if format == DatasetFormat::Parquet {
+    let by_name = format_of(path, format);
+    if by_name == DatasetFormat::Parquet {
         return parquet::rows(file, max_row_bytes, visit);
     }
     let start = first_bytes(&mut file).map_err(|error| error.to_string())?;
     if let Some(what) = other_format(&start) {
-        return Err(format!("it is not {} but {what}", format_name(format)));
+        return Err(format!("it is not {} but {what}", format_name(by_name)));
     }
-    match format {
+    let mut input = BufReader::new(file);
+    let mut is_array = by_name == DatasetFormat::Json;
+    if format == DatasetFormat::Auto && by_name == DatasetFormat::Jsonl {
+        // No line of JSONL begins like this, because a row is an object.
+        let start = input.fill_buf().map_err(|error| error.to_string())?;
+        is_array = row::without_mark(start).trim_ascii_start().starts_with(b"[");
+    }
+    if is_array {
+        return array::rows(&read_all(input)?, max_row_bytes, visit);
+    }
+    match by_name {
         DatasetFormat::Csv | DatasetFormat::Tsv => {
-            let delimiter = if format == DatasetFormat::Tsv { b'\t' } else { b',' };
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-            table::rows(&bytes, delimiter, max_row_bytes, visit)
+            let delimiter = if by_name == DatasetFormat::Tsv { b'\t' } else { b',' };
+            table::rows(&read_all(input)?, delimiter, max_row_bytes, visit)
         }
-        _ => lines::rows(BufReader::new(file), max_row_bytes, visit),
+        _ => lines::rows(input, max_row_bytes, visit),
     }
+}
+
+fn read_all(mut input: impl Read) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
 }
 
 /// The configured format, or the one that the file name implies.
@@ -68,6 +83,7 @@ fn format_name(format: DatasetFormat) -> &'static str {
         DatasetFormat::Csv => "CSV",
         DatasetFormat::Tsv => "TSV",
         DatasetFormat::Parquet => "Parquet",
+        DatasetFormat::Json => "JSON",
         DatasetFormat::Jsonl | DatasetFormat::Auto => "JSONL",
     }
 }

@@ -5,6 +5,7 @@ use ::parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, Int64
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
+use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -40,6 +41,33 @@ fn the_file_name_determines_the_format() {
     assert_eq!((auto("x.parquet"), auto("x.pq")), (DatasetFormat::Parquet, DatasetFormat::Parquet));
     assert_eq!((auto("x.jsonl"), auto("prompts")), (DatasetFormat::Jsonl, DatasetFormat::Jsonl));
     assert_eq!(format_of(Path::new("x.csv"), DatasetFormat::Jsonl), DatasetFormat::Jsonl);
+}
+
+#[test]
+fn an_array_has_one_row_per_object() {
+    let text = "\u{feff}\n[{\"a\":1},\n  {\"a\": [\"]\", {}]} , 7,\n{\"a\":\"é\"}]\n";
+    let expected = ["row 1: 1", "row 2: [\"]\",{}]", "row 3: not a JSON object", "row 4: \"é\""];
+    for format in [DatasetFormat::Json, DatasetFormat::Auto] {
+        assert_eq!(shown(text.as_bytes(), format, 1000), expected, "{format:?}");
+    }
+    assert_eq!(read(b" [ ] ", DatasetFormat::Auto, 1000), Ok(Vec::new()));
+    let long = shown(b"[{\"a\":12345},{\"a\":1}]", DatasetFormat::Json, 8);
+    assert_eq!(long, ["row 1: longer than dataset.max_row_bytes (8)", "row 2: 1"]);
+}
+
+#[test]
+fn a_damaged_array_is_an_error_with_its_place() {
+    let error = |text: &str| read(text.as_bytes(), DatasetFormat::Json, 1000).unwrap_err();
+    assert_snapshot!(error("{\"data\":[]}"), @"it is not a JSON array of objects: [{…}, …]");
+    assert_snapshot!(error("[{\"a\":1}\n{\"a\":2}]"), @"it is not JSON: expected `,` or `]` at line 2, column 1");
+    assert_snapshot!(error("[{\"a\":1},\n{\"a\" 2}]"), @"it is not JSON: expected `:` at line 2, column 6");
+    assert_snapshot!(error("[{\"a\":1},\n"), @"it is not JSON: the array is not closed at line 2, column 1");
+    assert_snapshot!(error("[{\"a\":1},]"), @"it is not JSON: expected value at line 1, column 10");
+    assert_snapshot!(error("[{\"a\":1}"), @"it is not JSON: expected `,` or `]` at line 1, column 9");
+    assert_snapshot!(error("[{\"a\":1"), @"it is not JSON: EOF while parsing an object at line 1, column 7");
+    assert_snapshot!(error("[] x"), @"it is not JSON: text follows the array at line 1, column 3");
+    let binary = read(b"[\xff]", DatasetFormat::Json, 1000).unwrap_err();
+    assert_eq!(binary, "it is not UTF-8: byte 2 is 0xff");
 }
 
 #[test]
@@ -170,9 +198,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn reading_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        for format in [DatasetFormat::Jsonl, DatasetFormat::Csv, DatasetFormat::Tsv, DatasetFormat::Parquet] {
+        for format in [DatasetFormat::Jsonl, DatasetFormat::Json, DatasetFormat::Csv, DatasetFormat::Tsv, DatasetFormat::Parquet] {
             let _ = read(&bytes, format, 100);
         }
+    }
+
+    #[test]
+    fn reading_any_array_does_not_panic(text in "\\[[\\[\\]{},:\"\\\\a1é \n]{0,60}") {
+        let _ = read(text.as_bytes(), DatasetFormat::Json, 20);
     }
 
     #[test]

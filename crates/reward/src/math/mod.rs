@@ -13,8 +13,9 @@ mod tidy;
 
 use rational::Number;
 
+pub use hone_core::text::boxed;
 pub use number::{is_integer, parse_number};
-pub use tidy::{boxed, tidy};
+pub use tidy::tidy;
 
 /// Longest answer that is compared, in bytes; a longer one equals nothing.
 const LONGEST: usize = 4096;

@@ -1,23 +1,5 @@
 //! Normalizes mathematical text: one notation for signs, spaces and commands.
 
-/// The content of the last `\boxed{…}` of a text; `None` without one, or if it is never closed.
-pub fn boxed(text: &str) -> Option<&str> {
-    let start = text.rfind("\\boxed")?;
-    let rest = text[start + "\\boxed".len()..].trim_start().strip_prefix('{')?;
-    let mut depth = 1_u32;
-    for (i, c) in rest.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return Some(&rest[..i]);
-        }
-    }
-    None
-}
-
 /// Commands that only change the layout, with their replacements.
 #[rustfmt::skip]
 const COMMANDS: [(&str, &str); 27] = [

@@ -1,13 +1,17 @@
 //! Turns rows into prompts: conversation, system message, worked examples and metadata.
 
+mod extract;
+mod id;
+mod messages;
+
 use std::collections::BTreeMap;
-use std::fmt;
 
 use minijinja::{Environment, UndefinedBehavior};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use hone_core::digest::Digest;
+use extract::{AnswerExtractor, EXTRACT};
+use messages::parse_messages;
+
 use hone_core::text::shortened;
 use hone_core::types::{Message, Role};
 
@@ -15,58 +19,20 @@ use crate::config::DatasetConfig;
 use crate::error::{BadRow, DatasetError, RowPlace};
 use crate::read::{DatasetRow, text_of};
 
+pub use id::PromptId;
+pub(crate) use messages::normalize;
+
 /// Metadata key of the answer, which rewards read.
 pub const ANSWER: &str = "answer";
 
 const TEMPLATE: &str = "template";
 const EXAMPLE: &str = "few_shot_answer";
-
-/// Identifies a prompt by its content: the first 128 bits of the SHA-256 of the row's conversation,
-/// without the configuration's system message and examples. Rows with the same conversation share
-/// it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PromptId(pub u128);
-
-impl PromptId {
-    /// The id of a conversation.
-    pub fn of(messages: &[Message]) -> Self {
-        let digest = messages.iter().fold(Digest::new(), |digest, message| {
-            digest.field(message.role.as_str()).field(&message.content)
-        });
-        Self(u128::from_be_bytes(digest.prefix()))
-    }
-
-    /// Parses the output of `Display`; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        let hex = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
-        hex.then(|| u128::from_str_radix(text, 16).ok().map(Self)).flatten()
-    }
-}
-
-impl fmt::Display for PromptId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl fmt::Debug for PromptId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
-    }
-}
-
-impl Serialize for PromptId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PromptId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| serde::de::Error::custom("a prompt id has 32 hex digits"))
-    }
-}
+/// Variable of the templates: what `dataset.extract_answer` finds.
+const EXTRACTED: &str = "extracted_answer";
+/// Number of extracted answers that a report shows.
+const SHOWN_ANSWERS: usize = 3;
+/// Length to which an error shortens an answer column without an answer.
+const SHOWN_TEXT: usize = 80;
 
 /// One prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +55,20 @@ pub(crate) struct PromptBuilder<'a> {
     examples: Vec<Message>,
     /// Rows that are still to become examples.
     missing_examples: usize,
+    extractor: AnswerExtractor,
+    /// Counts of the current file.
+    pub(crate) extraction: Extraction,
+}
+
+/// What `dataset.extract_answer` found in a file.
+#[derive(Default)]
+pub(crate) struct Extraction {
+    /// The first answers.
+    pub(crate) answers: Vec<String>,
+    /// Number of rows without one.
+    pub(crate) missed: u64,
+    /// The first of them.
+    pub(crate) first_missed: Option<BadRow>,
 }
 
 impl<'a> PromptBuilder<'a> {
@@ -108,7 +88,14 @@ impl<'a> PromptBuilder<'a> {
             examples.push(Message { role: Role::User, content: example.user.clone() });
             examples.push(Message { role: Role::Assistant, content: example.assistant.clone() });
         }
-        Ok(Self { config, templates, examples, missing_examples: config.few_shot_rows })
+        Ok(Self {
+            config,
+            templates,
+            examples,
+            missing_examples: config.few_shot_rows,
+            extractor: AnswerExtractor::new(&config.extract_answer)?,
+            extraction: Extraction::default(),
+        })
     }
 
     /// Whether the next usable row is to become a worked example.
@@ -135,7 +122,7 @@ impl<'a> PromptBuilder<'a> {
     }
 
     /// Makes the row a prompt.
-    pub(crate) fn prompt(&self, row: &DatasetRow) -> Result<Prompt, BadRow> {
+    pub(crate) fn prompt(&mut self, row: &DatasetRow) -> Result<Prompt, BadRow> {
         let own = self.conversation(row)?;
         let metadata = self.metadata(row)?;
         let id = PromptId::of(&own);
@@ -187,7 +174,7 @@ impl<'a> PromptBuilder<'a> {
         }
     }
 
-    fn metadata(&self, row: &DatasetRow) -> Result<BTreeMap<String, String>, BadRow> {
+    fn metadata(&mut self, row: &DatasetRow) -> Result<BTreeMap<String, String>, BadRow> {
         let c = self.config;
         let mut metadata = BTreeMap::new();
         for (name, value) in &row.columns {
@@ -201,12 +188,32 @@ impl<'a> PromptBuilder<'a> {
             let Some(answer) = metadata.remove(&c.answer_column) else {
                 return Err(BadRow::column(row.place, &c.answer_column, "is missing"));
             };
+            let answer = self.extract(row.place, answer)?;
             if metadata.insert(ANSWER.to_owned(), answer).is_some() {
                 let reason = format!("conflicts with dataset.answer_column, `{}`", c.answer_column);
                 return Err(BadRow::column(row.place, ANSWER, reason));
             }
         }
         Ok(metadata)
+    }
+
+    /// The answer within the text of the answer column.
+    fn extract(&mut self, place: RowPlace, text: String) -> Result<String, BadRow> {
+        if !self.extractor.is_partial() {
+            return Ok(text);
+        }
+        if let Some(answer) = self.extractor.find(&text) {
+            if self.extraction.answers.len() < SHOWN_ANSWERS {
+                self.extraction.answers.push(answer.to_owned());
+            }
+            return Ok(answer.to_owned());
+        }
+        let (rule, text) = (&self.config.extract_answer, shortened(&text, SHOWN_TEXT));
+        let reason = format!("is {text:?}, in which {EXTRACT} = {rule:?} finds no answer");
+        let bad = BadRow::column(place, &self.config.answer_column, reason);
+        self.extraction.missed += 1;
+        self.extraction.first_missed.get_or_insert_with(|| bad.clone());
+        Err(bad)
     }
 
     /// Whether the conversation comes from the prompt column. Otherwise that column is metadata.
@@ -217,12 +224,17 @@ impl<'a> PromptBuilder<'a> {
 
     fn render(&self, key: &str, row: &DatasetRow) -> Result<String, BadRow> {
         // Without nulls, a template that uses one fails instead of rendering "none".
-        let known: Map<String, Value> = row
+        let mut known: Map<String, Value> = row
             .columns
             .iter()
             .filter(|(_, value)| !value.is_null())
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
+        let answer = known.get(&self.config.answer_column).filter(|_| self.extractor.is_partial());
+        let answer = answer.cloned().map(text_of);
+        if let Some(answer) = answer.as_deref().and_then(|text| self.extractor.find(text)) {
+            known.insert(EXTRACTED.to_owned(), Value::from(answer));
+        }
         let rendered = self.templates.get_template(key).and_then(|t| t.render(&known));
         let text = rendered.map_err(|error| {
             let mut columns: Vec<&str> = known.keys().map(String::as_str).collect();
@@ -244,45 +256,5 @@ fn is_system(role: Role) -> bool {
     matches!(role, Role::System | Role::Developer)
 }
 
-/// Reads a conversation, which must end with a user or tool message. Ignores other keys of a
-/// message.
-fn parse_messages(place: RowPlace, column: &str, value: &Value) -> Result<Vec<Message>, BadRow> {
-    let bad = |reason: &str| BadRow::column(place, column, reason);
-    let Value::Array(items) = value else {
-        return Err(bad("is not a list of {role, content}"));
-    };
-    let mut messages = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        let at = |key: &str| format!("{column}[{index}]{key}");
-        let Value::Object(item) = item else {
-            return Err(BadRow::column(place, at(""), "is not an object {role, content}"));
-        };
-        let role = item.get("role").cloned().unwrap_or_default();
-        let role = serde_json::from_value(role.clone()).map_err(|_| {
-            let allowed = "it must be system, developer, user, assistant or tool";
-            let reason = match role {
-                Value::Null => format!("is missing: {allowed}"),
-                other => format!("is {}: {allowed}", shortened(&other.to_string(), 40)),
-            };
-            BadRow::column(place, at(".role"), reason)
-        })?;
-        let content = match item.get("content") {
-            Some(Value::String(content)) => content.clone(),
-            None | Some(Value::Null) => {
-                return Err(BadRow::column(place, at(".content"), "is missing"));
-            }
-            Some(_) => return Err(BadRow::column(place, at(".content"), "is not a text")),
-        };
-        messages.push(Message { role, content });
-    }
-    match messages.last().map(|last| last.role) {
-        None => Err(bad("is empty")),
-        Some(Role::Assistant) => {
-            Err(bad("ends with the assistant's turn, so there is no reply to sample"))
-        }
-        Some(Role::System | Role::Developer) => {
-            Err(bad("ends with a system message, so there is no question to answer"))
-        }
-        Some(Role::User | Role::Tool) => Ok(messages),
-    }
-}
+#[cfg(test)]
+mod tests;
