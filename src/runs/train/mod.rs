@@ -25,7 +25,7 @@ use super::eval_set::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
 use super::{compare, table};
-use crate::app::Core;
+use crate::app::{self, Core};
 use crate::config::Config;
 
 /// How often the ledger is read for new steps.
@@ -61,10 +61,11 @@ pub struct TrainOutcome {
 /// If the configuration permits no step (the message names the key), or a component fails. The steps
 /// that were taken stay, and the run can be resumed.
 pub async fn run(
-    config: Config,
+    mut config: Config,
     options: TrainOptions,
     interrupt: impl Future<Output = ()>,
 ) -> anyhow::Result<TrainOutcome> {
+    app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
     let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
     ensure!(config.train.max_steps > 0, "train.max_steps is 0: it must be at least 1 (--steps N)");
