@@ -173,7 +173,7 @@ fn train(args: TrainArgs, out: &mut Output) -> Outcome {
         };
     })?;
     if args.explain_memory {
-        writeln!(out, "{}", app::explain_memory(&config)?)?;
+        writeln!(out, "{}", runtime()?.block_on(app::explain_memory(&config))?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let terminal = std::io::stderr().is_terminal();
@@ -237,10 +237,11 @@ fn test_rewards(
 }
 
 fn validate(file: Option<&Path>, out: &mut Output) -> Outcome {
-    let config = load(file)?;
+    let mut config = load(file)?;
     runtime()?.block_on(check_rewards(&config)).map_err(usage)?;
     if let Some(dataset) = config.dataset_in_use() {
         hone_dataset::check(&dataset).map_err(usage)?;
+        runtime()?.block_on(app::fetch_dataset(&mut config)).map_err(usage)?;
     }
     writeln!(out, "the configuration is valid")?;
     Ok(ExitCode::SUCCESS)
@@ -261,7 +262,8 @@ fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {
             let export = merged.map(|target| Export::Merged(target, precision));
             let export = export.or(peft.map(Export::Peft));
             let export = export.context("--merged or --peft is required").map_err(usage)?;
-            writeln!(out, "{}", app::adapters::export(&config, version, &export)?)?;
+            let done = runtime()?.block_on(app::adapters::export(&config, version, &export))?;
+            writeln!(out, "{done}")?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -35,7 +35,7 @@ pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
 /// # Errors
 /// If the version does not exist or has no adapter, its files were changed, the target exists, or a
 /// file cannot be read or written.
-pub fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Result<String> {
+pub async fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Result<String> {
     let data = &config.data.dir;
     let records = list(data)?;
     let wanted = |record: &&PolicyRecord| match version {
@@ -65,7 +65,7 @@ pub fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Res
     );
     match to {
         Export::Merged(target, precision) => {
-            let base = open_model(config, data)?;
+            let base = open_model(config, data).await?;
             let merged = merge(&base.path, &adapter, target, *precision)?;
             let (modules, mib) = (merged.modules, merged.bytes as f64 / f64::from(1 << 20));
             let target = target.display();

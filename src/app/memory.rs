@@ -8,8 +8,8 @@ use crate::config::Config;
 ///
 /// # Errors
 /// If the model cannot be found, read or trained.
-pub fn explain_memory(config: &Config) -> anyhow::Result<String> {
-    let dir = open_model(config, &config.data.dir)?;
+pub async fn explain_memory(config: &Config) -> anyhow::Result<String> {
+    let dir = open_model(config, &config.data.dir).await?;
     hone_train::Learner::check(&dir, &config.train)?;
     let spec = hone_model::ModelSpec::from_config(&dir.config)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

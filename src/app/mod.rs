@@ -6,6 +6,7 @@
 pub mod adapters;
 mod background;
 mod core;
+mod dataset;
 mod memory;
 mod model;
 mod rewards;
@@ -14,6 +15,7 @@ mod self_judge;
 mod service;
 
 pub use self::core::{Core, LEDGER};
+pub use dataset::fetch_dataset;
 pub use memory::explain_memory;
 pub use rewards::{RewardTools, load_rewards, reward_tools};
 pub use service::{Service, shutdown_signal, start};

@@ -1,27 +1,36 @@
 //! Finds the configured model, claims the data directory for it, and loads it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use hone_core::files::replace_file;
 use hone_core::metrics::Metrics;
 use hone_engine::ModelDir;
+use hone_hub::Hub;
 use hone_mistral::MistralEngine;
 use hone_train::Learner;
 
 use crate::config::Config;
 
-/// Finds the configured model, or unpacks the embedded one.
-pub(super) fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
+/// Finds the configured model, fetches it from the hub, or unpacks the embedded one.
+pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
     let model = &config.model.path;
     let path = if model.is_empty() {
         hone_model::embedded::unpack(data).context("unpacking the embedded model")?
+    } else if Path::new(model).exists() {
+        PathBuf::from(model)
+    } else if Hub::is_model_id(model) {
+        let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
+        Hub::new(&config.hub, data).model(model, is_complete).await?
     } else {
-        ModelDir::resolve(model, &data.join("hub"))?
+        bail!(
+            "model.path is {model:?}: it must be a directory or a hub id of the form \
+             organization/name"
+        )
     };
     let mut dir = ModelDir::open(&path)?;
     if !config.model.name.is_empty() {
@@ -35,16 +44,16 @@ pub(super) fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDi
 }
 
 /// Opens the model, claims the data directory for it and, if `serving`, loads it into the engine.
-/// All of this blocks, so it runs off the async threads.
+/// All that blocks runs off the async threads.
 pub(super) async fn load_engine(
     config: &Config,
     data: &Path,
     serving: bool,
     metrics: Arc<Metrics>,
 ) -> anyhow::Result<(ModelDir, Option<Arc<MistralEngine>>)> {
+    let dir = open_model(config, data).await?;
     let (config, data) = (config.clone(), data.to_owned());
     tokio::task::spawn_blocking(move || {
-        let dir = open_model(&config, &data)?;
         if config.train.enabled {
             // A model that cannot be trained is refused before it is served.
             Learner::check(&dir, &config.train)?;

@@ -70,7 +70,7 @@ pub async fn reward_tools(config: &Config, metrics: Arc<Metrics>) -> anyhow::Res
 /// If the model cannot be found or read, and as [`reward_tools`].
 pub async fn load_rewards(config: &Config) -> anyhow::Result<(Codec, Routes)> {
     let data = &config.data.dir;
-    let dir = open_model(config, data)?;
+    let dir = open_model(config, data).await?;
     let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
     let routes = rewards.routes(config).await?;
     if config.uses_self_judge() {

@@ -37,11 +37,12 @@ pub struct Service {
 ///
 /// # Errors
 /// If the address is in use, and as [`Core::start`].
-pub async fn start(config: Config) -> anyhow::Result<Service> {
+pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let listener = TcpListener::bind(config.server.bind)
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
     let addr = listener.local_addr()?;
+    super::fetch_dataset(&mut config).await?;
     let core = Core::start(&config).await?;
     let state = AppState {
         engine: core.engine.clone(),

@@ -134,8 +134,8 @@ pub struct RunArgs {
     /// Common arguments.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Dataset: JSONL, CSV or Parquet
-    #[arg(long, value_name = "FILE")]
+    /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
+    #[arg(long, value_name = "FILE|HF_URL")]
     pub dataset: Option<PathBuf>,
 }
 

@@ -69,6 +69,7 @@ pub fn load_from(
     }
     let resolved = config.graders.resolve(|name| env.get(name).cloned());
     resolved.map_err(|error| ConfigError::Invalid(format!("graders.api_key_env{error}")))?;
+    config.hub.resolve(|name| env.get(name).cloned()).map_err(ConfigError::Invalid)?;
     Ok(config)
 }
 

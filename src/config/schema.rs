@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_dataset::DatasetConfig;
 use hone_engine::EngineConfig;
+use hone_hub::HubConfig;
 use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::sandbox::SandboxConfig;
 use hone_reward::tools::GradersConfig;
@@ -28,6 +29,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// Data directory.
     pub data: DataConfig,
+    /// Hugging Face hub.
+    pub hub: HubConfig,
     /// Serving engine.
     pub engine: EngineConfig,
     /// Ledger.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem, label, quoted};
+use hone_hub::{check_revision, dataset_id};
 use hone_reward::routes::RouteConfig;
 
 use super::schema::{Config, ServerConfig};
@@ -40,6 +41,7 @@ pub(super) fn check(config: &Config) -> Checked {
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
+    config.hub.check()?;
     config.engine.check()?;
     config.store.check()?;
     config.rollout.check()?;
@@ -83,6 +85,14 @@ fn dataset(config: &Config) -> Checked {
         return Err(Problem::value("rollout.dataset", format!("{other:?}"), &allowed));
     }
     c.check()?;
+    let paths = [("dataset.path", own), ("dataset.eval_path", &c.eval_path)];
+    let alias = config.rollout.dataset.iter().map(|path| ("rollout.dataset", path));
+    for (key, path) in paths.into_iter().chain(alias) {
+        if let Some(Err(_)) = dataset_id(path) {
+            return Err(Problem::value(key, format!("{path:?}"), "a file or hf://OWNER/NAME"));
+        }
+    }
+    check_revision("dataset.revision", &c.revision)?;
     for (i, stage) in c.stages.iter().enumerate() {
         if !stage.route.is_empty() && !config.routes.0.iter().any(|r| r.name == stage.route) {
             let key = format!("dataset.stage[{i}].route");

@@ -14,7 +14,7 @@ use super::report::Comparison;
 use super::stats::Estimate;
 use super::table::ScoredSample;
 use super::{compare, stats, table};
-use crate::app::Core;
+use crate::app::{self, Core};
 use crate::config::Config;
 
 /// The options of `hone eval` that are not in the configuration.
@@ -65,6 +65,7 @@ pub struct EvalOutcome {
 /// # Errors
 /// If there is no dataset, an option is out of range, or a component fails.
 pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<EvalOutcome> {
+    app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
     let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
     let samples = config.run.eval_samples;

@@ -123,8 +123,18 @@ pub struct StageConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DatasetConfig {
-    /// The file; empty means no dataset.
+    /// The file, or `hf://OWNER/NAME` for a dataset of the hub; empty means no dataset.
     pub path: PathBuf,
+    /// Configuration of the dataset of the hub; empty means its only one.
+    pub config: String,
+    /// Split of the dataset of the hub.
+    pub split: String,
+    /// Branch, tag or commit of the dataset of the hub; empty means its newest.
+    pub revision: String,
+    /// The files of a dataset of the hub, which the caller has fetched as Parquet and which replace
+    /// `path`. Rows are numbered through all of them.
+    #[serde(skip)]
+    pub files: Vec<PathBuf>,
     /// Format of the file.
     pub format: DatasetFormat,
     /// Column of the conversation, a list of `{role, content}`.
@@ -156,8 +166,13 @@ pub struct DatasetConfig {
     pub max_prompt_tokens: usize,
     /// Prompts that are held out for evaluation: a fraction if below 1, else a number.
     pub held_out: f64,
-    /// A separate file of held-out prompts; empty means none.
+    /// A separate file of held-out prompts, or `hf://OWNER/NAME`; empty means none.
     pub eval_path: PathBuf,
+    /// Split of `eval_path` if that is a dataset of the hub.
+    pub eval_split: String,
+    /// As `files`, for `eval_path`.
+    #[serde(skip)]
+    pub eval_files: Vec<PathBuf>,
     /// Seed of the split and of the order.
     pub seed: u64,
     /// Order in which prompts are drawn.
@@ -175,6 +190,10 @@ impl Default for DatasetConfig {
     fn default() -> Self {
         Self {
             path: PathBuf::new(),
+            config: String::new(),
+            split: "train".to_owned(),
+            revision: String::new(),
+            files: Vec::new(),
             format: DatasetFormat::default(),
             messages_column: "messages".to_owned(),
             prompt_column: "prompt".to_owned(),
@@ -190,6 +209,8 @@ impl Default for DatasetConfig {
             max_prompt_tokens: 0,
             held_out: 0.0,
             eval_path: PathBuf::new(),
+            eval_split: "test".to_owned(),
+            eval_files: Vec::new(),
             seed: 0,
             strategy: SamplingStrategy::default(),
             difficulty: DifficultyConfig::default(),

@@ -1,10 +1,10 @@
 //! Opens a dataset: reads its files, checks every row and splits the prompts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::config::{DatasetConfig, OnBadRow};
+use crate::config::{DatasetConfig, DatasetFormat, OnBadRow};
 use crate::curriculum::Curriculum;
 use crate::error::{BadRow, DESCRIBED_ROWS, DatasetError};
 use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId, normalize};
@@ -34,8 +34,8 @@ pub fn check(config: &DatasetConfig) -> Result<(), DatasetError> {
 }
 
 impl Dataset {
-    /// Reads `config.path`, and `config.eval_path` if it is set, checks every row and splits the
-    /// prompts.
+    /// Reads `config.path`, and `config.eval_path` if it is set, or the files that replace them;
+    /// checks every row and splits the prompts.
     ///
     /// # Errors
     /// If a file cannot be read or has no prompt. Also if a row is bad, unless `config.on_bad_row`
@@ -43,11 +43,11 @@ impl Dataset {
     pub fn open(config: &DatasetConfig) -> Result<Self, DatasetError> {
         let mut builder = PromptBuilder::new(config)?;
         Curriculum::new(&config.stages)?;
-        let (prompts, mut report) = load(&config.path, config, &mut builder)?;
+        let (prompts, mut report) = load(&config.path, &config.files, config, &mut builder)?;
         let has_eval_file = !config.eval_path.as_os_str().is_empty();
         let (held_ids, mut held_out) = if has_eval_file {
             // The first file provided the worked examples, so every row of this one is a prompt.
-            let (separate, _) = load(&config.eval_path, config, &mut builder)?;
+            let (separate, _) = load(&config.eval_path, &config.eval_files, config, &mut builder)?;
             (separate.iter().map(|prompt| prompt.id).collect(), separate)
         } else {
             let ids: BTreeSet<PromptId> = prompts.iter().map(|prompt| prompt.id).collect();
@@ -71,9 +71,10 @@ impl Dataset {
     }
 }
 
-/// Reads the prompts of one file.
+/// Reads the prompts of one file, or of the Parquet files that replace it.
 fn load(
     path: &Path,
+    files: &[PathBuf],
     config: &DatasetConfig,
     builder: &mut PromptBuilder,
 ) -> Result<(Vec<Arc<Prompt>>, DatasetReport), DatasetError> {
@@ -104,8 +105,20 @@ fn load(
             }
         }
     };
-    read_rows(path, config.format, config.max_row_bytes, &mut visit)
-        .map_err(|reason| DatasetError::File { path: path.to_owned(), reason })?;
+    let limit = config.max_row_bytes;
+    if files.is_empty() {
+        read_rows(path, config.format, limit, &mut visit).map_err(in_file(path))?;
+    }
+    let mut before = 0;
+    for file in files {
+        let mut rows = 0;
+        let mut numbered = |row: Result<DatasetRow, BadRow>| {
+            rows += 1;
+            visit(row.map(|row| row.after(before)).map_err(|bad| bad.after(before)));
+        };
+        read_rows(file, DatasetFormat::Parquet, limit, &mut numbered).map_err(in_file(file))?;
+        before += rows;
+    }
     let found = std::mem::take(&mut builder.extraction);
     (report.answers, report.unanswered) = (found.answers, found.missed);
     report.columns = columns.into_iter().collect();
@@ -160,6 +173,10 @@ fn is_one_fault(rows: &[BadRow]) -> bool {
     let same =
         |pair: &[BadRow]| (&pair[0].column, &pair[0].reason) == (&pair[1].column, &pair[1].reason);
     rows.len() > 1 && rows.windows(2).all(same)
+}
+
+fn in_file(path: &Path) -> impl FnOnce(String) -> DatasetError + '_ {
+    |reason| DatasetError::File { path: path.to_owned(), reason }
 }
 
 fn count_duplicates(prompts: &[Arc<Prompt>], report: &mut DatasetReport) {

@@ -18,6 +18,16 @@ pub enum RowPlace {
     Row(u64),
 }
 
+impl RowPlace {
+    /// The position in a dataset in which `rows` rows of earlier files precede the file.
+    pub(crate) fn after(self, rows: u64) -> Self {
+        match self {
+            Self::Line(number) => Self::Line(number + rows),
+            Self::Row(number) => Self::Row(number + rows),
+        }
+    }
+}
+
 impl fmt::Display for RowPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -49,6 +59,11 @@ impl BadRow {
         reason: impl Into<String>,
     ) -> Self {
         Self { place, column: Some(name.into()), reason: reason.into() }
+    }
+
+    /// As [`RowPlace::after`].
+    pub(crate) fn after(self, rows: u64) -> Self {
+        Self { place: self.place.after(rows), ..self }
     }
 }
 

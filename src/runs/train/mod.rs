@@ -30,7 +30,7 @@ use super::eval_set::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
 use super::{compare, table};
-use crate::app::Core;
+use crate::app::{self, Core};
 use crate::config;
 use crate::config::Config;
 
@@ -71,6 +71,7 @@ pub async fn run(
     options: TrainOptions,
     interrupt: impl Future<Output = ()>,
 ) -> anyhow::Result<TrainOutcome> {
+    app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
     let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
     ensure!(

@@ -17,6 +17,13 @@ pub(crate) struct DatasetRow {
     pub(crate) cells_are_text: bool,
 }
 
+impl DatasetRow {
+    /// The row in a dataset in which `rows` rows of earlier files precede it.
+    pub(crate) fn after(self, rows: u64) -> Self {
+        Self { place: self.place.after(rows), ..self }
+    }
+}
+
 /// Receives each row.
 pub(super) type Visit<'a> = dyn FnMut(Result<DatasetRow, BadRow>) + 'a;
 

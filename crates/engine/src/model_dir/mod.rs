@@ -6,7 +6,6 @@
 mod config_json;
 mod family;
 mod files;
-mod hub;
 mod normalize;
 mod values;
 

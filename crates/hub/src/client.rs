@@ -1,0 +1,305 @@
+//! Requests to the hub: the files of a commit, and resumable downloads.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, RANGE};
+use reqwest::{Client, Response, StatusCode, Url};
+use tokio::fs::{self, File};
+use tokio::io::AsyncWriteExt;
+
+use hone_core::files::{FileError, at, sync_parent};
+
+use crate::cache::{ListedFile, Listing, Repo, RepoCache, RepoKind, is_commit, is_inside};
+use crate::config::HubConfig;
+use crate::error::{HubError, root_cause};
+
+/// Attempts after the first.
+const RETRIES: u32 = 2;
+/// Time before the first retry; doubles for the second.
+const BACKOFF: Duration = Duration::from_millis(300);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time without a byte of an answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a download that another process does is looked at.
+const LOCK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The hub and the cache of what it served.
+pub struct Hub {
+    config: HubConfig,
+    pub(crate) cache: PathBuf,
+}
+
+impl Hub {
+    /// The configured hub. `data` is the data directory, which has the cache unless another one is
+    /// configured.
+    pub fn new(config: &HubConfig, data: &Path) -> Self {
+        Self { config: config.clone(), cache: config.cache_in_use(data) }
+    }
+
+    fn endpoint(&self) -> &str {
+        self.config.endpoint_in_use()
+    }
+
+    /// The HTTP client and the headers of requests to the endpoint. Proxies are those of the
+    /// environment (`HTTPS_PROXY`, `NO_PROXY`). A redirect to another host carries no token.
+    fn client(&self) -> Result<(Client, HeaderMap), HubError> {
+        let mut headers = HeaderMap::new();
+        if let Some(token) = self.config.token() {
+            let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
+            let mut value = value.map_err(|_| HubError::Token(self.config.token_env.clone()))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let builder = || {
+            Client::builder()
+                .user_agent(concat!("hone/", env!("CARGO_PKG_VERSION")))
+                .referer(false)
+                .connect_timeout(CONNECT_TIMEOUT)
+                .read_timeout(READ_TIMEOUT)
+        };
+        let client = builder().build().or_else(|error| {
+            // A mirror on plain HTTP needs no system certificates, which a minimal container lacks.
+            let plain = self.endpoint().starts_with("http://");
+            if plain { builder().tls_certs_only([]).build() } else { Err(error) }
+        });
+        Ok((client.map_err(|error| HubError::Client(root_cause(&error)))?, headers))
+    }
+
+    /// The commit of a revision and its files, from the hub; recorded in the cache. `configured` is
+    /// the revision that the user set, for errors.
+    pub(crate) async fn list(
+        &self,
+        repo: &Repo<'_>,
+        revision: &str,
+        configured: &str,
+    ) -> Result<Listing, HubError> {
+        let kind = match repo.kind {
+            RepoKind::Model => "models",
+            RepoKind::Dataset => "datasets",
+        };
+        let mut url = self.url(repo, &["api", kind], &["revision", revision])?;
+        // Adds the sizes.
+        url.set_query(Some("blobs=true"));
+        let (client, headers) = self.client()?;
+        let body = self.retried(async || {
+            let response = client.get(url.clone()).headers(headers.clone()).send().await;
+            let response = self.success(repo, "the list of files", response)?;
+            response.bytes().await.map_err(|error| self.unreachable(repo, &error))
+        });
+        let body = body.await.map_err(|error| match error {
+            HubError::Status { repo, endpoint, status: 404, .. } => {
+                HubError::Missing { repo, endpoint, revision: configured.to_owned() }
+            }
+            error => error,
+        })?;
+        let answer = |reason: String| HubError::Answer {
+            repo: repo.name(),
+            endpoint: self.endpoint().to_owned(),
+            reason,
+        };
+        let mut listing: Listing =
+            serde_json::from_slice(&body).map_err(|error| answer(error.to_string()))?;
+        if !is_commit(&listing.commit) {
+            return Err(answer(format!("sha is {:?}", listing.commit)));
+        }
+        listing.files.retain(|file| is_inside(&file.name));
+        RepoCache::new(&self.cache, repo).record(revision, &listing)?;
+        Ok(listing)
+    }
+
+    /// Downloads the files of a commit that the cache lacks.
+    pub(crate) async fn fetch(
+        &self,
+        repo: &Repo<'_>,
+        commit: &str,
+        files: &[&ListedFile],
+    ) -> Result<(), HubError> {
+        let dir = RepoCache::new(&self.cache, repo).snapshot(commit);
+        let mut client = None;
+        for file in files {
+            let target = dir.join(&file.name);
+            if target.exists() {
+                continue;
+            }
+            let (client, headers) = match &mut client {
+                Some(client) => client,
+                empty => empty.insert(self.client()?),
+            };
+            let mut segments = vec!["resolve", commit];
+            segments.extend(file.name.split('/'));
+            let prefix: &[&str] = if repo.kind == RepoKind::Dataset { &["datasets"] } else { &[] };
+            let url = self.url(repo, prefix, &segments)?;
+            tracing::info!(repo = repo.name(), file = file.name, size = file.size, "fetching");
+            let download = Download { repo, file, target: &target };
+            self.retried(async || self.download(&download, client, headers, &url).await).await?;
+        }
+        Ok(())
+    }
+
+    /// Repeats a request that may succeed later.
+    async fn retried<T>(
+        &self,
+        request: impl AsyncFn() -> Result<T, HubError>,
+    ) -> Result<T, HubError> {
+        let mut retries = 0;
+        loop {
+            match request().await {
+                Err(error) if retries < RETRIES && error.is_transient() => {
+                    tracing::debug!(%error, "retrying");
+                    tokio::time::sleep(BACKOFF * 2_u32.pow(retries)).await;
+                    retries += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Continues a download in `NAME.part`, which is renamed when it is complete.
+    async fn download(
+        &self,
+        download: &Download<'_>,
+        client: &Client,
+        headers: &HeaderMap,
+        url: &Url,
+    ) -> Result<(), HubError> {
+        let Download { repo, file, target } = *download;
+        let Some((part, mut output)) = claim(target).await? else { return Ok(()) };
+        let mut start = length(&output, &part).await?;
+        let complete = file.size.is_some_and(|size| start == size);
+        if !complete {
+            let mut request = client.get(url.clone()).headers(headers.clone());
+            if start > 0 {
+                request = request.header(RANGE, format!("bytes={start}-"));
+            }
+            let response = self.success(repo, &file.name, request.send().await);
+            if matches!(response, Err(HubError::Status { status: 416, .. })) {
+                // What is there is no beginning of the file, so the next attempt begins again.
+                output.set_len(0).await.map_err(at(&part))?;
+            }
+            let mut response = response?;
+            if response.status() != StatusCode::PARTIAL_CONTENT {
+                output.set_len(0).await.map_err(at(&part))?;
+                start = 0;
+            }
+            let ended = copy(&mut response, &mut output, &part).await?;
+            let received = length(&output, &part).await?;
+            let reason = match (ended, file.size) {
+                (Err(error), _) => root_cause(&error),
+                (Ok(()), Some(size)) if received != size => {
+                    if received > size {
+                        output.set_len(0).await.map_err(at(&part))?;
+                    }
+                    format!("it has {size} bytes")
+                }
+                (Ok(()), _) => String::new(),
+            };
+            if !reason.is_empty() {
+                let (repo, file) = (repo.name(), file.name.clone());
+                return Err(HubError::Truncated { repo, file, received, reason });
+            }
+            tracing::debug!(file = file.name, start, received, "downloaded");
+        }
+        output.sync_all().await.map_err(at(&part))?;
+        fs::rename(&part, target).await.map_err(at(target))?;
+        Ok(sync_parent(target)?)
+    }
+
+    /// The endpoint followed by segments, each of which is percent-encoded.
+    fn url(&self, repo: &Repo<'_>, before: &[&str], after: &[&str]) -> Result<Url, HubError> {
+        let mut url = Url::parse(self.endpoint()).ok();
+        if let Some(mut path) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {
+            path.pop_if_empty().extend(before).extend(repo.id.split('/')).extend(after);
+        }
+        // Validation of the configuration refuses a URL that cannot have a path.
+        url.ok_or_else(|| HubError::Client(format!("{} is no URL", self.endpoint())))
+    }
+
+    fn unreachable(&self, repo: &Repo<'_>, error: &reqwest::Error) -> HubError {
+        HubError::Unreachable {
+            repo: repo.name(),
+            endpoint: self.endpoint().to_owned(),
+            reason: root_cause(error),
+            instead: match repo.kind {
+                RepoKind::Model => "model.path to a directory",
+                RepoKind::Dataset => "dataset.path to a file",
+            },
+        }
+    }
+
+    /// Turns a failed request and a status other than success into errors.
+    fn success(
+        &self,
+        repo: &Repo<'_>,
+        file: &str,
+        response: reqwest::Result<Response>,
+    ) -> Result<Response, HubError> {
+        let response = response.map_err(|error| self.unreachable(repo, &error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let (repo, endpoint, status) = (repo.name(), self.endpoint().to_owned(), status.as_u16());
+        Err(match status {
+            401 | 403 => {
+                let token = (self.config.token_env.clone(), self.config.token().is_some());
+                HubError::Refused { repo, endpoint, status, token }
+            }
+            _ => HubError::Status { repo, endpoint, status, file: file.to_owned() },
+        })
+    }
+}
+
+/// A file and where it goes.
+#[derive(Clone, Copy)]
+struct Download<'a> {
+    repo: &'a Repo<'a>,
+    file: &'a ListedFile,
+    target: &'a Path,
+}
+
+/// Opens and locks the incomplete file, so that one process at a time writes it. `None` if `target`
+/// is complete.
+async fn claim(target: &Path) -> Result<Option<(PathBuf, File)>, HubError> {
+    let mut part = target.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let parent = target.parent().unwrap_or(target);
+    fs::create_dir_all(parent).await.map_err(at(parent))?;
+    loop {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(&part);
+        let file = file.map_err(at(&part))?;
+        let locked = file.try_lock();
+        if target.exists() {
+            // Another process completed it. A failure leaves an unused file.
+            let _unused = fs::remove_file(&part).await;
+            return Ok(None);
+        }
+        match locked {
+            Ok(()) => return Ok(Some((part, File::from_std(file)))),
+            Err(std::fs::TryLockError::WouldBlock) => tokio::time::sleep(LOCK_INTERVAL).await,
+            Err(std::fs::TryLockError::Error(error)) => return Err(at(&part)(error).into()),
+        }
+    }
+}
+
+async fn length(file: &File, path: &Path) -> Result<u64, FileError> {
+    Ok(file.metadata().await.map_err(at(path))?.len())
+}
+
+/// Appends the body to a file. The inner error is that of the connection.
+async fn copy(
+    response: &mut Response,
+    output: &mut File,
+    path: &Path,
+) -> Result<reqwest::Result<()>, HubError> {
+    let ended = loop {
+        match response.chunk().await {
+            Ok(Some(chunk)) => output.write_all(&chunk).await.map_err(at(path))?,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    output.flush().await.map_err(at(path))?;
+    Ok(ended)
+}
