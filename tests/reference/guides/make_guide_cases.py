@@ -10,7 +10,7 @@ code     one of the five guides contains its code
 library  guide 004.txt names it; its code is in the public reward_functions_library.py or
          basic_grpo_training.py that 004.txt points to, not in the five guides
 named    the guides name it without any code; the definition is chosen here
-demo     in none of the guides; from the GSM8K demo of GRPO that TRL's users know
+demo     in no guide; from the GSM8K demo of GRPO that TRL's users know
 
 The tests compare them with Hone's parameter sets of docs/from-trl.md. Each function has `guide`, `basis`,
 `called` (the guide's name), `parameters` and `cases: [[input, expected], ...]`. An input is the

@@ -97,7 +97,7 @@ impl Route {
         self.parts.iter().find(|p| p.name == part).map(|p| p.weight)
     }
 
-    /// Runs every grader concurrently; returns `(part, one value per sample)` in the order of the
+    /// Runs every grader concurrently on the samples of one group (see [`RewardFn::score`]); returns `(part, one value per sample)` in the order of the
     /// parts. Values are finite: a grader that panics, or that returns NaN or too few values, leaves
     /// `None` in their places.
     pub async fn grade(&self, samples: &[ScoreInput]) -> Vec<(String, Vec<Option<f64>>)> {

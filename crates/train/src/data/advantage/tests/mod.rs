@@ -1,5 +1,6 @@
 //! Worked examples and properties.
 
+mod guides;
 mod rules;
 
 use proptest::prelude::*;
