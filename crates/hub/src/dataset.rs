@@ -12,7 +12,7 @@ use crate::error::HubError;
 /// Beginning of a path that names a dataset of the hub.
 pub const SCHEME: &str = "hf://";
 
-/// Branch on which the hub keeps a dataset as `CONFIG/SPLIT/NNNN.parquet`, whatever its own format.
+/// Branch on which the hub keeps a dataset as `CONFIG/SPLIT/NNNN.parquet`, converted from any format.
 const CONVERTED: &str = "refs/convert/parquet";
 const BRANCH: &str = "main";
 /// Configuration of files that are in no configuration's folder.
