@@ -1,6 +1,6 @@
 //! Fetches datasets of the hub before they are opened.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::ensure;
 
@@ -57,7 +57,7 @@ fn id_in<'a>(key: &str, path: &'a Path) -> anyhow::Result<Option<&'a str>> {
 async fn fetch(hub: &Hub, query: &DatasetQuery<'_>) -> anyhow::Result<HubDataset> {
     let found = hub.dataset(query).await?;
     let (id, split, commit) = (query.id, query.split, &found.commit);
-    let files: Vec<String> = found.files.iter().map(file_name).collect();
+    let files: Vec<String> = found.files.iter().map(|path| file_name(path)).collect();
     tracing::info!(id, split, commit, ?files, "dataset of the hub");
     if found.partial {
         tracing::warn!("hf://{id}: the hub has only the beginning of split {split} as Parquet");
@@ -65,6 +65,6 @@ async fn fetch(hub: &Hub, query: &DatasetQuery<'_>) -> anyhow::Result<HubDataset
     Ok(found)
 }
 
-fn file_name(path: &PathBuf) -> String {
+fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -12,7 +12,7 @@ use crate::error::HubError;
 /// Beginning of a path that names a dataset of the hub.
 pub const SCHEME: &str = "hf://";
 
-/// Branch on which the hub keeps a dataset as `CONFIG/SPLIT/NNNN.parquet`, whatever its own format.
+/// Branch on which the hub keeps a dataset as `CONFIG/SPLIT/NNNN.parquet`, converted from any format.
 const CONVERTED: &str = "refs/convert/parquet";
 const BRANCH: &str = "main";
 /// Configuration of files that are in no configuration's folder.
@@ -132,8 +132,8 @@ struct Selection<'a> {
 impl<'a> Selection<'a> {
     fn new(listing: &'a Listing, query: &DatasetQuery<'_>) -> Result<Self, HubError> {
         let repo = format!("{SCHEME}{}", query.id);
-        let mut all: Vec<(Shard, &ListedFile)> =
-            listing.files.iter().filter_map(|f| Some((Shard::of(&f.name)?, f))).collect();
+        let mut all: Vec<(SplitShard, &ListedFile)> =
+            listing.files.iter().filter_map(|f| Some((SplitShard::of(&f.name)?, f))).collect();
         if all.is_empty() {
             return Err(HubError::Format {
                 repo,
@@ -174,13 +174,13 @@ impl<'a> Selection<'a> {
 
 /// What the name of a Parquet file says about its rows.
 #[derive(Debug, PartialEq, Eq)]
-struct Shard {
+struct SplitShard {
     config: String,
     split: String,
     partial: bool,
 }
 
-impl Shard {
+impl SplitShard {
     /// Reads `[data/][CONFIG/]SPLIT/NNNN.parquet` and `[data/][CONFIG/]SPLIT[-NNNNN-of-NNNNN].parquet`.
     fn of(name: &str) -> Option<Self> {
         let stem = name.strip_suffix(".parquet")?;
@@ -243,11 +243,11 @@ mod tests {
             ("train/part-00000.parquet", "default", "train"),
             ("a/b/validation.parquet", "a/b", "validation"),
         ] {
-            let shard = Shard::of(name).unwrap();
+            let shard = SplitShard::of(name).unwrap();
             assert_eq!((shard.config.as_str(), shard.split.as_str()), (config, split), "{name}");
             assert_eq!(shard.partial, name.contains("partial"), "{name}");
         }
-        assert_eq!(Shard::of("README.md"), None);
+        assert_eq!(SplitShard::of("README.md"), None);
     }
 
     #[test]
