@@ -15,7 +15,7 @@ use hone::bench::rewards::Worst;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
     Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, ServeArgs,
-    TrainArgs,
+    TestRewardsArgs, TrainArgs,
 };
 use hone::config::{Config, LogConfig};
 use hone::demo::{DaemonHandle, DemoError};
@@ -25,7 +25,8 @@ use hone::runs::train::TrainOptions;
 use hone::{app, bench, config, demo, logging, runs};
 use hone_core::metrics::Metrics;
 use hone_model::adapter::merge::Precision;
-use hone_reward::sandbox;
+use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
+use hone_reward::{Routes, sandbox};
 use hone_store::maintain;
 
 use self::output::{Output, print_error};
@@ -72,9 +73,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Validate { config } => validate(config.as_deref(), out),
         Command::Db { command } => db(command, out),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
-        Command::Rewards { command: RewardsCommand::Test { file, config, route, json } } => {
-            test_rewards(&file, config.as_deref(), route, json, out)
-        }
+        Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
         Command::Bench { command: BenchCommand::Rewards { bytes, json } } => {
             bench_rewards(bytes, json, out)
@@ -210,22 +209,25 @@ fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn test_rewards(
-    file: &Path,
-    config: Option<&Path>,
-    route: Option<String>,
-    json: bool,
-    out: &mut Output,
-) -> Outcome {
-    let config = load(config)?;
+fn test_rewards(args: TestRewardsArgs, out: &mut Output) -> Outcome {
+    let TestRewardsArgs { file, config: config_file, route, preset, kinds, json } = args;
+    let mut config = load(config_file.as_deref())?;
+    if config_file.is_none() {
+        let name = &config.rollout.dataset_route;
+        let route = runs::score::route(name, preset.as_deref(), &kinds);
+        config.routes = RouteList(vec![route.map_err(usage)?]);
+        config::validate(&config).map_err(usage)?;
+    }
     logging::init(&config.log);
     let scored = runtime()?.block_on(async {
         let (codec, routes) = app::load_rewards(&config).await?;
-        let inputs = runs::score::read(file, &codec)?;
+        let inputs = runs::score::read(&file, &codec)?;
         let name = route.unwrap_or_else(|| config.rollout.dataset_route.clone());
         let route = routes.require("--route", &name)?;
         anyhow::ensure!(route.has_graders(), "route {name} has no reward that scores a completion");
-        Ok(runs::score::run(route, inputs).await)
+        let parts = config.routes.0.iter().filter(|route| route.name == name);
+        let parts: Vec<RewardConfig> = parts.flat_map(RouteConfig::parts).collect();
+        Ok(runs::score::run(route, &parts, inputs).await)
     })?;
     let text = if json {
         runs::table::scores_json(&scored, 0)?

@@ -252,19 +252,30 @@ pub enum DbCommand {
 pub enum RewardsCommand {
     /// List the built-in reward functions with formula, range and parameters
     List,
-    /// Score completions from a file with JSON lines of {completion, prompt, ...}
-    Test {
-        /// File to score
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-        /// Configuration file with the rewards
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
-        /// Route with the rewards [default: rollout.dataset_route]
-        #[arg(long, value_name = "NAME")]
-        route: Option<String>,
-        /// Print samples and statistics as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    /// Score completions from a file with JSON of {completion, prompt, ...}, texts or TRL's messages
+    Test(TestRewardsArgs),
+}
+
+/// `hone rewards test`.
+#[derive(Debug, Args)]
+pub struct TestRewardsArgs {
+    /// File to score: JSON lines or a JSON array
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Configuration file with the rewards [default: those of --preset and --kind]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "kinds"])]
+    pub config: Option<PathBuf>,
+    /// Route with the rewards [default: rollout.dataset_route]
+    #[arg(long, value_name = "NAME", requires = "config")]
+    pub route: Option<String>,
+    /// Preset with the rewards
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// A kind of reward, or a part as TOML such as '{ kind = "length", ideal = 20, spread = 20 }';
+    /// repeatable [default: numeric_match, format_soft and format_incremental, if there is no --preset]
+    #[arg(long = "kind", value_name = "KIND")]
+    pub kinds: Vec<String>,
+    /// Print samples and statistics as JSON
+    #[arg(long)]
+    pub json: bool,
 }

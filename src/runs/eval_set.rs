@@ -124,6 +124,7 @@ impl EvalSet {
                 completion: input.text,
                 parts,
                 total,
+                extracted: BTreeMap::new(),
             })
             .collect();
         let tokens = completions.iter().map(|completion| completion.tokens.len()).sum();

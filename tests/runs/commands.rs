@@ -214,6 +214,72 @@ fn rewards_are_tested_on_a_file() {
 }
 
 #[test]
+fn rows_in_trls_form_are_tested_without_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let prompt = r#"[{"role":"system","content":"Think."},{"role":"user","content":"2 + 3 = ?"}]"#;
+    let good = "<reasoning>r</reasoning><answer>5</answer>";
+    let rows = [
+        format!(
+            r#"{{"prompt":{prompt},"completion":[{{"role":"assistant","content":"{good}"}}],"answer":"5"}}"#
+        ),
+        format!(
+            r#"{{"prompt":{prompt},"completion":{{"role":"assistant","content":"5"}},"answer":"5"}}"#
+        ),
+        format!(
+            r#"{{"messages":[{{"role":"user","content":"2 + 3 = ?"}},{{"role":"assistant","content":"{good}"}}],"answer":"6"}}"#
+        ),
+    ];
+    let run = |args: &[&str]| {
+        let data = dir.path().join("data");
+        Command::new(env!("CARGO_BIN_EXE_hone"))
+            .args([&["rewards", "test"], args].concat())
+            .env("HONE_DATA_DIR", data)
+            .output()
+            .unwrap()
+    };
+    let array = write("rows.json", &format!("[{}]", rows.join(",")));
+    for file in [write("rows.jsonl", &rows.join("\n")), array] {
+        let output = run(&[&file, "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let samples = shown["samples"].as_array().unwrap();
+        let of = |part: &str| -> Vec<f64> {
+            samples.iter().map(|s| s["parts"][part].as_f64().unwrap()).collect()
+        };
+        assert_eq!(of("correct"), [1.0, 0.0, 0.0]);
+        assert_eq!(of("format"), [1.0, 0.0, 1.0]);
+        assert_eq!(samples[0]["prompt"], "2 + 3 = ?");
+        assert_eq!(samples[2]["completion"], good);
+        assert_eq!(samples[0]["extracted"]["correct"], "5");
+        assert!(samples[1]["extracted"]["correct"].is_null(), "the second has no tags");
+        let table = text(&run(&[&file]).stdout);
+        assert!(table.lines().next().unwrap().contains("found"), "{table}");
+    }
+    let file = write("rows.jsonl", &rows[0]);
+    let chosen = run(&[&file, "--json", "--kind", "exact_match", "--preset", "question_answering"]);
+    let chosen: Value = serde_json::from_slice(&chosen.stdout).unwrap();
+    assert_eq!(chosen["parts"]["exact_match"]["estimate"]["mean"], 1.0);
+
+    for (row, code, expected) in [
+        (r#"{"completion":[{"role":"user","content":"5"}]}"#, 1, "has no message with the role"),
+        (r#"{"completion":5}"#, 1, "line 1: `completion` is 5: it must be a text, a message or"),
+        (r#"{"completion":"5","prompt":[{"role":"user"}]}"#, 1, "line 1: `prompt` is no list of"),
+    ] {
+        let output = run(&[&write("wrong.jsonl", row)]);
+        assert_eq!(output.status.code(), Some(code), "{row}");
+        assert!(text(&output.stderr).contains(expected), "{row}: {}", text(&output.stderr));
+    }
+    let output = run(&[&file, "--kind", "exact_mach"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--kind exact_mach: kind is"));
+}
+
+#[test]
 fn every_example_configuration_is_valid() {
     let mut files = Vec::new();
     for folder in ["configs/examples", "configs/examples/guides"] {
@@ -261,7 +327,9 @@ fn a_self_judge_is_tested_without_a_server() {
 fn a_run_has_the_steps_of_its_epochs() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("hone.toml");
-    let rows: String = (0..9).map(|n| format!("{{\"prompt\": \"What is {n} + 2?\"}}\n")).collect();
+    let rows: String = (0..9)
+        .map(|n| format!("{{\"prompt\": \"What is {n} + 2?\", \"answer\": \"\"}}\n"))
+        .collect();
     std::fs::write(dir.path().join("prompts.jsonl"), rows).unwrap();
     let text = format!(
         "[dataset]\npath = '{0}/prompts.jsonl'\n[rollout]\nmax_tokens = 40\ngroup_size = 4\n\

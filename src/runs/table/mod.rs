@@ -17,6 +17,8 @@ const LINES: usize = 6;
 const NUMBER: usize = 7;
 /// Maximum columns of a part's name.
 const NAME: usize = 14;
+/// Maximum columns of the answer that was found.
+const FOUND: usize = 16;
 /// With fewer columns for prompt and completion, each sample is a block of lines instead.
 const NARROW: usize = 40;
 /// Shown for a missing value.
@@ -33,6 +35,24 @@ pub struct ScoredSample {
     pub parts: BTreeMap<String, Option<f64>>,
     /// The weighted sum; `None` if no part has a value.
     pub total: Option<f64>,
+    /// The answer that each part found in the completion, for `hone rewards test`: `None` where it
+    /// found none. Parts that extract nothing are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extracted: BTreeMap<String, Option<String>>,
+}
+
+impl ScoredSample {
+    /// The distinct answers that parts found, as text; `None` if no part extracts one.
+    fn found(&self) -> Option<String> {
+        let mut distinct: Vec<String> = Vec::new();
+        for answer in self.extracted.values() {
+            let shown = answer.as_deref().map_or_else(|| MISSING.to_owned(), one_line);
+            if !distinct.contains(&shown) {
+                distinct.push(shown);
+            }
+        }
+        (!distinct.is_empty()).then(|| distinct.join(" | "))
+    }
 }
 
 /// A table of samples with line ends, at most `width` columns wide unless the numbers alone are wider;
@@ -45,9 +65,11 @@ pub fn render(samples: &[ScoredSample], width: usize) -> String {
         .chain([("total", NUMBER)])
         .collect();
     let numbers: usize = columns.iter().map(|(_, w)| w + 2).sum();
-    match width.saturating_sub(numbers + 4) {
+    let found = samples.iter().filter_map(ScoredSample::found).map(|found| found.width()).max();
+    let found = found.map(|widest| widest.clamp("found".len(), FOUND));
+    match width.saturating_sub(numbers + 4 + found.map_or(0, |width| width + 2)) {
         _ if samples.is_empty() => String::new(),
-        text if text >= NARROW => wide(samples, &columns, text),
+        text if text >= NARROW => wide(samples, &columns, text, found),
         _ => blocks(samples, &parts, width),
     }
 }
@@ -127,12 +149,21 @@ fn part_names(samples: &[ScoredSample]) -> Vec<&str> {
     distinct.into_iter().collect()
 }
 
-fn wide(samples: &[ScoredSample], columns: &[(&str, usize)], text: usize) -> String {
+/// `text` is the width of prompt and completion together, `found` that of the answers, if any.
+fn wide(
+    samples: &[ScoredSample],
+    columns: &[(&str, usize)],
+    text: usize,
+    found: Option<usize>,
+) -> String {
     let prompt = text / 3;
     let completion = text - prompt;
     let mut out = String::new();
-    let mut row = |first: &str, second: &str, values: &[String]| {
+    let mut row = |first: &str, second: &str, third: &str, values: &[String]| {
         let mut line = format!("  {}  {}", padded(first, prompt), padded(second, completion));
+        if let Some(found) = found {
+            let _ = write!(line, "  {}", padded(third, found));
+        }
         for ((_, width), value) in columns.iter().zip(values) {
             let gap = (width + 2).saturating_sub(value.width());
             let _ = write!(line, "{}{value}", " ".repeat(gap));
@@ -140,16 +171,19 @@ fn wide(samples: &[ScoredSample], columns: &[(&str, usize)], text: usize) -> Str
         let _ = writeln!(out, "{}", line.trim_end());
     };
     let names: Vec<String> = columns.iter().map(|(name, w)| cut(&one_line(name), *w)).collect();
-    row("prompt", "completion", &names);
+    row("prompt", "completion", "found", &names);
     let rules: Vec<String> = columns.iter().map(|(_, width)| "─".repeat(*width)).collect();
-    row(&"─".repeat(prompt), &"─".repeat(completion), &rules);
+    let rule = "─".repeat(found.unwrap_or_default());
+    row(&"─".repeat(prompt), &"─".repeat(completion), &rule, &rules);
     for sample in samples {
         let asked = wrapped(&sample.prompt, prompt, LINES);
         let answered = wrapped(&sample.completion, completion, LINES);
         let mut values = values(sample, columns);
+        let mut answer = sample.found().unwrap_or_default();
         for line in 0..asked.len().max(answered.len()).max(1) {
             let of = |lines: &[String]| lines.get(line).cloned().unwrap_or_default();
-            row(&of(&asked), &of(&answered), &std::mem::take(&mut values));
+            let (answer, values) = (std::mem::take(&mut answer), std::mem::take(&mut values));
+            row(&of(&asked), &of(&answered), &answer, &values);
         }
     }
     out
@@ -171,13 +205,12 @@ fn blocks(samples: &[ScoredSample], parts: &[&str], width: usize) -> String {
         for line in wrapped(&sample.completion, inner, LINES) {
             let _ = writeln!(out, "    {line}");
         }
-        let mut numbers: Vec<String> = parts
-            .iter()
-            .map(|name| {
-                let value = sample.parts.get(*name).copied().flatten();
-                format!("{} {}", one_line(name), number(value))
-            })
-            .collect();
+        let found = sample.found().map(|found| format!("found {found}"));
+        let of_parts = parts.iter().map(|name| {
+            let value = sample.parts.get(*name).copied().flatten();
+            format!("{} {}", one_line(name), number(value))
+        });
+        let mut numbers: Vec<String> = found.into_iter().chain(of_parts).collect();
         numbers.push(format!("total {}", number(sample.total)));
         for line in wrapped(&numbers.join(" · "), inner, usize::MAX) {
             let _ = writeln!(out, "    {line}");

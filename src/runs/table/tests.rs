@@ -13,7 +13,30 @@ fn sample(
         completion: completion.to_owned(),
         parts: parts.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         total,
+        extracted: BTreeMap::new(),
     }
+}
+
+#[test]
+fn the_answers_that_parts_find_have_a_column() {
+    let mut all = samples();
+    let answer = |part: &str, text: Option<&str>| (part.to_owned(), text.map(str::to_owned));
+    all[0].extracted = [answer("correct", Some("42")), answer("near", Some("42"))].into();
+    all[1].extracted = [answer("correct", None), answer("near", Some("\u{1b}[2J"))].into();
+    let wide = render(&all, 108);
+    let header = wide.lines().next().unwrap();
+    let at = header.find("found").unwrap();
+    assert!(header[..at].contains("completion") && header[at..].contains("correct"), "{wide}");
+    assert!(wide.contains(" 42 ") && wide.contains("– | ␛[2J"), "{wide}");
+    assert!(render(&all, 50).contains("found 42 · correct 1.00"), "{}", render(&all, 50));
+    assert!(!render(&all[2..], 108).contains("found"), "no part extracts an answer");
+    let json = scores_json(&all[1..], 1).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["samples"][0]["extracted"]["correct"], serde_json::Value::Null);
+    assert_eq!(json["samples"][1].get("extracted"), None);
+    let old: ScoredSample =
+        serde_json::from_str(r#"{"prompt":"a","completion":"b","parts":{},"total":1.0}"#).unwrap();
+    assert!(old.extracted.is_empty(), "states of earlier runs load");
 }
 
 fn samples() -> Vec<ScoredSample> {

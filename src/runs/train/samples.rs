@@ -1,5 +1,7 @@
 //! Completions that a step was trained on.
 
+use std::collections::BTreeMap;
+
 use hone_core::types::StepRecord;
 use hone_reward::Routes;
 use hone_store::{Store, StoreError};
@@ -37,6 +39,7 @@ pub(super) fn of_step(
                 completion: sample.text,
                 parts: rewards.into_iter().map(|reward| (reward.name, reward.value)).collect(),
                 total: (!weighted.is_empty()).then(|| weighted.iter().sum()),
+                extracted: BTreeMap::new(),
             });
         }
     }

@@ -11,6 +11,7 @@ use toml::Table;
 use hone_core::config::{Checked, Problem};
 use hone_core::metrics::Metrics;
 
+use super::answer::AnswerFinder;
 use crate::tools::Tools;
 use crate::{RewardFn, ScoreInput};
 
@@ -45,6 +46,23 @@ pub trait Kind: Documented {
     /// A sentence that begins with the key.
     fn resolve(&mut self, _lookup: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
         Ok(())
+    }
+
+    /// The parameter `extract`, the pattern of the answer; `None` for a kind without it.
+    fn extract(&self) -> Option<&str> {
+        None
+    }
+
+    /// The answer in a completion, `finder` being [`Kind::extract`].
+    fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
+        finder.find(text).map(str::to_owned)
+    }
+
+    /// The answer that the kind finds in a completion, for `hone rewards test`: `None` for a kind
+    /// that extracts nothing, `Some(None)` where it finds none. Each call compiles the pattern.
+    fn answer(&self, text: &str) -> Option<Option<String>> {
+        let finder = AnswerFinder::new(self.extract()?).ok()?;
+        Some(self.find_answer(text, &finder))
     }
 
     /// Whether scoring runs code in the sandbox.

@@ -37,6 +37,10 @@ define_kind! {
 }
 
 impl Kind for Contains {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn check(&self) -> Checked {
         if self.phrases.is_empty() { Ok(()) } else { texts("phrases", &self.phrases, 64) }
     }

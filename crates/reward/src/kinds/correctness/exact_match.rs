@@ -21,6 +21,10 @@ define_kind! {
 }
 
 impl Kind for ExactMatch {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {

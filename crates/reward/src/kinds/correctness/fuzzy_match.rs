@@ -43,6 +43,10 @@ define_kind! {
 }
 
 impl Kind for FuzzyMatch {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn check(&self) -> Checked {
         between("threshold", self.threshold, 0.0, 1.0)
     }

@@ -24,6 +24,14 @@ define_kind! {
 }
 
 impl Kind for MathEqual {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
+    fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
+        find_math(text, finder).map(str::to_owned)
+    }
+
     fn check(&self) -> Checked {
         at_least("tolerance", self.tolerance, 0.0)
     }
@@ -51,11 +59,15 @@ pub fn is_equal(
     if is_blank(wanted) {
         return None;
     }
-    let answer = match finder.extracted(text) {
+    Some(find_math(text, finder).is_some_and(|answer| same(answer, wanted, tolerance)))
+}
+
+/// The answer that [`is_equal`] compares.
+pub fn find_math<'t>(text: &'t str, finder: &AnswerFinder) -> Option<&'t str> {
+    match finder.extracted(text) {
         Some(answer) => Some(boxed(answer).unwrap_or(answer)),
         None => boxed(text).or_else(|| finder.takes_all().then_some(text)),
-    };
-    Some(answer.is_some_and(|answer| same(answer, wanted, tolerance)))
+    }
 }
 
 #[cfg(test)]

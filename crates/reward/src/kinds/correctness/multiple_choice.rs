@@ -21,6 +21,14 @@ define_kind! {
 }
 
 impl Kind for MultipleChoice {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
+    fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
+        letter(finder.extracted(text).unwrap_or(text), self.choices).map(String::from)
+    }
+
     fn check(&self) -> Checked {
         between("choices", self.choices, 2, 26)
     }

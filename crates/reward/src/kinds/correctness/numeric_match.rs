@@ -23,6 +23,10 @@ define_kind! {
 }
 
 impl Kind for NumericMatch {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn check(&self) -> Checked {
         at_least("tolerance", self.tolerance, 0.0)?;
         at_least("relative_tolerance", self.relative_tolerance, 0.0)

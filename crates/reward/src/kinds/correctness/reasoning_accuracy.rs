@@ -1,6 +1,6 @@
 //! `reasoning_accuracy`: `math_equal` of the text after the reasoning.
 
-use super::math_equal::is_equal;
+use super::math_equal::{find_math, is_equal};
 use crate::kinds::prelude::*;
 
 define_kind! {
@@ -25,6 +25,14 @@ define_kind! {
 }
 
 impl Kind for ReasoningAccuracy {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
+    fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
+        find_math(self.after_reasoning(text)?, finder).map(str::to_owned)
+    }
+
     fn check(&self) -> Checked {
         texts("delimiters", &self.delimiters, 16)?;
         at_least("tolerance", self.tolerance, 0.0)
@@ -34,11 +42,18 @@ impl Kind for ReasoningAccuracy {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {
             let reference = input.metadata.get(&p.reference)?;
-            let ended = p.delimiters.iter().find_map(|d| input.text.rsplit_once(d.as_str()));
-            let after = ended.map_or("", |(_, after)| after);
-            let equal = is_equal(after, reference, p.tolerance, &finder)?;
-            Some(indicator(equal && ended.is_some()))
+            let after = p.after_reasoning(&input.text);
+            let equal = is_equal(after.unwrap_or_default(), reference, p.tolerance, &finder)?;
+            Some(indicator(equal && after.is_some()))
         })
+    }
+}
+
+impl ReasoningAccuracy {
+    /// The text after the first delimiter that occurs, at its last occurrence.
+    fn after_reasoning<'t>(&self, text: &'t str) -> Option<&'t str> {
+        let ended = self.delimiters.iter().find_map(|d| text.rsplit_once(d.as_str()));
+        ended.map(|(_, after)| after)
     }
 }
 

@@ -33,6 +33,10 @@ impl TextSimilarity {
 }
 
 impl Kind for TextSimilarity {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn check(&self) -> Checked {
         self.metric().map(drop)
     }

@@ -16,6 +16,10 @@ define_kind! {
 }
 
 impl Kind for IntegerAnswer {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let finder = AnswerFinder::new(&self.extract)?;
         per_sample(move |input| Some(indicator(finder.find(&input.text).is_some_and(is_integer))))

@@ -136,3 +136,26 @@ async fn no_input_panics_or_leaves_its_range() {
         assert!(least < greatest, "{kind}: {least} to {greatest}");
     }
 }
+
+#[test]
+fn every_kind_with_a_pattern_shows_the_answer_that_it_finds() {
+    let found = |kind: &str, text: &str| {
+        RewardKind::read(kind, Table::new()).unwrap().answer(text).unwrap()
+    };
+    for entry in catalogue() {
+        let example: Table = toml::from_str(entry.example).unwrap();
+        let kind = RewardKind::read(entry.kind, example).unwrap();
+        let has_pattern = kind.parameters().unwrap().get("extract").is_some();
+        assert_eq!(kind.extract().is_some(), has_pattern, "{}", entry.kind);
+        assert_eq!(kind.answer("x").is_some(), has_pattern, "{}", entry.kind);
+    }
+    let text = "<think>\\boxed{1}</think> so <answer> \\boxed{\\frac12} </answer>";
+    assert_eq!(found("exact_match", text).as_deref(), Some("\\boxed{\\frac12}"));
+    for kind in ["math_equal", "reasoning_accuracy"] {
+        assert_eq!(found(kind, text).as_deref(), Some("\\frac12"), "{kind}");
+    }
+    assert_eq!(found("reasoning_accuracy", "\\boxed{1}"), None, "no end of the reasoning");
+    assert_eq!(found("math_equal", "so \\boxed{7}.").as_deref(), Some("7"), "the last box");
+    assert_eq!(found("numeric_match", "7"), None);
+    assert_eq!(found("multiple_choice", "the answer is b").as_deref(), Some("B"));
+}

@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use hone_core::config::range::ordered;
 
 use super::LONGEST;
-use crate::kinds::correctness::math_equal::is_equal;
+use crate::kinds::correctness::math_equal::{find_math, is_equal};
 use crate::kinds::prelude::*;
 
 define_kind! {
@@ -39,6 +39,14 @@ define_kind! {
 }
 
 impl Kind for CosineScaled {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
+    fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
+        find_math(text, finder).map(str::to_owned)
+    }
+
     fn check(&self) -> Checked {
         between("max_tokens", self.max_tokens, 1, LONGEST)?;
         ordered(["min_correct", "max_correct"], self.min_correct, self.max_correct)?;
