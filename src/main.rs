@@ -26,7 +26,7 @@ use hone::{app, bench, config, demo, logging, runs};
 use hone_core::metrics::Metrics;
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
-use hone_reward::{Routes, sandbox};
+use hone_reward::sandbox;
 use hone_store::maintain;
 
 use self::output::{Output, print_error};

@@ -8,22 +8,16 @@ use toml::{Table, Value};
 
 use hone_reward::routes::{Preset, RewardConfig, RouteConfig};
 
-/// The three rewards that guides to GRPO begin with, used if nothing else is chosen.
-const GUIDES: [&str; 3] = [
-    "{ name = \"correct\", kind = \"numeric_match\", weight = 2.0 }",
-    "{ name = \"format\", kind = \"format_soft\", weight = 0.5 }",
-    "{ name = \"tags\", kind = \"format_incremental\", weight = 0.5 }",
-];
-
 /// A route with the parts of a preset and of `kinds`, each the name of a kind or a part as an inline
 /// table of TOML. Without any, it has the three rewards that guides to GRPO begin with.
 ///
 /// # Errors
 /// If the preset or a kind does not exist, or a parameter is wrong.
 pub fn route(name: &str, preset: Option<&str>, kinds: &[String]) -> anyhow::Result<RouteConfig> {
-    let preset = preset.map(named).transpose()?;
-    let guides = GUIDES.map(str::to_owned);
-    let kinds = if preset.is_none() && kinds.is_empty() { &guides } else { kinds };
+    let preset = match preset {
+        Some(preset) => Some(named(preset)?),
+        None => kinds.is_empty().then_some(Preset::Guides),
+    };
     let rewards: Vec<RewardConfig> = kinds
         .iter()
         .map(|text| part(text).with_context(|| format!("--kind {text}")))
@@ -76,7 +70,7 @@ mod tests {
 
     #[test]
     fn parts_are_named_by_their_kind() {
-        let guides = "correct numeric_match 2, format format_soft 0.5, tags format_incremental 0.5";
+        let guides = "tags format_incremental 0.5, format format_soft 0.5, correct exact_match 2";
         assert_eq!(names(None, &[]).unwrap(), guides);
         let kinds = ["exact_match", "{ kind = 'length', ideal = 20, spread = 20, weight = 0.5 }"];
         assert_eq!(names(None, &kinds).unwrap(), "exact_match exact_match 1, length length 0.5");

@@ -36,6 +36,10 @@ define_kind! {
 }
 
 impl Kind for Connectors {
+    fn extract(&self) -> Option<&str> {
+        Some(&self.extract)
+    }
+
     fn check(&self) -> Checked {
         texts("words", &self.words, 64)?;
         between("target", self.target, 1, 64)
