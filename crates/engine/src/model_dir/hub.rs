@@ -29,24 +29,29 @@ impl ModelDir {
     /// [`EngineError::Model`] if `model` is neither a path nor a hub id, or
     /// [`EngineError::Component`] if it cannot be fetched.
     pub fn resolve(model: &str, cache: &Path) -> Result<PathBuf, EngineError> {
-        let path = Path::new(model);
-        if path.exists() {
-            return Ok(path.to_path_buf());
+        if let Some(dir) = Self::local(model, cache) {
+            return Ok(dir);
         }
         if !is_hub_id(model) {
             return Err(refuse(format!(
                 "{model:?} is neither a directory nor a hub id of the form organization/name"
             )));
         }
-        let cache = Cache::new(cache.to_path_buf());
-        if let Some(dir) = cached_snapshot(&cache.model(model.to_owned())) {
-            return Ok(dir);
-        }
-        fetch(model, cache).map_err(|error| {
+        fetch(model, Cache::new(cache.to_path_buf())).map_err(|error| {
             let failed =
                 format!("{model:?} is not a directory and could not be fetched from the hub");
             EngineError::component(failed, error)
         })
+    }
+
+    /// As [`Self::resolve`], but `None` for a model that would have to be fetched.
+    pub fn local(model: &str, cache: &Path) -> Option<PathBuf> {
+        let path = Path::new(model);
+        if path.exists() {
+            return Some(path.to_path_buf());
+        }
+        let cache = Cache::new(cache.to_path_buf());
+        is_hub_id(model).then(|| cached_snapshot(&cache.model(model.to_owned()))).flatten()
     }
 }
 

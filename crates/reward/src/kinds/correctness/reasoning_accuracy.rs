@@ -40,6 +40,10 @@ impl Kind for ReasoningAccuracy {
             Some(indicator(equal && ended.is_some()))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 #[cfg(test)]
