@@ -5,7 +5,6 @@ mod output;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
@@ -15,7 +14,7 @@ use hone::bench::rewards::Worst;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
     Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, ServeArgs,
-    TestRewardsArgs, TrainArgs,
+    TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
 use hone::demo::{DaemonHandle, DemoError};
@@ -23,7 +22,6 @@ use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
 use hone::{app, bench, config, demo, logging, runs};
-use hone_core::metrics::Metrics;
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
@@ -70,7 +68,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Demo(args) => run_demo(args, out),
         Command::Train(args) => train(args, out),
         Command::Eval(args) => eval(args, out),
-        Command::Validate { config } => validate(config.as_deref(), out),
+        Command::Validate(args) => validate(args, out),
         Command::Db { command } => db(command, out),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
@@ -238,21 +236,15 @@ fn test_rewards(args: TestRewardsArgs, out: &mut Output) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn validate(file: Option<&Path>, out: &mut Output) -> Outcome {
-    let mut config = load(file)?;
-    runtime()?.block_on(check_rewards(&config)).map_err(usage)?;
-    if let Some(dataset) = config.dataset_in_use() {
-        hone_dataset::check(&dataset).map_err(usage)?;
-        runtime()?.block_on(app::fetch_dataset(&mut config)).map_err(usage)?;
-    }
-    writeln!(out, "the configuration is valid")?;
+fn validate(args: ValidateArgs, out: &mut Output) -> Outcome {
+    let mut config = load(args.config.as_deref())?;
+    set(&mut config.model.path, args.model);
+    set(&mut config.dataset.path, args.dataset);
+    config::validate(&config).map_err(usage)?;
+    let report =
+        runtime()?.block_on(app::validate(&mut config, !args.config_only)).map_err(usage)?;
+    write!(out, "{report}")?;
     Ok(ExitCode::SUCCESS)
-}
-
-async fn check_rewards(config: &Config) -> anyhow::Result<()> {
-    let rewards = app::reward_tools(config, Arc::new(Metrics::new()?)).await?;
-    rewards.routes(config).await?;
-    Ok(())
 }
 
 fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {

@@ -13,9 +13,11 @@ mod rewards;
 mod sampler;
 mod self_judge;
 mod service;
+mod validate;
 
 pub use self::core::{Core, LEDGER};
 pub use dataset::fetch_dataset;
 pub use memory::explain_memory;
 pub use rewards::{RewardTools, load_rewards, reward_tools};
 pub use service::{Service, shutdown_signal, start};
+pub use validate::validate;

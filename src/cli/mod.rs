@@ -38,12 +38,8 @@ pub enum Command {
     Train(TrainArgs),
     /// Evaluate the active policy and the base model on a dataset
     Eval(EvalArgs),
-    /// Check a configuration and report errors
-    Validate {
-        /// Configuration file [default: only the defaults and the environment are checked]
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
-    },
+    /// Check a configuration, its rewards and its dataset, and report errors
+    Validate(ValidateArgs),
     /// Inspect and maintain the ledger of a stopped daemon
     Db {
         /// Operation on the ledger.
@@ -137,6 +133,23 @@ pub struct RunArgs {
     /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
     #[arg(long, value_name = "FILE|HF_URL")]
     pub dataset: Option<PathBuf>,
+}
+
+/// `hone validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// Configuration file [default: only the defaults and the environment are checked]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Model whose tokenizer measures the prompts [default: model.path, or the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Dataset to read [default: dataset.path]
+    #[arg(long, value_name = "FILE|hf://ID")]
+    pub dataset: Option<PathBuf>,
+    /// Read neither the dataset nor the model
+    #[arg(long, conflicts_with_all = ["model", "dataset"])]
+    pub config_only: bool,
 }
 
 /// `hone train`.

@@ -1,10 +1,12 @@
 //! Runs on a dataset: `hone train`, `hone eval` and `hone rewards test`, with their logs, statistics,
 //! tables and reports.
 //!
-//! [`train`] and [`eval`] drive the daemon's [`Core`](crate::app::Core). The other modules depend on
-//! no engine, trainer or clock: the same input gives the same bytes.
+//! [`train`] and [`eval`] drive the daemon's [`Core`](crate::app::Core), and [`data_check`] decides
+//! whether they can learn. The other modules depend on no engine, trainer or clock: the same input
+//! gives the same bytes.
 
 pub mod compare;
+pub mod data_check;
 pub mod early_stop;
 pub mod eval;
 pub mod eval_set;

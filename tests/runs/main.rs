@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 mod commands;
+mod data;
 mod hub;
 mod upgrade;
 

@@ -25,6 +25,13 @@ impl Hub {
         is_id(text, false)
     }
 
+    /// The cached snapshot of a model, if there is one that `is_complete` accepts.
+    pub fn cached_model(&self, id: &str, is_complete: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+        let cache = RepoCache::new(&self.cache, &Repo { kind: RepoKind::Model, id });
+        let dir = cache.snapshot(&cache.commit(BRANCH)?);
+        is_complete(&dir).then_some(dir)
+    }
+
     /// The directory of a model: the cached snapshot if `is_complete` accepts it, else a snapshot
     /// whose missing files are fetched.
     ///
@@ -35,13 +42,11 @@ impl Hub {
         id: &str,
         is_complete: impl Fn(&Path) -> bool,
     ) -> Result<PathBuf, HubError> {
-        let repo = Repo { kind: RepoKind::Model, id };
-        let cache = RepoCache::new(&self.cache, &repo);
-        if let Some(dir) = cache.commit(BRANCH).map(|commit| cache.snapshot(&commit))
-            && is_complete(&dir)
-        {
+        if let Some(dir) = self.cached_model(id, is_complete) {
             return Ok(dir);
         }
+        let repo = Repo { kind: RepoKind::Model, id };
+        let cache = RepoCache::new(&self.cache, &repo);
         let listing = self.list(&repo, BRANCH, "").await?;
         let has = |name: &str| listing.files.iter().any(|file| file.name == name);
         let is_weight = |name: &str| {

@@ -38,5 +38,8 @@ pub mod webhook;
 pub use kinds::{KindEntry, catalogue};
 pub use remote::{CallError, CallLimits};
 pub use reward_fn::{RewardFn, ScoreInput, record};
-pub use routes::{AdaptiveState, AdaptiveWeight, RewardError, RewardPart, Route, Routes};
+pub use routes::{
+    AdaptiveState, AdaptiveWeight, MissingPart, PartCoverage, RewardError, RewardPart, Route,
+    Routes,
+};
 pub use tools::{GraderEndpoint, LazySandbox, Tools};

@@ -14,6 +14,7 @@ use hone_reward::Routes;
 use hone_store::Store;
 
 use crate::config::RolloutConfig;
+use crate::progress::RolloutProgress;
 use crate::queue::PromptQueue;
 
 /// The state that the tasks share.
@@ -33,6 +34,7 @@ pub(super) struct RolloutContext {
     pub in_flight: AtomicUsize,
     /// Total rewards of the dataset's groups, for its next draw to consume.
     pub prompt_rewards: Mutex<Vec<(PromptId, Vec<Option<f64>>)>>,
+    pub progress: Mutex<RolloutProgress>,
     /// Wakes the scheduler: a prompt was submitted, or a group ended.
     pub wake_scheduler: Notify,
     /// Wakes the feedback sweep: a reservation ended.
@@ -71,6 +73,10 @@ impl RolloutContext {
 
     pub fn prompt_rewards(&self) -> MutexGuard<'_, Vec<(PromptId, Vec<Option<f64>>)>> {
         self.prompt_rewards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn progress(&self) -> MutexGuard<'_, RolloutProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether another group may start: the groups that wait for the trainer, with those in flight,

@@ -33,6 +33,7 @@ mod dataset;
 mod error;
 mod feedback;
 mod group_commit;
+mod progress;
 mod queue;
 mod scheduler;
 mod service;
@@ -40,6 +41,7 @@ mod shadow;
 
 pub use config::{RolloutConfig, SamplerKind};
 pub use error::RolloutError;
+pub use progress::RolloutProgress;
 pub use service::Rollout;
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::config::RolloutConfig;
 use crate::context::RolloutContext;
 use crate::dataset::DatasetPrompts;
 use crate::error::RolloutError;
+use crate::progress::RolloutProgress;
 use crate::queue::{PromptJob, PromptQueue};
 use crate::{feedback, scheduler};
 
@@ -73,6 +74,7 @@ impl Rollout {
             grouping: tokio::sync::Mutex::default(),
             in_flight: AtomicUsize::new(0),
             prompt_rewards: Mutex::default(),
+            progress: Mutex::default(),
             wake_scheduler: Notify::new(),
             wake_sweep: Notify::new(),
             stop: watch::channel(false).0,
@@ -111,6 +113,11 @@ impl Rollout {
                 context.count_skipped(if sampling { "queue_full" } else { "backlog" });
             }
         }
+    }
+
+    /// The groups since the start.
+    pub fn progress(&self) -> RolloutProgress {
+        self.context.progress().clone()
     }
 
     /// Stops sampling, commits complete groups and returns within seconds. Waiting prompts are

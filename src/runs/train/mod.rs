@@ -29,7 +29,7 @@ use super::early_stop::StopDecision;
 use super::eval_set::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
-use super::{compare, table};
+use super::{compare, data_check, table};
 use crate::app::{self, Core};
 use crate::config;
 use crate::config::Config;
@@ -64,8 +64,9 @@ pub struct TrainOutcome {
 /// Trains until `train.max_steps`, the end of `train.epochs`, an early stop, or `interrupt`.
 ///
 /// # Errors
-/// If the configuration permits no step (the message names the key), or a component fails. The steps
-/// that were taken stay, and the run can be resumed.
+/// If the configuration permits no step (the message names the key), if no prompt can be trained on
+/// or no part can score one (the message names each part and what it lacks), or if a component
+/// fails. The steps that were taken stay, and the run can be resumed.
 pub async fn run(
     mut config: Config,
     options: TrainOptions,
@@ -80,12 +81,16 @@ pub async fn run(
     );
     ensure!(config.train.enabled, "train.enabled is false: it must be true");
     ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
-    let Dataset { train: prompts, held_out, .. } = Dataset::open(&dataset)?;
+    let dataset = Dataset::open(&dataset)?;
     let saved_config = SavedConfig::new(&config)?;
-    let epochs = Epochs::new(&config, prompts.len());
+    let epochs = Epochs::new(&config, dataset.train.len());
     let note = epochs.resolve(&mut config.train);
     config::validate(&config)?;
     let core = Core::start_offline(&config, Some(0)).await?;
+    let (codec, context) = (core.engine.codec(), core.engine.info().context);
+    let notes =
+        data_check::before_training(&config, &dataset, &core.routes, codec, context).await?;
+    let held_out = dataset.held_out;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let most = match config.run.eval_prompts {
         0 => held_out.len(),
@@ -103,6 +108,7 @@ pub async fn run(
     if let Some(note) = note {
         run.progress.note(&note);
     }
+    notes.iter().for_each(|note| run.progress.note(note));
     let ending = run.run_until(interrupt).await;
     run.finish(ending).await
 }
@@ -211,6 +217,7 @@ impl Run {
             if self.view.step >= step && resting {
                 return Ok(());
             }
+            data_check::ensure_scored(&self.core.rollout.progress(), &self.config)?;
             if status.state == TrainState::Failed && status.restarts >= MAX_RESTARTS {
                 let error = status.last_error.unwrap_or_default();
                 anyhow::bail!("the trainer failed {MAX_RESTARTS} times: {error}");

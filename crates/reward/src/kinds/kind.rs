@@ -65,6 +65,12 @@ pub trait Kind: Documented {
         Some(self.find_answer(text, &finder))
     }
 
+    /// The metadata keys from which the part takes what it compares with. Without all of them a
+    /// completion of any text has no value. Empty if there is no such key.
+    fn reads(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
     /// Whether scoring runs code in the sandbox.
     fn needs_sandbox(&self) -> bool {
         false

@@ -2,18 +2,20 @@
 
 mod adaptive;
 mod config;
+mod coverage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hone_core::config::Problem;
 
-use crate::kinds::{BuildContext, FeedbackParams, RewardKind};
+use crate::kinds::{BuildContext, FeedbackParams, RewardKind, catalogue};
 use crate::reward_fn::{RewardFn, ScoreInput, score_guarded};
 use crate::tools::Tools;
 
 pub use adaptive::{AdaptiveConfig, AdaptiveState, AdaptiveWeight};
 pub use config::{Preset, RewardConfig, RouteConfig, RouteList};
+pub use coverage::{MissingPart, PartCoverage};
 
 /// Why the routes cannot be built, or a route cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +63,13 @@ pub struct RewardPart {
     pub grader: Option<Arc<dyn RewardFn>>,
     /// The values that clients may post; `None` for a grader.
     pub feedback: Option<FeedbackParams>,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// The metadata keys of which it needs at least one; empty if it needs no metadata.
+    pub reads: Vec<String>,
+    /// Whether scoring may depend on a process or a service, so that a missing value may be
+    /// temporary.
+    pub calls_out: bool,
 }
 
 /// A route with its parts, ready to score.
@@ -243,7 +252,16 @@ fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<Rewar
         adaptive: config.adaptive.as_ref().map(|rule| AdaptiveWeight::new(config.weight, rule)),
         grader: function.map(|function| config.shape.wrap(function)),
         feedback,
+        kind: config.kind.name(),
+        reads: config.kind.reads().into_iter().map(str::to_owned).collect(),
+        calls_out: may_call_out(&config.kind),
     })
+}
+
+fn may_call_out(kind: &RewardKind) -> bool {
+    // The members of an ensemble, and the graders of a multigrader, may be models.
+    matches!(kind, RewardKind::Grader(_) | RewardKind::Ensemble(_))
+        || catalogue().iter().any(|entry| entry.kind == kind.name() && entry.calls_out)
 }
 
 #[cfg(test)]

@@ -203,6 +203,9 @@ async fn a_broken_grader_loses_its_own_values_only() {
         adaptive: None,
         grader: Some(grader),
         feedback: None,
+        kind: "test",
+        reads: Vec::new(),
+        calls_out: false,
     };
     let route = Route {
         name: "r".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
@@ -146,10 +146,25 @@ async fn commit(
             PromptSource::Dataset => "dataset",
         };
         context.metrics.rollout_groups.with_label_values(&[source]).inc();
+        context.progress().ready += 1;
     } else {
         context.count_skipped("unscored");
+        count_unscored(context, job);
     }
     Ok(())
+}
+
+/// Counts a group without any value. A warning for the first one shows why: without such values
+/// nothing is trained.
+fn count_unscored(context: &RolloutContext, job: &PromptJob) {
+    let missing = job.route.missing(&job.interaction.metadata);
+    let mut progress = context.progress();
+    if progress.ready == 0 && progress.unscored == 0 {
+        tracing::warn!(route = %job.route.name, ?missing, "no part scored the first group");
+    }
+    progress.unscored += 1;
+    progress.unscored_since.get_or_insert_with(Instant::now);
+    progress.missing = missing;
 }
 
 /// The served members' feedback that may join their group.

@@ -1,6 +1,7 @@
 //! The members, parts and states of groups.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use hone_core::types::{
     FinishReason, GroupState, PolicyVersion, RewardSource, SampleOrigin, SamplingParams,
@@ -151,5 +152,30 @@ async fn a_transient_failure_is_retried_and_a_permanent_one_is_not() {
     rollout.submit(asked.clone().into(), samples);
     world.until(|| world.skipped("no_shadow") == 1).await;
     assert!(world.store.groups_of(asked.id).unwrap().is_empty());
+    rollout.stop().await;
+}
+
+#[tokio::test]
+async fn progress_counts_groups_and_names_what_their_parts_lack() {
+    let world = World::new();
+    let rollout = world.start();
+    let mut asked = world.interaction("numbers");
+    asked.metadata.clear();
+    let samples = vec![served(&asked, 0)];
+    world.commit(&asked, &samples).await;
+    rollout.submit(Arc::new(asked), samples);
+    world.until(|| rollout.progress().unscored == 1).await;
+    let progress = rollout.progress();
+    assert!(progress.ready == 0 && progress.unscored_since.is_some());
+    let [part] = &progress.missing[..] else { panic!("{progress:?}") };
+    assert_eq!(
+        (part.part.as_str(), part.kind, part.calls_out),
+        ("correct", "numeric_match", false)
+    );
+    assert_eq!(part.lacks.as_deref(), Some("there is no metadata `answer`"));
+    let (asked, samples) = world.serve("graded", 1).await;
+    rollout.submit(asked, samples);
+    world.until(|| rollout.progress().ready == 1).await;
+    assert_eq!(rollout.progress().unscored, 1);
     rollout.stop().await;
 }

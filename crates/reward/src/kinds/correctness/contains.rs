@@ -72,6 +72,10 @@ impl Kind for Contains {
             }))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        if self.phrases.is_empty() { vec![self.reference.as_str()] } else { Vec::new() }
+    }
 }
 
 #[cfg(test)]

@@ -36,6 +36,10 @@ impl Kind for ExactMatch {
             }))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 #[cfg(test)]

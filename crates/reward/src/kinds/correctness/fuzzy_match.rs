@@ -67,6 +67,10 @@ impl Kind for FuzzyMatch {
             Some(if ratio < p.threshold { 0.0 } else { ratio })
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 fn similarity(a: &str, b: &str) -> f64 {

@@ -40,6 +40,10 @@ impl Kind for Keywords {
             Some(found as f64 / words.len() as f64)
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        if self.keywords.is_empty() { vec![self.reference.as_str()] } else { Vec::new() }
+    }
 }
 
 #[cfg(test)]

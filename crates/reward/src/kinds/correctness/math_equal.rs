@@ -43,6 +43,10 @@ impl Kind for MathEqual {
             is_equal(&input.text, reference, p.tolerance, &finder).map(indicator)
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 /// Whether the text's answer is the value of `reference`; `None` for a blank reference.

@@ -41,6 +41,10 @@ impl Kind for MultipleChoice {
             Some(indicator(letter(answer, p.choices) == Some(wanted)))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 /// The letter (in capitals, among the first `choices` of the alphabet) that a text chooses, by the

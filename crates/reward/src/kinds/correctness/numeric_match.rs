@@ -41,6 +41,10 @@ impl Kind for NumericMatch {
             Some(indicator(answer.is_some_and(|answer| (answer - wanted).abs() <= allowed)))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 #[cfg(test)]

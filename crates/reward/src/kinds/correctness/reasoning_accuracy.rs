@@ -47,6 +47,10 @@ impl Kind for ReasoningAccuracy {
             Some(indicator(equal && after.is_some()))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 impl ReasoningAccuracy {

@@ -49,4 +49,8 @@ impl Kind for TextSimilarity {
             Some(metric.score(finder.find(&input.text).unwrap_or_default(), wanted))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }

@@ -42,4 +42,8 @@ impl Kind for CodeParams {
     fn needs_sandbox(&self) -> bool {
         self.language == CodeLanguage::Python
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.tests.as_str(), self.cases.as_str()]
+    }
 }

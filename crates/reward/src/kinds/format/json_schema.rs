@@ -52,6 +52,10 @@ impl Kind for JsonSchema {
             Some(indicator(value.is_ok_and(|value| validator.is_valid(&value))))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        self.schema_from.as_deref().into_iter().collect()
+    }
 }
 
 /// Where the schema comes from.

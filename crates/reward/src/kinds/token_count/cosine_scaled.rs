@@ -62,6 +62,10 @@ impl Kind for CosineScaled {
             Some(p.value(input.ids.len(), correct))
         })
     }
+
+    fn reads(&self) -> Vec<&str> {
+        vec![self.reference.as_str()]
+    }
 }
 
 impl CosineScaled {

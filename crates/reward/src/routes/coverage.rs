@@ -1,0 +1,163 @@
+//! Which prompts a part can score, and what the others lack.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hone_core::text::shortened;
+
+use super::{RewardPart, Route};
+use crate::reward_fn::{ScoreInput, score_guarded};
+
+/// Length to which a metadata value is shortened in a reason.
+const SHOWN: usize = 60;
+
+/// Why a part has no value for a completion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingPart {
+    /// The part's name.
+    pub part: String,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// What the metadata lacks, as a phrase; `None` if that is not the reason.
+    pub lacks: Option<String>,
+    /// Whether a process or a service computes its values.
+    pub calls_out: bool,
+}
+
+/// How many prompts a part can score.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartCoverage {
+    /// The part's name.
+    pub part: String,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// Number of prompts that it can score.
+    pub usable: usize,
+    /// The index of the first other prompt, and what that lacks.
+    pub first_unusable: Option<(usize, String)>,
+}
+
+impl RewardPart {
+    /// What the metadata lacks for this part; `None` if it needs none.
+    fn lacks(&self, metadata: &BTreeMap<String, String>) -> Option<String> {
+        let present = self.reads.iter().find_map(|key| Some((key, metadata.get(key)?)));
+        match present {
+            Some((key, value)) => {
+                let value = shortened(value, SHOWN);
+                Some(format!("it cannot use the metadata `{key}`, {value:?}"))
+            }
+            None if self.reads.is_empty() => None,
+            None => {
+                let keys: Vec<String> = self.reads.iter().map(|key| format!("`{key}`")).collect();
+                Some(format!("there is no metadata {}", keys.join(" or ")))
+            }
+        }
+    }
+}
+
+impl Route {
+    /// Why each grader has no value, for a prompt with this metadata whose completions have no
+    /// value.
+    pub fn missing(&self, metadata: &BTreeMap<String, String>) -> Vec<MissingPart> {
+        let graders = self.parts.iter().filter(|part| part.grader.is_some());
+        let missing = graders.map(|part| MissingPart {
+            part: part.name.clone(),
+            kind: part.kind,
+            lacks: part.lacks(metadata),
+            calls_out: part.calls_out,
+        });
+        missing.collect()
+    }
+
+    /// The graders that need metadata, and how many of the prompts with these metadata they can
+    /// score. Parts that compute in this process score an empty completion of each prompt; of the
+    /// others only the presence of the metadata is checked.
+    pub async fn coverage(&self, prompts: &[&BTreeMap<String, String>]) -> Vec<PartCoverage> {
+        let mut all = Vec::new();
+        for part in &self.parts {
+            let Some(grader) = part.grader.as_ref().filter(|_| !part.reads.is_empty()) else {
+                continue;
+            };
+            let usable: Vec<bool> = if part.calls_out {
+                let present = |metadata: &&BTreeMap<String, String>| {
+                    part.reads.iter().any(|key| metadata.contains_key(key))
+                };
+                prompts.iter().map(present).collect()
+            } else {
+                let inputs: Vec<ScoreInput> =
+                    prompts.iter().map(|metadata| empty_completion(metadata)).collect();
+                let values = score_guarded(grader.as_ref(), &inputs, &self.name, &part.name).await;
+                values.iter().map(Option::is_some).collect()
+            };
+            let first = usable.iter().position(|usable| !usable);
+            all.push(PartCoverage {
+                part: part.name.clone(),
+                kind: part.kind,
+                usable: usable.iter().filter(|usable| **usable).count(),
+                first_unusable: first
+                    .map(|index| (index, part.lacks(prompts[index]).unwrap_or_default())),
+            });
+        }
+        all
+    }
+}
+
+fn empty_completion(metadata: &BTreeMap<String, String>) -> ScoreInput {
+    ScoreInput {
+        messages: Arc::default(),
+        metadata: Arc::new(metadata.clone()),
+        text: String::new(),
+        ids: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Routes;
+    use crate::routes::RouteList;
+
+    fn route(parts: &str) -> Arc<Route> {
+        #[derive(serde::Deserialize)]
+        struct File {
+            route: RouteList,
+        }
+        let text = format!("[[route]]\nname = 'r'\nreward = [{parts}]");
+        let list = toml::from_str::<File>(&text).unwrap().route;
+        Arc::clone(Routes::new(&list).unwrap().get("r").unwrap())
+    }
+
+    fn metadata(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[tokio::test]
+    async fn coverage_counts_the_prompts_that_each_part_can_score() {
+        let route = route(
+            "{ name = 'number', kind = 'numeric_match' }, { name = 'text', kind = 'exact_match' }, \
+             { name = 'city', kind = 'exact_match', reference = 'city' }, \
+             { name = 'tests', kind = 'code', language = 'rhai' }, \
+             { name = 'said', kind = 'contains', phrases = ['a'] }",
+        );
+        let prompts = [metadata(&[("answer", "5")]), metadata(&[("answer", "7 apples or 8")])];
+        let coverage = route.coverage(&prompts.iter().collect::<Vec<_>>()).await;
+        let shown: Vec<String> = coverage
+            .iter()
+            .map(|c| format!("{} {} {} {:?}", c.part, c.kind, c.usable, c.first_unusable))
+            .collect();
+        let expected = [
+            r#"number numeric_match 1 Some((1, "it cannot use the metadata `answer`, \"7 apples or 8\""))"#,
+            "text exact_match 2 None",
+            r#"city exact_match 0 Some((0, "there is no metadata `city`"))"#,
+            r#"tests code 0 Some((0, "there is no metadata `tests` or `cases`"))"#,
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_part_without_metadata_lacks_none() {
+        let route = route("{ name = 's', kind = 'script', source = '()' }");
+        let [part] = &route.missing(&metadata(&[]))[..] else { panic!() };
+        assert_eq!((part.kind, &part.lacks, part.calls_out), ("script", &None, false));
+    }
+}

@@ -1,0 +1,156 @@
+//! What `hone validate` reports about a dataset, and the failures of a run that cannot learn from it.
+
+use std::path::Path;
+use std::process::Command;
+
+use insta::assert_snapshot;
+use tempfile::TempDir;
+
+/// Rows in the form of GSM8K.
+const RAW: &str = concat!(
+    r#"{"question":"3 * 4?","answer":"3 * 4 = <<3*4=12>>12\n#### 12"}"#,
+    "\n",
+    r#"{"question":"2 + 3?","answer":"2 + 3 = 5\n#### 5"}"#,
+    "\n",
+);
+const COLUMNS: &str = "prompt_column = 'question'\nextract_answer = '####'\n";
+const CORRECT: &str = "{ name = 'correct', kind = 'numeric_match' }";
+
+/// A directory with a dataset and a configuration.
+struct Run(TempDir);
+
+impl Run {
+    fn new(rows: &str, dataset: &str, parts: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("raw.jsonl"), rows).unwrap();
+        let config = format!(
+            "[dataset]\npath = 'raw.jsonl'\n{dataset}\n[rollout]\ngroup_size = 2\nmax_tokens = 2\n\
+             [train]\nsamples_per_step = 4\nmax_steps = 1\n[run]\ntensorboard = false\n\
+             [[route]]\nname = 'default'\nreward = [{parts}]\n"
+        );
+        std::fs::write(dir.path().join("hone.toml"), config).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The exit code and the output, of which paths in the directory are relative.
+    fn hone(&self, args: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hone"));
+        let output = command.args(args).current_dir(self.path()).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    }
+
+    fn validate(&self) -> String {
+        let (code, text) = self.hone(&["validate", "--config", "hone.toml"]);
+        format!("{code}\n{text}")
+    }
+
+    fn train(&self) -> String {
+        let (code, text) = self.hone(&["train", "--config", "hone.toml"]);
+        format!("{code}\n{text}")
+    }
+}
+
+#[test]
+fn validation_reports_the_dataset() {
+    let run = Run::new(RAW, COLUMNS, CORRECT);
+    let (code, text) = run.hone(&["validate", "--config", "hone.toml"]);
+    assert_eq!(code, 0, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let dataset = "dataset   raw.jsonl: 2 prompts to train on, 0 held out, of 2 rows; columns answer, question";
+    assert_eq!(&lines[..2], ["the configuration is valid", dataset]);
+    let answers = "answers   dataset.extract_answer = \"####\" finds an answer in every row; the first are \"12\", \"5\"";
+    assert_eq!(lines[2], answers);
+    assert!(lines[3].starts_with("prompts   ") && lines[3].contains("tokens, median "), "{text}");
+    assert_eq!(
+        &lines[4..],
+        ["rewards   correct (numeric_match) of route `default` can score every prompt"]
+    );
+    let left: Vec<_> = std::fs::read_dir(run.path()).unwrap().collect();
+    assert_eq!(left.len(), 2, "validation writes nothing: {left:?}");
+}
+
+#[test]
+fn a_missing_dataset_is_one_error() {
+    let run = Run::new(RAW, COLUMNS, CORRECT);
+    std::fs::remove_file(run.path().join("raw.jsonl")).unwrap();
+    assert_snapshot!(run.validate(), @r"
+    2
+    error: `raw.jsonl`: No such file or directory (os error 2)
+    ");
+    assert_snapshot!(run.train(), @r"
+    1
+    error: `raw.jsonl`: No such file or directory (os error 2)
+    ");
+    let (code, text) = run.hone(&["validate", "--config", "hone.toml", "--config-only"]);
+    assert_eq!((code, text.as_str()), (0, "the configuration is valid\n"));
+}
+
+#[test]
+fn a_wrong_column_is_one_error() {
+    let run = Run::new(RAW, "prompt_column = 'question'\nanswer_column = 'solution'\n", CORRECT);
+    assert_snapshot!(run.validate(), @r"
+    2
+    error: `raw.jsonl`: no row has the column `solution` (dataset.answer_column); the columns are answer, question
+    ");
+    assert_eq!(run.train(), run.validate().replacen('2', "1", 1));
+}
+
+#[test]
+fn an_extraction_that_finds_nothing_is_one_error() {
+    let boxed = COLUMNS.replace("####", r"\boxed{}");
+    let run = Run::new(RAW, &boxed, CORRECT);
+    assert_snapshot!(run.validate(), @r#"
+    2
+    error: `raw.jsonl`: no row has an answer; line 1: `answer` is "3 * 4 = <<3*4=12>>12\n#### 12", in which dataset.extract_answer = "\\boxed{}" finds no answer
+    "#);
+    assert_eq!(run.train(), run.validate().replacen('2', "1", 1));
+}
+
+#[test]
+fn parts_that_are_all_missing_end_a_run() {
+    // Without extraction the whole derivation is the reference, which is no number.
+    let run = Run::new(RAW, "prompt_column = 'question'\n", CORRECT);
+    assert_snapshot!(run.validate(), @r#"
+    2
+    error: correct (numeric_match) of route `default` can score no prompt; line 1: it cannot use the metadata `answer`, "3 * 4 = <<3*4=12>>12\n#### 12"
+    "#);
+    assert_snapshot!(run.train(), @r#"
+    1
+    error: no completion could be scored: correct (numeric_match) of route `default` can score no prompt; line 1: it cannot use the metadata `answer`, "3 * 4 = <<3*4=12>>12\n#### 12"
+    "#);
+    // Only sampling shows that a script never returns a value.
+    let script = "{ name = 'mine', kind = 'script', source = '()' }";
+    let run = Run::new(RAW, COLUMNS, script);
+    let text = run.train();
+    let expected =
+        ": every part was missing in each of 4 groups: mine (script): it returned no value\n";
+    // Groups may end between two looks.
+    let text = regex::Regex::new(r"each of \d+ groups").unwrap().replace(&text, "each of 4 groups");
+    assert!(text.starts_with("1\n") && text.ends_with(expected), "{text}");
+    assert_eq!(text.matches("error: ").count(), 1, "{text}");
+}
+
+#[test]
+fn prompts_that_are_all_too_long_end_a_run() {
+    let run = Run::new(RAW, &format!("{COLUMNS}max_prompt_tokens = 2\n"), CORRECT);
+    let expected =
+        "error: every prompt is longer than dataset.max_prompt_tokens (2): the shortest has ";
+    let (validated, trained) = (run.validate(), run.train());
+    assert!(validated.starts_with("2\n") && validated.contains(expected), "{validated}");
+    assert!(trained.starts_with("1\n") && trained.contains(expected), "{trained}");
+}
+
+#[test]
+fn one_missing_part_does_not_end_a_run() {
+    let parts =
+        format!("{CORRECT}, {{ name = 'steps', kind = 'exact_match', reference = 'steps' }}");
+    let run = Run::new(RAW, COLUMNS, &parts);
+    let (code, text) = run.hone(&["train", "--config", "hone.toml"]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("steps (exact_match) of route `default` can score no prompt"), "{text}");
+}
