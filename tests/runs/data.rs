@@ -17,9 +17,9 @@ const COLUMNS: &str = "prompt_column = 'question'\nextract_answer = '####'\n";
 const CORRECT: &str = "{ name = 'correct', kind = 'numeric_match' }";
 
 /// A directory with a dataset and a configuration.
-struct Run(TempDir);
+struct RunDir(TempDir);
 
-impl Run {
+impl RunDir {
     fn new(rows: &str, dataset: &str, parts: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("raw.jsonl"), rows).unwrap();
@@ -57,7 +57,7 @@ impl Run {
 
 #[test]
 fn validation_reports_the_dataset() {
-    let run = Run::new(RAW, COLUMNS, CORRECT);
+    let run = RunDir::new(RAW, COLUMNS, CORRECT);
     let (code, text) = run.hone(&["validate", "--config", "hone.toml"]);
     assert_eq!(code, 0, "{text}");
     let lines: Vec<&str> = text.lines().collect();
@@ -76,7 +76,7 @@ fn validation_reports_the_dataset() {
 
 #[test]
 fn a_missing_dataset_is_one_error() {
-    let run = Run::new(RAW, COLUMNS, CORRECT);
+    let run = RunDir::new(RAW, COLUMNS, CORRECT);
     std::fs::remove_file(run.path().join("raw.jsonl")).unwrap();
     assert_snapshot!(run.validate(), @r"
     2
@@ -92,7 +92,7 @@ fn a_missing_dataset_is_one_error() {
 
 #[test]
 fn a_wrong_column_is_one_error() {
-    let run = Run::new(RAW, "prompt_column = 'question'\nanswer_column = 'solution'\n", CORRECT);
+    let run = RunDir::new(RAW, "prompt_column = 'question'\nanswer_column = 'solution'\n", CORRECT);
     assert_snapshot!(run.validate(), @r"
     2
     error: `raw.jsonl`: no row has the column `solution` (dataset.answer_column); the columns are answer, question
@@ -103,7 +103,7 @@ fn a_wrong_column_is_one_error() {
 #[test]
 fn an_extraction_that_finds_nothing_is_one_error() {
     let boxed = COLUMNS.replace("####", r"\boxed{}");
-    let run = Run::new(RAW, &boxed, CORRECT);
+    let run = RunDir::new(RAW, &boxed, CORRECT);
     assert_snapshot!(run.validate(), @r#"
     2
     error: `raw.jsonl`: no row has an answer; line 1: `answer` is "3 * 4 = <<3*4=12>>12\n#### 12", in which dataset.extract_answer = "\\boxed{}" finds no answer
@@ -114,7 +114,7 @@ fn an_extraction_that_finds_nothing_is_one_error() {
 #[test]
 fn parts_that_are_all_missing_end_a_run() {
     // Without extraction the whole derivation is the reference, which is no number.
-    let run = Run::new(RAW, "prompt_column = 'question'\n", CORRECT);
+    let run = RunDir::new(RAW, "prompt_column = 'question'\n", CORRECT);
     assert_snapshot!(run.validate(), @r#"
     2
     error: correct (numeric_match) of route `default` can score no prompt; line 1: it cannot use the metadata `answer`, "3 * 4 = <<3*4=12>>12\n#### 12"
@@ -125,7 +125,7 @@ fn parts_that_are_all_missing_end_a_run() {
     "#);
     // Only sampling shows that a script never returns a value.
     let script = "{ name = 'mine', kind = 'script', source = '()' }";
-    let run = Run::new(RAW, COLUMNS, script);
+    let run = RunDir::new(RAW, COLUMNS, script);
     let text = run.train();
     let expected =
         ": every part was missing in each of 4 groups: mine (script): it returned no value\n";
@@ -137,7 +137,7 @@ fn parts_that_are_all_missing_end_a_run() {
 
 #[test]
 fn prompts_that_are_all_too_long_end_a_run() {
-    let run = Run::new(RAW, &format!("{COLUMNS}max_prompt_tokens = 2\n"), CORRECT);
+    let run = RunDir::new(RAW, &format!("{COLUMNS}max_prompt_tokens = 2\n"), CORRECT);
     let expected =
         "error: every prompt is longer than dataset.max_prompt_tokens (2): the shortest has ";
     let (validated, trained) = (run.validate(), run.train());
@@ -149,7 +149,7 @@ fn prompts_that_are_all_too_long_end_a_run() {
 fn one_missing_part_does_not_end_a_run() {
     let parts =
         format!("{CORRECT}, {{ name = 'steps', kind = 'exact_match', reference = 'steps' }}");
-    let run = Run::new(RAW, COLUMNS, &parts);
+    let run = RunDir::new(RAW, COLUMNS, &parts);
     let (code, text) = run.hone(&["train", "--config", "hone.toml"]);
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("steps (exact_match) of route `default` can score no prompt"), "{text}");
