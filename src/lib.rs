@@ -2,7 +2,8 @@
 //!
 //! This package combines the crates in `crates/` into one binary: the command line ([`cli`]), the
 //! composition of the daemon ([`app`]), its HTTP surface ([`http`]), runs on a dataset ([`runs`]),
-//! the demonstration ([`demo`]) and benchmarks ([`mod@bench`]).
+//! the conversion of TRL's configurations ([`import_trl`]), the demonstration ([`demo`]) and benchmarks
+//! ([`mod@bench`]).
 
 pub mod app;
 pub mod bench;
@@ -10,6 +11,7 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod http;
+pub mod import_trl;
 pub mod logging;
 mod progress;
 pub mod runs;

@@ -21,13 +21,13 @@ use hone::demo::{DaemonHandle, DemoError};
 use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::{app, bench, config, demo, logging, runs};
+use hone::{app, bench, config, demo, import_trl as trl, logging, runs};
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
 use hone_store::maintain;
 
-use self::output::{Output, print_error};
+use self::output::{Output, print_error, print_note};
 
 /// Width of tables, in columns.
 const TABLE_WIDTH: usize = 120;
@@ -69,6 +69,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Train(args) => train(args, out),
         Command::Eval(args) => eval(args, out),
         Command::Validate(args) => validate(args, out),
+        Command::ImportTrl { file, output } => import_trl(&file, output.as_deref(), out),
         Command::Db { command } => db(command, out),
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
@@ -244,6 +245,19 @@ fn validate(args: ValidateArgs, out: &mut Output) -> Outcome {
     let report =
         runtime()?.block_on(app::validate(&mut config, !args.config_only)).map_err(usage)?;
     write!(out, "{report}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn import_trl(file: &Path, output: Option<&Path>, out: &mut Output) -> Outcome {
+    let imported = trl::import(file).map_err(usage)?;
+    match output {
+        None => write!(out, "{}", imported.toml)?,
+        Some(target) => std::fs::write(target, &imported.toml)
+            .with_context(|| format!("{} cannot be written", target.display()))?,
+    }
+    for note in &imported.notes {
+        print_note(note);
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -44,3 +44,9 @@ pub fn print_error(error: &anyhow::Error) {
     // Without a standard error, the exit code still reports the failure.
     let _failed = writeln!(io::stderr(), "error: {text}");
 }
+
+/// Prints a remark about a result to standard error.
+pub fn print_note(text: &str) {
+    // The result contains the remark too.
+    let _failed = writeln!(io::stderr(), "note: {text}");
+}

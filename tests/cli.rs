@@ -92,6 +92,8 @@ fn usage_errors_have_code_2_and_failures_code_1() {
     let epochs = config("epochs.toml", "[train]\nepochs = 1.5\n");
     let stage = "[dataset]\npath = \"a.jsonl\"\n[[dataset.stage]]\nfilter = \"level =\"\n";
     let filter = config("filter.toml", stage);
+    let script = config("script.py", "args = GRPOConfig(beta='high')\n");
+    let names = config("names.toml", "[train]\nnum_generations = 8\n");
     for (args, code, text) in [
         (&["serve", "--no-such-flag"][..], 2, "--no-such-flag"),
         (&["adapters", "export"], 2, "--merged"),
@@ -102,12 +104,31 @@ fn usage_errors_have_code_2_and_failures_code_1() {
         (&["train", "--epochs", "1", "--steps", "2"], 2, "--steps"),
         (&["train", "--epochs", "nan"], 2, "train.epochs is NaN: it must be from 0 to"),
         (&["validate", "--config", "no-such-file.toml"], 2, "no-such-file.toml"),
+        (&["import-trl", "no-such-file.py"], 2, "no-such-file.py"),
+        (&["import-trl", &script], 2, "line 1: beta is \"high\": it must be a number"),
+        (&["validate", "--config", &names], 2, "rollout.group_size"),
         (&["adapters", "list", "--data", "no-such-directory"], 1, "no-such-directory"),
     ] {
         let output = hone(args).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(text), "{args:?}: {}", stderr(&output));
     }
+}
+
+#[test]
+fn an_imported_configuration_is_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("train.py");
+    std::fs::write(&script, "args = GRPOConfig(num_generations=4, bf16=True)\n").unwrap();
+    let printed = hone(&["import-trl"]).arg(&script).output().unwrap();
+    assert_eq!(printed.status.code(), Some(0), "{}", stderr(&printed));
+    assert!(stderr(&printed).contains("note: bf16: "), "{}", stderr(&printed));
+    let file = dir.path().join("hone.toml");
+    let written = hone(&["import-trl", "--output"]).arg(&file).arg(&script).output().unwrap();
+    assert_eq!((written.status.code(), written.stdout.as_slice()), (Some(0), &b""[..]));
+    assert_eq!(std::fs::read(&file).unwrap(), printed.stdout);
+    let valid = hone(&["validate", "--config"]).arg(&file).output().unwrap();
+    assert_eq!(valid.status.code(), Some(0), "{}", stderr(&valid));
 }
 
 /// The status line of `GET /livez`.

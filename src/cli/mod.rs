@@ -40,6 +40,15 @@ pub enum Command {
     Eval(EvalArgs),
     /// Check a configuration, its rewards and its dataset, and report errors
     Validate(ValidateArgs),
+    /// Convert a configuration of TRL's GRPOTrainer, and list what has no counterpart
+    ImportTrl {
+        /// File with a GRPOConfig: JSON, YAML, or a Python script, which is not run
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Write the configuration to a file [default: standard output]
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Inspect and maintain the ledger of a stopped daemon
     Db {
         /// Operation on the ledger.

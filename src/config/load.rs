@@ -9,6 +9,7 @@ use toml::{Table, Value};
 use hone_core::config::describe::{Problem, describe, nearest};
 
 use super::schema::Config;
+use super::trl::{answer, translated};
 use super::validate::{ConfigError, check};
 
 /// Keys without a default, which the serialized default configuration therefore does not contain.
@@ -141,10 +142,11 @@ fn apply(
             let default = keys.get(*key).and_then(Option::as_ref);
             insert(root, key, from_text(default, &text))?;
             set_by.insert((*key).clone(), name);
-        } else if sections.iter().any(|s| plain.starts_with(s)) {
+        } else if let Some(rest) = sections.iter().find_map(|s| plain.strip_prefix(s.as_str())) {
             let known: Vec<&str> = by_variable.keys().map(String::as_str).collect();
-            let hint = nearest(&plain, &known)
-                .map_or_else(String::new, |near| format!(": did you mean {near}?"));
+            let near = || nearest(&plain, &known).map(|near| format!("did you mean {near}?"));
+            let hint = answer(&rest.to_lowercase()).or_else(near);
+            let hint = hint.map_or_else(String::new, |hint| format!(": {hint}"));
             return Err(ConfigError::Invalid(format!(
                 "{name} names no key of the configuration{hint}"
             )));
@@ -187,7 +189,7 @@ fn insert(root: &mut Table, key: &str, value: Value) -> Result<(), ConfigError> 
 fn read(root: Table, set_by: &BTreeMap<String, String>) -> Result<Config, ConfigError> {
     let root = Value::Table(root);
     let typed: Result<Config, Problem> = serde_path_to_error::deserialize(root.clone())
-        .map_err(|e| describe(e.path(), e.inner().message(), &root));
+        .map_err(|e| translated(describe(e.path(), e.inner().message(), &root)));
     let checked = typed.and_then(|config| check(&config).map(|()| config));
     checked.map_err(|mut problem| {
         if let Some(variable) = set_by.get(&problem.key) {

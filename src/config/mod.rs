@@ -7,12 +7,14 @@ mod effective;
 mod load;
 mod run;
 mod schema;
+mod trl;
 mod validate;
 
 pub use effective::{differences, effective};
 pub use load::{environment_names, load, load_from, parse};
 pub use run::{EarlyStopConfig, RunConfig};
 pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig, ServerConfig};
+pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::{ConfigError, validate};
 
 #[cfg(test)]

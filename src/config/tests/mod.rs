@@ -4,3 +4,4 @@ mod advice;
 mod dataset;
 mod objective;
 mod shipped;
+mod trl;

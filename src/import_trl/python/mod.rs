@@ -1,0 +1,234 @@
+//! The options in a Python file: keyword arguments of the calls that make up a training script. The
+//! file is parsed and never run.
+
+mod lexer;
+mod literal;
+
+use serde_json::Value;
+
+use super::options::{Given, TrlOptions};
+
+use lexer::{Lexeme, PyToken, tokens};
+use literal::{Constants, constants, items, literal};
+
+/// A call: its name, the object before the dot, and its arguments.
+struct PyCall<'t, 'a> {
+    name: &'a str,
+    object: &'a str,
+    line: usize,
+    arguments: Vec<&'t [Lexeme<'a>]>,
+}
+
+/// An argument: its name, if it has one, and its expression.
+type PyArgument<'t, 'a> = (Option<&'a str>, &'t [Lexeme<'a>]);
+
+/// The arguments of `GRPOConfig`, `LoraConfig`, `get_peft_model` and of a model's `from_pretrained`, the
+/// model and the reward functions of `GRPOTrainer`, and the dataset of `load_dataset`.
+///
+/// # Errors
+/// If there is not exactly one call of `GRPOConfig`, if it or `LoraConfig` has an argument without a
+/// name, or if a text or a bracket is not closed.
+pub(super) fn options(source: &str) -> Result<TrlOptions, String> {
+    let tokens = tokens(source)?;
+    let calls = calls(&tokens)?;
+    let reader = Reader { source, constants: constants(&tokens) };
+    let mut options = TrlOptions::default();
+    only("GRPOConfig", &calls)?.ok_or("it has no call of GRPOConfig")?;
+    only("LoraConfig", &calls)?;
+    for call in &calls {
+        match call.name {
+            "GRPOConfig" | "LoraConfig" => {
+                options.has_lora_config |= call.name == "LoraConfig";
+                reader.keywords(call, true, &mut options)?;
+            }
+            "get_peft_model" => reader.keywords(call, false, &mut options)?,
+            "from_pretrained" if call.object.contains("Model") => {
+                if let Some((None, model)) = call.arguments.first().map(|a| split(a)) {
+                    reader.insert("model_name_or_path", model, &mut options);
+                }
+                reader.keywords(call, false, &mut options)?;
+            }
+            "GRPOTrainer" => reader.trainer(call, &mut options),
+            "load_dataset" => reader.dataset(call, &mut options),
+            _ => {}
+        }
+    }
+    Ok(options)
+}
+
+/// The calls of names, in the order of the file.
+fn calls<'t, 'a>(tokens: &'t [Lexeme<'a>]) -> Result<Vec<PyCall<'t, 'a>>, String> {
+    const NAMES: [&str; 6] = [
+        "GRPOConfig",
+        "LoraConfig",
+        "get_peft_model",
+        "from_pretrained",
+        "GRPOTrainer",
+        "load_dataset",
+    ];
+    let name_at = |at: Option<usize>| match at.and_then(|at| tokens.get(at)).map(|t| &t.token) {
+        Some(PyToken::Name(name)) => *name,
+        _ => "",
+    };
+    let mut found = Vec::new();
+    for (at, pair) in tokens.windows(2).enumerate() {
+        let [Lexeme { token: PyToken::Name(name), line, .. }, open] = pair else { continue };
+        let defined = ["class", "def"].contains(&name_at(at.checked_sub(1)));
+        if open.token != PyToken::Operator("(") || !NAMES.contains(name) || defined {
+            continue;
+        }
+        let inner = tokens.get(at + 2..).unwrap_or_default();
+        let close = closing(inner)
+            .ok_or_else(|| format!("line {line}: the bracket of {name} is not closed"))?;
+        let object = name_at(at.checked_sub(2));
+        let arguments = items(&inner[..close]);
+        found.push(PyCall { name: *name, object, line: *line, arguments });
+    }
+    Ok(found)
+}
+
+/// The place of the bracket that closes one that is open before `tokens`.
+fn closing(tokens: &[Lexeme<'_>]) -> Option<usize> {
+    let mut depth = 1_usize;
+    tokens.iter().position(|lexeme| {
+        match lexeme.token {
+            PyToken::Operator("(" | "[" | "{") => depth += 1,
+            PyToken::Operator(")" | "]" | "}") => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    })
+}
+
+/// The only call of `name`, if there is one.
+fn only<'c, 't, 'a>(
+    name: &str,
+    calls: &'c [PyCall<'t, 'a>],
+) -> Result<Option<&'c PyCall<'t, 'a>>, String> {
+    let found: Vec<_> = calls.iter().filter(|call| call.name == name).collect();
+    if found.len() > 1 {
+        let lines: Vec<String> = found.iter().map(|call| call.line.to_string()).collect();
+        let lines = lines.join(", ");
+        return Err(format!("{name} is called in lines {lines}: leave only the call to convert"));
+    }
+    Ok(found.first().copied())
+}
+
+fn split<'t, 'a>(argument: &'t [Lexeme<'a>]) -> PyArgument<'t, 'a> {
+    match argument {
+        [name, equals, value @ ..] if equals.token == PyToken::Operator("=") => match name.token {
+            PyToken::Name(name) => (Some(name), value),
+            _ => (None, argument),
+        },
+        _ => (None, argument),
+    }
+}
+
+struct Reader<'a> {
+    source: &'a str,
+    constants: Constants<'a>,
+}
+
+impl Reader<'_> {
+    /// The text of an expression.
+    fn text(&self, expression: &[Lexeme<'_>]) -> String {
+        let (Some(first), Some(last)) = (expression.first(), expression.last()) else {
+            return String::new();
+        };
+        self.source.get(first.start..last.end).unwrap_or_default().to_owned()
+    }
+
+    fn insert(&self, name: &str, expression: &[Lexeme<'_>], options: &mut TrlOptions) {
+        let given = match literal(expression, &self.constants) {
+            Some(value) => Given::Literal(value),
+            None => Given::Expression(self.text(expression)),
+        };
+        options.insert(name, given, expression.first().map(|lexeme| lexeme.line));
+    }
+
+    /// The named arguments of a call. `strict` refuses arguments without a name.
+    fn keywords(
+        &self,
+        call: &PyCall<'_, '_>,
+        strict: bool,
+        options: &mut TrlOptions,
+    ) -> Result<(), String> {
+        for argument in &call.arguments {
+            match split(argument) {
+                (Some(name), value) => self.insert(name, value, options),
+                (None, value) if is_unpacked(value) => {
+                    self.insert(&self.text(value), value, options)
+                }
+                (None, value) if strict => {
+                    let (line, name, text) = (call.line, call.name, self.text(value));
+                    return Err(format!(
+                        "line {line}: {name} has an argument without a name, {text:?}"
+                    ));
+                }
+                (None, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The model and the reward functions of a trainer. Its other arguments are objects.
+    fn trainer(&self, call: &PyCall<'_, '_>, options: &mut TrlOptions) {
+        for argument in &call.arguments {
+            let (name, value) = split(argument);
+            let line = value.first().map(|lexeme| lexeme.line);
+            match name {
+                Some("model") => {
+                    if let Some(model @ Value::String(_)) = literal(value, &self.constants) {
+                        options.insert("model", Given::Literal(model), line);
+                    }
+                }
+                Some("reward_funcs") => {
+                    let inner = match value {
+                        [open, inner @ .., _] if open.token == PyToken::Operator("[") => inner,
+                        single => single,
+                    };
+                    let names = items(inner).into_iter().map(|item| self.text(item));
+                    let names = Value::from_iter(names);
+                    options.insert("reward_funcs", Given::Literal(names), line);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The name, configuration and split of a dataset, or the file that it is read from.
+    fn dataset(&self, call: &PyCall<'_, '_>, options: &mut TrlOptions) {
+        let (mut position, mut is_named) = (0, false);
+        let mut found = TrlOptions::default();
+        for argument in &call.arguments {
+            let (keyword, value) = split(argument);
+            let line = value.first().map(|lexeme| lexeme.line);
+            let parameter = keyword.unwrap_or_else(|| {
+                position += 1;
+                if position == 1 { "path" } else { "name" }
+            });
+            let Some(value @ Value::String(_)) = literal(value, &self.constants) else { continue };
+            let option = match parameter {
+                // `load_dataset("csv", data_files="a.csv")`
+                "path" if !["json", "csv", "parquet"].iter().any(|format| value == *format) => {
+                    "dataset_name"
+                }
+                "data_files" => "dataset_name",
+                "name" => "dataset_config",
+                "split" => "dataset_train_split",
+                _ => continue,
+            };
+            is_named |= option == "dataset_name";
+            found.insert(option, Given::Literal(value), line);
+        }
+        // A second dataset does not complete the first.
+        if is_named && !options.has("dataset_name") {
+            options.extend(found);
+        }
+    }
+}
+
+/// Whether an argument is `*values` or `**values`.
+fn is_unpacked(argument: &[Lexeme<'_>]) -> bool {
+    argument.first().is_some_and(|t| matches!(t.token, PyToken::Operator("*" | "**")))
+}

@@ -1,0 +1,227 @@
+//! Conversions of whole files.
+
+mod literals;
+mod names;
+
+use hone_train::config::{
+    AdvantageScale, KlEstimator, LossKind, OptimizerKind, Recompute, ScheduleKind,
+};
+use insta::assert_snapshot;
+
+use crate::config::{Config, parse};
+
+use super::{ImportError, ImportedConfig, convert, import};
+
+/// The configuration and the notes of a text in a format.
+fn converted(extension: &str, text: &str) -> (Config, ImportedConfig) {
+    let imported = convert(text.as_bytes(), extension, "run").unwrap();
+    (parse(&imported.toml).unwrap(), imported)
+}
+
+fn refused(extension: &str, text: &str) -> String {
+    convert(text.as_bytes(), extension, "run").unwrap_err()
+}
+
+/// The options of the guides' memory-optimized configuration.
+const MEMORY: &str = r#"
+from trl import GRPOConfig
+
+training_args = GRPOConfig(
+    output_dir="outputs/run",
+    # Learning rate
+    learning_rate=5e-6,  # lower is more stable
+    adam_beta1=0.9, adam_beta2=0.99, weight_decay=0.1, warmup_ratio=0.1,
+    lr_scheduler_type='cosine',
+    per_device_train_batch_size=1,
+    gradient_accumulation_steps=4,
+    num_generations=8,
+    max_prompt_length=256,
+    max_completion_length=512,
+    num_train_epochs=1,
+    max_steps=None,
+    bf16=True,
+    optim="adamw_8bit",
+    max_grad_norm=0.1,
+    logging_steps=1,
+    save_steps=100,
+    report_to="wandb",
+)
+"#;
+
+#[test]
+fn memory_optimized_configuration_of_the_guides() {
+    let (config, imported) = converted("py", MEMORY);
+    let (train, rollout) = (&config.train, &config.rollout);
+    assert_eq!(config.data.dir.to_str(), Some("outputs/run"));
+    assert_eq!((train.learning_rate, train.warmup_ratio, train.epochs), (5e-6, 0.1, 1.0));
+    assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
+    assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Cosine, OptimizerKind::AdamW8bit));
+    // 1 x 4 is no multiple of 8, so the guide counts prompts.
+    assert_eq!((rollout.group_size, train.micro_batch, train.samples_per_step), (8, 1, 32));
+    assert_eq!((rollout.max_tokens, config.dataset.max_prompt_tokens), (512, 256));
+    assert_eq!((train.max_steps, train.max_grad_norm), (0, 0.1));
+    // TRL's defaults.
+    assert_eq!((train.beta, train.seed), (0.0, 42));
+    assert_snapshot!(imported.notes.join("\n"), @r#"
+    peft_config: without one TRL trains all parameters; Hone trains an adapter of rank 16
+    report_to: "wandb": TensorBoard files and run/steps.jsonl are written
+    logging_steps: every step is logged
+    bf16: training and serving compute in f32, on a CPU
+    save_steps: a complete checkpoint after each step
+    "#);
+    for note in &imported.notes {
+        assert!(imported.toml.contains(&format!("\n# - {note}\n")), "{note}");
+    }
+    for line in ["# learning_rate\nlearning_rate = 5e-6\n", "# beta: TRL's default\nbeta = 0.0\n"] {
+        assert!(imported.toml.contains(line), "{}", imported.toml);
+    }
+}
+
+#[test]
+fn high_performance_configuration_of_the_guides() {
+    let text = "training_args = GRPOConfig(output_dir='out', learning_rate=1e-5, \
+        per_device_train_batch_size=4, gradient_accumulation_steps=2, num_generations=16, \
+        max_prompt_length=512, max_completion_length=1024, num_train_epochs=1, bf16=True, \
+        use_vllm=True, logging_steps=10)";
+    let (config, imported) = converted("py", text);
+    let (train, rollout) = (&config.train, &config.rollout);
+    assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
+    assert_eq!((train.micro_batch, train.samples_per_step), (4, 128));
+    assert_eq!((train.schedule, train.learning_rate), (ScheduleKind::Linear, 1e-5));
+    let vllm = imported.notes.iter().find(|note| note.starts_with("use_vllm")).unwrap();
+    assert!(vllm.contains("rollout.sampler"), "{vllm}");
+}
+
+#[test]
+fn a_whole_script_with_constants_an_adapter_and_rewards() {
+    let text = r#"
+"""A script: GRPOConfig(learning_rate=1) in a text is no call."""
+import torch  # GRPOConfig(
+MODEL: str = "Qwen/Qwen2.5-1.5B-Instruct"
+MAX_PROMPT_LENGTH = 2_56
+lr = 1e-5
+lr = 2e-5
+
+class GRPOConfigLike(Base): pass
+def load_dataset(x): return x
+
+data = datasets.load_dataset("openai/gsm8k", "main", split="train")
+test = datasets.load_dataset("other/data", split="test")
+model = AutoModelForCausalLM.from_pretrained(
+    MODEL, torch_dtype=torch.bfloat16, attn_implementation="flash_attention_2", device_map="auto"
+)
+tokenizer = AutoTokenizer.from_pretrained("other/model")
+peft = LoraConfig(lora_alpha=32, target_modules=["q_proj", 'v_' "proj"], task_type="CAUSAL_LM", bias="none",
+                  lora_dropout=.05)
+args = GRPOConfig(
+    learning_rate=lr, max_prompt_length=MAX_PROMPT_LENGTH, num_generations=int(8), beta=+0.04,
+    max_steps=500, reward_weights=[0.5, 2.0], lr_scheduler_kwargs={"num_cycles": 2}, **extra)
+trainer = GRPOTrainer(model=model, reward_funcs=[format_reward, rewards.correct], args=args, peft_config=peft)
+"#;
+    let (config, imported) = converted("py", text);
+    let train = &config.train;
+    assert_eq!(config.model.path, "Qwen/Qwen2.5-1.5B-Instruct");
+    assert_eq!(config.dataset.path.to_str(), Some("hf://openai/gsm8k"));
+    assert_eq!((config.dataset.config.as_str(), config.dataset.split.as_str()), ("main", "train"));
+    assert_eq!(config.dataset.max_prompt_tokens, 256);
+    // PEFT's default rank.
+    assert_eq!((train.lora.r, train.lora.alpha, train.lora.dropout), (8, 32.0, 0.05));
+    assert_eq!(train.lora.target_modules, ["q_proj", "v_proj"].into());
+    assert_eq!((train.max_steps, train.epochs), (500, 0.0));
+    assert_eq!((train.beta, train.kl.estimator), (0.04, KlEstimator::Corrected));
+    // A name with two values is no constant, and `int(8)` would have to run.
+    assert_eq!((train.learning_rate, config.rollout.group_size), (1e-6, 8));
+    assert_snapshot!(imported.notes.join("\n"), @r"
+    lr_scheduler_kwargs.num_cycles: 2: the schedule has no such key
+    **extra: line 22: these arguments are known only when the file runs
+    attn_implementation, device_map: everything runs on the CPU
+    learning_rate: line 21: `lr` is not a literal: set train.learning_rate
+    num_generations: line 21: `int(8)` is not a literal: set rollout.group_size
+    torch_dtype: line 15: `torch.bfloat16` is not a literal: set train.base_dtype
+    ");
+    let parts = "# [[route.reward]]\n# name = \"correct\"\n# kind = \"python\"\n\
+                 # path = \"rewards.py\"\n# function = \"correct\"\n# weight = 2.0\n";
+    assert!(imported.toml.contains(parts), "{}", imported.toml);
+}
+
+#[test]
+fn a_file_of_trls_command_line() {
+    let text = "# trl grpo --config run.yaml\nmodel_name_or_path: Qwen/Qwen2-0.5B\n\
+        dataset_name: trl-lib/math\nlearning_rate: 5e-6\nuse_peft: true\nlora_target_modules:\n  - q_proj\n\
+        lora_r: 32\nlora: {lora_alpha: 64}\nloss_type: dr_grpo\nscale_rewards: false\nwarmup_steps: 0.1\n\
+        reward_funcs: [accuracy_reward]\ngradient_checkpointing: yes\nreport_to: [tensorboard]\n";
+    for (extension, text) in [("yaml", text), ("conf", text)] {
+        let (config, imported) = converted(extension, text);
+        let train = &config.train;
+        assert_eq!(config.model.path, "Qwen/Qwen2-0.5B");
+        assert_eq!(config.dataset.path.to_str(), Some("hf://trl-lib/math"));
+        assert_eq!((train.lora.r, train.lora.alpha, train.learning_rate), (32, 64.0, 5e-6));
+        assert_eq!((train.loss, train.advantage_scale), (LossKind::DrGrpo, AdvantageScale::None));
+        assert_eq!((train.warmup_ratio, train.warmup_steps), (0.1, 0));
+        assert_eq!(train.recompute, Recompute::Always);
+        assert!(config.run.tensorboard);
+        assert!(imported.toml.contains("# function = \"accuracy_reward\"\n"), "{}", imported.toml);
+    }
+}
+
+/// What `GRPOConfig` of TRL 1.16 contains without arguments.
+#[test]
+fn all_defaults_of_trl() {
+    let (config, imported) = converted("json", include_str!("trl_defaults.json"));
+    let train = &config.train;
+    assert_eq!((config.rollout.group_size, config.rollout.max_tokens), (8, 512));
+    assert_eq!((train.micro_batch, train.samples_per_step, train.epochs), (8, 8, 3.0));
+    assert_eq!((train.learning_rate, train.beta, train.seed), (1e-6, 0.0, 42));
+    assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Linear, OptimizerKind::AdamW));
+    assert_eq!((train.loss, train.clip_low, train.clip_high), (LossKind::Dapo, 0.2, 0.2));
+    assert!(!config.run.tensorboard);
+    assert!(
+        imported.notes.iter().all(|note| !note.contains("neither TRL")),
+        "{:?}",
+        imported.notes
+    );
+}
+
+#[test]
+fn losses_with_bounds_of_their_own() {
+    let train = |options: &str| converted("py", &format!("GRPOConfig({options})")).0.train;
+    let clips = train("epsilon=0.1, epsilon_high=0.28, delta=1.5");
+    assert_eq!((clips.clip_low, clips.clip_high, clips.delta), (0.1, 0.28, 1.5));
+    // TRL's bound of cispo is the ratio's.
+    let bound = train("loss_type='cispo', epsilon_high=5.0, delta=1.5");
+    assert_eq!((bound.loss, bound.clip_high, bound.delta), (LossKind::Cispo, 4.0, 0.0));
+    let synced = train("beta=0.1, sync_ref_model=True, use_bias_correction_kl=False");
+    assert_eq!((synced.kl.sync_steps, synced.kl.estimator), (512, KlEstimator::K3));
+    let large =
+        train("per_device_train_batch_size=64, gradient_accumulation_steps=8, num_generations=4");
+    assert_eq!((large.samples_per_step, large.micro_batch), (512, 64));
+}
+
+#[test]
+fn files_that_cannot_be_converted() {
+    assert_snapshot!(refused("py", "print('no configuration')"), @"it has no call of GRPOConfig");
+    assert_snapshot!(refused("py", "class GRPOConfig:\n    group_size: int = 4"), @"it has no call of GRPOConfig");
+    assert_snapshot!(refused("py", "a = GRPOConfig()\nb = GRPOConfig()"), @"GRPOConfig is called in lines 1, 2: leave only the call to convert");
+    assert_snapshot!(refused("py", "GRPOConfig('out')"), @r#"line 1: GRPOConfig has an argument without a name, "'out'""#);
+    assert_snapshot!(refused("py", "\nGRPOConfig(beta=1"), @"line 2: the bracket of GRPOConfig is not closed");
+    assert_snapshot!(refused("py", "x = '''\nGRPOConfig()"), @"line 1: a text is not closed");
+    assert_snapshot!(refused("py", "GRPOConfig(\n  beta='high')"), @r#"line 2: beta is "high": it must be a number"#);
+    assert_snapshot!(refused("json", r#"{"num_generations": 2.5}"#), @"num_generations is 2.5: it must be a whole number, 0 or more");
+    assert_snapshot!(refused("json", r#"{"beta": -1}"#), @"train.beta is -1: it must be a finite number, 0 or more");
+    assert_snapshot!(refused("json", r#"{"hidden_size": 64}"#), @"it has no option of TRL's GRPOConfig");
+    assert_snapshot!(refused("json", "[1]"), @"it is no mapping of options to values");
+    assert!(refused("json", "{").contains("line 1"));
+    assert!(refused("yaml", "beta: [1").contains("line"));
+    let binary = convert(&[0xff, 0xfe], "py", "run").unwrap_err();
+    assert_snapshot!(binary, @"it is not UTF-8 text");
+    let missing = import(std::path::Path::new("no-such-file.py")).unwrap_err();
+    assert!(matches!(missing, ImportError::Read { .. }), "{missing}");
+}
+
+#[test]
+fn names_and_texts_cannot_leave_their_comments() {
+    let text = "{\"beta\": 0.1, \"a\\n[server]\\nbind\": 1, \"reward_funcs\": [\"x\\n[server]\"]}";
+    let (config, imported) = converted("json", text);
+    assert_eq!(config.server, Config::default().server);
+    assert!(!imported.toml.contains("\n[server]"), "{}", imported.toml);
+}
