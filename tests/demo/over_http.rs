@@ -137,10 +137,11 @@ async fn chat(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
     let id = format!("chatcmpl-{:032x}", inner.streams);
     inner.completions.insert(id.clone());
     inner.questions.push((text.clone(), body["metadata"].clone()));
-    // Every other answer is right before step 1, and every answer after it.
+    // The answers to about half of the questions are right before step 1, and every answer after it. The
+    // question decides, not the order of requests, so that nothing changes without learning.
     let learned = inner.step > 0 && fake.failure != Failure::NoLearning;
-    let answer =
-        if learned || inner.streams.is_multiple_of(2) { perfect(&text) } else { "dunno".into() };
+    let is_easy = text.bytes().map(u32::from).sum::<u32>().is_multiple_of(2);
+    let answer = if learned || is_easy { perfect(&text) } else { "dunno".into() };
     let broken = fake.failure == Failure::BrokenStreams && inner.streams.is_multiple_of(10);
     stream(&id, inner.step, &answer, broken)
 }

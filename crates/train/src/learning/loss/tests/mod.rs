@@ -142,7 +142,6 @@ fn only_ratios_whose_gradient_is_cut_count_as_clipped() {
     }
 }
 
-/// Uses expectations over a whole vocabulary instead of samples.
 #[test]
 fn a_ratio_at_its_bound_is_not_clipped() {
     let config = config(0.2, 0.2, 0.0);
@@ -186,6 +185,7 @@ fn vespo_treats_an_advantage_of_zero_as_a_positive_one() {
     assert_ne!(weight(0.0), weight(-1.0));
 }
 
+/// Uses expectations over a whole vocabulary instead of samples.
 #[test]
 fn the_mean_gradients_of_k3_and_corrected_are_those_of_reverse_and_forward_kl() {
     let (logits, reference) = ([0.3, -1.0, 0.9, 0.1], [0.5, 0.2, -0.4, 0.0]);
