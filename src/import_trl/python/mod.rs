@@ -82,7 +82,7 @@ fn calls<'t, 'a>(tokens: &'t [Lexeme<'a>]) -> Result<Vec<PyCall<'t, 'a>>, String
             .ok_or_else(|| format!("line {line}: the bracket of {name} is not closed"))?;
         let object = name_at(at.checked_sub(2));
         let arguments = items(&inner[..close]);
-        found.push(PyCall { name: *name, object, line: *line, arguments });
+        found.push(PyCall { name, object, line: *line, arguments });
     }
     Ok(found)
 }
