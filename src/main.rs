@@ -1,5 +1,6 @@
 //! The `hone` binary: parses the command line, runs the command, and sets the exit code.
 
+mod generate;
 mod output;
 
 use std::io::{IsTerminal, Write};
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-use hone::app::adapters::Export;
+use hone::app::adapters::{Export, VersionChoice};
 use hone::bench::rewards::Worst;
 use hone::cli::{
     AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
@@ -68,6 +69,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Demo(args) => run_demo(args, out),
         Command::Train(args) => train(args, out),
         Command::Eval(args) => eval(args, out),
+        Command::Generate(args) => generate::run(args, out),
         Command::Validate(args) => validate(args, out),
         Command::ImportTrl { file, output } => import_trl(&file, output.as_deref(), out),
         Command::Db { command } => db(command, out),
@@ -264,13 +266,18 @@ fn import_trl(file: &Path, output: Option<&Path>, out: &mut Output) -> Outcome {
 fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {
     match command {
         AdaptersCommand::List { json, data } => list_adapters(&data.data, json, out)?,
-        AdaptersCommand::Export { merged, peft, version, f32, config } => {
+        AdaptersCommand::Export { merged, peft, version, best, f32, config } => {
             let config = run_config(config, |_| {})?;
             let precision = if f32 { Precision::F32 } else { Precision::Base };
             let export = merged.map(|target| Export::Merged(target, precision));
             let export = export.or(peft.map(Export::Peft));
             let export = export.context("--merged or --peft is required").map_err(usage)?;
-            let done = runtime()?.block_on(app::adapters::export(&config, version, &export))?;
+            let choice = match version {
+                _ if best => VersionChoice::Best,
+                Some(version) => VersionChoice::Number(version),
+                None => VersionChoice::Active,
+            };
+            let done = runtime()?.block_on(app::adapters::export(&config, choice, &export))?;
             writeln!(out, "{done}")?;
         }
     }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
 
-use hone_core::types::{PolicyRecord, PolicyState};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
 use hone_model::adapter::merge::{Precision, merge};
 use hone_train::policy::adapter_digest;
 
@@ -29,29 +30,55 @@ pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
     Ok(hone_store::maintain::policies(&data.join(LEDGER))?)
 }
 
-/// Exports `version`, or the active version if it is `None`. Returns a sentence that describes the
-/// result.
-///
-/// # Errors
-/// If the version does not exist or has no adapter, its files were changed, the target exists, or a
-/// file cannot be read or written.
-pub async fn export(config: &Config, version: Option<u64>, to: &Export) -> anyhow::Result<String> {
-    let data = &config.data.dir;
-    let records = list(data)?;
-    let wanted = |record: &&PolicyRecord| match version {
-        Some(version) => record.version.0 == version,
-        None => record.state == PolicyState::Active,
+/// A policy version of a data directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VersionChoice {
+    /// The version that the daemon serves.
+    Active,
+    /// The version with this number.
+    Number(u64),
+    /// The copy of the best evaluation of `hone train`.
+    Best,
+}
+
+/// A policy version whose files were found.
+pub(super) struct FoundVersion {
+    /// The version and, for [`VersionChoice::Best`], its step: "version 7".
+    pub(super) label: String,
+    pub(super) version: PolicyVersion,
+    /// Its PEFT directory; `None` for the base model.
+    pub(super) adapter: Option<PathBuf>,
+}
+
+/// The part of a version's manifest that identifies it.
+#[derive(Deserialize)]
+struct Manifest {
+    version: PolicyVersion,
+    step: u64,
+    sha256: String,
+}
+
+/// Finds a version and checks that its weights are those that were published.
+pub(super) fn find(data: &Path, choice: VersionChoice) -> anyhow::Result<FoundVersion> {
+    let wanted = |record: &&PolicyRecord| match choice {
+        VersionChoice::Number(version) => record.version.0 == version,
+        _ => record.state == PolicyState::Active,
     };
-    let record = records.iter().find(wanted).with_context(|| match version {
-        Some(version) => {
+    if choice == VersionChoice::Best {
+        return find_best(&data.join("run/best"));
+    }
+    let records = list(data)?;
+    let record = records.iter().find(wanted).with_context(|| match choice {
+        VersionChoice::Number(version) => {
             let last = records.last().map_or(0, |record| record.version.0);
             format!("--version is {version}: the versions go from 0 to {last}")
         }
-        None => "no version is active yet".to_owned(),
+        _ => "no version is active yet".to_owned(),
     })?;
     let version = record.version;
+    let label = format!("version {version}");
     let Some(adapter) = &record.adapter else {
-        bail!("version {version} is the base model itself: it has no adapter")
+        return Ok(FoundVersion { label, version, adapter: None });
     };
     let adapter = data.join(adapter);
     let found = adapter_digest(&adapter).with_context(|| {
@@ -63,17 +90,49 @@ pub async fn export(config: &Config, version: Option<u64>, to: &Export) -> anyho
         record.sha256.as_deref() == Some(found.as_str()),
         "the adapter file of version {version} has changed since it was published"
     );
+    Ok(FoundVersion { label, version, adapter: Some(adapter) })
+}
+
+fn find_best(best: &Path) -> anyhow::Result<FoundVersion> {
+    let place = best.display();
+    let manifest = std::fs::read(best.join("manifest.json")).with_context(|| {
+        format!(
+            "--best: {place} does not exist; `hone train` keeps the adapter of its best evaluation \
+             there"
+        )
+    })?;
+    let manifest: Manifest = serde_json::from_slice(&manifest)
+        .with_context(|| format!("{place}: manifest.json is damaged"))?;
+    let found =
+        adapter_digest(best).with_context(|| format!("{place}: the weights are missing"))?;
+    ensure!(manifest.sha256 == found, "{place}: the weights have changed since they were saved");
+    let Manifest { version, step, .. } = manifest;
+    let label = format!("version {version}, the best, of step {step}");
+    Ok(FoundVersion { label, version, adapter: Some(best.to_owned()) })
+}
+
+/// Exports a version. Returns a sentence that describes the result.
+///
+/// # Errors
+/// If the version does not exist or has no adapter, its files were changed, the target exists, or a
+/// file cannot be read or written.
+pub async fn export(config: &Config, choice: VersionChoice, to: &Export) -> anyhow::Result<String> {
+    let data = &config.data.dir;
+    let FoundVersion { label, version, adapter } = find(data, choice)?;
+    let Some(adapter) = adapter else {
+        bail!("version {version} is the base model itself: it has no adapter")
+    };
     match to {
         Export::Merged(target, precision) => {
             let base = open_model(config, data).await?;
             let merged = merge(&base.path, &adapter, target, *precision)?;
             let (modules, mib) = (merged.modules, merged.bytes as f64 / f64::from(1 << 20));
             let target = target.display();
-            Ok(format!("version {version}: {modules} modules merged, {mib:.1} MiB in {target}"))
+            Ok(format!("{label}: {modules} modules merged, {mib:.1} MiB in {target}"))
         }
         Export::Peft(target) => {
             copy_dir(&adapter, target).with_context(|| format!("{}", target.display()))?;
-            Ok(format!("version {version}: a PEFT adapter in {}", target.display()))
+            Ok(format!("{label}: a PEFT adapter in {}", target.display()))
         }
     }
 }

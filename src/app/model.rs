@@ -69,17 +69,52 @@ pub(super) async fn load_engine(
     .await?
 }
 
-/// Content of `model.json`, which names the model that a data directory belongs to.
+/// File that names the model that a data directory belongs to.
+const CLAIM_FILE: &str = "model.json";
+
+/// Content of [`CLAIM_FILE`].
 #[derive(Serialize, Deserialize)]
 struct Claim {
     name: String,
-    /// Of the model's configuration and tokenizer, and of the lengths of its weight files.
+    /// The model's [`fingerprint`].
     sha256: String,
+}
+
+/// The name of the model that a data directory belongs to; `None` if it belongs to none yet.
+///
+/// # Errors
+/// If the directory belongs to a model with other files than `model`.
+pub(super) fn owner(data: &Path, model: &ModelDir) -> anyhow::Result<Option<String>> {
+    let path = data.join(CLAIM_FILE);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let existing: Claim = serde_json::from_slice(&std::fs::read(&path)?)
+        .with_context(|| format!("{} is damaged", path.display()))?;
+    anyhow::ensure!(
+        existing.sha256 == fingerprint(model)?,
+        "data.dir {} belongs to the model {}, not to {}: use a separate data directory for each \
+         model",
+        data.display(),
+        existing.name,
+        model.path.display(),
+    );
+    Ok(Some(existing.name))
 }
 
 /// Claims the data directory for `model` and refuses a directory of another model, because its
 /// adapters, checkpoints and recorded token ids do not apply to this one.
 fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    if owner(data, model)?.is_none() {
+        let claim = Claim { name: model.name.clone(), sha256: fingerprint(model)? };
+        let claim = serde_json::to_string_pretty(&claim)?;
+        replace_file(&data.join(CLAIM_FILE), format!("{claim}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
+/// SHA-256 of the model's configuration and tokenizer, and of the lengths of its weight files.
+fn fingerprint(model: &ModelDir) -> anyhow::Result<String> {
     let mut hasher = Sha256::new();
     for file in ["config.json", "tokenizer.json"] {
         hasher.update(std::fs::read(model.path.join(file))?);
@@ -87,21 +122,5 @@ fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
     for file in &model.weights {
         hasher.update(std::fs::metadata(file)?.len().to_le_bytes());
     }
-    let sha256: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    let path = data.join("model.json");
-    if !path.exists() {
-        let claim = serde_json::to_string_pretty(&Claim { name: model.name.clone(), sha256 })?;
-        return Ok(replace_file(&path, format!("{claim}\n").as_bytes())?);
-    }
-    let existing: Claim = serde_json::from_slice(&std::fs::read(&path)?)
-        .with_context(|| format!("{} is damaged", path.display()))?;
-    anyhow::ensure!(
-        existing.sha256 == sha256,
-        "data.dir {} belongs to the model {}, not to {}: use a separate data directory for each \
-         model",
-        data.display(),
-        existing.name,
-        model.path.display(),
-    );
-    Ok(())
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,6 +1,8 @@
 //! The command line, as clap structures.
 
 mod bench;
+mod common;
+mod generate;
 mod values;
 
 use std::net::SocketAddr;
@@ -14,6 +16,8 @@ use hone_rollout::SamplerKind;
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 pub use bench::{BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs};
+pub use common::{ConfigArgs, DataArgs, RunArgs};
+pub use generate::GenerateArgs;
 
 /// Serves a language model and keeps training it on its own traffic.
 ///
@@ -38,6 +42,8 @@ pub enum Command {
     Train(TrainArgs),
     /// Evaluate the active policy and the base model on a dataset
     Eval(EvalArgs),
+    /// Generate completions of a prompt from the base model or an adapter
+    Generate(GenerateArgs),
     /// Check a configuration, its rewards and its dataset, and report errors
     Validate(ValidateArgs),
     /// Convert a configuration of TRL's GRPOTrainer, and list what has no counterpart
@@ -99,6 +105,9 @@ pub enum AdaptersCommand {
         /// Version to export [default: the active version]
         #[arg(long, value_name = "N")]
         version: Option<u64>,
+        /// Export the adapter of the best evaluation of `hone train`
+        #[arg(long, conflicts_with = "version")]
+        best: bool,
         /// Store merged weights as 32-bit floats instead of the base's type
         #[arg(long, requires = "merged")]
         f32: bool,
@@ -106,20 +115,6 @@ pub enum AdaptersCommand {
         #[command(flatten)]
         config: ConfigArgs,
     },
-}
-
-/// The arguments of every command that loads a model.
-#[derive(Debug, Args)]
-pub struct ConfigArgs {
-    /// Model: a Hugging Face directory or hub id [default: model.path, or the embedded model]
-    #[arg(long, value_name = "DIR|HUB_ID")]
-    pub model: Option<String>,
-    /// Configuration file (see configs/default.toml and configs/examples)
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
-    #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
 }
 
 /// `hone serve`.
@@ -131,17 +126,6 @@ pub struct ServeArgs {
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
-}
-
-/// Arguments that `hone train` and `hone eval` share.
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// Common arguments.
-    #[command(flatten)]
-    pub config: ConfigArgs,
-    /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
-    #[arg(long, value_name = "FILE|HF_URL")]
-    pub dataset: Option<PathBuf>,
 }
 
 /// `hone validate`.
@@ -239,14 +223,6 @@ impl From<DemoArgs> for DemoOptions {
         let DemoArgs { steps, seed, rewards, sampler, data, keep_serving, report } = args;
         Self { steps, seed, data, keep_serving, report, rewards, sampler }
     }
-}
-
-/// The data directory of a stopped daemon.
-#[derive(Debug, Args)]
-pub struct DataArgs {
-    /// Data directory
-    #[arg(long, value_name = "DIR", default_value = "hone-data")]
-    pub data: PathBuf,
 }
 
 /// `hone db`.

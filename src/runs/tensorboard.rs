@@ -1,4 +1,4 @@
-//! Writer of TensorBoard event files, for scalars only.
+//! Writer of TensorBoard event files, for scalars and histograms.
 //!
 //! A file is a sequence of TFRecords: the length as a little-endian `u64`, the masked CRC-32C of those
 //! eight bytes, the data, and its masked CRC-32C, where `mask(c) = rotate_right(c, 15) +
@@ -6,23 +6,30 @@
 //! one protobuf message `Event` (TensorFlow, `event.proto`, `summary.proto`) with these fields:
 //!
 //! ```text
-//! Event       1 wall_time: double (seconds)   2 step: int64   3 file_version: string
-//!             5 summary: Summary              7 session_log: SessionLog
-//! Summary     1 value: repeated Value
-//! Value       1 tag: string                   2 simple_value: float
-//! SessionLog  1 status: enum (START = 1)
+//! Event           1 wall_time: double (seconds)   2 step: int64   3 file_version: string
+//!                 5 summary: Summary              7 session_log: SessionLog
+//! Summary         1 value: repeated Value
+//! Value           1 tag: string                   2 simple_value: float
+//!                 5 histo: HistogramProto
+//! HistogramProto  1 min   2 max   3 num   4 sum   5 sum_squares: double
+//!                 6 bucket_limit: packed double   7 bucket: packed double (counts)
+//! SessionLog      1 status: enum (START = 1)
 //! ```
 //!
 //! TensorBoard reads the files of a directory in the order of their names. A resumed run begins a new
 //! file with a `START` at its first step; TensorBoard then drops that step and later ones of earlier
 //! files.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use hone_core::files::{FileError, at};
 use hone_core::types::{StepRecord, UnixMillis};
+
+/// Buckets of a histogram.
+const BUCKETS: usize = 30;
 
 /// One event file.
 #[derive(Debug)]
@@ -79,6 +86,33 @@ impl EventWriter {
         self.write(&event(record.created, record.step, |e| message(e, 5, summary)))
     }
 
+    /// Writes the distribution of each list of values as one event. Values that are not finite are left
+    /// out, and so are lists without any other.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn histograms(
+        &mut self,
+        step: u64,
+        time: UnixMillis,
+        values: &BTreeMap<String, Vec<f64>>,
+    ) -> Result<(), FileError> {
+        let mut summary = Vec::new();
+        for (tag, values) in values {
+            let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+            if !finite.is_empty() {
+                message(&mut summary, 1, |value| {
+                    bytes(value, 1, tag.as_bytes());
+                    message(value, 5, |histogram| fill_histogram(histogram, &finite));
+                });
+            }
+        }
+        if summary.is_empty() {
+            return Ok(());
+        }
+        self.write(&event(time, step, |e| bytes(e, 5, &summary)))
+    }
+
     fn write(&mut self, data: &[u8]) -> Result<(), FileError> {
         let length = (data.len() as u64).to_le_bytes();
         let mut record = Vec::with_capacity(data.len() + 16);
@@ -107,6 +141,34 @@ fn event(time: UnixMillis, step: u64, content: impl FnOnce(&mut Vec<u8>)) -> Vec
     varint_field(&mut event, 2, step);
     content(&mut event);
     event
+}
+
+/// A `HistogramProto` of buckets of equal width, one of which contains each value. TensorBoard takes
+/// the smallest and the largest value as the outer limits.
+fn fill_histogram(out: &mut Vec<u8>, values: &[f64]) {
+    let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let width = (max - min) / BUCKETS as f64;
+    let mut counts = vec![0.0; if width > 0.0 { BUCKETS } else { 1 }];
+    let last = counts.len() - 1;
+    for value in values {
+        // The largest value belongs to the last bucket.
+        let bucket = if width > 0.0 { ((value - min) / width) as usize } else { 0 };
+        counts[bucket.min(last)] += 1.0;
+    }
+    let limit =
+        |bucket: usize| if bucket == last { max } else { min + width * (bucket + 1) as f64 };
+    let limits: Vec<f64> = (0..counts.len()).map(limit).collect();
+    let sum: f64 = values.iter().sum();
+    let squares = values.iter().map(|v| v * v).sum();
+    for (field, value) in (1..).zip([min, max, values.len() as f64, sum, squares]) {
+        key(out, field, FIXED64);
+        out.extend(f64::to_le_bytes(value));
+    }
+    for (field, list) in [(6, limits), (7, counts)] {
+        let packed: Vec<u8> = list.into_iter().flat_map(f64::to_le_bytes).collect();
+        bytes(out, field, &packed);
+    }
 }
 
 fn varint(out: &mut Vec<u8>, mut value: u64) {
@@ -157,6 +219,14 @@ mod tests {
         let start = 1_700_000_000_000;
         let mut first = EventWriter::create(dir, "a host!", start, None).unwrap();
         first.scalars(&record(1, &[("reward_mean", 0.25), ("part/form", -1.5)])).unwrap();
+        let rewards = [
+            ("rewards/total", vec![0.5, 1.25, 2.0, 2.0, f64::NAN]),
+            ("rewards/equal", vec![-1.0; 3]),
+            ("rewards/absent", vec![f64::INFINITY]),
+        ];
+        let rewards = rewards.map(|(tag, values)| (tag.to_owned(), values)).into();
+        first.histograms(1, start + 250, &rewards).unwrap();
+        first.histograms(1, start + 250, &BTreeMap::new()).unwrap();
         first.scalars(&record(200, &[("reward_mean", 1e-3), ("kl", f64::INFINITY)])).unwrap();
         first.scalars(&record(300, &[("reward_mean", 9.0)])).unwrap();
         let mut second = EventWriter::create(dir, "a host!", start + 60_000, Some(200)).unwrap();
@@ -191,6 +261,14 @@ mod tests {
         );
         assert_eq!(read["part/form"], serde_json::json!([[1, 1_700_000_000.25, -1.5]]));
         assert_eq!(read["train/kl"], serde_json::json!([[200, 1_700_000_050.0, "inf"]]));
+        // `[left, right, count]` of each bucket that is not empty, as TensorBoard shows them.
+        let histograms = &reference["histograms"];
+        assert_eq!(
+            histograms["rewards/total"],
+            serde_json::json!([[1, [[0.5, 0.55, 1.0], [1.25, 1.3, 1.0], [1.95, 2.0, 2.0]]]])
+        );
+        assert_eq!(histograms["rewards/equal"], serde_json::json!([[1, [[-1.0, -1.0, 3.0]]]]));
+        assert_eq!(histograms.as_object().unwrap().len(), 2);
     }
 
     #[test]

@@ -52,8 +52,9 @@ fn commands(text: &str) -> Vec<(Vec<String>, bool)> {
     let complete = lines.iter().map(|line| (line.as_str(), true));
     let mut all = Vec::new();
     for (line, complete) in complete.chain(quoted.map(|quoted| (quoted, false))) {
-        let line = line.split(" #").next().unwrap();
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        // A text in prose may have a single quote.
+        let words = shlex::split(line)
+            .unwrap_or_else(|| line.split_whitespace().map(str::to_owned).collect());
         let simple = words.split(|word| ["|", "||", "&", "&&", ";", ">"].contains(&word.as_str()));
         all.extend(simple.filter(|s| !s.is_empty()).map(|s| (s.to_vec(), complete)));
     }
@@ -99,7 +100,11 @@ fn inputs(matches: &ArgMatches) -> Vec<String> {
 }
 
 /// Checks the arguments of `hone`. A name in backquotes may leave out what the command requires.
-fn check_hone(document: &str, arguments: &[String], complete: bool) -> Result<(), String> {
+pub(super) fn check_hone(
+    document: &str,
+    arguments: &[String],
+    complete: bool,
+) -> Result<(), String> {
     let words = ["hone".to_owned()].into_iter().chain(arguments.iter().cloned());
     match Cli::command().try_get_matches_from(words) {
         Ok(matches) => inputs(&matches).iter().try_for_each(|path| check_path(document, path)),

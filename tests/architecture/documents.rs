@@ -33,7 +33,7 @@ pub(super) fn documents() -> Vec<(String, String)> {
 
 /// Every key of the default configuration by its path, tables included; those of lists of tables
 /// without a number.
-fn configuration_keys() -> BTreeSet<String> {
+pub(super) fn configuration_keys() -> BTreeSet<String> {
     fn collect(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
         match value {
             toml::Value::Table(table) => {

@@ -5,6 +5,7 @@
 mod benchmarks;
 mod commands;
 mod documents;
+mod from_trl;
 mod imports;
 mod prose;
 mod references;

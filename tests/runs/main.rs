@@ -4,6 +4,7 @@
 
 mod commands;
 mod data;
+mod generate;
 mod hub;
 mod upgrade;
 

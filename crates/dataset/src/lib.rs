@@ -35,7 +35,7 @@ pub use error::{BadRow, DatasetError, RowPlace};
 pub use filter::Filter;
 pub use mix::LiveMix;
 pub use outcome::PromptOutcome;
-pub use prompt::{ANSWER, Prompt, PromptId};
+pub use prompt::{ANSWER, Prompt, PromptId, with_configured_context};
 pub use report::DatasetReport;
 pub use sampler::{Draw, PromptSampler, PromptSamplerState};
 

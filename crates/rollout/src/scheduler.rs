@@ -85,7 +85,10 @@ pub(super) async fn run(
 }
 
 fn log_panic(result: Result<(), JoinError>) {
-    if let Err(error) = result {
+    // A task is cancelled only when its runtime ends, which the cause of that end reports.
+    if let Err(error) = result
+        && error.is_panic()
+    {
         tracing::error!(%error, "a group was lost");
     }
 }

@@ -32,6 +32,7 @@ fn sample(name: &str) -> Value {
         _ if is_flag(name) => json!(true),
         "top_entropy_quantile" | "adam_beta1" | "adam_beta2" | "lora_dropout" => json!(0.5),
         "ref_model_mixup_alpha" | "warmup_ratio" => json!(0.5),
+        "group_size" | "num_generation" | "num_generations" | "num_return_sequences" => json!(4),
         _ => json!(1),
     }
 }

@@ -158,12 +158,13 @@ pub fn score_stats(values: &[Option<f64>], seed: u64) -> ScoreStats {
     }
 }
 
-fn mean(values: &[f64]) -> f64 {
+/// The mean; NaN without values.
+pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The sample standard deviation (n - 1).
-fn deviation(values: &[f64]) -> Option<f64> {
+/// The sample standard deviation (n - 1); `None` for fewer than two values.
+pub fn deviation(values: &[f64]) -> Option<f64> {
     if values.len() < 2 {
         return None;
     }

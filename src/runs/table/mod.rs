@@ -236,7 +236,8 @@ pub fn one_line(text: &str) -> String {
     text.trim().chars().filter_map(visible).collect()
 }
 
-fn visible(c: char) -> Option<char> {
+/// The character that shows `c` on one line; `None` for characters without one.
+pub fn visible(c: char) -> Option<char> {
     match c {
         '\n' => Some('⏎'),
         '\r' => None,

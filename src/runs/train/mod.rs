@@ -88,8 +88,14 @@ pub async fn run(
     config::validate(&config)?;
     let core = Core::start_offline(&config, Some(0)).await?;
     let (codec, context) = (core.engine.codec(), core.engine.info().context);
-    let notes =
-        data_check::before_training(&config, &dataset, &core.routes, codec, context).await?;
+    let checked = data_check::before_training(&config, &dataset, &core.routes, codec, context);
+    let notes = match checked.await {
+        Ok(notes) => notes,
+        Err(error) => {
+            core.shutdown().await?;
+            return Err(error);
+        }
+    };
     let held_out = dataset.held_out;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
     let most = match config.run.eval_prompts {
@@ -231,7 +237,8 @@ impl Run {
         self.view.add_step(record, self.began.elapsed());
         let mut logged = record.clone();
         logged.metrics.insert("epoch".to_owned(), self.epochs.at(record.step));
-        self.logs.step(&logged)?;
+        let (store, routes) = (&self.core.store, &self.core.routes);
+        self.logs.step(&logged, || samples::distributions(store, routes, record))?;
         let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {

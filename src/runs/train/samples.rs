@@ -1,4 +1,4 @@
-//! Completions that a step was trained on.
+//! Completions that a step was trained on, and their rewards.
 
 use std::collections::BTreeMap;
 
@@ -6,6 +6,7 @@ use hone_core::types::StepRecord;
 use hone_reward::Routes;
 use hone_store::{Store, StoreError};
 
+use crate::runs::stats;
 use crate::runs::table::ScoredSample;
 
 /// At most `most` completions of a step's groups, the first of each group first.
@@ -44,4 +45,42 @@ pub(super) fn of_step(
         }
     }
     Ok(shown)
+}
+
+/// The rewards of all completions of a step, by the name of their histogram: the weighted sum as
+/// `rewards/total`, the mean and the deviation of each group's sums as `rewards/group_mean` and
+/// `rewards/group_std`, and each part as `rewards/PART`. Missing values are left out.
+pub(super) fn distributions(
+    store: &Store,
+    routes: &Routes,
+    record: &StepRecord,
+) -> Result<BTreeMap<String, Vec<f64>>, StoreError> {
+    let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut add = |name: &str, value| {
+        values.entry(format!("rewards/{name}")).or_default().push(value);
+    };
+    for id in &record.groups {
+        let Some(group) = store.group(*id)? else { continue };
+        let route = routes.get(&group.route);
+        let mut totals = Vec::with_capacity(group.members.len());
+        for member in &group.members {
+            let mut total = None;
+            for reward in store.rewards_of(*member)? {
+                let Some(value) = reward.value else { continue };
+                add(&reward.name, value);
+                if let Some(weight) = route.and_then(|route| route.weight(&reward.name)) {
+                    *total.get_or_insert(0.0) += weight * value;
+                }
+            }
+            totals.extend(total);
+        }
+        totals.iter().for_each(|total| add("total", *total));
+        if !totals.is_empty() {
+            add("group_mean", stats::mean(&totals));
+        }
+        if let Some(deviation) = stats::deviation(&totals) {
+            add("group_std", deviation);
+        }
+    }
+    Ok(values)
 }

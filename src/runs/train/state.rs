@@ -1,5 +1,6 @@
 //! The state of a run that survives the process, and its logs.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fs, io};
 
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::files::{FileError, at, replace_dir, replace_file};
 use hone_core::types::{StepRecord, UnixMillis, now_ms};
+use hone_store::StoreError;
 use hone_train::monitoring::warnings::{MonitorState, Warning};
 
 use crate::runs::early_stop::BestTracker;
@@ -86,11 +88,17 @@ impl Logs {
         })
     }
 
-    /// Appends the metrics of a step.
-    pub(super) fn step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
+    /// Appends the metrics of a step, and TensorBoard's histograms of the values that
+    /// `distributions` reads.
+    pub(super) fn step(
+        &mut self,
+        record: &StepRecord,
+        distributions: impl FnOnce() -> Result<BTreeMap<String, Vec<f64>>, StoreError>,
+    ) -> anyhow::Result<()> {
         self.steps.append(record)?;
         if let Some(events) = &mut self.events {
             events.scalars(record)?;
+            events.histograms(record.step, record.created, &distributions()?)?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use messages::parse_messages;
 use hone_core::text::shortened;
 use hone_core::types::{Message, Role};
 
-use crate::config::DatasetConfig;
+use crate::config::{DatasetConfig, FewShot};
 use crate::error::{BadRow, DatasetError, RowPlace};
 use crate::read::{DatasetRow, text_of};
 
@@ -83,15 +83,10 @@ impl<'a> PromptBuilder<'a> {
                 reason: error.detail().unwrap_or("it is not a template").to_owned(),
             })?;
         }
-        let mut examples = Vec::new();
-        for example in &config.few_shot {
-            examples.push(Message { role: Role::User, content: example.user.clone() });
-            examples.push(Message { role: Role::Assistant, content: example.assistant.clone() });
-        }
         Ok(Self {
             config,
             templates,
-            examples,
+            examples: examples(config),
             missing_examples: config.few_shot_rows,
             extractor: AnswerExtractor::new(&config.extract_answer)?,
             extraction: Extraction::default(),
@@ -126,16 +121,7 @@ impl<'a> PromptBuilder<'a> {
         let own = self.conversation(row)?;
         let metadata = self.metadata(row)?;
         let id = PromptId::of(&own);
-        let systems = own.iter().take_while(|message| is_system(message.role)).count();
-        let mut messages = Vec::with_capacity(own.len() + self.examples.len() + 1);
-        if systems == 0 && !self.config.system_prompt.is_empty() {
-            let content = self.config.system_prompt.clone();
-            messages.push(Message { role: Role::System, content });
-        }
-        let mut own = own.into_iter();
-        messages.extend(own.by_ref().take(systems));
-        messages.extend(self.examples.iter().cloned());
-        messages.extend(own);
+        let messages = with_context(&self.config.system_prompt, &self.examples, own);
         Ok(Prompt { id, place: row.place, messages, metadata })
     }
 
@@ -250,6 +236,37 @@ impl<'a> PromptBuilder<'a> {
         }
         Ok(text)
     }
+}
+
+/// A conversation as the prompts of a dataset with this configuration have it: with
+/// `dataset.system_prompt` and the examples of `dataset.few_shot`, without those of
+/// `dataset.few_shot_rows`.
+pub fn with_configured_context(config: &DatasetConfig, own: Vec<Message>) -> Vec<Message> {
+    with_context(&config.system_prompt, &examples(config), own)
+}
+
+/// The messages of `dataset.few_shot`.
+fn examples(config: &DatasetConfig) -> Vec<Message> {
+    let turns = |example: &FewShot| {
+        let user = Message { role: Role::User, content: example.user.clone() };
+        [user, Message { role: Role::Assistant, content: example.assistant.clone() }]
+    };
+    config.few_shot.iter().flat_map(turns).collect()
+}
+
+/// Inserts the examples after the system messages of a conversation, which gets `system_prompt` if it
+/// has none.
+fn with_context(system_prompt: &str, examples: &[Message], own: Vec<Message>) -> Vec<Message> {
+    let systems = own.iter().take_while(|message| is_system(message.role)).count();
+    let mut messages = Vec::with_capacity(own.len() + examples.len() + 1);
+    if systems == 0 && !system_prompt.is_empty() {
+        messages.push(Message { role: Role::System, content: system_prompt.to_owned() });
+    }
+    let mut own = own.into_iter();
+    messages.extend(own.by_ref().take(systems));
+    messages.extend(examples.iter().cloned());
+    messages.extend(own);
+    messages
 }
 
 fn is_system(role: Role) -> bool {

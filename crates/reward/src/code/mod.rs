@@ -99,7 +99,8 @@ impl CodeReward {
         };
         let tests = input.metadata.get(tests).filter(|t| !t.trim().is_empty()).cloned();
         let calls = match (&self.runner, input.metadata.get(calls)) {
-            (Runner::Python(_), Some(text)) => calls::parse(calls, text)?,
+            (Runner::Python(_), Some(text)) => calls::parse(text)
+                .map_err(|source| SuiteError::Calls { key: calls.clone(), source })?,
             _ => Vec::new(),
         };
         if tests.is_none() && cases.is_empty() && calls.is_empty() {

@@ -2,7 +2,7 @@
 
 use hone_core::text::trim;
 
-use super::tags::Tags;
+use super::tags::PYTHON_SPACES;
 use crate::kinds::answer::compile;
 use crate::kinds::prelude::*;
 
@@ -29,11 +29,17 @@ impl Kind for ThinkGraded {
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (partial, fewest) = (self.partial, usize::try_from(self.min_reasoning));
         let fewest = fewest.unwrap_or(usize::MAX);
-        let pattern = compile("kind", &Tags::new(&["think", "answer"]).adjacent())?;
+        // The first boundary ends the first reasoning for which a match exists. A pattern of the whole
+        // text, with captures, would take longer than in proportion to the text.
+        let boundary = compile("kind", &format!("</think>{PYTHON_SPACES}<answer>"))?;
         per_sample(move |input| {
-            let Some(captures) = pattern.captures(&input.text) else { return Some(0.0) };
-            let [reasoning, answer] =
-                [1, 2].map(|group| captures.get(group).map_or("", |inside| trim(inside.as_str())));
+            let parts = |text| {
+                let (_, rest) = str::split_once(text, "<think>")?;
+                let between = boundary.find(rest)?;
+                let (answer, _) = rest[between.end()..].split_once("</answer>")?;
+                Some((trim(&rest[..between.start()]), trim(answer)))
+            };
+            let Some((reasoning, answer)) = parts(&input.text) else { return Some(0.0) };
             let is_full = reasoning.chars().count() >= fewest && !answer.is_empty();
             Some(if is_full { 1.0 } else { partial })
         })

@@ -1,0 +1,174 @@
+//! `hone generate`: completions from a model and an adapter, without a daemon.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{bail, ensure};
+use serde::Serialize;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams};
+use hone_dataset::with_configured_context;
+use hone_engine::{Engine, Event, GenerateRequest, ModelDir, Priority};
+
+use super::adapters::{FoundVersion, VersionChoice, find};
+use super::core::LEDGER;
+use super::model::{open_model, owner};
+use super::sampler::RolloutSampler;
+use crate::config::Config;
+
+/// The weights that generate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// The active version of the data directory; the model alone if the directory has no ledger.
+    #[default]
+    Default,
+    /// A version of the data directory.
+    Version(VersionChoice),
+    /// The model without an adapter.
+    Base,
+    /// A PEFT directory.
+    Adapter(PathBuf),
+}
+
+/// The options of `hone generate` that are not in the configuration.
+#[derive(Clone, Debug)]
+pub struct GenerateOptions {
+    /// The conversation, to which `dataset.system_prompt` and `dataset.few_shot` are added.
+    pub messages: Vec<Message>,
+    /// The weights that generate.
+    pub weights: Weights,
+    /// Sampling parameters. Completion `i` has the seed `seed + i`.
+    pub params: SamplingParams,
+    /// Number of completions.
+    pub samples: u64,
+}
+
+/// The result of `hone generate`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Generated {
+    /// Name of the model.
+    pub model: String,
+    /// The version or the directory of the adapter, or "the base model".
+    pub weights: String,
+    /// The completions, in the order of their seeds.
+    pub completions: Vec<GeneratedText>,
+}
+
+/// One completion of `hone generate`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GeneratedText {
+    /// The text, without stop token.
+    pub text: String,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Sampled tokens, the stop token included.
+    pub tokens: usize,
+}
+
+/// Where `hone generate` writes while it runs.
+pub trait GenerateSink {
+    /// The weights are chosen: [`Generated::weights`].
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    fn weights(&mut self, label: &str) -> io::Result<()>;
+
+    /// The next text of completion `index`.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    fn text(&mut self, index: u64, text: &str) -> io::Result<()>;
+}
+
+/// Generates one completion at a time on the native sampler. Changes nothing in the data directory,
+/// except that the embedded model is unpacked and a model of the hub is downloaded there.
+///
+/// # Errors
+/// If the model or the adapter cannot be loaded, the data directory belongs to another model, or the
+/// prompt is longer than the context.
+pub async fn run(
+    config: &Config,
+    options: &GenerateOptions,
+    sink: &mut dyn GenerateSink,
+) -> anyhow::Result<Generated> {
+    let dir = open_model(config, &config.data.dir).await?;
+    let (label, version, adapter) = match choose(config, &dir, &options.weights)? {
+        Some(FoundVersion { label, version, adapter: Some(adapter) }) => {
+            (label, version, Some(adapter))
+        }
+        _ => ("the base model".to_owned(), PolicyVersion::BASE, None),
+    };
+    sink.weights(&label)?;
+    let metrics = Arc::new(Metrics::new()?);
+    let sampler = RolloutSampler::start(config, &dir, None, metrics).await?;
+    let publisher = sampler.publisher(None);
+    publisher.stage(version, adapter.as_deref()).await?;
+    publisher.activate().await?;
+    let messages = with_configured_context(&config.dataset, options.messages.clone());
+    let prompt_ids = sampler.engine.codec().prompt(&messages)?;
+    let mut completions = Vec::new();
+    for index in 0..options.samples {
+        let seed = options.params.seed.wrapping_add(index);
+        let request = GenerateRequest {
+            prompt_ids: prompt_ids.clone(),
+            params: SamplingParams { seed, ..options.params.clone() },
+            stop: Vec::new(),
+            top_logprobs: 0,
+            // A shadow request reports its tokens only at the end.
+            priority: Priority::Live,
+        };
+        let mut generation = sampler.engine.generate(request).await?;
+        let (mut text, mut tokens, mut ended) = (String::new(), 0, None);
+        while let Some(event) = generation.events.recv().await {
+            let piece = match event {
+                Event::Token(token) => {
+                    tokens += 1;
+                    token.text
+                }
+                Event::Done { finish, text } => {
+                    ended = Some(finish);
+                    text
+                }
+                Event::Failed(error) => return Err(error.into()),
+            };
+            sink.text(index, &piece)?;
+            text.push_str(&piece);
+        }
+        let Some(finish) = ended else { bail!("the completion has no end") };
+        completions.push(GeneratedText { text, finish, tokens });
+    }
+    Ok(Generated { model: dir.name, weights: label, completions })
+}
+
+/// The adapter to use; `None` is the model alone.
+fn choose(
+    config: &Config,
+    model: &ModelDir,
+    weights: &Weights,
+) -> anyhow::Result<Option<FoundVersion>> {
+    let data = &config.data.dir;
+    let choice = match weights {
+        Weights::Base => return Ok(None),
+        Weights::Adapter(path) => {
+            let (label, version) = (path.display().to_string(), PolicyVersion(1));
+            return Ok(Some(FoundVersion { label, version, adapter: Some(path.clone()) }));
+        }
+        Weights::Default if !data.join(LEDGER).exists() => return Ok(None),
+        Weights::Default => VersionChoice::Active,
+        Weights::Version(choice) => *choice,
+    };
+    let owner = owner(data, model)?;
+    if let Some(owner) = owner.filter(|owner| *owner != model.name) {
+        // A merged model already contains an adapter of this directory, which must not be added again.
+        ensure!(
+            *weights != Weights::Default,
+            "data.dir {} belongs to the model {owner}, and this model is {}: choose --base for the \
+             model alone, or --version N or --best for an adapter of the directory",
+            data.display(),
+            model.name,
+        );
+    }
+    find(data, choice).map(Some)
+}

@@ -1,0 +1,38 @@
+//! Arguments that several commands have.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// The arguments of every command that loads a model.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// Model: a Hugging Face directory or hub id [default: model.path, or the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Configuration file (see configs/default.toml and configs/examples)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+}
+
+/// Arguments that `hone train` and `hone eval` share.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Common arguments.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
+    #[arg(long, value_name = "FILE|HF_URL")]
+    pub dataset: Option<PathBuf>,
+}
+
+/// The data directory of a stopped daemon.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Data directory
+    #[arg(long, value_name = "DIR", default_value = "hone-data")]
+    pub data: PathBuf,
+}
