@@ -290,16 +290,7 @@ fn list_adapters(data: &Path, json: bool, out: &mut Output) -> anyhow::Result<()
         writeln!(out, "{}", serde_json::to_string(&records)?)?;
         return Ok(());
     }
-    let [version, parent, step, state, reward] = ["version", "parent", "step", "state", "reward"];
-    writeln!(out, "{version:>7}  {parent:>6}  {step:>8}  {state:<10} {reward:>7}")?;
-    for record in records {
-        let parent = record.parent.map_or_else(|| "-".to_owned(), |p| p.to_string());
-        let reward = record.metrics.get("reward_mean");
-        let reward = reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}"));
-        let state = format!("{:?}", record.state).to_lowercase();
-        let (version, step) = (record.version, record.step);
-        writeln!(out, "{version:>7}  {parent:>6}  {step:>8}  {state:<10} {reward:>7}")?;
-    }
+    write!(out, "{}", app::policy_tree::render(&records, data))?;
     Ok(())
 }
 

@@ -143,6 +143,7 @@ impl Core {
         let setup = TrainSetup {
             config: config.train.clone(),
             publish_every: config.policy.publish_every,
+            hold: config.policy.hold(),
             step_limit,
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,

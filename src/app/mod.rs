@@ -10,6 +10,7 @@ mod dataset;
 pub mod generate;
 mod memory;
 mod model;
+pub mod policy_tree;
 mod rewards;
 mod sampler;
 mod self_judge;

@@ -19,7 +19,7 @@ use crate::{group_commit, shadow};
 /// Longest time between two looks at the queue, because jobs expire without a wake-up.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A served completion that lags the active version by more versions is left out of its group. The
+/// A served completion whose version is older, or of an abandoned branch, is left out of its group. The
 /// rest of `train.max_staleness` is for the time that the group waits for the trainer.
 const MAX_SERVED_LAG: u64 = 4;
 
@@ -110,8 +110,10 @@ impl GroupScheduler {
         let slot = self.acquire_slot().await?;
         let mut job = self.next_job().await?;
         let in_flight = GroupInFlight::new(&self.context, &job);
-        let active = self.context.engine.active_version().0;
-        job.served.retain(|sample| active.saturating_sub(sample.version.0) <= MAX_SERVED_LAG);
+        let (active, lineage) =
+            (self.context.engine.active_version(), self.context.store.lineage());
+        let is_recent = |version| lineage.age(active, version).is_some_and(|a| a <= MAX_SERVED_LAG);
+        job.served.retain(|sample| is_recent(sample.version));
         let wanted = self.context.config.group_size.saturating_sub(job.served.len());
         let shadows = self.start_shadows(&job, wanted, slot).await?;
         let context = Arc::clone(&self.context);

@@ -39,6 +39,14 @@ pub enum Op {
 }
 
 impl Op {
+    /// The policy version that the operation records.
+    pub(crate) fn policy(&self) -> Option<&PolicyRecord> {
+        match self {
+            Self::Policy(record) => Some(record),
+            _ => None,
+        }
+    }
+
     /// The table that the operation writes, as a metric label.
     pub(crate) fn table(&self) -> &'static str {
         match self {

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    Group, GroupId, Interaction, InteractionId, PolicyRecord, PolicyVersion, Rating, Reward,
+    Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating, Reward,
     Sample, SampleId, StepRecord, UnixMillis,
 };
 
@@ -35,6 +35,7 @@ pub(crate) struct StoreInner {
     queue: Arc<WriteQueue>,
     ready: watch::Receiver<usize>,
     feedback: watch::Receiver<u64>,
+    lineage: watch::Receiver<Arc<Lineage>>,
     ended: watch::Receiver<WriterEnd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -79,6 +80,10 @@ impl Store {
         metrics.train.ready_groups.set(i64::try_from(ready_count).unwrap_or(i64::MAX));
         let (ready_sender, ready) = watch::channel(ready_count);
         let (feedback_sender, feedback) = watch::channel(0);
+        let policies: Vec<PolicyRecord> =
+            file.read(|tx| reader::from_number(tx, schema::POLICIES, 0, usize::MAX))?;
+        let lineage: Lineage = policies.iter().collect();
+        let (lineage_sender, lineage) = watch::channel(Arc::new(lineage));
         let (ended_sender, ended) = watch::channel(None);
         let mut writer = Writer {
             file: file.clone(),
@@ -88,6 +93,7 @@ impl Store {
             limit: config.queue,
             ready: ready_sender,
             feedback: feedback_sender,
+            lineage: lineage_sender,
             ended: ended_sender,
             #[cfg(test)]
             breakpoint: Box::new(|_| {}),
@@ -98,7 +104,8 @@ impl Store {
             .spawn(move || writer.run())
             .map_err(StoreError::io("the writer cannot start"))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Self { inner: Arc::new(StoreInner { file, queue, ready, feedback, ended, thread }) })
+        let inner = StoreInner { file, queue, ready, feedback, lineage, ended, thread };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Writes a batch in one transaction and waits until it is durable.
@@ -158,6 +165,11 @@ impl Store {
     /// A counter that increases after each commit that recorded feedback.
     pub fn watch_feedback(&self) -> watch::Receiver<u64> {
         self.inner.feedback.clone()
+    }
+
+    /// The tree of the committed policy versions.
+    pub fn lineage(&self) -> Arc<Lineage> {
+        self.inner.lineage.borrow().clone()
     }
 
     /// Commits everything queued, ends the writer thread and closes the file. Later calls return

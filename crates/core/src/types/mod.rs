@@ -5,12 +5,14 @@
 
 mod chat;
 mod ids;
+mod lineage;
 mod records;
 mod sampling;
 mod time;
 
 pub use chat::{Message, Role};
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
+pub use lineage::Lineage;
 pub use records::{
     Group, GroupState, Interaction, PolicyRecord, PolicyState, PromptSource, Rating, Reward,
     RewardSource, Sample, SampleOrigin, StepRecord,

@@ -203,7 +203,7 @@ pub struct PolicyRecord {
     pub metrics: BTreeMap<String, f64>,
     /// Life cycle.
     pub state: PolicyState,
-    /// Why it was rejected, or made active by a rollback.
+    /// Why it was rejected, or why an operator or a recovery made it active.
     pub reason: Option<String>,
     /// When it was made.
     pub created: UnixMillis,

@@ -46,6 +46,7 @@ async fn committed_records_are_read_back_and_survive_reopening() {
             vec![policy(0, PolicyState::Active), policy(1, PolicyState::Rejected)]
         );
         assert_eq!(store.policy(PolicyVersion(1)).unwrap(), Some(policy(1, PolicyState::Rejected)));
+        assert_eq!(store.lineage().age(PolicyVersion(1), PolicyVersion(0)), Some(1));
         let expected = StoreStats {
             interactions: 1,
             samples: 2,

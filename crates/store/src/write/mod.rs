@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use hone_core::metrics::Metrics;
+use hone_core::types::Lineage;
 
 use crate::error::StoreError;
 use crate::file::LedgerFile;
-use crate::op::{Committed, FeedbackOutcome};
+use crate::op::{Committed, FeedbackOutcome, Op};
 
 pub(crate) use apply::{AppliedCounts, LedgerTables};
 pub(crate) use queue::{WriteJob, WriteQueue};
@@ -45,6 +46,8 @@ pub(crate) struct Writer {
     pub(crate) ready: watch::Sender<usize>,
     /// Incremented after commits that recorded feedback.
     pub(crate) feedback: watch::Sender<u64>,
+    /// The committed policy versions.
+    pub(crate) lineage: watch::Sender<Arc<Lineage>>,
     /// Receives the result when the thread ends.
     pub(crate) ended: watch::Sender<WriterEnd>,
     /// Runs before each batch is applied.
@@ -203,6 +206,13 @@ impl Writer {
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
         if answers.iter().flat_map(|answer| &answer.feedback).any(FeedbackOutcome::is_recorded) {
             self.feedback.send_modify(|n| *n += 1);
+        }
+        let policies: Vec<_> = jobs.iter().flat_map(|job| &job.ops).filter_map(Op::policy).collect();
+        if !policies.is_empty() {
+            self.lineage.send_modify(|lineage| {
+                let lineage = Arc::make_mut(lineage);
+                policies.into_iter().for_each(|record| lineage.add(record));
+            });
         }
         for (job, answer) in jobs.into_iter().zip(answers) {
             if let Some(reply) = job.reply {

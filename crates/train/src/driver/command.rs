@@ -28,6 +28,8 @@ pub(crate) enum TrainCommand {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepGate {
     pub(crate) paused: bool,
+    /// Whether a resume has come that the trainer has not taken yet. It ends a hold too.
+    pub(crate) resumed: bool,
     /// The last step that may be taken.
     pub(crate) step_limit: Option<u64>,
 }
@@ -37,7 +39,7 @@ impl StepGate {
     pub(crate) fn apply(&mut self, command: TrainCommand) -> Option<TrainCommand> {
         match command {
             TrainCommand::Pause => self.paused = true,
-            TrainCommand::Resume => self.paused = false,
+            TrainCommand::Resume => (self.paused, self.resumed) = (false, true),
             TrainCommand::SetStepLimit(limit) => self.step_limit = limit,
             other => return Some(other),
         }

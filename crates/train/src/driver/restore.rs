@@ -1,24 +1,28 @@
 //! Recovery: from a checkpoint after a start, and to the version that an operator activated.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use hone_core::files::at;
-use hone_core::types::{PolicyState, PolicyVersion};
+use hone_core::files::{at, remove_any};
+use hone_core::types::{PolicyState, PolicyVersion, now_ms};
 use hone_model::ModelSpec;
 use hone_store::Op;
 
 use super::error::TrainFailure;
-use super::progress::TrainProgress;
+use super::progress::{Hold, TrainProgress};
 use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::SkipLog;
 use super::status::StatusCell;
 use super::trainer::Trainer;
+use crate::data::adaptive_weights::AdaptiveWeights;
+use crate::data::advantage::Baselines;
 use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::memory::BaseMemory;
+use crate::policy::{is_activated, version_name};
 use crate::memory::memory_check::{self, available_memory};
 
 impl<'a> Trainer<'a> {
@@ -92,22 +96,90 @@ impl<'a> Trainer<'a> {
             {
                 self.reset_to_active()
             }
-            _ if self.progress.parent != active => self.reset_to_active(),
+            _ if self.progress.parent != active => {
+                // A crash came between an operator's activation and the checkpoint that follows it.
+                let record = versions.iter().find(|p| p.version == active);
+                if record.is_some_and(is_activated) {
+                    self.hold();
+                }
+                self.reset_to_active()?;
+                self.checkpoint()
+            }
             _ if self.progress.unpublished_steps >= self.setup.publish_every => self.publish(),
             _ => Ok(()),
         }
     }
 
-    /// Gives the learner the active version's weights. Optimizer moments start from zero; the step
-    /// count and the schedule continue.
+    /// Returns the learner to the active version: its weights, and its moments, running baselines
+    /// and adaptive weights if they were kept. Otherwise these are reset, because those of another
+    /// branch do not apply. The step count and the schedule continue.
     pub(super) fn reset_to_active(&mut self) -> Result<(), TrainFailure> {
         let active = self.setup.policies.active();
-        let adapter = self.setup.policies.active_adapter()?;
-        let (learner, pool) = (&mut self.learner, &self.pools.train);
-        pool.install(|| learner.reset_to(adapter.as_deref()))?;
+        let state = self.state_dir(active);
+        let mut restored = state.exists();
+        if restored && let Err(error) = self.return_to(&state) {
+            tracing::warn!(%error, version = %active, "the trainer's state of this version is lost");
+            restored = false;
+        }
+        if !restored {
+            let adapter = self.setup.policies.active_adapter()?;
+            let (learner, pool) = (&mut self.learner, &self.pools.train);
+            pool.install(|| learner.reset_to(adapter.as_deref()))?;
+            self.progress.baselines = Baselines::new(self.setup.config.baseline_window);
+            self.progress.weights = AdaptiveWeights::default();
+        }
         self.progress.set_published(active);
-        tracing::info!(version = %active, "trainer continues from the active policy version");
+        tracing::info!(version = %active, restored, "trainer continues from the active policy version");
         Ok(())
+    }
+
+    /// Restores what [`Self::keep_state`] kept.
+    fn return_to(&mut self, state: &Path) -> Result<(), TrainFailure> {
+        let (learner, pool) = (&mut self.learner, &self.pools.train);
+        let extra = pool.install(|| learner.return_to(state))?;
+        let kept: TrainProgress =
+            serde_json::from_value(extra).map_err(|error| json_error(state, error))?;
+        self.progress.baselines = kept.baselines;
+        self.progress.baselines.set_window(self.setup.config.baseline_window);
+        self.progress.weights = kept.weights;
+        Ok(())
+    }
+
+    /// The directory of the trainer's state right after `version` was trained.
+    fn state_dir(&self, version: PolicyVersion) -> PathBuf {
+        self.states().join(version_name(version))
+    }
+
+    fn states(&self) -> PathBuf {
+        self.setup.checkpoints.join("versions")
+    }
+
+    /// Keeps the checkpoint of the step that made `version` for as long as the version's files, and
+    /// deletes the states of versions without files.
+    pub(super) fn keep_state(&self, version: PolicyVersion, step: u64) -> Result<(), TrainFailure> {
+        let from = checkpoint::step_dir(&self.setup.checkpoints, step);
+        if !from.exists() {
+            // An initial adapter has no step.
+            return Ok(());
+        }
+        checkpoint::keep(&from, &self.state_dir(version))?;
+        let states = self.states();
+        for entry in std::fs::read_dir(&states).map_err(at(&states)).map_err(LearnError::from)? {
+            let entry = entry.map_err(at(&states)).map_err(LearnError::from)?;
+            if !self.setup.policies.has_files(&entry.file_name()) {
+                remove_any(&entry.path()).map_err(LearnError::from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pauses training after an activation.
+    fn hold(&mut self) {
+        let version = self.setup.policies.active();
+        let end = |duration: Duration| {
+            now_ms().saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+        };
+        self.progress.hold = Some(Hold { version, until: self.setup.hold.map(end) });
     }
 
     /// Whether an operator activated a version that the weights do not follow yet.
@@ -123,6 +195,7 @@ impl<'a> Trainer<'a> {
             // served or superseded.
             self.finish_publish()?;
             self.rollbacks = count;
+            self.hold();
             self.reset_to_active()?;
             self.checkpoint()?;
         }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rayon::ThreadPool;
 
@@ -22,6 +23,9 @@ pub struct TrainSetup {
     pub config: TrainConfig,
     /// Optimizer steps between published versions (`policy.publish_every`).
     pub publish_every: u64,
+    /// How long training pauses after an operator activated a version (`policy.hold_seconds`);
+    /// `None` until it is resumed.
+    pub hold: Option<Duration>,
     /// The last step to take until [`TrainHandle::set_step_limit`] changes it; `None` is no limit.
     ///
     /// [`TrainHandle::set_step_limit`]: crate::TrainHandle::set_step_limit

@@ -69,6 +69,10 @@ pub struct TrainStatus {
     pub ready_groups: u64,
     /// The last published version that the trainer's weights descend from.
     pub policy_version: u64,
+    /// Why training pauses without [`TrainState::Paused`] having been requested, and when it goes on;
+    /// absent if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
     /// Metrics of the last step.
     pub metrics: BTreeMap<String, f64>,
     /// The last failure, rejection or reason for a skipped batch; kept when training continues.

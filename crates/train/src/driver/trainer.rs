@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use hone_core::types::{GroupState, PolicyVersion, StepRecord, UnixMillis, now_ms};
+use hone_core::types::{GroupState, StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::command::{StepGate, StepReply, TrainCommand};
 use super::error::{TrainError, TrainFailure};
 use super::prepared::PreparedBatch;
-use super::progress::TrainProgress;
+use super::progress::{Hold, TrainProgress};
 use super::publication::Publication;
 use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::{SkipLog, SkippedBatch};
 use super::status::{StatusCell, TrainState};
 use super::step_metrics;
-use crate::data::batch_builder::TrainBatch;
+use crate::data::batch_builder::{TrainBatch, VersionAges};
 use crate::data::{batch_builder, feedback_cap};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
@@ -96,16 +96,19 @@ impl Trainer<'_> {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(true),
             }
+            if std::mem::take(&mut gate.resumed) && self.progress.hold.take().is_some() {
+                self.checkpoint()?;
+            }
             wait = Duration::ZERO;
         }
     }
 
     /// The state unless a batch is ready; only [`TrainState::Waiting`] permits a step.
-    fn state_without_step(&self, gate: &StepGate) -> TrainState {
+    fn state_without_step(&mut self, gate: &StepGate) -> TrainState {
         let (steps, max_steps) = (self.learner.step_count(), self.setup.config.max_steps);
         if max_steps > 0 && steps >= max_steps {
             TrainState::Finished
-        } else if gate.is_closed(steps) {
+        } else if gate.is_closed(steps) || self.progress.is_held(now_ms()) {
             TrainState::Paused
         } else {
             TrainState::Waiting
@@ -136,7 +139,7 @@ impl Trainer<'_> {
         let mut batch = batch_builder::build_batch(
             &setup.store,
             &setup.routes,
-            self.version_after_publication(),
+            &self.version_ages(),
             config.max_staleness,
             wanted,
             config.samples_per_step,
@@ -169,7 +172,7 @@ impl Trainer<'_> {
     /// Computes advantages and selects the samples to train on.
     fn prepare(&self, mut batch: TrainBatch) -> PreparedBatch {
         self.progress.weights.apply(&self.setup.routes, &mut batch);
-        let staleness = batch.staleness(self.version_after_publication());
+        let staleness = batch.staleness(&self.version_ages());
         let mut baselines = self.progress.baselines.clone();
         let advantages = baselines.advantages(&batch.rewards(), &self.setup.config);
         let samples = batch.train_samples(&advantages);
@@ -287,6 +290,7 @@ impl Trainer<'_> {
         let is_served = match outcome {
             PublishOutcome::Published(record) => {
                 self.progress.set_published(record.version);
+                self.keep_state(record.version, publication.step)?;
                 self.observe_feedback_delay(&publication.feedback_times, finished);
                 true
             }
@@ -324,11 +328,11 @@ impl Trainer<'_> {
         }
     }
 
-    /// The version that will be active once the publication in progress succeeds.
-    fn version_after_publication(&self) -> PolicyVersion {
-        let active = self.setup.policies.active();
+    /// The ages of versions once the publication in progress succeeds.
+    fn version_ages(&self) -> VersionAges {
         let is_running = self.publication.as_ref().is_some_and(|p| !p.is_finished());
-        PolicyVersion(active.0 + u64::from(is_running))
+        let head = self.setup.policies.active();
+        VersionAges { lineage: self.setup.store.lineage(), head, ahead: u64::from(is_running) }
     }
 
     /// Copies the progress to the status.
@@ -337,6 +341,7 @@ impl Trainer<'_> {
             // The learner's count may include a step that can still be undone.
             s.step = self.progress.steps();
             s.policy_version = self.progress.parent.0;
+            s.hold = self.progress.hold.as_ref().map(Hold::text);
             if let Some(step) = &self.progress.last_step {
                 s.metrics.clone_from(&step.metrics);
             }

@@ -144,6 +144,24 @@ pub(crate) fn prune(root: &Path, max_count: usize) -> Result<()> {
     Ok(())
 }
 
+/// Makes `to` a second name of the files of checkpoint `from`, which are never changed in place.
+/// Copies them where the file system has no hard links.
+///
+/// # Errors
+/// If `from` cannot be read or `to` cannot be written.
+pub(crate) fn keep(from: &Path, to: &Path) -> Result<()> {
+    replace_dir(to, |new| {
+        for entry in fs::read_dir(from).map_err(at(from))? {
+            let (path, name) = entry.map(|e| (e.path(), e.file_name())).map_err(at(from))?;
+            let target = new.join(name);
+            if fs::hard_link(&path, &target).is_err() {
+                fs::copy(&path, &target).map_err(at(&path))?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Writes a checkpoint to `dir`, and replaces one that exists there.
 pub(crate) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     let files = [

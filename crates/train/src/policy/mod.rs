@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod publish;
 mod registry;
+mod retention;
 mod version_dir;
 
 pub use candidate::{Candidate, PublishOutcome};
@@ -16,6 +17,8 @@ pub use config::PolicyConfig;
 pub use error::PolicyError;
 pub use registry::{Policies, Rollback};
 pub use version_dir::adapter_digest;
+pub(crate) use registry::is_activated;
+pub(crate) use version_dir::version_name;
 
 #[cfg(test)]
 mod tests;

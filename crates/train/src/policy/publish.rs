@@ -8,7 +8,7 @@ use hone_store::Op;
 use super::candidate::{Candidate, PublishOutcome};
 use super::error::PolicyError;
 use super::registry::{Policies, activation_ops};
-use super::version_dir;
+use super::{retention, version_dir};
 
 impl Policies {
     /// Writes new weights as the next version and serves it if it passes the parity gate.
@@ -80,7 +80,7 @@ impl Policies {
             swap_us = u64::try_from(swap.as_micros()).unwrap_or(u64::MAX),
             "policy version published"
         );
-        self.prune(&records);
+        self.prune(&records, version);
         Ok(PublishOutcome::Published(record))
     }
 
@@ -107,21 +107,23 @@ impl Policies {
         Ok(total / count)
     }
 
-    /// Deletes the oldest adapter directories beyond `policy.keep_versions`, after a publication
-    /// that added one to `records`. The version that was active before it keeps its directory for a
-    /// rollback. Lineage and metrics stay in the ledger.
-    fn prune(&self, records: &[PolicyRecord]) {
-        let active = records.iter().rev().find(|r| r.state == PolicyState::Active);
-        let previous = active.map(|r| r.version);
-        let adapters: Vec<_> =
-            records.iter().filter_map(|r| Some((r.version, r.adapter.as_ref()?))).collect();
-        let excess = (adapters.len() + 1).saturating_sub(self.config.keep_versions.max(2));
-        for (version, relative) in adapters.into_iter().take(excess) {
-            let dir = self.data_dir.join(relative);
-            if Some(version) != previous
-                && dir.exists()
-                && let Err(error) = std::fs::remove_dir_all(&dir)
-            {
+    /// Deletes the adapter directories that [`retention::is_kept`] does not keep, after `version` was
+    /// added to `records`. Lineage and metrics stay in the ledger.
+    fn prune(&self, records: &[PolicyRecord], version: PolicyVersion) {
+        let lineage = self.store.lineage();
+        let chain: Vec<PolicyVersion> = lineage.chain(version).collect();
+        let with_files = records.iter().filter_map(|r| Some((r.version, r.adapter.as_ref()?)));
+        let existing: Vec<_> =
+            with_files.map(|(v, dir)| (v, self.data_dir.join(dir))).filter(|(_, dir)| dir.exists()).collect();
+        let previous = records.iter().rev().find(|r| r.state == PolicyState::Active);
+        let newest = self.config.keep_versions.max(2) - 1;
+        let old = existing.len().saturating_sub(newest);
+        for (version, dir) in &existing[..old] {
+            let is_previous = previous.is_some_and(|previous| previous.version == *version);
+            if is_previous || retention::is_kept(&chain, *version) {
+                continue;
+            }
+            if let Err(error) = std::fs::remove_dir_all(dir) {
                 tracing::warn!(%version, %error, "old adapter could not be deleted");
             }
         }

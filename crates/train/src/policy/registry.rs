@@ -1,5 +1,6 @@
 //! The registry of versions: which one is served, which can be, and rollback to an earlier one.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,16 @@ use hone_store::{Op, Store};
 
 use super::config::PolicyConfig;
 use super::error::PolicyError;
-use super::version_dir::adapter_digest;
+use super::version_dir::{ADAPTERS, adapter_digest};
+
+/// Reason of a version that is served because the files of its successor are unusable.
+const RECOVERED: &str = "its successor's files are unusable";
+
+/// Whether an operator activated the version.
+pub(crate) fn is_activated(record: &PolicyRecord) -> bool {
+    let reason = record.reason.as_deref();
+    record.state == PolicyState::Active && reason.is_some_and(|reason| reason != RECOVERED)
+}
 
 /// The last activation by an operator. The trainer then continues from that version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,8 +109,7 @@ impl Policies {
         let wanted = last_active.map_or(PolicyVersion::BASE, |r| r.version);
         let served = self.load_servable(&records, wanted).await?;
         if served != wanted {
-            let reason = "its successor's files are unusable";
-            ops.extend(activation_ops(&records, served, reason));
+            ops.extend(activation_ops(&records, served, RECOVERED));
         }
         if !ops.is_empty() {
             self.store.commit_now(ops).await?;
@@ -198,6 +207,11 @@ impl Policies {
             Some(record) => self.adapter_dir(&record),
             None => Ok(None),
         }
+    }
+
+    /// Whether there are files of the version whose directory has this name.
+    pub(crate) fn has_files(&self, name: &OsStr) -> bool {
+        self.data_dir.join(ADAPTERS).join(name).exists()
     }
 
     /// Changes whenever an operator activates a version.

@@ -11,9 +11,17 @@ use hone_model::adapter::peft::WEIGHTS_FILE;
 use super::candidate::Candidate;
 use super::error::PolicyError;
 
+/// The directory of all versions, relative to the data directory.
+pub(super) const ADAPTERS: &str = "adapters";
+
+/// The name of a version's directory.
+pub(crate) fn version_name(version: PolicyVersion) -> String {
+    format!("v{:06}", version.0)
+}
+
 /// A version's directory relative to the data directory.
 pub(super) fn relative_dir(version: PolicyVersion) -> String {
-    format!("adapters/v{:06}", version.0)
+    format!("{ADAPTERS}/{}", version_name(version))
 }
 
 /// SHA-256 of the weights in a version's directory, in hexadecimal.

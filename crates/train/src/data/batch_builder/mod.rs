@@ -1,9 +1,10 @@
 //! Builds one optimizer step's batch from ready groups in the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, PolicyVersion, Reward, RewardSource, Sample, TokenId,
+    FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample, TokenId,
     UnixMillis,
 };
 use hone_reward::Routes;
@@ -112,11 +113,11 @@ impl TrainBatch {
             .collect()
     }
 
-    /// Mean number of policy versions from a sample's version to `active`.
+    /// Mean age of the samples' policy versions.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    pub(crate) fn staleness(&self, active: PolicyVersion) -> f64 {
+    pub(crate) fn staleness(&self, ages: &VersionAges) -> f64 {
         let ages: Vec<u64> =
-            self.members().map(|(_, m)| active.0.saturating_sub(m.sample.version.0)).collect();
+            self.members().filter_map(|(_, m)| ages.of(m.sample.version)).collect();
         ages.iter().sum::<u64>() as f64 / ages.len().max(1) as f64
     }
 
@@ -131,11 +132,33 @@ impl TrainBatch {
     }
 }
 
+/// How many versions ago a sample's policy was the one that the trainer continues from.
+#[derive(Clone, Debug)]
+pub(crate) struct VersionAges {
+    /// The tree of versions.
+    pub(crate) lineage: Arc<Lineage>,
+    /// The newest version that the trainer's weights descend from.
+    pub(crate) head: PolicyVersion,
+    /// Versions that are being published on top of `head`.
+    pub(crate) ahead: u64,
+}
+
+impl VersionAges {
+    /// The age of a version; `None` if the weights do not descend from it, for example because an
+    /// operator activated one of its ancestors.
+    pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
+        Some(self.lineage.age(self.head, version)? + self.ahead)
+    }
+}
+
+/// Reason of a dropped group with a sample of a version that the weights do not descend from.
+const ABANDONED: &str = "abandoned";
+
 /// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
 /// exceed that number. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
-/// member more than `max_staleness` versions older than `active`, and those without a trainable
+/// member of an abandoned branch or of an age above `max_staleness`, and those without a trainable
 /// member that has a reward.
 ///
 /// # Errors
@@ -143,7 +166,7 @@ impl TrainBatch {
 pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
-    active: PolicyVersion,
+    ages: &VersionAges,
     max_staleness: u64,
     min_samples: usize,
     max_samples: usize,
@@ -153,11 +176,14 @@ pub(crate) fn build_batch(
     let mut members = 0;
     // A group has at least one member, so `max_samples` groups are always enough.
     for group in store.ready_groups(max_samples.max(1))? {
-        if active.0.saturating_sub(group.oldest_version.0) > max_staleness {
-            drops.push(dropped(group.id, "stale"));
-        } else if members < max_samples {
-            members += group.members.len();
-            ready.push(group);
+        match ages.of(group.oldest_version) {
+            None => drops.push(dropped(group.id, ABANDONED)),
+            Some(age) if age > max_staleness => drops.push(dropped(group.id, "stale")),
+            Some(_) if members < max_samples => {
+                members += group.members.len();
+                ready.push(group);
+            }
+            Some(_) => {}
         }
     }
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
@@ -165,7 +191,10 @@ pub(crate) fn build_batch(
     if members >= min_samples {
         for group in ready {
             let loaded = load(store, routes, &quarantined, group)?;
-            if loaded.members.is_empty() {
+            if loaded.members.iter().any(|member| ages.of(member.sample.version).is_none()) {
+                // The activation came while the group was sampled.
+                drops.push(dropped(loaded.group.id, ABANDONED));
+            } else if loaded.members.is_empty() {
                 let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
                 drops.push(dropped(loaded.group.id, reason));
             } else {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyState,
+    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
-use super::{TrainBatch, build_batch};
+use super::{TrainBatch, VersionAges, build_batch};
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
@@ -122,6 +122,24 @@ fn graded(
     key
 }
 
+/// The ages of versions below the newest one. `parents` has the parent of each version from 1 on.
+fn ages(parents: &[u64]) -> VersionAges {
+    let record = |(parent, version): (&u64, u64)| PolicyRecord {
+        version: PolicyVersion(version),
+        parent: Some(PolicyVersion(*parent)),
+        step: version,
+        adapter: None,
+        sha256: None,
+        metrics: BTreeMap::new(),
+        state: PolicyState::Retired,
+        reason: None,
+        created: 0,
+    };
+    let records: Vec<PolicyRecord> = parents.iter().zip(1..).map(record).collect();
+    let head = PolicyVersion(parents.len() as u64);
+    VersionAges { lineage: Arc::new(records.iter().collect()), head, ahead: 0 }
+}
+
 fn open(dir: &Path) -> Store {
     let metrics = Arc::new(Metrics::new().unwrap());
     Store::open(&dir.join("ledger.redb"), &StoreConfig::default(), metrics).unwrap()
@@ -132,7 +150,7 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8).unwrap();
     let both = rated(&store, &[("alice", 4.0), ("mallory", 1.0)]);
     let alone = rated(&store, &[("mallory", 1.0)]);
     let values = |batch: &TrainBatch| -> Vec<f64> {
@@ -159,7 +177,7 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
     let ready = |created, count| graded(&store, created, &[(0, Some(1.0))].repeat(count), |_| {});
     let (newest, oldest, middle) = (ready(30, 1), ready(10, 2), ready(20, 3));
     let build = |min, max| {
-        let batch = build_batch(&store, &routes, PolicyVersion::BASE, 4, min, max).unwrap();
+        let batch = build_batch(&store, &routes, &ages(&[]), 4, min, max).unwrap();
         batch.map(|batch| batch.group_ids())
     };
     assert_eq!(build(1, 2), Some(vec![oldest]));
@@ -178,13 +196,34 @@ fn groups_beyond_the_staleness_limit_are_dropped() {
     let ready = |created, versions: [u64; 2]| {
         graded(&store, created, &versions.map(|version| (version, Some(1.0))), |_| {})
     };
-    let (stale, oldest, newer) = (ready(1, [2, 5]), ready(2, [3, 5]), ready(3, [5, 6]));
-    let batch = build_batch(&store, &routes, PolicyVersion(5), 2, 1, 8).unwrap().unwrap();
+    let (stale, oldest, newer) = (ready(1, [2, 5]), ready(2, [3, 5]), ready(3, [5, 5]));
+    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), 2, 1, 8).unwrap().unwrap();
     assert_eq!(batch.group_ids(), [oldest, newer]);
-    assert_eq!(batch.staleness(PolicyVersion(5)), 2.0 / 4.0);
+    assert_eq!(batch.staleness(&ages(&[0, 1, 2, 3, 4])), 2.0 / 4.0);
     let state = store.group(stale).unwrap().unwrap().state;
     assert_eq!(state, GroupState::Dropped("stale".to_owned()));
     assert_eq!(store.group(oldest).unwrap().unwrap().state, GroupState::Ready);
+}
+
+#[test]
+fn groups_of_an_abandoned_branch_are_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let ready = |created, versions: [u64; 2]| {
+        graded(&store, created, &versions.map(|version| (version, Some(1.0))), |_| {})
+    };
+    // Version 1 was activated again after version 3; version 4 descends from it.
+    let ages = VersionAges { ahead: 1, ..ages(&[0, 1, 2, 1]) };
+    let (abandoned, mixed) = (ready(1, [2, 3]), ready(2, [1, 3]));
+    let (activated, newest) = (ready(3, [1, 1]), ready(4, [4, 4]));
+    let batch = build_batch(&store, &routes, &ages, 2, 1, 8).unwrap().unwrap();
+    assert_eq!(batch.group_ids(), [activated, newest]);
+    assert_eq!(batch.staleness(&ages), 1.5, "a version is being published");
+    for group in [abandoned, mixed] {
+        let state = store.group(group).unwrap().unwrap().state;
+        assert_eq!(state, GroupState::Dropped("abandoned".to_owned()));
+    }
 }
 
 #[test]
@@ -192,7 +231,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, PolicyVersion::BASE, 4, 1, 8).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8).unwrap();
     let masked = |samples: &mut [Sample]| {
         samples[0].untrainable = Some("edited".to_owned());
         samples[1].ids.clear();
@@ -240,5 +279,5 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
 
 #[test]
 fn a_batch_without_members_has_a_staleness_of_zero() {
-    assert_eq!(TrainBatch { groups: Vec::new() }.staleness(PolicyVersion(3)), 0.0);
+    assert_eq!(TrainBatch { groups: Vec::new() }.staleness(&ages(&[])), 0.0);
 }

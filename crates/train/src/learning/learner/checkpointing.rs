@@ -71,6 +71,18 @@ impl Learner {
         Ok(())
     }
 
+    /// Returns to the policy of a checkpoint, with its moments, average, reference and coefficients. The
+    /// step count, the schedule and the random stream continue. Returns the checkpoint's `extra`.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn return_to(&mut self, dir: &Path) -> Result<Value> {
+        let (steps, rng, tokens) = (self.steps, self.rng.clone(), self.tokens);
+        let extra = self.load(dir)?;
+        (self.steps, self.rng, self.tokens) = (steps, rng, tokens);
+        Ok(extra)
+    }
+
     /// Saves the complete state to the directory `dir`, atomically. `extra` is state of the caller;
     /// its floats should be stored as bits, since JSON text may round them.
     ///

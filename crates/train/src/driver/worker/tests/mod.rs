@@ -94,13 +94,18 @@ async fn a_step_from_superseded_weights_is_repeated() {
     world.wait_for_state(TrainState::Publishing).await;
     world.publisher.staging.add_permits(1000);
     activation.await.unwrap().unwrap();
+    world.wait_for_state(TrainState::Paused).await;
+    world.worker.handle().resume().unwrap();
+    // The other groups are samples of version 2, which is abandoned.
+    let [third, abandoned] = [GroupState::Trained(3), GroupState::Dropped("abandoned".to_owned())];
+    let expected = [third.clone(), third, abandoned.clone(), abandoned];
+    world.until("abandoned", |w| groups.map(|id| w.state(id)) == expected).await;
+    world.group(4, 1).await;
+    world.group(6, 1).await;
     world.wait_for_version(3).await;
     let policies = world.policies.list().unwrap();
     let versions: Vec<_> = policies[2..].iter().map(|p| (p.version.0, p.step, p.parent)).collect();
     assert_eq!(versions, [(2, 2, Some(PolicyVersion(1))), (3, 4, Some(PolicyVersion(1)))]);
-    let states = groups.map(|id| world.state(id));
-    let (third, fourth) = (GroupState::Trained(3), GroupState::Trained(4));
-    assert_eq!(states, [third.clone(), third, fourth.clone(), fourth]);
     world.stop().await;
 }
 
@@ -206,12 +211,63 @@ async fn a_rollback_is_followed_and_survives_a_restart() {
     world.stop().await;
     let world = World::start(dir.path()).await;
     assert_eq!(world.policies.active(), PolicyVersion(1));
-    world.wait_for_version(1).await;
+    world.wait_for_state(TrainState::Paused).await;
+    assert_eq!(world.worker.handle().status().policy_version, 1);
+    let hold = "version 1 was activated: POST /admin/train/resume ends the pause";
+    assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
+    let group = world.group(4, 1).await;
+    world.group(6, 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.state(group), GroupState::Ready, "the pause survives a restart");
+    world.worker.handle().resume().unwrap();
+    world.wait_for_version(3).await;
+    assert_eq!(world.worker.handle().status().hold, None);
+    let made = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_restores_moments_and_baselines() {
+    // With and without the versions that are undone, the next step is the same.
+    let mut digests = Vec::new();
+    for undone in [0, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let world = World::start_with(dir.path(), |config| config.seed = 7).await;
+        world.train_versions(2).await;
+        for version in 2..2 + undone {
+            // Other rewards, so that other baselines result.
+            world.rewarded_group(7, version, [0.0, 5.0]).await;
+            world.rewarded_group(8, version, [3.0, 0.0]).await;
+            world.wait_for_version(version + 1).await;
+        }
+        if undone > 0 {
+            world.policies.activate(PolicyVersion(2), "test").await.unwrap();
+            world.wait_for_state(TrainState::Paused).await;
+            world.worker.handle().resume().unwrap();
+        }
+        world.group(4, 2).await;
+        world.group(6, 2).await;
+        world.wait_for_version(3 + undone).await;
+        digests.push(world.policies.list().unwrap().pop().unwrap().sha256);
+        world.stop().await;
+    }
+    assert_eq!(digests[0], digests[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_may_end_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start_held(dir.path(), Duration::from_millis(300)).await;
+    world.train_versions(2).await;
+    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
+    world.wait_for_state(TrainState::Paused).await;
+    let hold = world.worker.handle().status().hold.unwrap();
+    assert!(hold.starts_with("version 1 was activated: training goes on at "), "{hold}");
     world.group(4, 1).await;
     world.group(6, 1).await;
     world.wait_for_version(3).await;
-    let made = world.policies.list().unwrap().pop().unwrap();
-    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
+    assert_eq!(world.worker.handle().status().hold, None);
     world.stop().await;
 }
 

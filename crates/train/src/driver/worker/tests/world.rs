@@ -112,6 +112,19 @@ impl World {
 
     /// As [`Self::start`], with a changed configuration.
     pub(super) async fn start_with(dir: &Path, change: impl FnOnce(&mut TrainConfig)) -> Self {
+        Self::start_as(dir, None, change).await
+    }
+
+    /// As [`Self::start`], with a pause of `hold` after an activation.
+    pub(super) async fn start_held(dir: &Path, hold: Duration) -> Self {
+        Self::start_as(dir, Some(hold), |_| {}).await
+    }
+
+    async fn start_as(
+        dir: &Path,
+        hold: Option<Duration>,
+        change: impl FnOnce(&mut TrainConfig),
+    ) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
         let ledger = dir.join("ledger.redb");
         let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
@@ -149,6 +162,7 @@ impl World {
         let worker = TrainWorker::start(TrainSetup {
             config,
             publish_every: 1,
+            hold,
             step_limit: None,
             peak_rates: Vec::new(),
             max_completion_tokens: 8,

@@ -1,0 +1,122 @@
+//! The tree of policy versions.
+
+use std::collections::BTreeMap;
+
+use super::ids::PolicyVersion;
+use super::records::PolicyRecord;
+
+/// The parent of each policy version.
+///
+/// Version numbers grow with time, so they do not order versions after a rollback: if version 10 is
+/// activated again after version 30, its next child is version 31, of which 11 to 30 are no
+/// ancestors. Whatever depends on how old a version is follows the parents instead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lineage {
+    parents: BTreeMap<PolicyVersion, PolicyVersion>,
+}
+
+impl Lineage {
+    /// Adds a version. A parent that is not older than its child is ignored.
+    pub fn add(&mut self, record: &PolicyRecord) {
+        if let Some(parent) = record.parent.filter(|parent| *parent < record.version) {
+            self.parents.insert(record.version, parent);
+        }
+    }
+
+    /// The number of steps from `head` to its ancestor `version` along the parents; 0 if they are
+    /// the same. `None` if `version` is not an ancestor of `head`.
+    pub fn age(&self, head: PolicyVersion, version: PolicyVersion) -> Option<u64> {
+        let mut age = 0;
+        for ancestor in self.chain(head).take_while(|ancestor| *ancestor >= version) {
+            if ancestor == version {
+                return Some(age);
+            }
+            age += 1;
+        }
+        None
+    }
+
+    /// `head`, its parent, and so on.
+    pub fn chain(&self, head: PolicyVersion) -> impl Iterator<Item = PolicyVersion> + '_ {
+        std::iter::successors(Some(head), |version| self.parents.get(version).copied())
+    }
+}
+
+impl<'a> FromIterator<&'a PolicyRecord> for Lineage {
+    fn from_iter<T: IntoIterator<Item = &'a PolicyRecord>>(records: T) -> Self {
+        let mut lineage = Self::default();
+        records.into_iter().for_each(|record| lineage.add(record));
+        lineage
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::types::PolicyState;
+
+    fn record(version: u64, parent: Option<u64>) -> PolicyRecord {
+        PolicyRecord {
+            version: PolicyVersion(version),
+            parent: parent.map(PolicyVersion),
+            step: version,
+            adapter: None,
+            sha256: None,
+            metrics: BTreeMap::new(),
+            state: PolicyState::Retired,
+            reason: None,
+            created: 0,
+        }
+    }
+
+    fn tree(parents: &[u64]) -> Lineage {
+        let children = parents.iter().zip(1..).map(|(parent, child)| record(child, Some(*parent)));
+        let records: Vec<_> = std::iter::once(record(0, None)).chain(children).collect();
+        records.iter().collect()
+    }
+
+    #[test]
+    fn an_abandoned_branch_has_no_age() {
+        // Version 10 is activated again after version 30, and trained further to 31 and 32.
+        let mut parents: Vec<u64> = (0..30).collect();
+        parents.extend([10, 31]);
+        let lineage = tree(&parents);
+        let age = |version| lineage.age(PolicyVersion(32), PolicyVersion(version));
+        assert_eq!([age(32), age(31), age(10), age(0)], [Some(0), Some(1), Some(2), Some(12)]);
+        assert_eq!([age(11), age(30), age(33)], [None, None, None]);
+        assert_eq!(lineage.age(PolicyVersion(30), PolicyVersion(10)), Some(20));
+        assert_eq!(lineage.age(PolicyVersion(99), PolicyVersion(10)), None, "an unknown version");
+    }
+
+    #[test]
+    fn a_damaged_parent_ends_the_chain() {
+        let lineage: Lineage = [&record(1, Some(2)), &record(2, Some(2))].into_iter().collect();
+        assert_eq!(lineage.chain(PolicyVersion(2)).count(), 1);
+    }
+
+    proptest! {
+        /// In a random tree, the versions with an age are those on the path to the root, in order.
+        #[test]
+        fn ages_count_the_path_to_the_root(
+            choices in prop::collection::vec(any::<prop::sample::Index>(), 1..40),
+        ) {
+            let parents: Vec<u64> =
+                choices.iter().enumerate().map(|(i, at)| at.index(i + 1) as u64).collect();
+            let lineage = tree(&parents);
+            let head = parents.len() as u64;
+            let mut path = vec![head];
+            while let Some(parent) = path.last().and_then(|v| parents.get((*v as usize).wrapping_sub(1))) {
+                path.push(*parent);
+            }
+            for version in 0..=head + 1 {
+                let expected = path.iter().position(|on_path| *on_path == version);
+                let age = lineage.age(PolicyVersion(head), PolicyVersion(version));
+                prop_assert_eq!(age, expected.map(|age| age as u64));
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The tree of policy versions as text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use hone_core::types::{Lineage, PolicyRecord, PolicyState, PolicyVersion};
+
+/// One line for each version, with a header. A version follows its parent. Branches that the active
+/// version does not descend from are indented below the version at which they begin.
+pub fn render(records: &[PolicyRecord], data: &Path) -> String {
+    let [version, step, state, files, reward] = ["version", "step", "state", "files", "reward"];
+    let mut text = format!("{version:<14} {step:>8}  {state:<10} {files:<5} {reward:>7}\n");
+    for (depth, record) in in_order(records) {
+        let version = format!("{:1$}{2}", "", 2 * depth, record.version.0);
+        let reward = record.metrics.get("reward_mean");
+        let reward = reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}"));
+        let state = format!("{:?}", record.state).to_lowercase();
+        let files = match &record.adapter {
+            None => "base",
+            Some(adapter) if data.join(adapter).exists() => "yes",
+            Some(_) => "no",
+        };
+        let step = record.step;
+        text += format!("{version:<14} {step:>8}  {state:<10} {files:<5} {reward:>7}\n").as_str();
+    }
+    text
+}
+
+/// Every version with the number of abandoned branches that contain it.
+fn in_order(records: &[PolicyRecord]) -> Vec<(usize, &PolicyRecord)> {
+    let lineage: Lineage = records.iter().collect();
+    let active = records.iter().rev().find(|record| record.state == PolicyState::Active);
+    let active = active.map_or(PolicyVersion::BASE, |record| record.version);
+    let main: BTreeSet<PolicyVersion> = lineage.chain(active).collect();
+    let mut children: BTreeMap<Option<PolicyVersion>, Vec<&PolicyRecord>> = BTreeMap::new();
+    for record in records {
+        children.entry(record.parent).or_default().push(record);
+    }
+    let mut waiting: Vec<(usize, &PolicyRecord)> =
+        children.remove(&None).unwrap_or_default().into_iter().map(|record| (0, record)).collect();
+    let mut ordered = Vec::with_capacity(records.len());
+    while let Some((depth, record)) = waiting.pop() {
+        ordered.push((depth, record));
+        let mut branches = children.remove(&Some(record.version)).unwrap_or_default();
+        let straight = branches.iter().position(|child| main.contains(&child.version));
+        // In an abandoned branch, the newest child continues it.
+        let straight = straight.or_else(|| branches.len().checked_sub(1));
+        if let Some(at) = straight {
+            waiting.push((depth, branches.remove(at)));
+        }
+        waiting.extend(branches.into_iter().rev().map(|child| (depth + 1, child)));
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    fn record(version: u64, parent: Option<u64>, state: PolicyState) -> PolicyRecord {
+        PolicyRecord {
+            version: PolicyVersion(version),
+            parent: parent.map(PolicyVersion),
+            step: 8 * version,
+            adapter: (version > 0).then(|| format!("adapters/v{version:06}")),
+            sha256: None,
+            metrics: [("reward_mean".to_owned(), version as f64 / 8.0)].into(),
+            state,
+            reason: None,
+            created: 0,
+        }
+    }
+
+    #[test]
+    fn abandoned_branches_are_below_their_first_parent() {
+        use PolicyState::{Active, Rejected, Retired};
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("adapters/v000006")).unwrap();
+        let versions = [
+            (0, None, Retired),
+            (1, Some(0), Retired),
+            (2, Some(1), Retired),
+            (3, Some(2), Retired),
+            (4, Some(1), Rejected),
+            (5, Some(2), Retired),
+            (6, Some(1), Active),
+        ];
+        let records = versions.map(|(version, parent, state)| record(version, parent, state));
+        assert_snapshot!(render(&records, dir.path()), @r"
+        version            step  state      files  reward
+        0                     0  retired    base    0.000
+        1                     8  retired    no      0.125
+          2                  16  retired    no      0.250
+            3                24  retired    no      0.375
+          5                  40  retired    no      0.625
+          4                  32  rejected   no      0.500
+        6                    48  active     yes     0.750
+        ");
+    }
+}
