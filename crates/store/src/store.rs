@@ -10,8 +10,8 @@ use tokio::sync::{oneshot, watch};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating, Reward,
-    Sample, SampleId, StepRecord, UnixMillis,
+    Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating,
+    Reward, Sample, SampleId, StepRecord, UnixMillis,
 };
 
 use crate::config::StoreConfig;

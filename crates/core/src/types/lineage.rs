@@ -26,14 +26,9 @@ impl Lineage {
     /// The number of steps from `head` to its ancestor `version` along the parents; 0 if they are
     /// the same. `None` if `version` is not an ancestor of `head`.
     pub fn age(&self, head: PolicyVersion, version: PolicyVersion) -> Option<u64> {
-        let mut age = 0;
-        for ancestor in self.chain(head).take_while(|ancestor| *ancestor >= version) {
-            if ancestor == version {
-                return Some(age);
-            }
-            age += 1;
-        }
-        None
+        let newer = self.chain(head).take_while(|ancestor| *ancestor > version).count();
+        let found = self.chain(head).nth(newer)? == version;
+        found.then_some(newer as u64)
     }
 
     /// `head`, its parent, and so on.

@@ -207,7 +207,8 @@ impl Writer {
         if answers.iter().flat_map(|answer| &answer.feedback).any(FeedbackOutcome::is_recorded) {
             self.feedback.send_modify(|n| *n += 1);
         }
-        let policies: Vec<_> = jobs.iter().flat_map(|job| &job.ops).filter_map(Op::policy).collect();
+        let policies: Vec<_> =
+            jobs.iter().flat_map(|job| &job.ops).filter_map(Op::policy).collect();
         if !policies.is_empty() {
             self.lineage.send_modify(|lineage| {
                 let lineage = Arc::make_mut(lineage);

@@ -22,8 +22,8 @@ use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::memory::BaseMemory;
-use crate::policy::{is_activated, version_name};
 use crate::memory::memory_check::{self, available_memory};
+use crate::policy::{is_activated, version_name};
 
 impl<'a> Trainer<'a> {
     /// Loads the model and the newest checkpoint and reconciles them with the ledger.

@@ -15,9 +15,9 @@ mod version_dir;
 pub use candidate::{Candidate, PublishOutcome};
 pub use config::PolicyConfig;
 pub use error::PolicyError;
+pub(crate) use registry::is_activated;
 pub use registry::{Policies, Rollback};
 pub use version_dir::adapter_digest;
-pub(crate) use registry::is_activated;
 pub(crate) use version_dir::version_name;
 
 #[cfg(test)]

@@ -113,8 +113,10 @@ impl Policies {
         let lineage = self.store.lineage();
         let chain: Vec<PolicyVersion> = lineage.chain(version).collect();
         let with_files = records.iter().filter_map(|r| Some((r.version, r.adapter.as_ref()?)));
-        let existing: Vec<_> =
-            with_files.map(|(v, dir)| (v, self.data_dir.join(dir))).filter(|(_, dir)| dir.exists()).collect();
+        let existing: Vec<_> = with_files
+            .map(|(v, dir)| (v, self.data_dir.join(dir)))
+            .filter(|(_, dir)| dir.exists())
+            .collect();
         let previous = records.iter().rev().find(|r| r.state == PolicyState::Active);
         let newest = self.config.keep_versions.max(2) - 1;
         let old = existing.len().saturating_sub(newest);

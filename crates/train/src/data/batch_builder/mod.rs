@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample, TokenId,
-    UnixMillis,
+    FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
+    TokenId, UnixMillis,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};

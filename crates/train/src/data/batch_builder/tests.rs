@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyState,
-    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
+    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
+    SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
