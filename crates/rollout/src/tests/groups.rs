@@ -1,12 +1,14 @@
 //! The members, parts and states of groups.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use hone_core::types::{
-    FinishReason, GroupState, PolicyVersion, RewardSource, SampleOrigin, SamplingParams,
+    FinishReason, GroupState, PolicyRecord, PolicyState, PolicyVersion, RewardSource, SampleOrigin,
+    SamplingParams,
 };
 use hone_engine::{EngineError, Priority, Publisher};
+use hone_store::Op;
 
 use super::world::{World, served};
 
@@ -85,6 +87,22 @@ async fn more_choices_than_the_group_size_need_no_shadow() {
 #[tokio::test]
 async fn a_served_completion_of_an_old_version_is_replaced_by_a_shadow() {
     let world = World::new();
+    // Version 5 was activated again after version 7.
+    let parents = [0, 1, 2, 3, 4, 5, 6, 5, 8];
+    let policies = parents.into_iter().zip(1..).map(|(parent, version)| {
+        Op::Policy(Box::new(PolicyRecord {
+            version: PolicyVersion(version),
+            parent: Some(PolicyVersion(parent)),
+            step: version,
+            adapter: None,
+            sha256: None,
+            metrics: BTreeMap::new(),
+            state: PolicyState::Retired,
+            reason: None,
+            created: 0,
+        }))
+    });
+    world.store.commit(policies.collect()).await.unwrap();
     world.engine.stage(PolicyVersion(9), None).await.unwrap();
     world.engine.activate().await.unwrap();
     let rollout = world.start();
@@ -94,13 +112,15 @@ async fn a_served_completion_of_an_old_version_is_replaced_by_a_shadow() {
     assert_eq!((group.members.len(), group.oldest_version), (4, PolicyVersion(9)));
     assert!(!group.members.contains(&samples[0].id));
 
-    let recent = world.interaction("graded");
-    let mut sample = served(&recent, 0);
-    sample.version = PolicyVersion(6);
-    world.commit(&recent, std::slice::from_ref(&sample)).await;
-    rollout.submit(recent.clone().into(), vec![sample.clone()]);
-    let group = world.groups(recent.id, 1).await.remove(0);
-    assert_eq!((group.members[0], group.oldest_version), (sample.id, PolicyVersion(6)));
+    for (version, is_member) in [(5, true), (7, false)] {
+        let recent = world.interaction("graded");
+        let mut sample = served(&recent, 0);
+        sample.version = PolicyVersion(version);
+        world.commit(&recent, std::slice::from_ref(&sample)).await;
+        rollout.submit(recent.clone().into(), vec![sample.clone()]);
+        let group = world.groups(recent.id, 1).await.remove(0);
+        assert_eq!(group.members.contains(&sample.id), is_member, "version {version}");
+    }
     rollout.stop().await;
 }
 
