@@ -79,12 +79,17 @@ impl Daemon {
 
     /// Waits until the served version is at least `wanted`, and returns it.
     pub async fn version_at_least(&self, wanted: u64) -> u64 {
+        let version = |status: &Value| status["policy_version"].as_u64().unwrap();
+        version(&self.until(|status| version(status) >= wanted).await)
+    }
+
+    /// Waits until the trainer's status fulfills a condition, and returns it.
+    pub async fn until(&self, holds: impl Fn(&Value) -> bool) -> Value {
         let started = Instant::now();
         loop {
             let status = self.get("/admin/train").await;
-            let version = status["policy_version"].as_u64().unwrap();
-            if version >= wanted {
-                return version;
+            if holds(&status) {
+                return status;
             }
             assert!(started.elapsed() < Duration::from_secs(60), "still waiting: {status}");
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -58,8 +58,8 @@ async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed
     assert_eq!(text(&again), text(&base));
 
     // Training pauses until it is resumed.
-    let status = daemon.get("/admin/train").await;
-    assert!(status["hold"].as_str().unwrap().contains("version 0 was activated"), "{status}");
+    let held = daemon.until(|status| status["hold"].is_string()).await;
+    assert!(held["hold"].as_str().unwrap().contains("version 0 was activated"), "{held}");
     let (status, reply) = daemon.post("/admin/train/resume", &json!({})).await;
     assert_eq!(status, 200, "{reply}");
     // Training continues from the base, and the next version has a new number.

@@ -71,6 +71,8 @@ metric_set! {
         ready_groups: IntGauge("hone_train_ready_groups", "Groups that wait for the trainer."),
         skipped_steps: IntCounterVec("hone_train_skipped_steps_total",
             "Steps skipped, by reason.", &["reason"]),
+        dropped_groups: IntCounterVec("hone_train_dropped_groups_total",
+            "Groups that were ready but will not be trained on, by reason.", &["reason"]),
         restarts: IntCounter("hone_train_restarts_total",
             "Restarts of the trainer from its checkpoint."),
         warnings: IntCounterVec("hone_train_warnings_total",

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use hone_core::types::{GroupState, StepRecord, UnixMillis, now_ms};
+use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::command::{StepGate, StepReply, TrainCommand};
@@ -88,6 +88,13 @@ impl Trainer<'_> {
         mut wait: Duration,
     ) -> Result<bool, TrainError> {
         loop {
+            if std::mem::take(&mut gate.resumed) {
+                // The activation that the resume is for comes first.
+                self.follow_rollback()?;
+                if self.progress.hold.take().is_some() {
+                    self.checkpoint()?;
+                }
+            }
             match commands.recv_timeout(wait).map(|command| gate.apply(command)) {
                 Ok(Some(TrainCommand::Step(reply))) => self.step_on_request(reply)?,
                 Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
@@ -95,9 +102,6 @@ impl Trainer<'_> {
                 }
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(true),
-            }
-            if std::mem::take(&mut gate.resumed) && self.progress.hold.take().is_some() {
-                self.checkpoint()?;
             }
             wait = Duration::ZERO;
         }
@@ -143,6 +147,7 @@ impl Trainer<'_> {
             config.max_staleness,
             wanted,
             config.samples_per_step,
+            &setup.metrics.train.dropped_groups,
         )?;
         if let Some(batch) = &mut batch {
             feedback_cap::cap(batch, &setup.routes, &setup.metrics);
@@ -254,9 +259,9 @@ impl Trainer<'_> {
             s.last_error = Some(skipped.message);
             s.skipped_batches += 1;
         });
-        let drop = |id| Op::GroupState(id, GroupState::Dropped(label.to_owned()));
-        self.setup.store.commit_blocking(skipped.groups.into_iter().map(drop).collect())?;
-        Ok(())
+        let groups = skipped.groups.into_iter().map(|id| (id, label.to_owned()));
+        let counter = &self.setup.metrics.train.dropped_groups;
+        Ok(batch_builder::drop_groups(&self.setup.store, groups, counter)?)
     }
 
     /// Publishes the weights and waits for the outcome.

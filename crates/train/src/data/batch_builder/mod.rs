@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use prometheus::IntCounterVec;
+
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
     TokenId, UnixMillis,
@@ -170,26 +172,31 @@ pub(crate) fn build_batch(
     max_staleness: u64,
     min_samples: usize,
     max_samples: usize,
+    dropped_groups: &IntCounterVec,
 ) -> Result<Option<TrainBatch>, StoreError> {
     let (mut ready, mut drops) = (Vec::new(), Vec::new());
-    let dropped = |id, reason: &str| Op::GroupState(id, GroupState::Dropped(reason.to_owned()));
+    let dropped = |id, reason: &str| (id, reason.to_owned());
     let mut members = 0;
-    // A group has at least one member, so `max_samples` groups are always enough.
+    // A group that is not dropped has at least one trainable member, so `max_samples` groups are
+    // enough in the end.
     for group in store.ready_groups(max_samples.max(1))? {
         match ages.of(group.oldest_version) {
             None => drops.push(dropped(group.id, ABANDONED)),
             Some(age) if age > max_staleness => drops.push(dropped(group.id, "stale")),
-            Some(_) if members < max_samples => {
+            Some(_) => {
                 members += group.members.len();
                 ready.push(group);
             }
-            Some(_) => {}
         }
     }
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
     let (mut groups, mut samples) = (Vec::new(), 0);
     if members >= min_samples {
         for group in ready {
+            // Some recorded members may not be trainable, so only the loaded ones count.
+            if samples >= max_samples {
+                break;
+            }
             let loaded = load(store, routes, &quarantined, group)?;
             if loaded.members.iter().any(|member| ages.of(member.sample.version).is_none()) {
                 // The activation came while the group was sampled.
@@ -204,9 +211,27 @@ pub(crate) fn build_batch(
         }
     }
     if !drops.is_empty() {
-        store.commit_blocking(drops)?;
+        drop_groups(store, drops, dropped_groups)?;
     }
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups }))
+}
+
+/// Drops groups in the ledger, each for a reason, and counts them.
+pub(crate) fn drop_groups(
+    store: &Store,
+    groups: impl IntoIterator<Item = (GroupId, String)>,
+    dropped_groups: &IntCounterVec,
+) -> Result<(), StoreError> {
+    let (mut ops, mut reasons) = (Vec::new(), Vec::new());
+    for (id, reason) in groups {
+        ops.push(Op::GroupState(id, GroupState::Dropped(reason.clone())));
+        reasons.push(reason);
+    }
+    store.commit_blocking(ops)?;
+    for reason in reasons {
+        dropped_groups.with_label_values(&[&reason]).inc();
+    }
+    Ok(())
 }
 
 /// Reads a group's prompt, trainable samples and rewards.

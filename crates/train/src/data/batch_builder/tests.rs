@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use prometheus::IntCounterVec;
+
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
@@ -141,6 +143,10 @@ fn ages(parents: &[u64]) -> VersionAges {
     VersionAges { lineage: Arc::new(records.iter().collect()), head, ahead: 0 }
 }
 
+fn counter() -> IntCounterVec {
+    Metrics::new().unwrap().train.dropped_groups
+}
+
 fn open(dir: &Path) -> Store {
     let metrics = Arc::new(Metrics::new().unwrap());
     Store::open(&dir.join("ledger.redb"), &StoreConfig::default(), metrics).unwrap()
@@ -151,7 +157,7 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap();
     let both = rated(&store, &[("alice", 4.0), ("mallory", 1.0)]);
     let alone = rated(&store, &[("mallory", 1.0)]);
     let values = |batch: &TrainBatch| -> Vec<f64> {
@@ -178,7 +184,7 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
     let ready = |created, count| graded(&store, created, &[(0, Some(1.0))].repeat(count), |_| {});
     let (newest, oldest, middle) = (ready(30, 1), ready(10, 2), ready(20, 3));
     let build = |min, max| {
-        let batch = build_batch(&store, &routes, &ages(&[]), 4, min, max).unwrap();
+        let batch = build_batch(&store, &routes, &ages(&[]), 4, min, max, &counter()).unwrap();
         batch.map(|batch| batch.group_ids())
     };
     assert_eq!(build(1, 2), Some(vec![oldest]));
@@ -190,6 +196,27 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
 }
 
 #[test]
+fn members_that_cannot_be_trained_on_do_not_block_a_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let build = || {
+        build_batch(&store, &routes, &ages(&[]), 4, 4, 4, &counter())
+            .unwrap()
+            .map(|b| b.group_ids())
+    };
+    // Four recorded members, of which one has a value.
+    let partly = |created| {
+        let values = [Some(1.0), None, None, None];
+        graded(&store, created, &values.map(|value| (0, value)), |_| {})
+    };
+    let mut groups = vec![partly(1), partly(2), partly(3)];
+    assert_eq!(build(), None);
+    groups.push(partly(4));
+    assert_eq!(build(), Some(groups));
+}
+
+#[test]
 fn groups_beyond_the_staleness_limit_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
@@ -198,7 +225,9 @@ fn groups_beyond_the_staleness_limit_are_dropped() {
         graded(&store, created, &versions.map(|version| (version, Some(1.0))), |_| {})
     };
     let (stale, oldest, newer) = (ready(1, [2, 5]), ready(2, [3, 5]), ready(3, [5, 5]));
-    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), 2, 1, 8).unwrap().unwrap();
+    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), 2, 1, 8, &counter())
+        .unwrap()
+        .unwrap();
     assert_eq!(batch.group_ids(), [oldest, newer]);
     assert_eq!(batch.staleness(&ages(&[0, 1, 2, 3, 4])), 2.0 / 4.0);
     let state = store.group(stale).unwrap().unwrap().state;
@@ -218,7 +247,9 @@ fn groups_of_an_abandoned_branch_are_dropped() {
     let ages = VersionAges { ahead: 1, ..ages(&[0, 1, 2, 1]) };
     let (abandoned, mixed) = (ready(1, [2, 3]), ready(2, [1, 3]));
     let (activated, newest) = (ready(3, [1, 1]), ready(4, [4, 4]));
-    let batch = build_batch(&store, &routes, &ages, 2, 1, 8).unwrap().unwrap();
+    let dropped = counter();
+    let batch = build_batch(&store, &routes, &ages, 2, 1, 8, &dropped).unwrap().unwrap();
+    assert_eq!(dropped.with_label_values(&["abandoned"]).get(), 2);
     assert_eq!(batch.group_ids(), [activated, newest]);
     assert_eq!(batch.staleness(&ages), 1.5, "a version is being published");
     for group in [abandoned, mixed] {
@@ -232,7 +263,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap();
     let masked = |samples: &mut [Sample]| {
         samples[0].untrainable = Some("edited".to_owned());
         samples[1].ids.clear();

@@ -243,7 +243,7 @@ async fn a_rollback_restores_moments_and_baselines() {
         }
         if undone > 0 {
             world.policies.activate(PolicyVersion(2), "test").await.unwrap();
-            world.wait_for_state(TrainState::Paused).await;
+            // The trainer may not have followed the activation yet.
             world.worker.handle().resume().unwrap();
         }
         world.group(4, 2).await;
