@@ -15,3 +15,6 @@ pub mod import_trl;
 pub mod logging;
 mod progress;
 pub mod runs;
+mod usage;
+
+pub use usage::{UsageError, usage};

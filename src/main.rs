@@ -22,7 +22,7 @@ use hone::demo::{DaemonHandle, DemoError};
 use hone::runs::eval::EvalOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::{app, bench, config, demo, import_trl as trl, logging, runs};
+use hone::{UsageError, app, bench, config, demo, import_trl as trl, logging, runs, usage};
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
@@ -32,16 +32,6 @@ use self::output::{Output, print_error, print_note};
 
 /// Width of tables, in columns.
 const TABLE_WIDTH: usize = 120;
-
-/// A mistake in the arguments, or in the configuration or data that they name: exit code 2. Every
-/// other error has exit code 1.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-struct UsageError(anyhow::Error);
-
-fn usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
-    UsageError(error.into()).into()
-}
 
 /// The exit code of a command, or its error.
 type Outcome = anyhow::Result<ExitCode>;

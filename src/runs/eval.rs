@@ -13,9 +13,10 @@ use super::eval_set::{EvalSet, Evaluation};
 use super::report::Comparison;
 use super::stats::Estimate;
 use super::table::ScoredSample;
-use super::{compare, stats, table};
+use super::{NO_DATASET, compare, stats, table};
 use crate::app::{self, Core};
 use crate::config::Config;
+use crate::usage;
 
 /// The options of `hone eval` that are not in the configuration.
 #[derive(Clone, Debug, Default)]
@@ -67,22 +68,20 @@ pub struct EvalOutcome {
 pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<EvalOutcome> {
     app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
-    let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
+    let dataset = dataset.context(NO_DATASET).map_err(usage)?;
     let samples = config.run.eval_samples;
-    for k in &options.pass_at {
-        ensure!(
-            (1..=samples as u64).contains(k),
-            "--pass-at is {k}: it must be from 1 to run.eval_samples ({samples})"
-        );
+    if let Some(k) = options.pass_at.iter().find(|k| !(1..=samples as u64).contains(k)) {
+        let range = format!("it must be from 1 to run.eval_samples ({samples})");
+        return Err(usage(anyhow::anyhow!("--pass-at is {k}: {range}")));
     }
-    let Dataset { train, held_out, .. } = Dataset::open(&dataset)?;
+    let part = success_part(&config, options.part).map_err(usage)?;
+    let Dataset { train, held_out, .. } = Dataset::open(&dataset).map_err(usage)?;
     let all = if held_out.is_empty() { train } else { held_out };
     let most = if config.run.eval_prompts == 0 { all.len() } else { config.run.eval_prompts };
     config.train.enabled = false;
     config.rollout.enabled = false;
     let core = Core::start_offline(&config, None).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
-    let part = success_part(&config, options.part)?;
     let eval_set = EvalSet {
         prompts: all.into_iter().take(most).collect(),
         route: Arc::clone(route),

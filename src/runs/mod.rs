@@ -18,3 +18,6 @@ pub mod stats;
 pub mod table;
 pub mod tensorboard;
 pub mod train;
+
+/// Error of a run without a dataset.
+const NO_DATASET: &str = "dataset.path is missing: it must name a file of prompts";

@@ -119,7 +119,7 @@ fn errors_name_the_key_or_the_file() {
         (vec!["eval", "--config", config, "--part", "x"], "--part is x: it must be one of correct"),
     ] {
         let output = hone(&[&args[..], &["--data", data]].concat());
-        assert!(!output.status.success(), "{args:?}");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(text(&output.stderr).contains(expected), "{args:?}: {}", text(&output.stderr));
     }
 }

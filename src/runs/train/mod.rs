@@ -21,6 +21,7 @@ use state::{Logs, RunState};
 
 use hone_core::types::{StepRecord, now_ms};
 use hone_dataset::Dataset;
+use hone_rollout::RolloutError;
 use hone_train::TrainState;
 use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::HealthMonitor;
@@ -29,10 +30,11 @@ use super::early_stop::StopDecision;
 use super::eval_set::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
-use super::{compare, data_check, table};
+use super::{NO_DATASET, compare, data_check, table};
 use crate::app::{self, Core};
 use crate::config;
 use crate::config::Config;
+use crate::usage;
 
 /// How often the ledger is read for new steps.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -74,26 +76,23 @@ pub async fn run(
 ) -> anyhow::Result<TrainOutcome> {
     app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
-    let dataset = dataset.context("dataset.path is missing: it must name a file of prompts")?;
-    ensure!(
-        config.train.max_steps > 0 || config.train.epochs > 0.0,
-        "train.max_steps and train.epochs are 0: one of them must be set (--steps N or --epochs E)"
-    );
-    ensure!(config.train.enabled, "train.enabled is false: it must be true");
-    ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
-    let dataset = Dataset::open(&dataset)?;
+    let dataset = dataset.context(NO_DATASET).map_err(usage)?;
+    check(&config).map_err(usage)?;
+    let dataset = Dataset::open(&dataset).map_err(usage)?;
     let saved_config = SavedConfig::new(&config)?;
     let epochs = Epochs::new(&config, dataset.train.len());
     let note = epochs.resolve(&mut config.train);
-    config::validate(&config)?;
-    let core = Core::start_offline(&config, Some(0)).await?;
+    config::validate(&config).map_err(usage)?;
+    let core = Core::start_offline(&config, Some(0)).await;
+    let core =
+        core.map_err(|error| if error.is::<RolloutError>() { usage(error) } else { error })?;
     let (codec, context) = (core.engine.codec(), core.engine.info().context);
     let checked = data_check::before_training(&config, &dataset, &core.routes, codec, context);
     let notes = match checked.await {
         Ok(notes) => notes,
         Err(error) => {
             core.shutdown().await?;
-            return Err(error);
+            return Err(usage(error));
         }
     };
     let held_out = dataset.held_out;
@@ -117,6 +116,17 @@ pub async fn run(
     notes.iter().for_each(|note| run.progress.note(note));
     let ending = run.run_until(interrupt).await;
     run.finish(ending).await
+}
+
+/// Checks what a run requires and the daemon does not.
+fn check(config: &Config) -> anyhow::Result<()> {
+    ensure!(
+        config.train.max_steps > 0 || config.train.epochs > 0.0,
+        "train.max_steps and train.epochs are 0: one of them must be set (--steps N or --epochs E)"
+    );
+    ensure!(config.train.enabled, "train.enabled is false: it must be true");
+    ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
+    Ok(())
 }
 
 struct Run {

@@ -86,7 +86,7 @@ impl<'a> Trainer<'a> {
         match of_step {
             Some(policy) if policy.version == active => {
                 self.progress.set_published(active);
-                Ok(())
+                self.keep_state(active, step)
             }
             // The parity gate would reject the same weights again.
             Some(policy)

@@ -69,8 +69,7 @@ pub struct TrainStatus {
     pub ready_groups: u64,
     /// The last published version that the trainer's weights descend from.
     pub policy_version: u64,
-    /// Why training pauses without [`TrainState::Paused`] having been requested, and when it goes on;
-    /// absent if it does not.
+    /// The pause that an operator's activation of a version began, with its end; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
     /// Metrics of the last step.
