@@ -57,19 +57,16 @@ fn in_order(records: &[PolicyRecord]) -> Vec<(usize, &PolicyRecord)> {
 mod tests {
     use insta::assert_snapshot;
 
+    use hone_core::testing::policy;
+
     use super::*;
 
-    fn record(version: u64, parent: Option<u64>, state: PolicyState) -> PolicyRecord {
+    fn record(version: u64, parent: u64, state: PolicyState) -> PolicyRecord {
         PolicyRecord {
-            version: PolicyVersion(version),
-            parent: parent.map(PolicyVersion),
-            step: 8 * version,
             adapter: (version > 0).then(|| format!("adapters/v{version:06}")),
-            sha256: None,
             metrics: [("reward_mean".to_owned(), version as f64 / 8.0)].into(),
             state,
-            reason: None,
-            created: 0,
+            ..policy(version, parent)
         }
     }
 
@@ -79,24 +76,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("adapters/v000006")).unwrap();
         let versions = [
-            (0, None, Retired),
-            (1, Some(0), Retired),
-            (2, Some(1), Retired),
-            (3, Some(2), Retired),
-            (4, Some(1), Rejected),
-            (5, Some(2), Retired),
-            (6, Some(1), Active),
+            (0, 0, Retired),
+            (1, 0, Retired),
+            (2, 1, Retired),
+            (3, 2, Retired),
+            (4, 1, Rejected),
+            (5, 2, Retired),
+            (6, 1, Active),
         ];
         let records = versions.map(|(version, parent, state)| record(version, parent, state));
         assert_snapshot!(render(&records, dir.path()), @r"
         version            step  state      files  reward
         0                     0  retired    base    0.000
-        1                     8  retired    no      0.125
-          2                  16  retired    no      0.250
-            3                24  retired    no      0.375
-          5                  40  retired    no      0.625
-          4                  32  rejected   no      0.500
-        6                    48  active     yes     0.750
+        1                     1  retired    no      0.125
+          2                   2  retired    no      0.250
+            3                 3  retired    no      0.375
+          5                   5  retired    no      0.625
+          4                   4  rejected   no      0.500
+        6                     6  active     yes     0.750
         ");
     }
 }

@@ -1,12 +1,15 @@
-//! Helpers for the tests of every crate: skipping tests on machines that lack something, and comparing
-//! instruction sets.
+//! Helpers for the tests of every crate: skipping tests on machines that lack something, comparing
+//! instruction sets, and records.
 
 #![expect(clippy::unwrap_used, reason = "test helpers fail loudly")]
 
+use std::collections::BTreeMap;
 use std::env;
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 use std::thread;
+
+use crate::types::{PolicyRecord, PolicyState, PolicyVersion};
 
 mod instructions;
 
@@ -40,6 +43,21 @@ pub fn has_program(program: &str) -> bool {
             assert!(output.status.success(), "{program} --version: {output:?}");
             true
         }
+    }
+}
+
+/// A policy version that was served once, without files. Version 0 has no parent.
+pub fn policy(version: u64, parent: u64) -> PolicyRecord {
+    PolicyRecord {
+        version: PolicyVersion(version),
+        parent: (version > 0).then_some(PolicyVersion(parent)),
+        step: version,
+        adapter: None,
+        sha256: None,
+        metrics: BTreeMap::new(),
+        state: PolicyState::Retired,
+        reason: None,
+        created: 0,
     }
 }
 

@@ -47,30 +47,14 @@ impl<'a> FromIterator<&'a PolicyRecord> for Lineage {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::prelude::*;
 
     use super::*;
-    use crate::types::PolicyState;
-
-    fn record(version: u64, parent: Option<u64>) -> PolicyRecord {
-        PolicyRecord {
-            version: PolicyVersion(version),
-            parent: parent.map(PolicyVersion),
-            step: version,
-            adapter: None,
-            sha256: None,
-            metrics: BTreeMap::new(),
-            state: PolicyState::Retired,
-            reason: None,
-            created: 0,
-        }
-    }
+    use crate::testing::policy;
 
     fn tree(parents: &[u64]) -> Lineage {
-        let children = parents.iter().zip(1..).map(|(parent, child)| record(child, Some(*parent)));
-        let records: Vec<_> = std::iter::once(record(0, None)).chain(children).collect();
+        let children = parents.iter().zip(1..).map(|(parent, child)| policy(child, *parent));
+        let records: Vec<_> = std::iter::once(policy(0, 0)).chain(children).collect();
         records.iter().collect()
     }
 
@@ -89,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_damaged_parent_ends_the_chain() {
-        let lineage: Lineage = [&record(1, Some(2)), &record(2, Some(2))].into_iter().collect();
+        let lineage: Lineage = [&policy(1, 2), &policy(2, 2)].into_iter().collect();
         assert_eq!(lineage.chain(PolicyVersion(2)).count(), 1);
     }
 

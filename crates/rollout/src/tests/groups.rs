@@ -1,11 +1,11 @@
 //! The members, parts and states of groups.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use hone_core::testing::policy;
 use hone_core::types::{
-    FinishReason, GroupState, PolicyRecord, PolicyState, PolicyVersion, RewardSource, SampleOrigin,
-    SamplingParams,
+    FinishReason, GroupState, PolicyVersion, RewardSource, SampleOrigin, SamplingParams,
 };
 use hone_engine::{EngineError, Priority, Publisher};
 use hone_store::Op;
@@ -89,19 +89,8 @@ async fn a_served_completion_of_an_old_version_is_replaced_by_a_shadow() {
     let world = World::new();
     // Version 5 was activated again after version 7.
     let parents = [0, 1, 2, 3, 4, 5, 6, 5, 8];
-    let policies = parents.into_iter().zip(1..).map(|(parent, version)| {
-        Op::Policy(Box::new(PolicyRecord {
-            version: PolicyVersion(version),
-            parent: Some(PolicyVersion(parent)),
-            step: version,
-            adapter: None,
-            sha256: None,
-            metrics: BTreeMap::new(),
-            state: PolicyState::Retired,
-            reason: None,
-            created: 0,
-        }))
-    });
+    let policies = parents.into_iter().zip(1..);
+    let policies = policies.map(|(parent, version)| Op::Policy(Box::new(policy(version, parent))));
     world.store.commit(policies.collect()).await.unwrap();
     world.engine.stage(PolicyVersion(9), None).await.unwrap();
     world.engine.activate().await.unwrap();

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use prometheus::IntCounterVec;
 
 use hone_core::metrics::Metrics;
+use hone_core::testing::policy;
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
-    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
-    SampleOrigin, SamplingParams,
+    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
+    SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
@@ -127,18 +128,8 @@ fn graded(
 
 /// The ages of versions below the newest one. `parents` has the parent of each version from 1 on.
 fn ages(parents: &[u64]) -> VersionAges {
-    let record = |(parent, version): (&u64, u64)| PolicyRecord {
-        version: PolicyVersion(version),
-        parent: Some(PolicyVersion(*parent)),
-        step: version,
-        adapter: None,
-        sha256: None,
-        metrics: BTreeMap::new(),
-        state: PolicyState::Retired,
-        reason: None,
-        created: 0,
-    };
-    let records: Vec<PolicyRecord> = parents.iter().zip(1..).map(record).collect();
+    let records: Vec<PolicyRecord> =
+        parents.iter().zip(1..).map(|(parent, version)| policy(version, *parent)).collect();
     let head = PolicyVersion(parents.len() as u64);
     VersionAges { lineage: Arc::new(records.iter().collect()), head, ahead: 0 }
 }
