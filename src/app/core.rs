@@ -1,7 +1,7 @@
 //! The daemon without its HTTP surface.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
@@ -26,8 +26,8 @@ use crate::config::Config;
 /// File name of the ledger in the data directory.
 pub const LEDGER: &str = "ledger.redb";
 
-/// Longest time that shutdown waits for the trainer's running step.
-const TRAINER_GRACE: Duration = Duration::from_secs(30);
+/// Longest time that a run on a dataset waits for the trainer's running step at its end.
+pub const RUN_GRACE: Duration = Duration::from_secs(30);
 
 /// The parts that serve, sample, score and train, without the HTTP surface.
 pub struct Core {
@@ -177,18 +177,20 @@ impl Core {
         self.trainer.handle()
     }
 
-    /// Stops the parts in an order that loses no acknowledged record: the ledger closes last.
+    /// Stops the parts in an order that loses no acknowledged record: the ledger closes last. A step
+    /// that the trainer does not finish within `patience` is lost; its groups stay ready.
     ///
     /// # Errors
     /// If the ledger cannot be closed.
-    pub async fn shutdown(self) -> anyhow::Result<()> {
+    pub async fn shutdown(self, patience: Duration) -> anyhow::Result<()> {
+        let started = Instant::now();
         tracing::info!("shutdown 2/4: rollout stops");
         self.rollout.stop().await;
         if let Some(sampler) = &self.sampler {
             sampler.engine.close(false);
         }
         tracing::info!("shutdown 3/4: trainer finishes its step");
-        self.trainer.stop(TRAINER_GRACE).await;
+        self.trainer.stop(patience.saturating_sub(started.elapsed())).await;
         tracing::info!("shutdown 4/4: ledger commits and closes");
         Ok(self.store.close().await?)
     }

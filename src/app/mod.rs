@@ -17,7 +17,7 @@ mod self_judge;
 mod service;
 mod validate;
 
-pub use self::core::{Core, LEDGER};
+pub use self::core::{Core, LEDGER, RUN_GRACE};
 pub use dataset::fetch_dataset;
 pub use memory::explain_memory;
 pub use rewards::{RewardTools, load_rewards, reward_tools};

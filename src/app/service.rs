@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::net::TcpListener;
@@ -31,6 +31,8 @@ pub struct Service {
     server: JoinHandle<std::io::Result<()>>,
     monitor: JoinHandle<()>,
     core: Core,
+    /// `server.shutdown_grace_seconds`.
+    grace: Duration,
 }
 
 /// Starts the configured daemon and returns when it answers requests.
@@ -67,22 +69,24 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let monitor = tokio::spawn(watch_steps(monitor, core.store.clone(), core.metrics.clone()));
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
-    Ok(Service { addr, stop, server, monitor, core })
+    let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
+    Ok(Service { addr, stop, server, monitor, core, grace })
 }
 
 impl Service {
-    /// Shuts the daemon down without losing an acknowledged record. Running requests finish within
-    /// `server.shutdown_grace_seconds`.
+    /// Shuts the daemon down without losing an acknowledged record. Running requests and the trainer's
+    /// step together have `server.shutdown_grace_seconds` to finish.
     ///
     /// # Errors
     /// If the server failed or the ledger cannot be closed. Either way, all phases run.
     pub async fn shutdown(self) -> anyhow::Result<()> {
+        let started = Instant::now();
         tracing::info!("shutdown 1/4: no new requests, running ones finish");
         // An error means that the server has ended already.
         let _ended = self.stop.send(()).is_err();
         self.monitor.abort();
         let served = self.server.await;
-        let closed = self.core.shutdown().await;
+        let closed = self.core.shutdown(self.grace.saturating_sub(started.elapsed())).await;
         served??;
         closed
     }

@@ -80,7 +80,7 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// `max_tokens` of requests that contain none.
     pub default_max_tokens: u32,
-    /// Seconds that shutdown waits for running requests.
+    /// Seconds that shutdown waits for running requests and the trainer's step together.
     pub shutdown_grace_seconds: u64,
 }
 

@@ -98,7 +98,7 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
         core.publisher.activate().await?;
         Some(eval_set.run(&core.engine).await?)
     };
-    core.shutdown().await?;
+    core.shutdown(app::RUN_GRACE).await?;
     let pass_at = options.pass_at.iter().map(|k| PassAt {
         k: *k,
         base: base.as_ref().and_then(|base| passed(base, part.as_deref(), *k, eval_set.seed)),

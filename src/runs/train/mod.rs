@@ -91,7 +91,7 @@ pub async fn run(
     let notes = match checked.await {
         Ok(notes) => notes,
         Err(error) => {
-            core.shutdown().await?;
+            core.shutdown(app::RUN_GRACE).await?;
             return Err(usage(error));
         }
     };
@@ -344,7 +344,7 @@ impl Run {
             best: state.best.best(),
             best_checkpoint: state.best_adapter,
         };
-        core.shutdown().await?;
+        core.shutdown(app::RUN_GRACE).await?;
         let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;
         Ok(TrainOutcome { report, file })
     }

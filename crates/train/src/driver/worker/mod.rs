@@ -20,6 +20,9 @@ use super::trainer::Trainer;
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
+/// How often [`TrainWorker::stop`] looks whether the thread has ended.
+const STOP_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Owner of the trainer's thread.
 pub struct TrainWorker {
     handle: TrainHandle,
@@ -70,11 +73,17 @@ impl TrainWorker {
     pub async fn stop(self, patience: Duration) {
         self.handle.stop();
         let Some(thread) = self.thread else { return };
-        let joined = tokio::task::spawn_blocking(move || thread.join());
-        match tokio::time::timeout(patience, joined).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(_) => tracing::error!("the trainer ended with a panic"),
-            Err(_) => tracing::warn!("the trainer is still in its step and is not waited for"),
+        let started = Instant::now();
+        // A blocking task that joins the thread would keep the runtime from ending.
+        while !thread.is_finished() {
+            if started.elapsed() >= patience {
+                tracing::warn!("the trainer is still in its step and is not waited for");
+                return;
+            }
+            tokio::time::sleep(STOP_INTERVAL).await;
+        }
+        if thread.join().is_err() {
+            tracing::error!("the trainer ended with a panic");
         }
     }
 }

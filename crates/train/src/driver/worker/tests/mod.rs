@@ -255,6 +255,17 @@ async fn a_rollback_restores_moments_and_baselines() {
     assert_eq!(digests[0], digests[1]);
 }
 
+/// With a blocked publication, the trainer's thread cannot end. The runtime of the test must end anyway,
+/// as that of a process does at SIGTERM.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_that_does_not_stop_in_time_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.start_two_steps().await;
+    world.worker.stop(Duration::from_millis(50)).await;
+    world.store.close().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_may_end_by_itself() {
     let dir = tempfile::tempdir().unwrap();
