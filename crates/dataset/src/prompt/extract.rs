@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use hone_core::text::boxed;
+use hone_core::text::{boxed, trim};
 
 use crate::error::DatasetError;
 
@@ -64,7 +64,7 @@ impl AnswerExtractor {
             Self::Boxed => boxed(text)?,
             Self::Pattern(pattern) => pattern.captures(text)?.get(1)?.as_str(),
         };
-        Some(found.trim()).filter(|found| !found.is_empty())
+        Some(trim(found)).filter(|found| !found.is_empty())
     }
 }
 
@@ -88,6 +88,21 @@ mod tests {
         }
         assert_eq!(find(r"A\d:", r"A1: 3 A\d: 4"), Some("4"), "not a pattern without a group");
         assert_eq!(find("", " x "), Some(" x "), "no rule, no change");
+    }
+
+    /// An empty answer is none, so that its row is refused. The guides keep the row.
+    #[test]
+    fn a_marker_finds_what_the_guides_find() {
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/guides/guide_cases.json");
+        let json = std::fs::read_to_string(path).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let cases = json["functions"]["dataset_answer"]["cases"].as_array().unwrap();
+        assert!(cases.len() >= 20, "{} cases", cases.len());
+        for case in cases {
+            let expected = case[1].as_str().filter(|answer| !answer.is_empty());
+            assert_eq!(find("####", case[0].as_str().unwrap()), expected, "{case}");
+        }
     }
 
     #[test]
