@@ -51,13 +51,13 @@ impl GenerateSink for Terminal<'_> {
                 writeln!(self.out, "--- {} of {}", index + 1, self.samples)?;
             }
         }
-        if self.is_terminal {
-            let keep = |c: char| if matches!(c, '\n' | '\t') { Some(c) } else { visible(c) };
-            let text: String = text.chars().filter_map(keep).collect();
-            self.out.write_all(text.as_bytes())?;
-        } else {
-            self.out.write_all(text.as_bytes())?;
-        }
+        let keep = |c: char| match c {
+            '\n' | '\t' => Some(c),
+            _ if self.is_terminal => visible(c),
+            _ => Some(c),
+        };
+        let shown: String = text.chars().filter_map(keep).collect();
+        self.out.write_all(shown.as_bytes())?;
         self.out.flush()
     }
 }

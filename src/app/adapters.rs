@@ -60,20 +60,22 @@ struct Manifest {
 
 /// Finds a version and checks that its weights are those that were published.
 pub(super) fn find(data: &Path, choice: VersionChoice) -> anyhow::Result<FoundVersion> {
-    let wanted = |record: &&PolicyRecord| match choice {
-        VersionChoice::Number(version) => record.version.0 == version,
-        _ => record.state == PolicyState::Active,
+    let number = match choice {
+        VersionChoice::Best => return find_best(&data.join("run/best")),
+        VersionChoice::Number(version) => Some(version),
+        VersionChoice::Active => None,
     };
-    if choice == VersionChoice::Best {
-        return find_best(&data.join("run/best"));
-    }
     let records = list(data)?;
-    let record = records.iter().find(wanted).with_context(|| match choice {
-        VersionChoice::Number(version) => {
+    let wanted = |record: &&PolicyRecord| match number {
+        Some(version) => record.version.0 == version,
+        None => record.state == PolicyState::Active,
+    };
+    let record = records.iter().find(wanted).with_context(|| match number {
+        Some(version) => {
             let last = records.last().map_or(0, |record| record.version.0);
             format!("--version is {version}: the versions go from 0 to {last}")
         }
-        _ => "no version is active yet".to_owned(),
+        None => "no version is active yet".to_owned(),
     })?;
     let version = record.version;
     let label = format!("version {version}");

@@ -1,9 +1,10 @@
 //! Completions that a step was trained on, and their rewards.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use hone_core::types::StepRecord;
-use hone_reward::Routes;
+use hone_core::types::{Reward, StepRecord};
+use hone_reward::{Route, Routes};
 use hone_store::{Store, StoreError};
 
 use crate::runs::stats;
@@ -31,20 +32,23 @@ pub(super) fn of_step(
         for member in group.members.iter().take(each) {
             let Some(sample) = store.sample(*member)? else { continue };
             let rewards = store.rewards_of(*member)?;
-            let weighted: Vec<f64> = rewards
-                .iter()
-                .filter_map(|reward| Some(route?.weight(&reward.name)? * reward.value?))
-                .collect();
+            let total = weighted_sum(route, &rewards);
             shown.push(ScoredSample {
                 prompt: prompt.clone(),
                 completion: sample.text,
                 parts: rewards.into_iter().map(|reward| (reward.name, reward.value)).collect(),
-                total: (!weighted.is_empty()).then(|| weighted.iter().sum()),
+                total,
                 extracted: BTreeMap::new(),
             });
         }
     }
     Ok(shown)
+}
+
+/// The weighted sum of a completion's rewards without the missing ones; `None` if all are missing.
+fn weighted_sum(route: Option<&Arc<Route>>, rewards: &[Reward]) -> Option<f64> {
+    let weighted = |reward: &Reward| Some(route?.weight(&reward.name)? * reward.value?);
+    rewards.iter().filter_map(weighted).reduce(|sum, value| sum + value)
 }
 
 /// The rewards of all completions of a step, by the name of their histogram: the weighted sum as
@@ -64,15 +68,13 @@ pub(super) fn distributions(
         let route = routes.get(&group.route);
         let mut totals = Vec::with_capacity(group.members.len());
         for member in &group.members {
-            let mut total = None;
-            for reward in store.rewards_of(*member)? {
-                let Some(value) = reward.value else { continue };
-                add(&reward.name, value);
-                if let Some(weight) = route.and_then(|route| route.weight(&reward.name)) {
-                    *total.get_or_insert(0.0) += weight * value;
+            let rewards = store.rewards_of(*member)?;
+            totals.extend(weighted_sum(route, &rewards));
+            for reward in rewards {
+                if let Some(value) = reward.value {
+                    add(&reward.name, value);
                 }
             }
-            totals.extend(total);
         }
         totals.iter().for_each(|total| add("total", *total));
         if !totals.is_empty() {

@@ -1,7 +1,6 @@
 //! The members, parts and states of groups.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use hone_core::testing::policy;
 use hone_core::types::{
@@ -117,11 +116,8 @@ async fn a_served_completion_of_an_old_version_is_replaced_by_a_shadow() {
 async fn a_group_without_scores_is_dropped_with_the_reason() {
     let world = World::new();
     let rollout = world.start();
-    let mut asked = world.interaction("numbers");
-    asked.metadata.clear();
-    let samples = vec![served(&asked, 0)];
-    world.commit(&asked, &samples).await;
-    rollout.submit(asked.clone().into(), samples.clone());
+    let (asked, samples) = world.serve_without_answer().await;
+    rollout.submit(asked.clone(), samples.clone());
     let group = world.groups(asked.id, 1).await.remove(0);
     assert_eq!(group.state, GroupState::Dropped("unscored".to_owned()));
     world.until(|| world.skipped("unscored") == 1).await;
@@ -168,11 +164,8 @@ async fn a_transient_failure_is_retried_and_a_permanent_one_is_not() {
 async fn progress_counts_groups_and_names_what_their_parts_lack() {
     let world = World::new();
     let rollout = world.start();
-    let mut asked = world.interaction("numbers");
-    asked.metadata.clear();
-    let samples = vec![served(&asked, 0)];
-    world.commit(&asked, &samples).await;
-    rollout.submit(Arc::new(asked), samples);
+    let (asked, samples) = world.serve_without_answer().await;
+    rollout.submit(asked, samples);
     world.until(|| rollout.progress().unscored == 1).await;
     let progress = rollout.progress();
     assert!(progress.ready == 0 && progress.unscored_since.is_some());

@@ -146,6 +146,15 @@ impl World {
         (Arc::new(interaction), served)
     }
 
+    /// As [`Self::serve`], a prompt without the metadata that its reward compares with.
+    pub async fn serve_without_answer(&self) -> (Arc<Interaction>, Vec<Sample>) {
+        let mut interaction = self.interaction("numbers");
+        interaction.metadata.clear();
+        let served = vec![served(&interaction, 0)];
+        self.commit(&interaction, &served).await;
+        (Arc::new(interaction), served)
+    }
+
     pub fn interaction(&self, route: &str) -> Interaction {
         let content = "2+3=".to_owned();
         Interaction {

@@ -158,11 +158,12 @@ impl<'a> Trainer<'a> {
     /// deletes the states of versions without files.
     pub(super) fn keep_state(&self, version: PolicyVersion, step: u64) -> Result<(), TrainFailure> {
         let from = checkpoint::step_dir(&self.setup.checkpoints, step);
-        if !from.exists() {
-            // An initial adapter has no step.
+        let to = self.state_dir(version);
+        // An initial adapter has no step, and a restart finds what was kept before it.
+        if !from.exists() || to.exists() {
             return Ok(());
         }
-        checkpoint::keep(&from, &self.state_dir(version))?;
+        checkpoint::keep(&from, &to)?;
         let states = self.states();
         for entry in std::fs::read_dir(&states).map_err(at(&states)).map_err(LearnError::from)? {
             let entry = entry.map_err(at(&states)).map_err(LearnError::from)?;
