@@ -99,6 +99,7 @@ impl Pair {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            version: None,
         };
         engine.generate(request).await.unwrap().collect().await.unwrap()
     }
@@ -236,6 +237,7 @@ async fn greedy_completions_of_every_family_match_transformers() {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            version: None,
         };
         let completion = pair.engine.generate(request).await.unwrap().collect().await.unwrap();
         let served: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();

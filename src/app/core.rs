@@ -104,7 +104,10 @@ impl Core {
         let (engine, publisher): (Arc<dyn Engine>, Arc<dyn Publisher>) = match (&serving, &sampler)
         {
             (Some(serving), None) => (serving.clone(), serving.clone()),
-            (Some(serving), Some(own)) => (serving.clone(), own.publisher(Some(serving))),
+            (Some(serving), Some(own)) => {
+                let publisher = own.publisher(Some(serving));
+                (Arc::new(publisher.live_engine(serving.clone())), publisher)
+            }
             (None, Some(own)) => (own.engine.clone(), own.publisher(None)),
             (None, None) => anyhow::bail!("neither an engine nor a sampler is configured"),
         };

@@ -10,7 +10,7 @@ use serde::Serialize;
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams};
 use hone_dataset::with_configured_context;
-use hone_engine::{Engine, Event, GenerateRequest, ModelDir, Priority};
+use hone_engine::{Engine, Event, GenerateRequest, ModelDir, Priority, Publisher};
 
 use super::adapters::{FoundVersion, VersionChoice, find};
 use super::core::LEDGER;
@@ -118,6 +118,7 @@ pub async fn run(
             top_logprobs: 0,
             // A shadow request reports its tokens only at the end.
             priority: Priority::Live,
+            version: None,
         };
         let mut generation = sampler.engine.generate(request).await?;
         let (mut text, mut tokens, mut ended) = (String::new(), 0, None);

@@ -14,7 +14,7 @@ pub fn render(records: &[PolicyRecord], data: &Path) -> String {
         let version = format!("{:1$}{2}", "", 2 * depth, record.version.0);
         let reward = record.metrics.get("reward_mean");
         let reward = reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}"));
-        let state = format!("{:?}", record.state).to_lowercase();
+        let state = record.state.as_str();
         let files = match &record.adapter {
             None => "base",
             Some(adapter) if data.join(adapter).exists() => "yes",

@@ -68,7 +68,7 @@ impl RolloutSampler {
     }
 
     /// Publishes versions to the sampler and to the serving engine.
-    pub fn publisher(&self, serving: Option<&Arc<MistralEngine>>) -> Arc<dyn Publisher> {
+    pub fn publisher(&self, serving: Option<&Arc<MistralEngine>>) -> Arc<BatchedPublisher> {
         let serving = serving.cloned().map(|serving| serving as Arc<dyn Publisher>);
         Arc::new(BatchedPublisher::new(serving, Arc::clone(&self.engine)))
     }

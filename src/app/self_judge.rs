@@ -55,6 +55,7 @@ impl JudgeModel for SelfJudge {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            version: None,
         };
         let generation = engine.generate(request).await.map_err(model_error)?;
         let completion = generation.collect().await.map_err(model_error)?;

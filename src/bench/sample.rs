@@ -232,6 +232,7 @@ impl SamplerBench {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            version: None,
         });
         let page = 16;
         let room = options.batch

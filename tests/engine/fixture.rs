@@ -61,6 +61,7 @@ impl Fixture {
             stop: Vec::new(),
             top_logprobs: 0,
             priority,
+            version: None,
         }
     }
 

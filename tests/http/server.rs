@@ -101,6 +101,8 @@ fn record(version: u64, state: PolicyState) -> PolicyRecord {
         state,
         reason: None,
         created: 1_700_000_000_000,
+        pinned: false,
+        checks: Vec::new(),
     }
 }
 

@@ -34,6 +34,9 @@ pub struct GenerateRequest {
     pub top_logprobs: u8,
     /// The scheduling class.
     pub priority: Priority,
+    /// The version to sample from, such as a canary; `None`, and a version that the engine does not
+    /// hold, mean the active one.
+    pub version: Option<PolicyVersion>,
 }
 
 impl GenerateRequest {
@@ -45,6 +48,7 @@ impl GenerateRequest {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            version: None,
         }
     }
 }
@@ -194,14 +198,48 @@ pub trait Publisher: Send + Sync {
         adapter: Option<&Path>,
     ) -> Result<(), EngineError>;
 
-    /// Samples from the staged version. Returns the tokens with their behavior log-probabilities.
+    /// Samples from the staged version with every engine that answers clients or makes training
+    /// data.
     async fn probe(
         &self,
         prompt_ids: &[TokenId],
         params: &SamplingParams,
-    ) -> Result<Vec<(TokenId, f32)>, EngineError>;
+    ) -> Result<Vec<Probe>, EngineError>;
+
+    /// Completes a prompt with the staged version, on the engine that makes training data.
+    async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError>;
 
     /// Makes the staged version the active one. Running requests keep their version. Returns how
     /// long the exchange blocked other work.
     async fn activate(&self) -> Result<Duration, EngineError>;
+
+    /// Serves a version to new requests at once, without waiting for another engine to load it, until
+    /// the next [`Self::activate`]. Returns false, without any effect, if no engine can do that. May be
+    /// called while another call is in progress.
+    async fn serve_now(
+        &self,
+        _version: PolicyVersion,
+        _adapter: Option<&Path>,
+    ) -> Result<bool, EngineError> {
+        Ok(false)
+    }
+
+    /// Serves the staged version to requests that name it, beside the active one, until the next
+    /// [`Self::stage`], [`Self::activate`] or [`Self::end_canary`]. Returns false if no engine can
+    /// serve two versions.
+    async fn begin_canary(&self) -> Result<bool, EngineError> {
+        Ok(false)
+    }
+
+    /// Ends a canary: requests that name it get the active version.
+    fn end_canary(&self) {}
+}
+
+/// What one engine sampled from the staged version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    /// The engine: `serving` or `rollout`.
+    pub sampler: &'static str,
+    /// The tokens with their behavior log-probabilities.
+    pub tokens: Vec<(TokenId, f32)>,
 }

@@ -37,7 +37,7 @@ pub mod template;
 pub mod testing;
 
 pub use api::{
-    Completion, Engine, EngineLoad, Event, GenerateRequest, Generation, ModelInfo, Priority,
+    Completion, Engine, EngineLoad, Event, GenerateRequest, Generation, ModelInfo, Priority, Probe,
     Publisher, Token,
 };
 pub use codec::{Codec, TextStream};

@@ -15,7 +15,8 @@ use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 
 use crate::admission::{Admission, Color, Lease};
 use crate::api::{
-    Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Publisher, Token,
+    Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Probe,
+    Publisher, Token,
 };
 use crate::codec::Codec;
 use crate::error::EngineError;
@@ -66,6 +67,8 @@ struct Records {
     staged: Vec<(PolicyVersion, Option<PathBuf>)>,
     /// The color staged last.
     color: Option<Color>,
+    /// The color of the canary.
+    canary: Option<Color>,
     next_generation_error: Option<EngineError>,
     next_stage_error: Option<EngineError>,
 }
@@ -175,7 +178,13 @@ impl Engine for FakeEngine {
         self.records().requests.push(request.clone());
         run::check(&request, self.info.context, self.info.vocab)?;
         TokenSampler::new(&request.params, request.top_logprobs)?;
-        let lease = self.admission.acquire(request.priority).await?;
+        let canary = self.records().canary.filter(|color| {
+            request.version.is_some_and(|v| self.admission.color_of(v) == Some(*color))
+        });
+        let lease = match canary.and_then(|color| self.admission.acquire_on(color)) {
+            Some(lease) => lease,
+            None => self.admission.acquire(request.priority).await?,
+        };
         self.run(lease, &request)
     }
 
@@ -204,7 +213,7 @@ impl Publisher for FakeEngine {
             None => {
                 let color = self.admission.idle_color();
                 self.admission.wait_until_idle(color).await;
-                self.admission.set_version(color, Some(version));
+                self.admission.set_version(color, version);
                 color
             }
         };
@@ -218,14 +227,18 @@ impl Publisher for FakeEngine {
         &self,
         prompt_ids: &[TokenId],
         params: &SamplingParams,
-    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
+    ) -> Result<Vec<Probe>, EngineError> {
         let request = GenerateRequest::probe(prompt_ids, params);
+        let tokens = self.complete_staged(request).await?.token_logprobs();
+        Ok(vec![Probe { sampler: "serving", tokens }])
+    }
+
+    async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
         let lease = match self.admission.acquire_on(self.staged_color()?) {
             Some(lease) => lease,
             None => self.admission.acquire(Priority::Live).await?,
         };
-        let completion = self.run(lease, &request)?.collect().await?;
-        Ok(completion.token_logprobs())
+        self.run(lease, &request)?.collect().await
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -234,6 +247,24 @@ impl Publisher for FakeEngine {
         // A staged color holds a version.
         self.admission.activate(color);
         Ok(start.elapsed())
+    }
+
+    async fn serve_now(
+        &self,
+        version: PolicyVersion,
+        _: Option<&Path>,
+    ) -> Result<bool, EngineError> {
+        Ok(self.admission.activate_version(version))
+    }
+
+    async fn begin_canary(&self) -> Result<bool, EngineError> {
+        let color = self.staged_color()?;
+        self.records().canary = Some(color);
+        Ok(true)
+    }
+
+    fn end_canary(&self) {
+        self.records().canary = None;
     }
 }
 
@@ -265,6 +296,7 @@ mod tests {
             stop: Vec::new(),
             top_logprobs: 2,
             priority: Priority::Live,
+            version: None,
         }
     }
 
@@ -286,7 +318,8 @@ mod tests {
         assert!(fake.activate().await.is_err());
         fake.stage(PolicyVersion(3), Some(adapter)).await.unwrap();
         assert_eq!(fake.active_version(), PolicyVersion(0));
-        assert!(!fake.probe(&[1], &SamplingParams::default()).await.unwrap().is_empty());
+        let probes = fake.probe(&[1], &SamplingParams::default()).await.unwrap();
+        assert!(!probes[0].tokens.is_empty());
         fake.activate().await.unwrap();
         let generation = fake.generate(request(7, Priority::Shadow)).await.unwrap();
         let completion = generation.collect().await.unwrap();

@@ -155,5 +155,7 @@ fn interaction(
         },
         prompt_ids,
         template_hash: codec.template_hash().to_owned(),
+        stop: Vec::new(),
+        held_out: false,
     })
 }

@@ -121,6 +121,8 @@ mod tests {
             params: SamplingParams::default(),
             prompt_ids: Vec::new(),
             template_hash: String::new(),
+            stop: Vec::new(),
+            held_out: false,
         };
         PromptJob::live(Arc::new(interaction), Vec::new(), route)
     }

@@ -63,6 +63,7 @@ async fn complete(
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            version: None,
         };
         let outcome = match context.engine.generate(request).await {
             Ok(generation) => generation.collect().await,
@@ -103,7 +104,7 @@ fn record(interaction: &Interaction, params: SamplingParams, completion: Complet
         created: now_ms(),
         ids: completion.tokens.iter().map(|t| t.id).collect(),
         logprobs: completion.tokens.iter().map(|t| t.logprob).collect(),
-        kept_mass: completion.tokens.iter().map(|t| t.kept_mass).fold(1.0, f32::min),
+        kept: Vec::new(),
         text: completion.text,
         finish: completion.finish,
         version: completion.version,

@@ -49,7 +49,7 @@ mod weights;
 
 pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
-pub use engine::{BatchedEngine, BatchedPublisher};
+pub use engine::{BatchedEngine, BatchedPublisher, BridgedEngine};
 pub use error::SamplerError;
 pub use kv_cache::{BatchMember, BatchRow, CacheShape, PagePool, PromptPages, SequencePages};
 pub use weights::AdapterWeights;

@@ -14,6 +14,8 @@ use crate::{file, reader};
 mod m0001;
 #[path = "../../../migrations/0002_raters_and_sessions.rs"]
 mod m0002;
+#[path = "../../../migrations/0003_prompts_and_exams.rs"]
+mod m0003;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
@@ -29,6 +31,7 @@ pub(crate) struct Migration {
 pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
     Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
+    Migration { to: 3, description: m0003::DESCRIPTION, run: m0003::run },
 ];
 
 /// Migrates a file to [`schema::VERSION`].
@@ -95,6 +98,8 @@ fn opens(database: &Database) -> Result<(), StoreError> {
     tx.open_table(schema::IDEMPOTENCY)?;
     tx.open_table(schema::RATINGS)?;
     tx.open_table(schema::SESSIONS)?;
+    tx.open_table(schema::SAME_PROMPT)?;
+    tx.open_table(schema::HELD_OUT)?;
     tx.open_table(schema::QUARANTINE)?;
     Ok(())
 }

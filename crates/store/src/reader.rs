@@ -8,7 +8,9 @@ use redb::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use hone_core::types::{Group, InteractionId, Rating, Reward, SampleId, StepRecord, UnixMillis};
+use hone_core::types::{
+    Group, Interaction, InteractionId, Rating, Reward, SampleId, StepRecord, UnixMillis,
+};
 
 use crate::error::StoreError;
 use crate::format::codec::{LedgerRecord, decode};
@@ -136,6 +138,34 @@ pub(crate) fn turns_of(
         Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
     });
     turns.collect()
+}
+
+/// At most `limit` live interactions with this prompt, newest first.
+pub(crate) fn same_prompt(
+    tx: &ReadTransaction,
+    digest: [u8; 16],
+    limit: usize,
+) -> Result<Vec<InteractionId>, StoreError> {
+    let index = tx.open_table(schema::SAME_PROMPT)?;
+    let entries = entries_of(&index, &digest)?.rev().take(limit);
+    let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
+    ids.collect()
+}
+
+/// At most `limit` prompts that only the exams of a route use, newest first.
+pub(crate) fn held_out(
+    tx: &ReadTransaction,
+    route: &str,
+    limit: usize,
+) -> Result<Vec<Interaction>, StoreError> {
+    let rows = tx.open_table(schema::INTERACTIONS)?;
+    let index = tx.open_table(schema::HELD_OUT)?;
+    let (first, last) = (Id::default(), [u8::MAX; 16]);
+    let mut found = Vec::new();
+    for entry in index.range((route, &first)..=(route, &last))?.rev().take(limit) {
+        found.extend(get(&rows, entry?.0.value().1)?);
+    }
+    Ok(found)
 }
 
 /// Each rater's newest rating of a completion and part.

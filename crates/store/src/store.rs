@@ -224,6 +224,20 @@ impl Store {
         self.read(|tx| reader::turns_of(tx, key_id, session, limit))
     }
 
+    /// At most `limit` live interactions with the same prompt, newest first, itself included.
+    pub fn same_prompt(
+        &self,
+        interaction: &Interaction,
+        limit: usize,
+    ) -> Result<Vec<InteractionId>, StoreError> {
+        self.read(|tx| reader::same_prompt(tx, interaction.prompt_digest(), limit))
+    }
+
+    /// At most `limit` prompts that only the exams of a route use, newest first.
+    pub fn held_out(&self, route: &str, limit: usize) -> Result<Vec<Interaction>, StoreError> {
+        self.read(|tx| reader::held_out(tx, route, limit))
+    }
+
     /// Every reward part of a completion, by name.
     pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
         self.read(|tx| reader::rewards_of(tx, id))

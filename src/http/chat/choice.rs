@@ -28,7 +28,7 @@ pub(super) struct ChoiceState {
     pub(super) version: Option<PolicyVersion>,
     pub(super) ids: Vec<TokenId>,
     logprobs: Vec<f32>,
-    kept_mass: f32,
+    kept: Vec<f32>,
     pub(super) text: String,
     /// Log-probabilities that are not reported yet.
     pub(super) pending: Vec<TokenLogprob>,
@@ -37,13 +37,13 @@ pub(super) struct ChoiceState {
 
 impl ChoiceState {
     pub(super) fn new(params: SamplingParams) -> Self {
-        Self { params, kept_mass: 1.0, ..Self::default() }
+        Self { params, ..Self::default() }
     }
 
     pub(super) fn push(&mut self, token: &Token) {
         self.ids.push(token.id);
         self.logprobs.push(token.logprob);
-        self.kept_mass = self.kept_mass.min(token.kept_mass);
+        self.kept.push(token.kept_mass);
         self.text.push_str(&token.text);
     }
 
@@ -63,6 +63,7 @@ impl ChoiceState {
             FinishReason::Stop if !ended_by_id => Some("stop_string"),
             _ => self.params.untrainable_reason(),
         };
+        let truncates = self.kept.iter().any(|mass| *mass != 1.0);
         Some(Sample {
             id: SampleId::new(),
             interaction,
@@ -71,7 +72,7 @@ impl ChoiceState {
             created: now_ms(),
             ids: self.ids.clone(),
             logprobs: self.logprobs.clone(),
-            kept_mass: self.kept_mass,
+            kept: if truncates { self.kept.clone() } else { Vec::new() },
             text: self.text.clone(),
             finish,
             version: self.version?,

@@ -95,5 +95,7 @@ fn interaction(
         params: request.params.clone(),
         prompt_ids,
         template_hash: state.engine.codec().template_hash().to_owned(),
+        stop: request.stop.clone(),
+        held_out: false,
     }
 }

@@ -69,6 +69,7 @@ impl ChatRun {
                 stop: request.stop.clone(),
                 top_logprobs: request.logprobs.unwrap_or(0),
                 priority: Priority::Live,
+                version: None,
             };
             events.push(choice_events(state.engine.clone(), generation, choices.len()));
             choices.push(ChoiceState::new(params));

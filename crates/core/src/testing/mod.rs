@@ -58,6 +58,8 @@ pub fn policy(version: u64, parent: u64) -> PolicyRecord {
         state: PolicyState::Retired,
         reason: None,
         created: 0,
+        pinned: false,
+        checks: Vec::new(),
     }
 }
 

@@ -26,9 +26,9 @@ impl Lineage {
     /// The number of steps from `head` to its ancestor `version` along the parents; 0 if they are
     /// the same. `None` if `version` is not an ancestor of `head`.
     pub fn age(&self, head: PolicyVersion, version: PolicyVersion) -> Option<u64> {
-        let newer = self.chain(head).take_while(|ancestor| *ancestor > version).count();
-        let found = self.chain(head).nth(newer)? == version;
-        found.then_some(newer as u64)
+        // Parents are older than their children, so the search can end at the first older version.
+        let mut ancestors = (0..).zip(self.chain(head)).skip_while(|(_, v)| *v > version);
+        ancestors.next().filter(|(_, found)| *found == version).map(|(age, _)| age)
     }
 
     /// `head`, its parent, and so on.

@@ -14,8 +14,8 @@ pub use chat::{Message, Role};
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;
 pub use records::{
-    Group, GroupState, Interaction, PolicyRecord, PolicyState, PromptSource, Rating, Reward,
-    RewardSource, Sample, SampleOrigin, StepRecord,
+    Group, GroupState, Interaction, PolicyCheck, PolicyRecord, PolicyState, PromptSource, Rating,
+    Reward, RewardSource, Sample, SampleOrigin, StepRecord,
 };
 pub use sampling::{FinishReason, SamplingParams};
 pub use time::{UnixMillis, now_ms};

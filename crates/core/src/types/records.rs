@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Digest;
+
 use super::chat::Message;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::sampling::{FinishReason, SamplingParams};
@@ -44,9 +46,18 @@ pub struct Interaction {
     pub prompt_ids: Vec<TokenId>,
     /// First 16 hexadecimal digits of the SHA-256 of the chat template.
     pub template_hash: String,
+    /// The client's stop strings, which end the siblings of its completion too.
+    pub stop: Vec<String>,
+    /// Whether only exams use the prompt, so that a policy is not examined on what it was trained on.
+    pub held_out: bool,
 }
 
 impl Interaction {
+    /// First 16 bytes of the SHA-256 of the prompt's tokens, which equal prompts share.
+    pub fn prompt_digest(&self) -> [u8; 16] {
+        self.prompt_ids.iter().fold(Digest::new(), |all, id| all.bytes(id.to_le_bytes())).prefix()
+    }
+
     /// The conversation that this prompt belongs to: `metadata.session_id`, unless it is empty.
     pub fn session(&self) -> Option<&str> {
         self.metadata.get("session_id").map(String::as_str).filter(|session| !session.is_empty())
@@ -61,6 +72,8 @@ pub enum SampleOrigin {
     Served,
     /// Sampled for training only.
     Shadow,
+    /// Written by a client in place of a served completion; no policy sampled it.
+    Correction,
 }
 
 /// One completion, exactly as sampled.
@@ -80,8 +93,9 @@ pub struct Sample {
     pub ids: Vec<TokenId>,
     /// Natural-log probability of each token under the behavior policy; as long as `ids`.
     pub logprobs: Vec<f32>,
-    /// Smallest probability mass that truncation kept at any token; 1 without truncation.
-    pub kept_mass: f32,
+    /// Probability mass that truncation kept at each token; empty without truncation. With it, the
+    /// log-probability before truncation is `logprobs + ln(kept)`.
+    pub kept: Vec<f32>,
     /// Decoded text without stop token and stop string.
     pub text: String,
     /// Why sampling ended.
@@ -184,6 +198,44 @@ pub enum PolicyState {
     Retired,
     /// Never served; `reason` explains why.
     Rejected,
+    /// Served to a share of the traffic until it is promoted or rolled back.
+    Canary,
+    /// Served as a canary or as the active version, and withdrawn; `reason` explains why.
+    RolledBack,
+}
+
+impl PolicyState {
+    /// The name in JSON and in tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Candidate => "candidate",
+            Self::Active => "active",
+            Self::Retired => "retired",
+            Self::Rejected => "rejected",
+            Self::Canary => "canary",
+            Self::RolledBack => "rolled_back",
+        }
+    }
+
+    /// Whether the version was the active one at some time and may be activated again.
+    pub fn was_promoted(self) -> bool {
+        matches!(self, Self::Active | Self::Retired)
+    }
+}
+
+/// The result of one check that a version had to pass before all traffic gets it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyCheck {
+    /// The check, such as `parity/serving`.
+    pub name: String,
+    /// Whether the version passed.
+    pub passed: bool,
+    /// The measurement; `None` where nothing could be measured.
+    pub value: Option<f64>,
+    /// The bound that the measurement was compared with.
+    pub bound: Option<f64>,
+    /// The measurement in words, with its unit and the number of samples.
+    pub detail: String,
 }
 
 /// One version of the policy and its origin.
@@ -203,10 +255,14 @@ pub struct PolicyRecord {
     pub metrics: BTreeMap<String, f64>,
     /// Life cycle.
     pub state: PolicyState,
-    /// Why it was rejected, or why an operator or a recovery made it active.
+    /// Why it was rejected or rolled back, or why an operator or a recovery made it active.
     pub reason: Option<String>,
     /// When it was made.
     pub created: UnixMillis,
+    /// Whether an operator keeps its files.
+    pub pinned: bool,
+    /// The checks before its promotion, in their order. The last one failed if it was rejected.
+    pub checks: Vec<PolicyCheck>,
 }
 
 /// One optimizer step.

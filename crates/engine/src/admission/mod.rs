@@ -263,9 +263,9 @@ impl Admission {
         self.lock().active.other()
     }
 
-    /// Records the version that a color holds; `None` while it is being replaced.
-    pub fn set_version(&self, color: Color, version: Option<PolicyVersion>) {
-        self.lock().colors[color as usize].version = version;
+    /// Records the version that a color holds.
+    pub fn set_version(&self, color: Color, version: PolicyVersion) {
+        self.lock().colors[color as usize].version = Some(version);
     }
 
     /// Makes a color the active one; false if it holds no version.
@@ -277,6 +277,27 @@ impl Admission {
         state.active = color;
         self.dispatch(&mut state);
         true
+    }
+
+    /// Makes the color that holds `version` the active one; false if no color does.
+    pub fn activate_version(self: &Arc<Self>, version: PolicyVersion) -> bool {
+        let mut state = self.lock();
+        let holds = |color: &Color| state.slots(*color).version == Some(version);
+        let Some(color) = Color::BOTH.into_iter().find(holds) else { return false };
+        state.active = color;
+        self.dispatch(&mut state);
+        true
+    }
+
+    /// Marks a color as being replaced, unless it is active or runs a sequence. Returns whether it was
+    /// marked: another version may have been activated since the caller chose the color.
+    pub fn begin_replacement(&self, color: Color) -> bool {
+        let mut state = self.lock();
+        let idle = state.active != color && state.slots(color).running.iter().all(Option::is_none);
+        if idle {
+            state.colors[color as usize].version = None;
+        }
+        idle
     }
 
     /// The active color's version.

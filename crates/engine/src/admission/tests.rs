@@ -115,10 +115,10 @@ async fn leases_keep_their_color_and_version() {
     let waiting = wait(&admission, Priority::Live).await;
     let idle = admission.idle_color();
     admission.wait_until_idle(idle).await;
-    admission.set_version(idle, None);
+    assert!(admission.begin_replacement(idle));
     assert!(!admission.activate(idle), "the color holds no version");
     assert!(admission.acquire_on(idle).is_none());
-    admission.set_version(idle, Some(V1));
+    admission.set_version(idle, V1);
     let probe = admission.acquire_on(idle).unwrap();
     assert_eq!((probe.version, admission.active_version()), (V1, V0));
     assert!(admission.acquire_on(idle).is_none());

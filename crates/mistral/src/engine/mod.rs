@@ -20,8 +20,8 @@ use hone_engine::admission::{Admission, Color, Lease};
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
-    Codec, Engine, EngineConfig, EngineError, EngineLoad, Event, GenerateRequest, Generation,
-    ModelDir, ModelInfo, Priority, Publisher, run,
+    Codec, Completion, Engine, EngineConfig, EngineError, EngineLoad, Event, GenerateRequest,
+    Generation, ModelDir, ModelInfo, Priority, Probe, Publisher, run,
 };
 
 use crate::hot_swap::PipelineLoader;
@@ -205,9 +205,14 @@ impl Publisher for MistralEngine {
         &self,
         prompt_ids: &[TokenId],
         params: &SamplingParams,
-    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        let color = (*self.staged.lock().await).ok_or_else(EngineError::nothing_staged)?;
+    ) -> Result<Vec<Probe>, EngineError> {
         let request = GenerateRequest::probe(prompt_ids, params);
+        let tokens = self.complete_staged(request).await?.token_logprobs();
+        Ok(vec![Probe { sampler: "serving", tokens }])
+    }
+
+    async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
+        let color = (*self.staged.lock().await).ok_or_else(EngineError::nothing_staged)?;
         let lease = if color == self.admission.idle_color() {
             // The idle color gets no new requests, but those from its active time may still run.
             self.admission.wait_until_idle(color).await;
@@ -216,8 +221,7 @@ impl Publisher for MistralEngine {
         } else {
             self.admission.acquire(Priority::Live).await?
         };
-        let completion = self.run(lease, request)?.collect().await?;
-        Ok(completion.token_logprobs())
+        self.run(lease, request)?.collect().await
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -227,5 +231,14 @@ impl Publisher for MistralEngine {
             Some(color) if self.admission.activate(color) => Ok(start.elapsed()),
             _ => Err(EngineError::nothing_staged()),
         }
+    }
+    /// Serves the version if one of the colors holds it, which is so for the version before the last
+    /// publication until the next one is staged.
+    async fn serve_now(
+        &self,
+        version: PolicyVersion,
+        _: Option<&Path>,
+    ) -> Result<bool, EngineError> {
+        Ok(self.admission.activate_version(version))
     }
 }

@@ -40,14 +40,16 @@ impl HotSwap {
         let mut locked = Duration::ZERO;
         for replicas in replicas.chunks(self.loader.copies_at_once(replicas.len())) {
             let fresh = self.load(replicas.len(), adapter.as_ref())?;
-            self.admission.set_version(self.color, None);
+            if !self.admission.begin_replacement(self.color) {
+                return Err(EngineError::Internal("the idle color became active".to_owned()));
+            }
             for (replica, fresh) in replicas.iter().zip(&fresh) {
                 locked = locked.max(replica.pipeline.swap(fresh.as_ref())?);
             }
             drop(fresh);
             self.loader.trim_memory();
         }
-        self.admission.set_version(self.color, Some(self.version));
+        self.admission.set_version(self.color, self.version);
         *self.staged = Some(self.color);
         tracing::debug!(
             version = %self.version,

@@ -36,6 +36,8 @@ fn interaction() -> Interaction {
         params: SamplingParams::default(),
         prompt_ids: vec![1],
         template_hash: String::new(),
+        stop: Vec::new(),
+        held_out: false,
     }
 }
 
@@ -48,7 +50,7 @@ fn sample(interaction: &Interaction, version: u64) -> Sample {
         created: now_ms(),
         ids: vec![5],
         logprobs: vec![-0.1],
-        kept_mass: 1.0,
+        kept: Vec::new(),
         text: "5".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion(version),

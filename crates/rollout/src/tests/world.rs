@@ -169,6 +169,8 @@ impl World {
             params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
             prompt_ids: vec![1, 2, 3],
             template_hash: String::new(),
+            stop: Vec::new(),
+            held_out: false,
         }
     }
 
@@ -238,7 +240,7 @@ pub(super) fn served(interaction: &Interaction, choice: u32) -> Sample {
         created: now_ms(),
         ids: vec![5, 256],
         logprobs: vec![-0.5, -0.1],
-        kept_mass: 1.0,
+        kept: Vec::new(),
         text: "The answer is 5.".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion::BASE,

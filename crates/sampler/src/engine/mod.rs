@@ -1,5 +1,6 @@
 //! [`Engine`] on the batched decoder.
 
+mod bridge;
 mod publisher;
 mod scheduler;
 mod shared;
@@ -32,6 +33,7 @@ use crate::decoder::Decoder;
 use crate::error::SamplerError;
 use crate::weights::AdapterWeights;
 
+pub use bridge::BridgedEngine;
 pub use publisher::BatchedPublisher;
 use scheduler::BatchScheduler;
 use shared::{EngineShared, PolicyWeights, QueuedRequest};
@@ -127,8 +129,21 @@ impl BatchedEngine {
     }
 
     fn activate(&self, policy: PolicyWeights) {
-        self.shared.lock().active = policy;
+        let mut state = self.shared.lock();
+        state.active = policy;
+        state.canary = None;
+        drop(state);
         self.shared.wake.notify_all();
+    }
+
+    /// Sets the policy of requests that name its version.
+    fn set_canary(&self, policy: Option<PolicyWeights>) {
+        self.shared.lock().canary = policy;
+    }
+
+    /// Whether requests that name `version` get it instead of the active version.
+    fn has_canary(&self, version: PolicyVersion) -> bool {
+        self.shared.lock().canary.as_ref().is_some_and(|canary| canary.version == version)
     }
 
     /// [`Engine::generate`] with the given policy, or with the active one.
@@ -214,7 +229,10 @@ impl Engine for BatchedEngine {
     }
 
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
-        self.submit(request, None).await
+        let canary = request.version.and_then(|version| {
+            self.shared.lock().canary.clone().filter(|canary| canary.version == version)
+        });
+        self.submit(request, canary).await
     }
 
     fn active_version(&self) -> PolicyVersion {

@@ -2,15 +2,17 @@
 
 use std::fmt::Display;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::{EngineError, GenerateRequest, Publisher};
+use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Probe, Publisher};
 
 use super::BatchedEngine;
+use super::bridge::BridgedEngine;
 use super::shared::PolicyWeights;
 
 /// Publishes each version to the sampler and to the serving engine, if there is one. Both then use
@@ -19,12 +21,37 @@ pub struct BatchedPublisher {
     serving: Option<Arc<dyn Publisher>>,
     sampler: Arc<BatchedEngine>,
     staged: Mutex<Option<PolicyWeights>>,
+    /// Whether the sampler answers clients until the serving engine has loaded the version.
+    bridging: Arc<AtomicBool>,
 }
 
 impl BatchedPublisher {
     /// Creates a publisher for a sampler and an optional serving engine.
     pub fn new(serving: Option<Arc<dyn Publisher>>, sampler: Arc<BatchedEngine>) -> Self {
-        Self { serving, sampler, staged: Mutex::new(None) }
+        Self { serving, sampler, staged: Mutex::new(None), bridging: Arc::default() }
+    }
+
+    /// The engine of clients, over the serving engine that this publisher publishes to.
+    pub fn live_engine(&self, serving: Arc<dyn Engine>) -> BridgedEngine {
+        BridgedEngine::new(serving, Arc::clone(&self.sampler), Arc::clone(&self.bridging))
+    }
+
+    /// The staged weights.
+    fn staged_weights(&self) -> Result<PolicyWeights, EngineError> {
+        self.staged().clone().ok_or_else(EngineError::nothing_staged)
+    }
+
+    /// Reads a version for the sampler.
+    async fn read(
+        &self,
+        version: PolicyVersion,
+        adapter: Option<&Path>,
+    ) -> Result<PolicyWeights, EngineError> {
+        let (sampler, dir) = (Arc::clone(&self.sampler), adapter.map(Path::to_path_buf));
+        let read = tokio::task::spawn_blocking(move || sampler.read_adapter(dir.as_deref()));
+        let failed = |e: &dyn Display| EngineError::Model(format!("sampler: {e}"));
+        let adapter = read.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
+        Ok(PolicyWeights { version, adapter: adapter.map(Arc::new) })
     }
 
     fn staged(&self) -> MutexGuard<'_, Option<PolicyWeights>> {
@@ -40,31 +67,33 @@ impl Publisher for BatchedPublisher {
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
         *self.staged() = None;
-        let (sampler, dir) = (Arc::clone(&self.sampler), adapter.map(Path::to_path_buf));
-        let read = tokio::task::spawn_blocking(move || sampler.read_adapter(dir.as_deref()));
-        if let Some(serving) = &self.serving {
-            serving.stage(version, adapter).await?;
-        }
-        let failed = |e: &dyn Display| EngineError::Model(format!("sampler: {e}"));
-        let adapter = read.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
-        *self.staged() = Some(PolicyWeights { version, adapter: adapter.map(Arc::new) });
+        let read = self.read(version, adapter);
+        let weights = match &self.serving {
+            Some(serving) => tokio::try_join!(read, serving.stage(version, adapter))?.0,
+            None => read.await?,
+        };
+        *self.staged() = Some(weights);
         Ok(())
     }
 
-    /// Samples from the serving engine's staged version, or from the sampler's if there is no serving
-    /// engine.
     async fn probe(
         &self,
         prompt_ids: &[TokenId],
         params: &SamplingParams,
-    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        if let Some(serving) = &self.serving {
-            return serving.probe(prompt_ids, params).await;
-        }
-        let staged = self.staged().clone().ok_or_else(EngineError::nothing_staged)?;
+    ) -> Result<Vec<Probe>, EngineError> {
+        let mut probes = match &self.serving {
+            Some(serving) => serving.probe(prompt_ids, params).await?,
+            None => Vec::new(),
+        };
         let request = GenerateRequest::probe(prompt_ids, params);
-        let completion = self.sampler.submit(request, Some(staged)).await?.collect().await?;
-        Ok(completion.token_logprobs())
+        let tokens = self.complete_staged(request).await?.token_logprobs();
+        probes.push(Probe { sampler: "rollout", tokens });
+        Ok(probes)
+    }
+
+    async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
+        let weights = self.staged_weights()?;
+        self.sampler.submit(request, Some(weights)).await?.collect().await
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -78,6 +107,31 @@ impl Publisher for BatchedPublisher {
             None if self.serving.is_some() => {}
             None => return Err(EngineError::nothing_staged()),
         }
+        self.bridging.store(false, Ordering::Release);
         Ok(duration)
+    }
+
+    async fn serve_now(
+        &self,
+        version: PolicyVersion,
+        adapter: Option<&Path>,
+    ) -> Result<bool, EngineError> {
+        let weights = self.read(version, adapter).await?;
+        let loaded = match &self.serving {
+            Some(serving) => serving.serve_now(version, adapter).await?,
+            None => true,
+        };
+        self.sampler.activate(weights);
+        self.bridging.store(!loaded, Ordering::Release);
+        Ok(true)
+    }
+
+    async fn begin_canary(&self) -> Result<bool, EngineError> {
+        self.sampler.set_canary(Some(self.staged_weights()?));
+        Ok(true)
+    }
+
+    fn end_canary(&self) {
+        self.sampler.set_canary(None);
     }
 }

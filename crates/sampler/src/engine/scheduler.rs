@@ -12,10 +12,10 @@ use rayon::prelude::*;
 
 use hone_core::threads::pause_point;
 use hone_core::types::{PolicyVersion, TokenId};
-use hone_engine::EngineError;
 use hone_engine::admission::Lease;
-use hone_engine::run::GenerationRun;
+use hone_engine::run::{CancelFlag, CancelReason, GenerationRun};
 use hone_engine::sampling::TokenSampler;
+use hone_engine::{EngineError, Priority};
 
 use super::shared::{EngineShared, PolicyWeights, QueuedRequest};
 use crate::capacity::{PREFILL, SamplerCapacity};
@@ -37,6 +37,8 @@ struct DecodingSequence {
     row: BatchRow,
     sampler: TokenSampler,
     run: GenerationRun,
+    priority: Priority,
+    cancel: Arc<CancelFlag>,
     /// Whether it leaves the batch before the next step.
     finished: bool,
 }
@@ -147,7 +149,8 @@ impl BatchScheduler {
     fn throttle(&self) -> usize {
         let SamplerConfig { threads, busy_threads, busy_share, .. } = self.shared.config;
         let threads = threads.max(1);
-        if !(self.shared.live_traffic)() {
+        let is_live = |running: &DecodingSequence| running.priority == Priority::Live;
+        if self.running.iter().any(is_live) || !(self.shared.live_traffic)() {
             return threads;
         }
         let pause = self.last_pass.mul_f64(1.0 / busy_share - 1.0).min(MAX_PAUSE);
@@ -161,15 +164,35 @@ impl BatchScheduler {
         busy_threads.clamp(1, threads)
     }
 
-    /// Admits requests in their order, until a request does not fit.
+    /// Admits requests, live ones first and each class in its order, until a request does not fit. A
+    /// live request that does not fit preempts the newest shadow sequence.
     fn admit(&mut self) {
+        self.admit_fitting();
+        let waits = |queued: &QueuedRequest| queued.request.priority == Priority::Live;
+        let live_waits =
+            self.next.as_ref().is_some_and(waits) || self.shared.lock().has_live_request();
+        if live_waits {
+            let shadow = |running: &&DecodingSequence| running.priority == Priority::Shadow;
+            if let Some(newest) = self.running.iter().rev().find(shadow) {
+                newest.cancel.set(CancelReason::Preempted);
+            }
+        }
+        self.evict_old_versions();
+    }
+
+    fn admit_fitting(&mut self) {
         while self.running.len() < self.shared.config.slots {
             let (queued, policy) = {
                 let mut state = self.shared.lock();
                 if state.closed {
                     self.next = None;
                 }
-                let Some(queued) = self.next.take().or_else(|| state.queue.pop_front()) else {
+                if let Some(waiting) = self.next.take_if(|next| {
+                    next.request.priority == Priority::Shadow && state.has_live_request()
+                }) {
+                    state.queue.push_front(waiting);
+                }
+                let Some(queued) = self.next.take().or_else(|| state.next_request()) else {
                     break;
                 };
                 let policy = queued.policy.clone().unwrap_or_else(|| state.active.clone());
@@ -188,7 +211,6 @@ impl BatchScheduler {
                 Err(error) => tracing::error!(%error, "a request cannot be admitted"),
             }
         }
-        self.evict_old_versions();
     }
 
     /// Adds a request to the batch. Returns the request if too few pages are free.
@@ -222,13 +244,23 @@ impl BatchScheduler {
             SequencePages::new(&mut self.pool, &prompt, limit).ok_or(SamplerError::NoPage)?;
         let lease = Lease::without_slot(policy.version, request.priority);
         let cancel = Arc::clone(&lease.cancel);
+        let (priority, running_cancel) = (request.priority, Arc::clone(&cancel));
         let shared = &self.shared;
         let (run, generation) =
             GenerationRun::new(&shared.codec, &request.stop, queued.limit, lease, &shared.metrics);
-        shared.lock().running.push((request.priority, cancel));
+        shared.lock().running.push((priority, cancel));
         let row = BatchRow { sequence, token: prompt.last_token() };
         let finished = false;
-        self.running.push(DecodingSequence { policy, row, sampler, run, finished });
+        let cancel = running_cancel;
+        self.running.push(DecodingSequence {
+            policy,
+            row,
+            sampler,
+            run,
+            priority,
+            cancel,
+            finished,
+        });
         drop(permit);
         // If the caller is gone, the first step ends the sequence.
         let _ = reply.send(generation);
@@ -266,11 +298,16 @@ impl BatchScheduler {
         }
     }
 
-    /// Evicts unused prompts of versions that are not active.
+    /// Evicts unused prompts of versions that are neither active nor a canary.
     fn evict_old_versions(&mut self) {
-        let active = self.shared.lock().active.version;
+        let (active, canary) = {
+            let state = self.shared.lock();
+            (state.active.version, state.canary.as_ref().map(|canary| canary.version))
+        };
+        let is_old =
+            |cached: &CachedPrompt| cached.version != active && Some(cached.version) != canary;
         for index in (0..self.prompts.len()).rev() {
-            if self.prompts.get(index).is_some_and(|cached| cached.version != active) {
+            if self.prompts.get(index).is_some_and(is_old) {
                 self.evict(index);
             }
         }

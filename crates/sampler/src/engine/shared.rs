@@ -42,6 +42,8 @@ pub(crate) struct EngineState {
     pub queue: VecDeque<QueuedRequest>,
     /// The policy of requests that are admitted from now on.
     pub active: PolicyWeights,
+    /// The policy of requests that name its version, beside the active one.
+    pub canary: Option<PolicyWeights>,
     /// Whether new requests are refused.
     pub closed: bool,
     /// The running sequences, in the scheduler's order.
@@ -57,6 +59,21 @@ pub(crate) struct EngineShared {
     pub config: SamplerConfig,
     pub capacity: SamplerCapacity,
     pub live_traffic: LiveTraffic,
+}
+
+impl EngineState {
+    /// Removes the next request: the first live one, else the first one.
+    pub fn next_request(&mut self) -> Option<QueuedRequest> {
+        let live = |queued: &QueuedRequest| queued.request.priority == Priority::Live;
+        match self.queue.iter().position(live) {
+            Some(index) => self.queue.remove(index),
+            None => self.queue.pop_front(),
+        }
+    }
+
+    pub fn has_live_request(&self) -> bool {
+        self.queue.iter().any(|queued| queued.request.priority == Priority::Live)
+    }
 }
 
 impl EngineShared {

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hone_core::types::{FinishReason, SamplingParams, TokenId};
-use hone_engine::{Completion, Event, ModelDir, Publisher};
+use hone_engine::{Completion, Event, ModelDir, Probe, Publisher};
 use hone_train::Learner;
 use hone_train::config::TrainConfig;
 
@@ -40,6 +40,7 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
         stop: Vec::new(),
         top_logprobs: 0,
         priority: Priority::Shadow,
+        version: None,
     }
 }
 
@@ -375,9 +376,10 @@ async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_ve
         }
     };
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
-    let probed = publisher.probe(&[5, 9, 2], &params).await.unwrap();
+    let probes = publisher.probe(&[5, 9, 2], &params).await.unwrap();
+    let [Probe { sampler: "rollout", tokens: probed }] = &probes[..] else { panic!("{probes:?}") };
     let base = greedy(PolicyVersion::BASE).await;
     publisher.activate().await.unwrap();
-    assert_ne!(probed, base);
-    assert_eq!(probed, greedy(PolicyVersion(3)).await);
+    assert_ne!(*probed, base);
+    assert_eq!(*probed, greedy(PolicyVersion(3)).await);
 }

@@ -1,9 +1,11 @@
-//! The stored form of each record, version 1.
+//! The stored forms of each record.
 //!
 //! These types mirror `hone_core::types`. postcard stores no field names, so a field that is added,
 //! removed or reordered there would silently change the format. The conversions here are
-//! exhaustive: such a change does not compile until someone decides how to read existing files. The
-//! order of fields and variants in this file is the format; `tests/fixtures` holds a file in it.
+//! exhaustive: such a change does not compile until there is a decision on how to read existing files.
+//! The order of fields and variants in this file is the format; `tests/fixtures` holds files in it. An
+//! enum may get further variants at its end. A struct that changes gets a new version, and the old one
+//! becomes a `former_struct`, which names the values of the fields that it lacks.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyRecord,
-    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Role, Sample,
-    SampleId, SampleOrigin, SamplingParams, StepRecord,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyCheck,
+    PolicyRecord, PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Role,
+    Sample, SampleId, SampleOrigin, SamplingParams, StepRecord,
 };
 
 /// The stored form of `P`.
@@ -38,6 +40,7 @@ macro_rules! stored_as_is {
 }
 
 stored_as_is!(
+    bool,
     u32,
     u64,
     f32,
@@ -123,12 +126,30 @@ macro_rules! mirror_struct {
     };
 }
 
+/// An earlier version of a struct, which is only read: the stored fields in their order, then how the
+/// record is made of them.
+macro_rules! former_struct {
+    ($stored:ident { $($field:ident: $type:ty),+ $(,)? } => $plain:ident |$from:ident| $load:expr) => {
+        #[derive(Deserialize)]
+        pub(crate) struct $stored { $($field: $type),+ }
+
+        impl $stored {
+            pub(crate) fn load(self) -> $plain {
+                let $from = self;
+                $load
+            }
+        }
+    };
+}
+
 mirror_enum!(RoleV1 = Role { System, Developer, User, Assistant, Tool });
 mirror_enum!(FinishReasonV1 = FinishReason { Stop, Length, Cancelled });
 mirror_enum!(PromptSourceV1 = PromptSource { Live, Dataset });
-mirror_enum!(SampleOriginV1 = SampleOrigin { Served, Shadow });
+mirror_enum!(SampleOriginV1 = SampleOrigin { Served, Shadow, Correction });
 mirror_enum!(RewardSourceV1 = RewardSource { Grader, Feedback });
-mirror_enum!(PolicyStateV1 = PolicyState { Candidate, Active, Retired, Rejected });
+mirror_enum!(
+    PolicyStateV1 = PolicyState { Candidate, Active, Retired, Rejected, Canary, RolledBack }
+);
 
 mirror_struct!(MessageV1 = Message { role: RoleV1, content: String });
 
@@ -146,8 +167,8 @@ mirror_struct!(
     }
 );
 
-mirror_struct!(
-    InteractionV1 = Interaction {
+former_struct!(
+    InteractionV1 {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
@@ -159,11 +180,44 @@ mirror_struct!(
         params: SamplingParamsV1,
         prompt_ids: Vec<u32>,
         template_hash: String,
+    } => Interaction |v1| Interaction {
+        id: v1.id.load(),
+        created: v1.created,
+        source: v1.source.load(),
+        route: v1.route,
+        model: v1.model,
+        key_id: v1.key_id,
+        messages: v1.messages.load(),
+        metadata: v1.metadata,
+        params: v1.params.load(),
+        prompt_ids: v1.prompt_ids,
+        template_hash: v1.template_hash,
+        stop: Vec::new(),
+        held_out: false,
     }
 );
 
 mirror_struct!(
-    SampleV1 = Sample {
+    InteractionV2 = Interaction {
+        id: [u8; 16],
+        created: u64,
+        source: PromptSourceV1,
+        route: String,
+        model: String,
+        key_id: Option<String>,
+        messages: Vec<MessageV1>,
+        metadata: BTreeMap<String, String>,
+        params: SamplingParamsV1,
+        prompt_ids: Vec<u32>,
+        template_hash: String,
+        stop: Vec<String>,
+        held_out: bool,
+    }
+);
+
+// Version 1 had the least of the kept masses instead of one per token.
+former_struct!(
+    SampleV1 {
         id: [u8; 16],
         interaction: [u8; 16],
         choice: u32,
@@ -171,7 +225,39 @@ mirror_struct!(
         created: u64,
         ids: Vec<u32>,
         logprobs: Vec<f32>,
-        kept_mass: f32,
+        _kept_mass: f32,
+        text: String,
+        finish: FinishReasonV1,
+        version: u64,
+        params: SamplingParamsV1,
+        untrainable: Option<String>,
+    } => Sample |v1| Sample {
+        id: v1.id.load(),
+        interaction: v1.interaction.load(),
+        choice: v1.choice,
+        origin: v1.origin.load(),
+        created: v1.created,
+        ids: v1.ids,
+        logprobs: v1.logprobs,
+        kept: Vec::new(),
+        text: v1.text,
+        finish: v1.finish.load(),
+        version: v1.version.load(),
+        params: v1.params.load(),
+        untrainable: v1.untrainable,
+    }
+);
+
+mirror_struct!(
+    SampleV2 = Sample {
+        id: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        origin: SampleOriginV1,
+        created: u64,
+        ids: Vec<u32>,
+        logprobs: Vec<f32>,
+        kept: Vec<f32>,
         text: String,
         finish: FinishReasonV1,
         version: u64,
@@ -233,8 +319,8 @@ mirror_struct!(
     }
 );
 
-mirror_struct!(
-    PolicyRecordV1 = PolicyRecord {
+former_struct!(
+    PolicyRecordV1 {
         version: u64,
         parent: Option<u64>,
         step: u64,
@@ -244,6 +330,44 @@ mirror_struct!(
         state: PolicyStateV1,
         reason: Option<String>,
         created: u64,
+    } => PolicyRecord |v1| PolicyRecord {
+        version: v1.version.load(),
+        parent: v1.parent.load(),
+        step: v1.step,
+        adapter: v1.adapter,
+        sha256: v1.sha256,
+        metrics: v1.metrics,
+        state: v1.state.load(),
+        reason: v1.reason,
+        created: v1.created,
+        pinned: false,
+        checks: Vec::new(),
+    }
+);
+
+mirror_struct!(
+    PolicyCheckV2 = PolicyCheck {
+        name: String,
+        passed: bool,
+        value: Option<f64>,
+        bound: Option<f64>,
+        detail: String,
+    }
+);
+
+mirror_struct!(
+    PolicyRecordV2 = PolicyRecord {
+        version: u64,
+        parent: Option<u64>,
+        step: u64,
+        adapter: Option<String>,
+        sha256: Option<String>,
+        metrics: BTreeMap<String, f64>,
+        state: PolicyStateV1,
+        reason: Option<String>,
+        created: u64,
+        pinned: bool,
+        checks: Vec<PolicyCheckV2>,
     }
 );
 

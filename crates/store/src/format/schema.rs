@@ -6,7 +6,7 @@
 use redb::TableDefinition;
 
 /// The schema version that this binary reads and writes.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// The bytes of a UUIDv7.
 pub(crate) type Id = [u8; 16];
@@ -57,6 +57,12 @@ pub(crate) const RATINGS: TableDefinition<(&Id, &str, Option<&str>), &Id> =
 /// Index: `(API key id, session, interaction)` of prompts with `metadata.session_id`.
 pub(crate) const SESSIONS: TableDefinition<(Option<&str>, &str, &Id), ()> =
     TableDefinition::new("interactions_by_session");
+/// Index: `(prompt digest, interaction)` of live interactions.
+pub(crate) const SAME_PROMPT: TableDefinition<IdPair, ()> =
+    TableDefinition::new("interactions_by_prompt");
+/// Index: `(route, interaction)` of prompts that only exams use.
+pub(crate) const HELD_OUT: TableDefinition<(&str, &Id), ()> =
+    TableDefinition::new("held_out_prompts");
 /// API key id -> `(reason as JSON, since)` of its quarantine.
 pub(crate) const QUARANTINE: TableDefinition<&str, (&str, u64)> =
     TableDefinition::new("quarantine");

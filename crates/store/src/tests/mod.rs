@@ -78,6 +78,8 @@ fn interaction(n: u64) -> Interaction {
         },
         prompt_ids: vec![1, 200, 70_000],
         template_hash: "0123456789abcdef".to_owned(),
+        stop: Vec::new(),
+        held_out: false,
     }
 }
 
@@ -90,7 +92,7 @@ fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
         created: 2000 + n,
         ids: vec![5, 6, 2],
         logprobs: vec![-0.5, -1.25, 0.0],
-        kept_mass: 1.0,
+        kept: Vec::new(),
         text: "<answer>2</answer>".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion(n % 3),
@@ -154,6 +156,8 @@ fn policy(n: u64, state: PolicyState) -> PolicyRecord {
         state,
         reason: (state == PolicyState::Rejected).then(|| "kl".to_owned()),
         created: 6000 + n,
+        pinned: false,
+        checks: Vec::new(),
     }
 }
 

@@ -77,7 +77,7 @@ mod tests {
             created,
             ids: vec![1],
             logprobs: vec![-1.0],
-            kept_mass: 1.0,
+            kept: Vec::new(),
             text: String::new(),
             finish: FinishReason::Stop,
             version: PolicyVersion::BASE,

@@ -47,6 +47,8 @@ impl Policies {
             state: PolicyState::Candidate,
             reason: None,
             created: now_ms(),
+            pinned: false,
+            checks: Vec::new(),
         };
         record.sha256 = Some(version_dir::write(&dir, candidate, &record)?);
         self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
@@ -96,15 +98,18 @@ impl Policies {
             max_tokens: self.config.probe_tokens,
             ..SamplingParams::default()
         };
-        let sampled = self.publisher.probe(&self.probe_prompt, &params).await?;
-        let ids: Vec<TokenId> = sampled.iter().map(|(id, _)| *id).collect();
-        let trained = candidate.score(&self.probe_prompt, &ids, params.temperature)?;
-        let pairs = sampled.iter().zip(&trained);
-        let total: f64 =
-            pairs.map(|((_, served), trained)| f64::from((served - trained).abs())).sum();
-        #[expect(clippy::cast_precision_loss, reason = "a probe has a few tokens")]
-        let count = sampled.len().max(1) as f64;
-        Ok(total / count)
+        let mut largest = 0.0_f64;
+        for probe in self.publisher.probe(&self.probe_prompt, &params).await? {
+            let ids: Vec<TokenId> = probe.tokens.iter().map(|(id, _)| *id).collect();
+            let trained = candidate.score(&self.probe_prompt, &ids, params.temperature)?;
+            let pairs = probe.tokens.iter().zip(&trained);
+            let total: f64 =
+                pairs.map(|((_, served), trained)| f64::from((served - trained).abs())).sum();
+            #[expect(clippy::cast_precision_loss, reason = "a probe has a few tokens")]
+            let count = ids.len().max(1) as f64;
+            largest = if largest.is_nan() { largest } else { (total / count).max(largest) };
+        }
+        Ok(largest)
     }
 
     /// Deletes the adapter directories that [`retention::is_kept`] does not keep, after `version` was

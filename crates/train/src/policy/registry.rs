@@ -96,6 +96,8 @@ impl Policies {
                 state: PolicyState::Active,
                 reason: None,
                 created: now_ms(),
+                pinned: false,
+                checks: Vec::new(),
             };
             ops.push(Op::Policy(Box::new(base.clone())));
             records.push(base);

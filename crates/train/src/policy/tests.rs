@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyState, PolicyVersion, SamplingParams, TokenId};
-use hone_engine::{EngineError, Publisher};
+use hone_engine::{Completion, EngineError, GenerateRequest, Probe, Publisher};
 use hone_store::{Op, Store, StoreConfig};
 
 use super::{Candidate, Policies, PolicyConfig, PolicyError, PublishOutcome};
@@ -38,12 +38,12 @@ impl Publisher for ScriptedPublisher {
         Ok(())
     }
 
-    async fn probe(
-        &self,
-        _: &[TokenId],
-        _: &SamplingParams,
-    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
-        Ok(vec![(5, -1.0), (6, -1.0)])
+    async fn probe(&self, _: &[TokenId], _: &SamplingParams) -> Result<Vec<Probe>, EngineError> {
+        Ok(vec![Probe { sampler: "serving", tokens: vec![(5, -1.0), (6, -1.0)] }])
+    }
+
+    async fn complete_staged(&self, _: GenerateRequest) -> Result<Completion, EngineError> {
+        Err(EngineError::nothing_staged())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {

@@ -11,8 +11,8 @@ mod tables;
 use redb::ReadableTable;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, Interaction, PolicyRecord, Reward, RewardId, Sample, SampleOrigin,
-    StepRecord,
+    Group, GroupId, GroupState, Interaction, PolicyRecord, PromptSource, Reward, RewardId, Sample,
+    SampleOrigin, StepRecord,
 };
 
 use crate::error::StoreError;
@@ -48,6 +48,13 @@ impl LedgerTables<'_> {
         self.interactions.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
         if let Some(session) = row.session() {
             self.sessions.insert((row.key_id.as_deref(), session, row.id.0.as_bytes()), ())?;
+        }
+        let id = row.id.0.as_bytes();
+        if row.source == PromptSource::Live {
+            self.same_prompt.insert((&row.prompt_digest(), id), ())?;
+        }
+        if row.held_out {
+            self.held_out.insert((row.route.as_str(), id), ())?;
         }
         self.count_written("interactions");
         Ok(())

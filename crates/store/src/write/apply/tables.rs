@@ -37,6 +37,8 @@ pub(crate) struct LedgerTables<'t> {
         Table<'t, (Option<&'static str>, &'static str), (&'static Id, &'static Id)>,
     pub(super) ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
     pub(super) sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
+    pub(super) same_prompt: Table<'t, IdPair, ()>,
+    pub(super) held_out: Table<'t, (&'static str, &'static Id), ()>,
     pub(super) quarantine: Table<'t, &'static str, (&'static str, u64)>,
     /// Effects so far.
     pub(crate) counts: AppliedCounts,
@@ -60,6 +62,8 @@ impl<'t> LedgerTables<'t> {
             idempotency: tx.open_table(schema::IDEMPOTENCY)?,
             ratings: tx.open_table(schema::RATINGS)?,
             sessions: tx.open_table(schema::SESSIONS)?,
+            same_prompt: tx.open_table(schema::SAME_PROMPT)?,
+            held_out: tx.open_table(schema::HELD_OUT)?,
             quarantine: tx.open_table(schema::QUARANTINE)?,
             counts: AppliedCounts::default(),
         })

@@ -35,6 +35,8 @@ fn interaction(id: InteractionId) -> Op {
         params: SamplingParams::default(),
         prompt_ids: vec![1],
         template_hash: String::new(),
+        stop: Vec::new(),
+        held_out: false,
     }))
 }
 
@@ -47,7 +49,7 @@ fn sample(interaction: InteractionId, version: u64) -> Sample {
         created: 2,
         ids: vec![1],
         logprobs: vec![-1.0],
-        kept_mass: 1.0,
+        kept: Vec::new(),
         text: String::new(),
         finish: FinishReason::Stop,
         version: PolicyVersion(version),

@@ -15,7 +15,7 @@ use hone_core::types::{
     PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
-use hone_engine::{EngineError, ModelDir, Publisher};
+use hone_engine::{Completion, EngineError, GenerateRequest, ModelDir, Probe, Publisher};
 use hone_model::Model;
 use hone_model::adapter::{LoraConfig, peft};
 use hone_reward::Routes;
@@ -71,7 +71,7 @@ impl Publisher for ScriptedPublisher {
         &self,
         prompt: &[TokenId],
         params: &SamplingParams,
-    ) -> Result<Vec<(TokenId, f32)>, EngineError> {
+    ) -> Result<Vec<Probe>, EngineError> {
         let (version, adapter) = self.staged.lock().unwrap().clone();
         // Read from the files that were published.
         let (model, adapter) = (self.model.clone(), adapter.unwrap());
@@ -83,7 +83,12 @@ impl Publisher for ScriptedPublisher {
         let is_rejected = version.0 == self.rejects.load(Ordering::Acquire);
         let tolerance = PolicyConfig::default().parity_tolerance as f32;
         let error = if is_rejected { 10.0 * tolerance } else { 0.0 };
-        Ok(ids.into_iter().zip(logprobs.into_iter().map(|logprob| logprob + error)).collect())
+        let logprobs = logprobs.into_iter().map(|logprob| logprob + error);
+        Ok(vec![Probe { sampler: "serving", tokens: ids.into_iter().zip(logprobs).collect() }])
+    }
+
+    async fn complete_staged(&self, _: GenerateRequest) -> Result<Completion, EngineError> {
+        Err(EngineError::nothing_staged())
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -204,6 +209,8 @@ impl World {
             params: SamplingParams::default(),
             prompt_ids: vec![1, 2, 3],
             template_hash: String::new(),
+            stop: Vec::new(),
+            held_out: false,
         }))];
         let mut members = Vec::new();
         for value in rewards {
@@ -217,7 +224,7 @@ impl World {
                 created: now_ms(),
                 ids: vec![token, 5],
                 logprobs: vec![-2.0, -2.0],
-                kept_mass: 1.0,
+                kept: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion(version),

@@ -1,0 +1,74 @@
+//! Live traffic over two engines.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+
+use hone_core::types::PolicyVersion;
+use hone_engine::{Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo};
+
+use super::BatchedEngine;
+
+/// The engine of clients: the serving engine, except for requests that only the sampler can answer.
+///
+/// The serving engine loads a version for seconds and holds two at a time. The sampler changes its
+/// version at once and computes several in one batch. So it answers the requests of a canary, and all
+/// requests after a rollback until the serving engine has loaded the version.
+pub struct BridgedEngine {
+    serving: Arc<dyn Engine>,
+    sampler: Arc<BatchedEngine>,
+    /// Whether the sampler answers every request; shared with the publisher.
+    bridging: Arc<AtomicBool>,
+}
+
+impl BridgedEngine {
+    pub(super) fn new(
+        serving: Arc<dyn Engine>,
+        sampler: Arc<BatchedEngine>,
+        bridging: Arc<AtomicBool>,
+    ) -> Self {
+        Self { serving, sampler, bridging }
+    }
+
+    fn is_bridging(&self) -> bool {
+        self.bridging.load(Ordering::Acquire)
+    }
+}
+
+#[async_trait]
+impl Engine for BridgedEngine {
+    fn info(&self) -> &ModelInfo {
+        self.serving.info()
+    }
+
+    fn codec(&self) -> &Arc<Codec> {
+        self.serving.codec()
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
+        let is_canary = request.version.is_some_and(|version| self.sampler.has_canary(version));
+        if is_canary || self.is_bridging() {
+            self.sampler.generate(request).await
+        } else {
+            self.serving.generate(request).await
+        }
+    }
+
+    fn active_version(&self) -> PolicyVersion {
+        if self.is_bridging() {
+            self.sampler.active_version()
+        } else {
+            self.serving.active_version()
+        }
+    }
+
+    fn load(&self) -> EngineLoad {
+        let (serving, sampler) = (self.serving.load(), self.sampler.load());
+        EngineLoad {
+            live_running: serving.live_running + sampler.live_running,
+            live_waiting: serving.live_waiting + sampler.live_waiting,
+            ..serving
+        }
+    }
+}
