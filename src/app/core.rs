@@ -14,10 +14,11 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
 use hone_store::Store;
-use hone_train::policy::Policies;
+use hone_train::policy::{Policies, PolicySetup};
 use hone_train::{TrainHandle, TrainSetup, TrainWorker};
 
 use super::background::Background;
+use super::examiner::examiner;
 use super::model::load_engine;
 use super::rewards::reward_tools;
 use super::sampler::RolloutSampler;
@@ -119,19 +120,23 @@ impl Core {
         let probe = engine
             .codec()
             .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
+        let examiner = examiner(config, &rollout_engine, &store, &routes)?;
         let policies = Arc::new(
-            Policies::restore(
-                publisher.clone(),
-                store.clone(),
-                config.policy.clone(),
-                metrics.clone(),
-                &data,
-                probe,
-            )
+            Policies::restore(PolicySetup {
+                publisher: publisher.clone(),
+                store: store.clone(),
+                config: config.policy.clone(),
+                metrics: metrics.clone(),
+                data_dir: data.clone(),
+                probe_prompt: probe,
+                examiner: Some(examiner),
+            })
             .await?,
         );
 
         let background = Background::start()?;
+        let settling = policies.clone();
+        background.enter(|| tokio::spawn(async move { settling.settle().await }));
         let rollout = background.enter(|| {
             Rollout::start(
                 &config.rollout,
@@ -145,8 +150,7 @@ impl Core {
         })?;
         let setup = TrainSetup {
             config: config.train.clone(),
-            publish_every: config.policy.publish_every,
-            hold: config.policy.hold(),
+            policy: config.policy.clone(),
             step_limit,
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,

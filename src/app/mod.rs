@@ -7,6 +7,7 @@ pub mod adapters;
 mod background;
 mod core;
 mod dataset;
+mod examiner;
 pub mod generate;
 mod memory;
 mod model;

@@ -14,6 +14,7 @@ use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_store::Store;
 use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
+use hone_train::policy::Promotion;
 
 use super::core::Core;
 use crate::config::Config;
@@ -55,6 +56,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         policies: core.policies.clone(),
         train: Arc::new(core.trainer()),
         metrics: core.metrics.clone(),
+        holdout_share: holdout_share(&config),
         config: Arc::new(config.server.clone()),
         ready: Arc::new(AtomicBool::new(true)),
         started: now_ms(),
@@ -71,6 +73,16 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
     Ok(Service { addr, stop, server, monitor, core, grace })
+}
+
+/// The share of live prompts to hold out: none if no exam uses them.
+fn holdout_share(config: &Config) -> f64 {
+    let gate = &config.policy.gate;
+    let has_exam = config.train.enabled
+        && config.policy.promotion != Promotion::Direct
+        && gate.prompts > 0
+        && gate.exam_file.is_empty();
+    if has_exam { gate.holdout_share } else { 0.0 }
 }
 
 impl Service {

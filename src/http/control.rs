@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use hone_core::types::{Interaction, PolicyRecord, PolicyVersion, Sample};
 use hone_rollout::Rollout;
-use hone_train::policy::{Policies, PolicyError};
+use hone_train::policy::{Policies, PolicyError, VersionRating};
 use hone_train::{TrainError, TrainHandle, TrainStatus};
 
 /// The trainer, for `/admin/train`.
@@ -52,6 +52,14 @@ pub trait PolicyControl: Send + Sync {
         version: PolicyVersion,
         reason: &str,
     ) -> Result<PolicyRecord, PolicyError>;
+    /// Keeps a version's files, or lets them be deleted again.
+    async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError>;
+    /// The canary that a request with this key must get; `None` is the active version.
+    fn assign(&self, key: &str) -> Option<PolicyVersion>;
+    /// Adds a rating to the evidence of a canary.
+    fn rate(&self, rating: &VersionRating);
+    /// Adds the end of a request to the evidence of a canary.
+    fn answered(&self, version: PolicyVersion, failed: bool);
 }
 
 #[async_trait]
@@ -68,6 +76,18 @@ impl PolicyControl for Policies {
         reason: &str,
     ) -> Result<PolicyRecord, PolicyError> {
         self.activate(version, reason).await
+    }
+    async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError> {
+        self.pin(version, pinned).await
+    }
+    fn assign(&self, key: &str) -> Option<PolicyVersion> {
+        self.assign(key)
+    }
+    fn rate(&self, rating: &VersionRating) {
+        self.rate(rating);
+    }
+    fn answered(&self, version: PolicyVersion, failed: bool) {
+        self.answered(version, failed);
     }
 }
 

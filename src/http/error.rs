@@ -206,7 +206,9 @@ impl From<TrainError> for ApiError {
     fn from(error: TrainError) -> Self {
         let message = error.to_string();
         match error {
-            TrainError::Disabled | TrainError::NothingReady => Self::conflict(message),
+            TrainError::Disabled | TrainError::NothingReady | TrainError::CanaryRunning(_) => {
+                Self::conflict(message)
+            }
             TrainError::Stopped => Self::unavailable(message),
             TrainError::Failed(_) => Self::logged("request failed", &error),
         }

@@ -34,6 +34,8 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/train/step", post(admin::step))
         .route("/admin/policies", get(admin::policies))
         .route("/admin/policies/{version}/activate", post(admin::activate))
+        .route("/admin/policies/{version}/pin", post(admin::pin))
+        .route("/admin/policies/{version}/unpin", post(admin::unpin))
         .route("/admin/feedback/quarantine", get(quarantine::list))
         .route(
             "/admin/feedback/quarantine/{key}",

@@ -31,6 +31,9 @@ pub struct AppState {
     pub train: Arc<dyn TrainControl>,
     /// Request counters and latencies; `/metrics` encodes them.
     pub metrics: Arc<Metrics>,
+    /// Share of the live prompts of graded routes that only exams use (`policy.gate.holdout_share`); 0
+    /// without exams.
+    pub holdout_share: f64,
     /// API keys and limits.
     pub config: Arc<ServerConfig>,
     /// Answer of `/readyz`. [`serve`](super::serve) sets it to false when shutdown begins.

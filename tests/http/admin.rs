@@ -50,6 +50,24 @@ async fn policies_are_listed_and_activated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn versions_are_pinned_and_unpinned() {
+    let server = Server::new().await;
+    let none = json!({});
+    for (action, pinned) in [("pin", true), ("unpin", false)] {
+        let (status, policy) = server.post(&format!("/admin/policies/1/{action}"), &none).await;
+        assert_eq!(
+            (status, &policy["version"], &policy["pinned"]),
+            (200, &json!(1), &json!(pinned))
+        );
+        for (version, status, code) in [("9", 404, "not_found"), ("x", 400, "invalid_value")] {
+            let path = format!("/admin/policies/{version}/{action}");
+            let (found, answer) = server.post(&path, &none).await;
+            assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{answer}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn models_are_listed_and_unknown_names_refused() {
     let server = Server::new().await;
     let (_, list) = server.get("/v1/models").await;

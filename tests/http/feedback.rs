@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use hone_core::types::{InteractionId, RewardSource};
+use hone_core::types::{InteractionId, PolicyVersion, RewardSource};
 
 use crate::server::{Server, ask};
 
@@ -166,6 +166,46 @@ async fn a_value_must_have_the_type_of_its_part() {
     let rewards = server.store.rewards_of(waiting[0].0).unwrap();
     let values: Vec<_> = rewards.iter().map(|r| (r.name.as_str(), r.value)).collect();
     assert_eq!(values, [("remark", None), ("solved", Some(1.0)), ("stars", Some(5.0))]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_gets_keys_ends_and_scaled_ratings() {
+    let route = r#"
+        [[route]]
+        name = "chat"
+        [[route.reward]]
+        name = "stars"
+        kind = "feedback"
+        range = [1, 5]
+        [[route.reward]]
+        name = "complaint"
+        kind = "feedback"
+        type = "boolean"
+        weight = -1.0
+        [[route.reward]]
+        name = "free"
+        kind = "feedback"
+    "#;
+    let routes = hone::config::parse(route).unwrap().routes;
+    let server = Server::with(|s| s.routes = routes).await;
+    let session = json!({"metadata": {"session_id": "s-1"}, "user": "u-1"});
+    for body in [session, json!({"user": "u-1"}), json!({})] {
+        assert_eq!(server.chat(&ask(body)).await.0, 200);
+    }
+    let keys = server.policies.assigned.lock().unwrap().clone();
+    assert_eq!(keys[..2], ["s-1", "u-1"]);
+    assert_ne!(keys[2], keys[1], "a request without session and user is on its own");
+    let ends = vec![(PolicyVersion::BASE, false); 3];
+    assert_eq!(*server.policies.answers.lock().unwrap(), ends);
+
+    let id = completion(&server).await;
+    for (name, value) in [("stars", json!(4)), ("complaint", json!(true)), ("free", json!(9))] {
+        let body = json!({"completion_id": id, "name": name, "value": value});
+        assert_eq!(server.post("/v1/feedback", &body).await.0, 200);
+    }
+    let ratings = server.policies.ratings.lock().unwrap().clone();
+    let found: Vec<_> = ratings.iter().map(|r| (r.part.as_str(), r.value)).collect();
+    assert_eq!(found, [("stars", 0.75), ("complaint", 0.0)]);
 }
 
 async fn turn(server: &Server, session: &str, more: Value) -> InteractionId {

@@ -23,7 +23,7 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_reward::routes::RouteList;
 use hone_store::{Store, StoreConfig};
-use hone_train::policy::PolicyError;
+use hone_train::policy::{PolicyError, VersionRating};
 use hone_train::{TrainError, TrainState, TrainStatus};
 
 /// The settings that a test can change before the server starts.
@@ -32,6 +32,7 @@ pub struct Setup {
     pub server: ServerConfig,
     pub routes: RouteList,
     pub graders: Backends,
+    pub holdout_share: f64,
 }
 
 /// Records the submitted completions.
@@ -88,6 +89,10 @@ impl TrainControl for FakeTrainer {
 /// Versions 0 and 1 can be served; version 2 was rejected.
 pub struct FakePolicies {
     engine: Arc<FakeEngine>,
+    /// The keys of requests.
+    pub assigned: Mutex<Vec<String>>,
+    pub ratings: Mutex<Vec<VersionRating>>,
+    pub answers: Mutex<Vec<(PolicyVersion, bool)>>,
 }
 
 fn record(version: u64, state: PolicyState) -> PolicyRecord {
@@ -138,6 +143,22 @@ impl PolicyControl for FakePolicies {
             _ => Err(PolicyError::Unknown(version)),
         }
     }
+    async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError> {
+        match version.0 {
+            0 | 1 => Ok(PolicyRecord { pinned, ..record(version.0, PolicyState::Retired) }),
+            _ => Err(PolicyError::Unknown(version)),
+        }
+    }
+    fn assign(&self, key: &str) -> Option<PolicyVersion> {
+        self.assigned.lock().unwrap().push(key.to_owned());
+        None
+    }
+    fn rate(&self, rating: &VersionRating) {
+        self.ratings.lock().unwrap().push(rating.clone());
+    }
+    fn answered(&self, version: PolicyVersion, failed: bool) {
+        self.answers.lock().unwrap().push((version, failed));
+    }
 }
 
 /// A running server.
@@ -149,6 +170,7 @@ pub struct Server {
     pub metrics: Arc<Metrics>,
     pub rollout: Arc<FakeRollout>,
     pub trainer: Arc<FakeTrainer>,
+    pub policies: Arc<FakePolicies>,
     pub ready: Arc<AtomicBool>,
     pub stop: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<std::io::Result<()>>,
@@ -168,6 +190,7 @@ impl Server {
             server: ServerConfig::default(),
             routes: RouteList::default(),
             graders: Backends::default(),
+            holdout_share: 0.0,
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
@@ -178,15 +201,22 @@ impl Server {
         let (rollout, trainer) =
             (Arc::new(FakeRollout::default()), Arc::new(FakeTrainer::default()));
         let ready = Arc::new(AtomicBool::new(true));
+        let policies = Arc::new(FakePolicies {
+            engine: engine.clone(),
+            assigned: Mutex::default(),
+            ratings: Mutex::default(),
+            answers: Mutex::default(),
+        });
         let state = AppState {
             engine: engine.clone(),
             store: store.clone(),
             routes: Arc::new(Routes::new(&setup.routes).unwrap()),
             graders: setup.graders,
             rollout: Some(rollout.clone()),
-            policies: Arc::new(FakePolicies { engine: engine.clone() }),
+            policies: policies.clone(),
             train: trainer.clone(),
             metrics: metrics.clone(),
+            holdout_share: setup.holdout_share,
             config: Arc::new(setup.server),
             ready: ready.clone(),
             started: 1_700_000_000_000,
@@ -206,6 +236,7 @@ impl Server {
             metrics,
             rollout,
             trainer,
+            policies,
             ready,
             stop: Some(stop),
             task,

@@ -240,6 +240,8 @@ pub trait Publisher: Send + Sync {
 pub struct Probe {
     /// The engine: `serving` or `rollout`.
     pub sampler: &'static str,
+    /// The data type of its products, which bounds how exactly it can agree with the trainer.
+    pub dtype: &'static str,
     /// The tokens with their behavior log-probabilities.
     pub tokens: Vec<(TokenId, f32)>,
 }

@@ -112,7 +112,12 @@ impl GroupScheduler {
         let in_flight = GroupInFlight::new(&self.context, &job);
         let (active, lineage) =
             (self.context.engine.active_version(), self.context.store.lineage());
-        let is_recent = |version| lineage.age(active, version).is_some_and(|a| a <= MAX_SERVED_LAG);
+        // A canary is a child of the active version.
+        let is_canary = |version| lineage.age(version, active) == Some(1);
+        let is_recent = |version| {
+            lineage.age(active, version).is_some_and(|age| age <= MAX_SERVED_LAG)
+                || is_canary(version)
+        };
         job.served.retain(|sample| is_recent(sample.version));
         let wanted = self.context.config.group_size.saturating_sub(job.served.len());
         let shadows = self.start_shadows(&job, wanted, slot).await?;

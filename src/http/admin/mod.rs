@@ -59,13 +59,35 @@ pub(super) async fn activate(
     State(state): State<Arc<AppState>>,
     Path(version): Path<String>,
 ) -> JsonResult<PolicyRecord> {
-    let number = version.parse().map_err(|_| {
+    let version = parse(&version)?;
+    tracing::info!(%version, "an operator activates a version");
+    let reason = "activated by an operator";
+    run_detached(async move { state.policies.activate(version, reason).await }).await
+}
+
+/// `POST /admin/policies/{version}/pin`
+pub(super) async fn pin(
+    State(state): State<Arc<AppState>>,
+    Path(version): Path<String>,
+) -> JsonResult<PolicyRecord> {
+    let version = parse(&version)?;
+    run_detached(async move { state.policies.pin(version, true).await }).await
+}
+
+/// `POST /admin/policies/{version}/unpin`
+pub(super) async fn unpin(
+    State(state): State<Arc<AppState>>,
+    Path(version): Path<String>,
+) -> JsonResult<PolicyRecord> {
+    let version = parse(&version)?;
+    run_detached(async move { state.policies.pin(version, false).await }).await
+}
+
+fn parse(version: &str) -> Result<PolicyVersion, ApiError> {
+    version.parse().map(PolicyVersion).map_err(|_| {
         let message = format!("version is {version:?}: it must be the number of a policy version");
         ApiError::field("version", message)
-    })?;
-    tracing::info!(version = number, "an operator activates a version");
-    let reason = "activated by an operator";
-    run_detached(async move { state.policies.activate(PolicyVersion(number), reason).await }).await
+    })
 }
 
 /// Runs `work` to completion, even if the client disconnects and its request is dropped.

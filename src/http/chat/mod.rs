@@ -82,7 +82,7 @@ fn interaction(
     caller: Caller,
 ) -> Interaction {
     let route = state.routes.find(&request.model, &request.metadata);
-    Interaction {
+    let mut interaction = Interaction {
         id: InteractionId::new(),
         created: now_ms(),
         source: PromptSource::Live,
@@ -97,5 +97,16 @@ fn interaction(
         template_hash: state.engine.codec().template_hash().to_owned(),
         stop: request.stop.clone(),
         held_out: false,
-    }
+    };
+    interaction.held_out = route.is_some_and(|route| route.has_graders())
+        && is_held_out(&interaction, state.holdout_share);
+    interaction
+}
+
+/// Whether only exams use a prompt. Equal prompts give the same answer, so that no copy of an exam's
+/// prompt is trained on.
+fn is_held_out(interaction: &Interaction, share: f64) -> bool {
+    let [a, b, c, d, ..] = interaction.prompt_digest();
+    let place = u32::from_le_bytes([a, b, c, d]);
+    (f64::from(place) / f64::from(u32::MAX)) < share
 }

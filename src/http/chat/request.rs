@@ -25,7 +25,7 @@ const MAX_STOP: usize = 4;
 const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Fields that [`read`] uses.
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 20] = [
     "frequency_penalty",
     "logit_bias",
     "logprobs",
@@ -45,11 +45,12 @@ const KNOWN: [&str; 19] = [
     "top_logprobs",
     "top_k",
     "top_p",
+    "user",
 ];
 
 /// Fields without effect: they control OpenAI's service, its billing and its caches, or features
 /// that a supported request does not use.
-const IGNORED: [&str; 10] = [
+const IGNORED: [&str; 9] = [
     "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
@@ -58,7 +59,6 @@ const IGNORED: [&str; 10] = [
     "safety_identifier",
     "service_tier",
     "store",
-    "user",
     "verbosity",
 ];
 
@@ -92,6 +92,8 @@ pub(super) struct ChatRequest {
     /// Number of alternatives per token; `None` if no log-probabilities are requested.
     pub(super) logprobs: Option<u8>,
     pub(super) metadata: BTreeMap<String, String>,
+    /// The client's id of its end user, who meets one version throughout a canary.
+    pub(super) user: Option<String>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
 }
@@ -114,6 +116,7 @@ pub(super) fn read(
         choices: to_u32(fields.integer("n", 1..=MAX_CHOICES)?).unwrap_or(1),
         logprobs: logprobs(&fields)?,
         metadata: metadata(&fields)?,
+        user: fields.text("user")?.map(str::to_owned),
         stream,
         include_usage: include_usage(&fields, stream)?,
     })

@@ -60,6 +60,12 @@ impl ChatRun {
     ) -> Self {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
+        // One version for all choices, and for all requests of a session or user.
+        let session = interaction.session().or(request.user.as_deref());
+        let version = match session {
+            Some(key) => state.policies.assign(key),
+            None => state.policies.assign(&interaction.id.to_string()),
+        };
         for index in 0..request.choices {
             let seed = choice_seed(request.params.seed, index);
             let params = SamplingParams { seed, ..request.params.clone() };
@@ -69,7 +75,7 @@ impl ChatRun {
                 stop: request.stop.clone(),
                 top_logprobs: request.logprobs.unwrap_or(0),
                 priority: Priority::Live,
-                version: None,
+                version,
             };
             events.push(choice_events(state.engine.clone(), generation, choices.len()));
             choices.push(ChoiceState::new(params));
@@ -99,7 +105,7 @@ impl ChatRun {
                 Some(_) => self.events.next().now_or_never().flatten(),
             };
             match event {
-                Some((_, ChoiceEvent::Failed(error))) => return Err(self.fail(error)),
+                Some((index, ChoiceEvent::Failed(error))) => return Err(self.fail(index, error)),
                 Some(event) => {
                     if let (None, ChoiceEvent::Started(version)) = (first, &event.1) {
                         first = Some(*version);
@@ -180,8 +186,11 @@ impl ChatRun {
         self.choices.iter().all(|c| c.finish.is_some())
     }
 
-    fn fail(&mut self, error: EngineError) -> ApiError {
+    fn fail(&mut self, index: usize, error: EngineError) -> ApiError {
         self.failed = true;
+        if let Some(version) = self.choices.get(index).and_then(|choice| choice.version) {
+            self.state.policies.answered(version, true);
+        }
         error.into()
     }
 
@@ -204,7 +213,7 @@ impl ChatRun {
                 token.text
             }
             ChoiceEvent::Done { finish: FinishReason::Cancelled, .. } => {
-                return Err(self.fail(EngineError::ShuttingDown));
+                return Err(self.fail(index, EngineError::ShuttingDown));
             }
             ChoiceEvent::Done { finish, text } => {
                 choice.text.push_str(&text);
@@ -212,7 +221,7 @@ impl ChatRun {
                 self.record(index);
                 text
             }
-            ChoiceEvent::Failed(error) => return Err(self.fail(error)),
+            ChoiceEvent::Failed(error) => return Err(self.fail(index, error)),
         };
         let Some(choice) = self.choices.get_mut(index) else { return Err(ApiError::internal()) };
         let (version, finish) = (choice.version.unwrap_or_default(), choice.finish);
@@ -242,6 +251,7 @@ impl ChatRun {
         let choice = self.choices.get(index);
         let Some(sample) = choice.and_then(|choice| self.sample(index, choice)) else { return };
         self.state.metrics.http_completion_tokens.inc_by(sample.ids.len() as u64);
+        self.state.policies.answered(sample.version, false);
         self.served.push(sample.clone());
         self.enqueue(vec![sample]);
         if self.has_ended()

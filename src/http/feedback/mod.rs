@@ -8,6 +8,7 @@
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
 mod posted;
+mod rating;
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use hone_core::types::{Interaction, InteractionId, SampleId};
+use hone_core::types::{Interaction, InteractionId, SampleId, SampleOrigin};
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
 
@@ -125,6 +126,9 @@ async fn completion(
         _ => return Err(unknown()),
     };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
+    if status == "recorded" {
+        rating::rate(state, route, &entry, sample);
+    }
     Ok((status, FeedbackResponse::Completion(response(state, route, status, &entry, sample))))
 }
 
@@ -150,6 +154,7 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
         entries.push(posted.entry(state, route, id, 0).map_err(Refusal::Invalid)?);
     }
+    let last = entries.last().cloned();
     let (status, turns) = match commit(state, Op::Conversation(entries)).await? {
         FeedbackOutcome::Credited(0) => {
             return refuse("no turn has exactly one finished completion".to_owned());
@@ -159,6 +164,12 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
         _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
     };
     tracing::debug!(session, name = posted.name, turns, status, "feedback on a conversation");
+    if let Some(last) = last
+        && status == "recorded"
+    {
+        // One opinion counts once. A session meets one version throughout a canary.
+        rate_turn(state, &last)?;
+    }
     let name = posted.name.to_owned();
     let session_id = session.to_owned();
     let object = "feedback";
@@ -166,6 +177,17 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
         status,
         FeedbackResponse::Session(SessionFeedback { object, status, session_id, name, turns }),
     ))
+}
+
+fn rate_turn(state: &AppState, turn: &FeedbackEntry) -> Result<(), Refusal> {
+    let Some(interaction) = state.store.interaction(turn.interaction)? else { return Ok(()) };
+    let route = state.routes.get(&interaction.route).map(Arc::as_ref);
+    for sample in state.store.samples_of(turn.interaction)? {
+        if sample.origin == SampleOrigin::Served {
+            rating::rate(state, route, turn, sample.id);
+        }
+    }
+    Ok(())
 }
 
 async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, Refusal> {

@@ -208,7 +208,7 @@ impl Publisher for MistralEngine {
     ) -> Result<Vec<Probe>, EngineError> {
         let request = GenerateRequest::probe(prompt_ids, params);
         let tokens = self.complete_staged(request).await?.token_logprobs();
-        Ok(vec![Probe { sampler: "serving", tokens }])
+        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
     }
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {

@@ -64,6 +64,17 @@ parameters! {
 }
 
 impl FeedbackParams {
+    /// A value scaled so that 0 is the least and 1 the greatest that clients may post; `None` if the
+    /// values have no bounds.
+    pub fn scaled(&self, value: f64) -> Option<f64> {
+        let [low, high] = match (self.kind, self.range) {
+            (FeedbackType::Boolean, _) => [0.0, 1.0],
+            (FeedbackType::Number, Some(range)) => range,
+            _ => return None,
+        };
+        Some(((value - low) / (high - low)).clamp(0.0, 1.0))
+    }
+
     /// Checks every range.
     ///
     /// # Errors
@@ -106,6 +117,15 @@ mod tests {
         assert_eq!(stars.check(), Ok(()));
         assert_eq!(read(&toml::to_string(&stars).unwrap()), stars);
         assert!(toml::from_str::<FeedbackParams>("ranges = [1, 5]").is_err());
+    }
+
+    #[test]
+    fn values_are_scaled_to_their_range() {
+        let stars = read("range = [1, 5]");
+        assert_eq!([1.0, 4.0, 5.0].map(|v| stars.scaled(v)), [0.0, 0.75, 1.0].map(Some));
+        assert_eq!(read("type = \"boolean\"").scaled(1.0), Some(1.0));
+        assert_eq!(read("").scaled(1.0), None);
+        assert_eq!(read("type = \"comment\"").scaled(1.0), None);
     }
 
     #[test]

@@ -377,7 +377,9 @@ async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_ve
     };
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
     let probes = publisher.probe(&[5, 9, 2], &params).await.unwrap();
-    let [Probe { sampler: "rollout", tokens: probed }] = &probes[..] else { panic!("{probes:?}") };
+    let [Probe { sampler: "rollout", dtype: "f32", tokens: probed }] = &probes[..] else {
+        panic!("{probes:?}")
+    };
     let base = greedy(PolicyVersion::BASE).await;
     publisher.activate().await.unwrap();
     assert_ne!(*probed, base);

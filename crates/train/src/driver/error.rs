@@ -4,6 +4,7 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
+use hone_core::types::PolicyVersion;
 use hone_store::StoreError;
 
 use crate::error::LearnError;
@@ -49,6 +50,9 @@ pub enum TrainError {
     /// A step was requested, but no group is ready.
     #[error("no group is ready to train on")]
     NothingReady,
+    /// A step was requested while a canary is served, whose end decides from where training continues.
+    #[error("version {0} is a canary: no step can be taken before its end")]
+    CanaryRunning(PolicyVersion),
     /// The trainer's thread has ended.
     #[error("the trainer has stopped")]
     Stopped,

@@ -1,19 +1,25 @@
 //! The trainer's state between steps, apart from the learner's own; part of a checkpoint.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
-use hone_core::types::{PolicyVersion, StepRecord, UnixMillis};
+use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis};
 
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 
-/// A pause of training that an operator's activation began.
+/// A pause of training that the trainer began: after an operator's activation, or after too many
+/// rejected versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hold {
-    /// The version that was activated.
+    /// The version that is active.
     pub(super) version: PolicyVersion,
     /// When training goes on; `None` waits for a resume.
     pub(super) until: Option<UnixMillis>,
+    /// Why training pauses; `None` after an activation.
+    #[serde(default)]
+    pub(super) reason: Option<String>,
 }
 
 impl Hold {
@@ -25,7 +31,10 @@ impl Hold {
             None => "POST /admin/train/resume ends the pause".to_owned(),
             Some(until) => format!("training goes on at {until} (Unix milliseconds)"),
         };
-        format!("version {} was activated: {end}", self.version)
+        match &self.reason {
+            None => format!("version {} was activated: {end}", self.version),
+            Some(reason) => format!("{reason}: {end}"),
+        }
     }
 }
 
@@ -42,9 +51,21 @@ pub(super) struct TrainProgress {
     /// Steps taken since `parent`.
     #[serde(rename = "pending")]
     pub(super) unpublished_steps: u64,
-    /// The pause after an activation. Absent from older checkpoints.
+    /// The pause that the trainer began. Absent from older checkpoints.
     #[serde(default)]
     pub(super) hold: Option<Hold>,
+    /// The groups of the steps since `parent`, which get ready again if these steps are undone.
+    /// Absent from older checkpoints.
+    #[serde(default)]
+    pub(super) unpublished_groups: Vec<GroupId>,
+    /// Groups that got ready again because a version trained on them was rejected. After a second
+    /// rejection they are dropped, so that they do not keep the trainer from newer groups. Absent from
+    /// older checkpoints.
+    #[serde(default)]
+    pub(super) returned_groups: BTreeSet<GroupId>,
+    /// Versions in a row that were not promoted. Absent from older checkpoints.
+    #[serde(default)]
+    pub(super) rejections: u64,
     /// The record of the last step. It names the groups that the step consumed, so a restart can
     /// repeat a ledger write that a crash prevented.
     pub(super) last_step: Option<StepRecord>,
@@ -58,6 +79,9 @@ impl TrainProgress {
             parent: PolicyVersion::BASE,
             unpublished_steps: 0,
             hold: None,
+            unpublished_groups: Vec::new(),
+            returned_groups: BTreeSet::new(),
+            rejections: 0,
             last_step: None,
         }
     }
@@ -66,6 +90,9 @@ impl TrainProgress {
     pub(super) fn set_published(&mut self, version: PolicyVersion) {
         self.parent = version;
         self.unpublished_steps = 0;
+        for group in self.unpublished_groups.drain(..) {
+            self.returned_groups.remove(&group);
+        }
     }
 
     /// Ends a hold whose time is over, and returns whether training still pauses.
@@ -76,6 +103,7 @@ impl TrainProgress {
 
     /// Records a step.
     pub(super) fn add_step(&mut self, record: StepRecord) {
+        self.unpublished_groups.extend(&record.groups);
         self.last_step = Some(record);
         self.unpublished_steps += 1;
     }

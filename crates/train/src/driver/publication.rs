@@ -1,8 +1,9 @@
 //! A publication on a thread of its own. The engine loads a version on one thread, for which the
 //! trainer's pool would otherwise wait.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use rayon::ThreadPool;
@@ -11,12 +12,13 @@ use tokio::runtime::Handle;
 use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 
+use super::command::TrainCommand;
 use super::error::TrainFailure;
 use super::progress::TrainProgress;
 use super::setup::TrainSetup;
 use crate::error::LearnError;
 use crate::learning::snapshot::Snapshot;
-use crate::policy::{Candidate, PolicyError, PublishOutcome};
+use crate::policy::{Candidate, PolicyError, PublishOutcome, ScoredBy};
 
 /// The outcome of a publication and the time at which it was known.
 type Finished = (PublishOutcome, UnixMillis);
@@ -28,17 +30,18 @@ pub(super) struct Publication {
     pub(super) step: u64,
     /// Arrival times of the feedback that the version is the first to be trained on.
     pub(super) feedback_times: Vec<UnixMillis>,
+    /// Whether no step may start before its end, because no sample is of these weights yet.
+    pub(super) blocks_steps: bool,
     /// `None` once joined.
     thread: Option<JoinHandle<Result<Finished, PolicyError>>>,
 }
 
 impl Publication {
-    /// Starts to publish `snapshot`, the weights after the last step of `progress`. The probe is
-    /// scored on `pool`.
+    /// Starts to publish `snapshot`, the weights after the last step of `progress`. The gate's scores
+    /// are computed on `pool`. Sends a wake-up at its end.
     pub(super) fn start(
         setup: &TrainSetup,
-        runtime: &Handle,
-        pool: &Arc<ThreadPool>,
+        (runtime, pool, wake): (&Handle, &Arc<ThreadPool>, Sender<TrainCommand>),
         snapshot: Snapshot,
         progress: &TrainProgress,
         feedback_times: Vec<UnixMillis>,
@@ -47,15 +50,23 @@ impl Publication {
         let metrics = progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
         let (policies, runtime) = (Arc::clone(&setup.policies), runtime.clone());
         let base_model = setup.model_name.clone();
-        let candidate = SnapshotCandidate { snapshot, pool: Arc::clone(pool), base_model };
+        let candidate = SnapshotCandidate {
+            snapshot,
+            base: OnceLock::new(),
+            active: OnceLock::new(),
+            pool: Arc::clone(pool),
+            base_model,
+        };
         let publish = move || {
             to_background();
+            // Also after a panic.
+            let _wake = WakeAtEnd(wake);
             let outcome = runtime.block_on(policies.publish(&candidate, parent, step, metrics))?;
             Ok((outcome, now_ms()))
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
         let thread = thread.map_err(TrainFailure::Thread)?;
-        Ok(Self { step, feedback_times, thread: Some(thread) })
+        Ok(Self { step, feedback_times, blocks_steps: false, thread: Some(thread) })
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -80,10 +91,46 @@ impl Drop for Publication {
     }
 }
 
+struct WakeAtEnd(Sender<TrainCommand>);
+
+impl Drop for WakeAtEnd {
+    fn drop(&mut self) {
+        // Fails only if the trainer's thread has ended.
+        let _ended = self.0.send(TrainCommand::Wake);
+    }
+}
+
 struct SnapshotCandidate {
     snapshot: Snapshot,
+    /// The policies that the gate compares with, each made at its first use.
+    base: OnceLock<Snapshot>,
+    active: OnceLock<(PathBuf, Snapshot)>,
     pool: Arc<ThreadPool>,
     base_model: String,
+}
+
+impl SnapshotCandidate {
+    fn policy(&self, policy: ScoredBy<'_>) -> Result<&Snapshot, LearnError> {
+        match policy {
+            ScoredBy::Candidate => Ok(&self.snapshot),
+            ScoredBy::Base => match self.base.get() {
+                Some(base) => Ok(base),
+                None => {
+                    let base = self.snapshot.base()?;
+                    Ok(self.base.get_or_init(|| base))
+                }
+            },
+            ScoredBy::Adapter(dir) => {
+                if let Some((known, active)) = self.active.get()
+                    && known == dir
+                {
+                    return Ok(active);
+                }
+                let active = (dir.to_owned(), self.snapshot.with_adapter(dir)?);
+                Ok(&self.active.get_or_init(|| active).1)
+            }
+        }
+    }
 }
 
 impl Candidate for SnapshotCandidate {
@@ -93,10 +140,12 @@ impl Candidate for SnapshotCandidate {
 
     fn score(
         &self,
+        policy: ScoredBy<'_>,
         prompt_ids: &[TokenId],
         ids: &[TokenId],
         temperature: f32,
     ) -> Result<Vec<f32>, LearnError> {
-        self.pool.install(|| self.snapshot.score(prompt_ids, ids, temperature))
+        let snapshot = self.policy(policy)?;
+        self.pool.install(|| snapshot.score(prompt_ids, ids, temperature))
     }
 }

@@ -1,15 +1,17 @@
 //! Recovery: from a checkpoint after a start, and to the version that an operator activated.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
 use hone_core::files::{at, remove_any};
-use hone_core::types::{PolicyState, PolicyVersion, now_ms};
+use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_model::ModelSpec;
 use hone_store::Op;
 
+use super::command::TrainCommand;
 use super::error::TrainFailure;
 use super::progress::{Hold, TrainProgress};
 use super::setup::{ThreadPools, TrainSetup};
@@ -18,6 +20,7 @@ use super::status::StatusCell;
 use super::trainer::Trainer;
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
+use crate::data::batch_builder;
 use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
@@ -32,6 +35,7 @@ impl<'a> Trainer<'a> {
         status: &'a StatusCell,
         runtime: &'a Handle,
         pools: &'a ThreadPools,
+        wake: &Sender<TrainCommand>,
     ) -> Result<Self, TrainFailure> {
         check_memory(setup, pools.train.current_num_threads())?;
         let learner = pools.train.install(|| match &setup.base {
@@ -46,6 +50,9 @@ impl<'a> Trainer<'a> {
             learner,
             progress: TrainProgress::new(setup.config.baseline_window),
             publication: None,
+            ahead: None,
+            last_publication: Instant::now(),
+            wake: wake.clone(),
             rollbacks: setup.policies.watch_rollback().borrow().count,
             feedback_times: Vec::new(),
             skip_log: SkipLog::default(),
@@ -62,8 +69,11 @@ impl<'a> Trainer<'a> {
         // are not samples of the adapter.
         let has_adapter = !setup.config.lora.init_adapter.as_os_str().is_empty();
         let is_new = saved.is_none() && setup.policies.active() == PolicyVersion::BASE;
-        if has_adapter && is_new {
-            trainer.publish()?;
+        if has_adapter && is_new && trainer.publication.is_none() {
+            trainer.begin_publish()?;
+            if let Some(publication) = &mut trainer.publication {
+                publication.blocks_steps = true;
+            }
         }
         trainer.report();
         Ok(trainer)
@@ -88,13 +98,16 @@ impl<'a> Trainer<'a> {
                 self.progress.set_published(active);
                 self.keep_state(active, step)
             }
-            // The parity gate would reject the same weights again.
+            // The same check would fail again.
             Some(policy)
-                if policy.state == PolicyState::Rejected
-                    && policy.parent == Some(active)
-                    && policy.metrics.contains_key("parity_logprob_difference") =>
+                if policy.parent == Some(active)
+                    && matches!(policy.state, PolicyState::Rejected | PolicyState::RolledBack)
+                    && policy.checks.iter().any(|check| !check.passed) =>
             {
-                self.reset_to_active()
+                let policy = policy.clone();
+                self.return_groups(Some(&policy))?;
+                self.reset_to_active()?;
+                self.checkpoint()
             }
             _ if self.progress.parent != active => {
                 // A crash came between an operator's activation and the checkpoint that follows it.
@@ -105,7 +118,9 @@ impl<'a> Trainer<'a> {
                 self.reset_to_active()?;
                 self.checkpoint()
             }
-            _ if self.progress.unpublished_steps >= self.setup.publish_every => self.publish(),
+            _ if self.progress.unpublished_steps >= self.setup.policy.publish_every => {
+                self.begin_publish()
+            }
             _ => Ok(()),
         }
     }
@@ -114,6 +129,7 @@ impl<'a> Trainer<'a> {
     /// and adaptive weights if they were kept. Otherwise these are reset, because those of another
     /// branch do not apply. The step count and the schedule continue.
     pub(super) fn reset_to_active(&mut self) -> Result<(), TrainFailure> {
+        self.return_groups(None)?;
         let active = self.setup.policies.active();
         let state = self.state_dir(active);
         let mut restored = state.exists();
@@ -130,6 +146,49 @@ impl<'a> Trainer<'a> {
         }
         self.progress.set_published(active);
         tracing::info!(version = %active, restored, "trainer continues from the active policy version");
+        Ok(())
+    }
+
+    /// Makes the groups of the unpublished steps ready again, because these steps are undone. With the
+    /// version that a check rejected, groups that were returned before are dropped instead, unless the
+    /// failed check says nothing about them; too many rejections in a row pause training.
+    pub(super) fn return_groups(
+        &mut self,
+        rejected: Option<&PolicyRecord>,
+    ) -> Result<(), TrainFailure> {
+        let groups = std::mem::take(&mut self.progress.unpublished_groups);
+        let failed = rejected.and_then(|r| r.checks.iter().find(|check| !check.passed));
+        // A disagreement of engine and trainer is not the samples' fault.
+        let blames_groups = failed.is_some_and(|check| !check.name.starts_with("parity"));
+        let (mut ready, mut drops) = (Vec::new(), Vec::new());
+        for group in groups {
+            let again = blames_groups && !self.progress.returned_groups.insert(group);
+            if again {
+                self.progress.returned_groups.remove(&group);
+                drops.push((group, "rejected".to_owned()));
+            } else {
+                ready.push(Op::GroupState(group, GroupState::Ready));
+            }
+        }
+        self.setup.store.commit_blocking(ready)?;
+        batch_builder::drop_groups(
+            &self.setup.store,
+            drops,
+            &self.setup.metrics.train.dropped_groups,
+        )?;
+        let Some(record) = rejected else { return Ok(()) };
+        self.progress.rejections += 1;
+        let (count, limit) = (self.progress.rejections, self.setup.policy.max_rejections);
+        if limit > 0 && count >= limit {
+            let last = record.reason.as_deref().unwrap_or("unknown");
+            let reason = format!(
+                "{count} versions in a row were not promoted, the last one because of {last}"
+            );
+            tracing::error!(reason, "training pauses");
+            let version = self.setup.policies.active();
+            self.progress.hold = Some(Hold { version, until: None, reason: Some(reason) });
+            self.progress.rejections = 0;
+        }
         Ok(())
     }
 
@@ -180,7 +239,8 @@ impl<'a> Trainer<'a> {
         let end = |duration: Duration| {
             now_ms().saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
         };
-        self.progress.hold = Some(Hold { version, until: self.setup.hold.map(end) });
+        let until = self.setup.policy.hold().map(end);
+        self.progress.hold = Some(Hold { version, until, reason: None });
     }
 
     /// Whether an operator activated a version that the weights do not follow yet.
@@ -190,13 +250,15 @@ impl<'a> Trainer<'a> {
 
     /// Continues from a version that an operator activated, if there is one.
     pub(super) fn follow_rollback(&mut self) -> Result<(), TrainFailure> {
-        let count = self.setup.policies.watch_rollback().borrow().count;
-        if count != self.rollbacks {
-            // Versions are exchanged one at a time, so a publication in progress is either already
-            // served or superseded.
+        let rollback = self.setup.policies.watch_rollback().borrow().clone();
+        if rollback.count != self.rollbacks {
+            // The activation ends a publication in progress, which is either already served or
+            // superseded.
             self.finish_publish()?;
-            self.rollbacks = count;
-            self.hold();
+            self.rollbacks = rollback.count;
+            if rollback.by_operator {
+                self.hold();
+            }
             self.reset_to_active()?;
             self.checkpoint()?;
         }

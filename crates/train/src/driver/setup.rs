@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rayon::ThreadPool;
 
@@ -15,17 +14,14 @@ use hone_store::Store;
 
 use super::error::TrainFailure;
 use crate::config::TrainConfig;
-use crate::policy::Policies;
+use crate::policy::{Policies, PolicyConfig};
 
 /// Everything that the trainer's thread needs.
 pub struct TrainSetup {
     /// The keys of `[train]`.
     pub config: TrainConfig,
-    /// Optimizer steps between published versions (`policy.publish_every`).
-    pub publish_every: u64,
-    /// How long training pauses after an operator activated a version (`policy.hold_seconds`);
-    /// `None` until it is resumed.
-    pub hold: Option<Duration>,
+    /// The keys of `[policy]` that decide when a version is published and when training pauses.
+    pub policy: PolicyConfig,
     /// The last step to take until [`TrainHandle::set_step_limit`] changes it; `None` is no limit.
     ///
     /// [`TrainHandle::set_step_limit`]: crate::TrainHandle::set_step_limit

@@ -1,6 +1,6 @@
 //! The loop of the trainer's thread, and one optimizer step from batch to publication.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -27,6 +27,9 @@ use crate::policy::PublishOutcome;
 /// How long an idle trainer waits for a command before it looks for ready groups anyway.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often a requested step looks whether a publication has ended.
+const AWAIT_INTERVAL: Duration = Duration::from_millis(2);
+
 /// The learner and everything that a step reads or changes.
 pub(super) struct Trainer<'a> {
     pub(super) setup: &'a TrainSetup,
@@ -38,11 +41,24 @@ pub(super) struct Trainer<'a> {
     pub(super) progress: TrainProgress,
     /// The publication in progress. The learner is at most one step ahead of it.
     pub(super) publication: Option<Publication>,
+    /// That step, which is recorded once the publication's version is served.
+    pub(super) ahead: Option<AheadStep>,
+    /// When the last publication began, or the trainer started.
+    pub(super) last_publication: Instant,
+    /// Wakes this thread at the end of a publication.
+    pub(super) wake: Sender<TrainCommand>,
     /// Operator activations that the weights follow.
     pub(super) rollbacks: u64,
     /// Arrival times of feedback that was trained on, but not yet in a published version.
     pub(super) feedback_times: Vec<UnixMillis>,
     pub(super) skip_log: SkipLog,
+}
+
+/// A computed step that is not recorded yet.
+pub(super) struct AheadStep {
+    prepared: PreparedBatch,
+    stats: StepStats,
+    started: Instant,
 }
 
 impl Trainer<'_> {
@@ -67,12 +83,14 @@ impl Trainer<'_> {
                 self.step(batch)?;
                 wait = Duration::ZERO;
             } else {
-                self.finish_publish()?;
+                self.maybe_publish()?;
                 self.status.set_state(state);
                 self.report();
                 wait = POLL_INTERVAL;
             }
         }
+        // A canary would take hours. The next start continues it.
+        self.setup.policies.suspend();
         self.finish_publish()?;
         Ok(())
     }
@@ -110,23 +128,38 @@ impl Trainer<'_> {
     /// The state unless a batch is ready; only [`TrainState::Waiting`] permits a step.
     fn state_without_step(&mut self, gate: &StepGate) -> TrainState {
         let (steps, max_steps) = (self.learner.step_count(), self.setup.config.max_steps);
-        if max_steps > 0 && steps >= max_steps {
-            TrainState::Finished
+        let blocks = self.publication.as_ref().is_some_and(|p| p.blocks_steps);
+        let closed = if max_steps > 0 && steps >= max_steps {
+            Some(TrainState::Finished)
         } else if gate.is_closed(steps) || self.progress.is_held(now_ms()) {
-            TrainState::Paused
+            Some(TrainState::Paused)
         } else {
-            TrainState::Waiting
+            None
+        };
+        match closed {
+            _ if self.ahead.is_some() || blocks => TrainState::Publishing,
+            // A canary can take hours, which must not look like a step that still runs.
+            Some(_) if self.publication.is_some() && self.setup.policies.canary().is_none() => {
+                TrainState::Publishing
+            }
+            Some(state) => state,
+            None => TrainState::Waiting,
         }
     }
 
     /// Takes one step on the groups that are ready, publishes it, and replies with the status.
     fn step_on_request(&mut self, reply: StepReply) -> Result<(), TrainError> {
-        self.finish_publish()?;
+        self.await_publication()?;
         self.follow_rollback()?;
+        if let Some(version) = self.setup.policies.canary() {
+            // Fails only if the caller no longer waits.
+            let _hung_up = reply.send(Err(TrainError::CanaryRunning(version)));
+            return Ok(());
+        }
         let outcome = match self.next_batch(1)? {
             Some(batch) => {
-                let step = self.step(batch).and_then(|()| self.finish_publish());
-                step.map(|_| self.status.read()).map_err(TrainError::from)
+                let step = self.step(batch).and_then(|()| self.await_publication());
+                step.map(|()| self.status.read()).map_err(TrainError::from)
             }
             None => Err(TrainError::NothingReady),
         };
@@ -157,21 +190,30 @@ impl Trainer<'_> {
 
     /// One step: prepare, optimize, record, maybe publish. It ends early in two cases:
     /// - the batch cannot be stepped on: the weights stay, and its groups are dropped
-    /// - the previous step's version is not served: this step is undone, and its groups stay ready
+    /// - a publication is in progress: the step is recorded once its version is served, or undone
     fn step(&mut self, batch: TrainBatch) -> Result<(), TrainFailure> {
         self.status.set_state(TrainState::Training);
         let started = Instant::now();
         let prepared = self.prepare(batch);
-        let stats = match self.optimize(&prepared)? {
-            Ok(stats) => stats,
+        match self.optimize(&prepared)? {
+            Ok(stats) => self.ahead = Some(AheadStep { prepared, stats, started }),
             Err(skipped) => return self.drop_groups(skipped),
-        };
-        // Nothing of this step may be durable before the version it starts from is served.
-        if !self.finish_publish()? {
-            return Ok(());
         }
-        self.record(prepared, stats, started)?;
-        self.maybe_publish()
+        // Nothing of this step may be durable before the version it starts from is served.
+        match &self.publication {
+            Some(publication) if publication.is_finished() => self.finish_publish().map(drop),
+            Some(_) => Ok(()),
+            None => self.record_ahead(),
+        }
+    }
+
+    /// Records the step that was computed during a publication, if there is one.
+    fn record_ahead(&mut self) -> Result<(), TrainFailure> {
+        if let Some(AheadStep { prepared, stats, started }) = self.ahead.take() {
+            self.record(prepared, stats, started)?;
+            self.maybe_publish()?;
+        }
+        Ok(())
     }
 
     /// Computes advantages and selects the samples to train on.
@@ -243,11 +285,16 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts to publish the weights every `policy.publish_every` steps. Does not if an operator
-    /// activated another version during the step: the trainer continues from that one.
+    /// Starts to publish the weights every `policy.publish_every` steps or `policy.publish_seconds`.
+    /// Does not if another version was activated during the step: the trainer continues from that one.
     fn maybe_publish(&mut self) -> Result<(), TrainFailure> {
-        let is_due = self.progress.unpublished_steps >= self.setup.publish_every;
-        if is_due && !self.has_new_rollback() { self.begin_publish() } else { Ok(()) }
+        let policy = &self.setup.policy;
+        let steps = self.progress.unpublished_steps;
+        let limit = Duration::from_secs(policy.publish_seconds);
+        let is_late = !limit.is_zero() && steps > 0 && self.last_publication.elapsed() >= limit;
+        let is_due = steps >= policy.publish_every || is_late;
+        let is_free = self.publication.is_none() && self.progress.hold.is_none();
+        if is_due && is_free && !self.has_new_rollback() { self.begin_publish() } else { Ok(()) }
     }
 
     /// Drops the groups of a skipped batch and counts it.
@@ -264,18 +311,12 @@ impl Trainer<'_> {
         Ok(batch_builder::drop_groups(&self.setup.store, groups, counter)?)
     }
 
-    /// Publishes the weights and waits for the outcome.
-    pub(super) fn publish(&mut self) -> Result<(), TrainFailure> {
-        self.begin_publish()?;
-        self.finish_publish().map(drop)
-    }
-
     /// Starts to publish the weights. No other publication may be in progress.
     pub(super) fn begin_publish(&mut self) -> Result<(), TrainFailure> {
+        self.last_publication = Instant::now();
         self.publication = Some(Publication::start(
             self.setup,
-            self.runtime,
-            &self.pools.probe,
+            (self.runtime, &self.pools.probe, self.wake.clone()),
             self.learner.snapshot()?,
             &self.progress,
             std::mem::take(&mut self.feedback_times),
@@ -283,40 +324,57 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Waits for the publication in progress, if any. Returns false if its weights are not served:
-    /// the learner then has the active version's weights again, and a step that it took meanwhile
-    /// is undone.
+    /// Waits for the publication in progress until it ends or becomes a canary.
+    fn await_publication(&mut self) -> Result<(), TrainFailure> {
+        while let Some(publication) = &self.publication {
+            if publication.is_finished() {
+                self.finish_publish()?;
+            } else if self.setup.policies.canary().is_some() {
+                break;
+            } else {
+                self.status.set_state(TrainState::Publishing);
+                std::thread::sleep(AWAIT_INTERVAL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the publication in progress, if any. If its weights are served, the step that was
+    /// computed meanwhile is recorded. Otherwise that step is undone, and the learner has the active
+    /// version's weights again. Returns whether they are served.
     pub(super) fn finish_publish(&mut self) -> Result<bool, TrainFailure> {
         let Some(mut publication) = self.publication.take() else { return Ok(true) };
         if !publication.is_finished() {
             self.status.set_state(TrainState::Publishing);
         }
         let (outcome, finished) = publication.wait()?;
-        let is_served = match outcome {
+        match outcome {
             PublishOutcome::Published(record) => {
                 self.progress.set_published(record.version);
+                self.progress.rejections = 0;
                 self.keep_state(record.version, publication.step)?;
                 self.observe_feedback_delay(&publication.feedback_times, finished);
-                true
+                self.report();
+                self.record_ahead()?;
+                return Ok(true);
             }
             PublishOutcome::Rejected(record) => {
-                self.status.update(|s| s.last_error = record.reason);
-                false
+                self.status.update(|s| s.last_error.clone_from(&record.reason));
+                self.return_groups(Some(&record))?;
+                self.undo(&publication)?;
             }
-            PublishOutcome::Superseded => false,
-        };
-        if !is_served {
-            self.undo(&mut publication)?;
+            PublishOutcome::Superseded => self.undo(&publication)?,
+            // The process ends. The step that was computed meanwhile is lost; its groups stay ready.
+            PublishOutcome::Suspended => self.ahead = None,
         }
         self.report();
-        Ok(is_served)
+        Ok(false)
     }
 
     /// Returns to the active version. If the learner took another step meanwhile, its step count and
     /// random stream return to those of the checkpoint that was published.
-    fn undo(&mut self, publication: &mut Publication) -> Result<(), TrainFailure> {
-        // The feedback still waits for a version that is served.
-        self.feedback_times.append(&mut publication.feedback_times);
+    fn undo(&mut self, publication: &Publication) -> Result<(), TrainFailure> {
+        self.ahead = None;
         if self.learner.step_count() > publication.step {
             let dir = checkpoint::step_dir(&self.setup.checkpoints, publication.step);
             self.learner.load(&dir)?;
@@ -333,11 +391,14 @@ impl Trainer<'_> {
         }
     }
 
-    /// The ages of versions once the publication in progress succeeds.
+    /// The ages of versions once the publication in progress succeeds. A canary has its version
+    /// already, and its samples are those of the current weights.
     fn version_ages(&self) -> VersionAges {
         let is_running = self.publication.as_ref().is_some_and(|p| !p.is_finished());
-        let head = self.setup.policies.active();
-        VersionAges { lineage: self.setup.store.lineage(), head, ahead: u64::from(is_running) }
+        let canary = self.setup.policies.canary().filter(|_| is_running);
+        let head = canary.unwrap_or_else(|| self.setup.policies.active());
+        let ahead = u64::from(is_running && canary.is_none());
+        VersionAges { lineage: self.setup.store.lineage(), head, ahead }
     }
 
     /// Copies the progress to the status.

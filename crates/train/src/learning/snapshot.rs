@@ -44,6 +44,27 @@ impl Snapshot {
         Ok(stats.narrow(1, 0, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
     }
 
+    /// The base model: the same adapter with a delta of 0.
+    ///
+    /// # Errors
+    /// If a tensor cannot be created.
+    pub fn base(&self) -> Result<Self> {
+        Ok(Self {
+            model: self.model.clone(),
+            lora: self.lora.zeroed_copy()?,
+            config: self.config.clone(),
+        })
+    }
+
+    /// The adapter in a PEFT directory, over the same base model.
+    ///
+    /// # Errors
+    /// If the adapter cannot be read or does not fit the model.
+    pub fn with_adapter(&self, dir: &Path) -> Result<Self> {
+        let (config, lora) = peft::read(dir, self.model.spec(), DType::F32, self.model.device())?;
+        Ok(Self { model: self.model.clone(), lora, config })
+    }
+
     /// Writes the adapter as a PEFT directory and syncs it to disk.
     ///
     /// # Errors

@@ -6,20 +6,37 @@ use hone_core::types::{PolicyRecord, TokenId};
 
 use crate::error::Result;
 
+/// The policy that scores tokens.
+#[derive(Clone, Copy, Debug)]
+pub enum ScoredBy<'a> {
+    /// The new weights.
+    Candidate,
+    /// The base model.
+    Base,
+    /// The adapter in a PEFT directory.
+    Adapter(&'a Path),
+}
+
 /// Weights that [`Policies::publish`](super::Policies::publish) can make a version of.
-pub trait Candidate {
+pub trait Candidate: Send + Sync {
     /// Writes `adapter_config.json` and `adapter_model.safetensors` into an existing directory.
     ///
     /// # Errors
     /// If a file cannot be written.
     fn write(&self, dir: &Path) -> Result<()>;
 
-    /// Natural-log probabilities of `ids` after `prompt_ids` under these weights at `temperature`,
-    /// one for each of `ids`.
+    /// Natural-log probabilities of `ids` after `prompt_ids` under a policy at `temperature`, one for
+    /// each of `ids`. Blocks while it computes.
     ///
     /// # Errors
-    /// If the forward pass fails.
-    fn score(&self, prompt_ids: &[TokenId], ids: &[TokenId], temperature: f32) -> Result<Vec<f32>>;
+    /// If the forward pass fails or the adapter cannot be read.
+    fn score(
+        &self,
+        policy: ScoredBy<'_>,
+        prompt_ids: &[TokenId],
+        ids: &[TokenId],
+        temperature: f32,
+    ) -> Result<Vec<f32>>;
 }
 
 /// Result of a publication that did not fail.
@@ -27,8 +44,10 @@ pub trait Candidate {
 pub enum PublishOutcome {
     /// New requests get the version.
     Published(PolicyRecord),
-    /// The parity gate rejected the version; `reason` in its record has the difference.
+    /// A check failed, or the canary was rolled back; `checks` and `reason` in its record explain why.
     Rejected(PolicyRecord),
-    /// Another version than the candidate's parent is active, so nothing was written.
+    /// Another version than the candidate's parent is active.
     Superseded,
+    /// The process ends during the canary, which the next start continues.
+    Suspended,
 }

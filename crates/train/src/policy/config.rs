@@ -4,36 +4,171 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::Checked;
-use hone_core::config::range::{above, between};
+use hone_core::config::range::{above, at_least, between};
+use hone_core::config::{Checked, Problem};
 
-/// When versions are published, and how many keep their files.
+/// What a version must pass before all traffic gets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Promotion {
+    /// Only the comparison of served and trained log-probabilities.
+    Direct,
+    /// That, bounds on its drift, and an exam on held-out prompts.
+    #[default]
+    Gate,
+    /// The gate, then a share of the live traffic until its ratings decide.
+    Canary,
+}
+
+/// When versions are published, what they must pass, and how many keep their files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
+    /// What a version must pass before all traffic gets it.
+    pub promotion: Promotion,
     /// Optimizer steps between published versions.
     pub publish_every: u64,
-    /// Newest adapter directories to keep. The active and the previous version always keep theirs,
-    /// and so do ancestors of the active version at exponentially growing distances.
+    /// Seconds after which trained weights are published with fewer steps; 0 waits for
+    /// `publish_every`.
+    pub publish_seconds: u64,
+    /// Newest adapter directories to keep. The active, the previous and the pinned versions always keep
+    /// theirs, and so do ancestors of the active version at exponentially growing distances.
     pub keep_versions: usize,
     /// Seconds for which training pauses after an operator activated a version; 0 until it is
     /// resumed. Otherwise the next step would undo the activation.
     pub hold_seconds: u64,
-    /// Mean absolute difference, in nats, of served and trained log-probabilities above which a
+    /// Versions in a row that may be rejected or rolled back before training pauses until it is
+    /// resumed; 0 never pauses. Without it, a trainer whose every version is rejected would not stop.
+    pub max_rejections: u64,
+    /// Mean absolute difference, in nats, of sampled and trained log-probabilities above which a
     /// version is rejected.
     pub parity_tolerance: f64,
+    /// The same for an engine that computes in 16 bits.
+    pub parity_tolerance_half: f64,
     /// Tokens that the parity probe samples.
     pub probe_tokens: u32,
+    /// `[policy.gate]`
+    pub gate: GateConfig,
+    /// `[policy.canary]`
+    pub canary: CanaryConfig,
 }
 
 impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
-            publish_every: 1,
+            promotion: Promotion::default(),
+            publish_every: 4,
+            publish_seconds: 0,
             keep_versions: 20,
             hold_seconds: 0,
+            max_rejections: 3,
             parity_tolerance: 1e-3,
+            parity_tolerance_half: 2e-2,
             probe_tokens: 16,
+            gate: GateConfig::default(),
+            canary: CanaryConfig::default(),
+        }
+    }
+}
+
+/// Bounds of the gate. Every comparison is on the same prompts and seeds as the active version's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GateConfig {
+    /// Prompts that candidate and active version complete; 0 leaves out drift and exam.
+    pub prompts: usize,
+    /// JSON Lines file with prompts of the exam; empty takes the reservoir of live prompts.
+    pub exam_file: String,
+    /// Share of the live prompts of a graded route that only exams use.
+    pub holdout_share: f64,
+    /// Token limit of the completions; 0 is `rollout.max_tokens`.
+    pub max_tokens: u32,
+    /// Confidence at which a difference counts, one-sided.
+    pub confidence: f64,
+    /// Difference of the mean exam reward, in units of the reward, by which a candidate may be worse.
+    pub exam_margin: f64,
+    /// Largest KL to the base, in nats per token; 0 is no bound.
+    pub max_kl: f64,
+    /// Largest KL to the active version, in nats per token; 0 is no bound.
+    pub max_kl_active: f64,
+    /// Smallest entropy, as a share of the active version's.
+    pub min_entropy_share: f64,
+    /// Largest mean length of completions, as a multiple of the active version's.
+    pub max_length_ratio: f64,
+    /// Largest rise of the share of completions that end at the token limit.
+    pub max_truncated_rise: f64,
+    /// Largest fall of the mean of a part that rewards a format.
+    pub max_format_drop: f64,
+}
+
+impl Default for GateConfig {
+    fn default() -> Self {
+        Self {
+            prompts: 16,
+            exam_file: String::new(),
+            holdout_share: 0.02,
+            max_tokens: 0,
+            confidence: 0.95,
+            exam_margin: 0.0,
+            max_kl: 1.0,
+            max_kl_active: 0.5,
+            min_entropy_share: 0.3,
+            max_length_ratio: 2.0,
+            max_truncated_rise: 0.2,
+            max_format_drop: 0.1,
+        }
+    }
+}
+
+/// The end of a canary whose ratings did not decide in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CanaryLimit {
+    /// Promote if the mean difference of the ratings is within the margin; roll back if there is no
+    /// pair of ratings.
+    #[default]
+    Estimate,
+    /// Promote.
+    Promote,
+    /// Roll back.
+    RollBack,
+}
+
+/// The canary.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CanaryConfig {
+    /// Shares of the live traffic, one after the other.
+    pub shares: Vec<f64>,
+    /// Ratings of the canary before the next share.
+    pub stage_ratings: u64,
+    /// Difference of the mean rating, as a share of the rating's range, by which the canary may be
+    /// worse.
+    pub margin: f64,
+    /// Probability of each wrong decision: to promote a version that is worse by more than the margin,
+    /// and to roll back one that is not worse.
+    pub alpha: f64,
+    /// Seconds after which the canary ends without a decision.
+    pub max_seconds: u64,
+    /// Ratings of both versions after which the canary ends without a decision; 0 is no limit.
+    pub max_ratings: u64,
+    /// The end of a canary whose ratings did not decide in time.
+    pub on_limit: CanaryLimit,
+    /// Largest share of failed requests of the canary beyond that of the active version.
+    pub max_error_rise: f64,
+}
+
+impl Default for CanaryConfig {
+    fn default() -> Self {
+        Self {
+            shares: vec![0.05, 0.25, 0.5],
+            stage_ratings: 20,
+            margin: 0.05,
+            alpha: 0.05,
+            max_seconds: 86_400,
+            max_ratings: 0,
+            on_limit: CanaryLimit::default(),
+            max_error_rise: 0.05,
         }
     }
 }
@@ -44,15 +179,60 @@ impl PolicyConfig {
         (self.hold_seconds > 0).then(|| Duration::from_secs(self.hold_seconds))
     }
 
+    /// The largest allowed difference of log-probabilities of an engine that computes in `dtype`.
+    pub fn parity_bound(&self, dtype: &str) -> f64 {
+        if dtype == "f32" { self.parity_tolerance } else { self.parity_tolerance_half }
+    }
+
     /// Checks every range.
     ///
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
         between("policy.publish_every", self.publish_every, 1, u64::MAX)?;
+        between("policy.publish_seconds", self.publish_seconds, 0, 1 << 32)?;
         between("policy.keep_versions", self.keep_versions, 2, 1 << 20)?;
         between("policy.hold_seconds", self.hold_seconds, 0, 1 << 32)?;
+        between("policy.max_rejections", self.max_rejections, 0, 1 << 20)?;
         above("policy.parity_tolerance", self.parity_tolerance, 0.0)?;
-        between("policy.probe_tokens", self.probe_tokens, 1, 4096)
+        above("policy.parity_tolerance_half", self.parity_tolerance_half, 0.0)?;
+        between("policy.probe_tokens", self.probe_tokens, 1, 4096)?;
+        self.gate.check()?;
+        self.canary.check()
+    }
+}
+
+impl GateConfig {
+    fn check(&self) -> Checked {
+        between("policy.gate.prompts", self.prompts, 0, 4096)?;
+        between("policy.gate.holdout_share", self.holdout_share, 0.0, 0.5)?;
+        between("policy.gate.max_tokens", self.max_tokens, 0, 1 << 20)?;
+        between("policy.gate.confidence", self.confidence, 0.5, 0.9999)?;
+        at_least("policy.gate.exam_margin", self.exam_margin, 0.0)?;
+        at_least("policy.gate.max_kl", self.max_kl, 0.0)?;
+        at_least("policy.gate.max_kl_active", self.max_kl_active, 0.0)?;
+        between("policy.gate.min_entropy_share", self.min_entropy_share, 0.0, 1.0)?;
+        at_least("policy.gate.max_length_ratio", self.max_length_ratio, 1.0)?;
+        between("policy.gate.max_truncated_rise", self.max_truncated_rise, 0.0, 1.0)?;
+        at_least("policy.gate.max_format_drop", self.max_format_drop, 0.0)
+    }
+}
+
+impl CanaryConfig {
+    fn check(&self) -> Checked {
+        let in_range = |share: &f64| *share > 0.0 && *share <= 0.5;
+        let rises = self.shares.windows(2).all(|pair| pair[0] < pair[1]);
+        if self.shares.is_empty() || !self.shares.iter().all(in_range) || !rises {
+            let shown = format!("{:?}", self.shares);
+            // Above one half, the active version would have too few ratings to compare with.
+            let allowed = "one or more rising shares above 0 and at most 0.5";
+            return Err(Problem::value("policy.canary.shares", shown, allowed));
+        }
+        between("policy.canary.stage_ratings", self.stage_ratings, 1, 1 << 40)?;
+        between("policy.canary.margin", self.margin, 0.001, 0.5)?;
+        between("policy.canary.alpha", self.alpha, 1e-6, 0.5)?;
+        between("policy.canary.max_seconds", self.max_seconds, 1, 1 << 32)?;
+        between("policy.canary.max_ratings", self.max_ratings, 0, 1 << 40)?;
+        between("policy.canary.max_error_rise", self.max_error_rise, 0.0, 1.0)
     }
 }

@@ -1,23 +1,35 @@
-//! Publication of new weights: write, stage, probe, then activate or reject.
+//! Publication of new weights: write, stage, check, then promote or reject.
 
 use std::collections::BTreeMap;
 
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, SamplingParams, TokenId, now_ms};
+use hone_core::types::{PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_store::Op;
 
 use super::candidate::{Candidate, PublishOutcome};
+use super::config::Promotion;
 use super::error::PolicyError;
-use super::registry::{Policies, activation_ops};
+use super::gate::{Examination, all_passed};
+use super::registry::Policies;
+use super::rollback::activation_ops;
 use super::{retention, version_dir};
 
+/// How the evaluation of a candidate ended.
+enum Evaluated {
+    /// Every check passed or one failed.
+    Checked,
+    /// Another version was activated meanwhile.
+    Interrupted,
+    /// The process ends during the canary.
+    Suspended,
+}
+
 impl Policies {
-    /// Writes new weights as the next version and serves it if it passes the parity gate.
+    /// Writes new weights as the next version and serves it if it passes every check of
+    /// `policy.promotion`.
     ///
-    /// The gate compares the staged engine with the trainer: the engine samples from a fixed prompt,
-    /// the candidate scores the sampled tokens, and the mean absolute difference of their
-    /// log-probabilities must be at most `policy.parity_tolerance`. A rejected version is recorded
-    /// and never served. Nothing is published if `parent` is no longer active, so that an
-    /// operator's activation stays in force.
+    /// Each check is recorded with the version. A version that fails one is never the active version.
+    /// Nothing is published if `parent` is no longer active, so that an operator's activation stays in
+    /// force; an activation during the checks ends them.
     ///
     /// # Errors
     /// If files, engine or ledger fail. The active version then stays.
@@ -29,12 +41,73 @@ impl Policies {
         metrics: BTreeMap<String, f64>,
     ) -> Result<PublishOutcome, PolicyError> {
         let _exchange = self.exchange.lock().await;
+        let mut interrupts = self.interrupts.subscribe();
+        interrupts.mark_unchanged();
         if parent != self.active() {
             tracing::info!(%parent, active = %self.active(), step, "weights are not published: their parent is no longer active");
             return Ok(PublishOutcome::Superseded);
         }
-        let records = self.list()?;
-        let version = PolicyVersion(records.last().map_or(1, |r| r.version.0 + 1));
+        let mut record = match self.suspended_canary(parent, step).await? {
+            Some(record) => record,
+            None => self.write_candidate(candidate, parent, step, metrics).await?,
+        };
+        let mut suspended = self.suspended.subscribe();
+        let evaluated = tokio::select! {
+            biased;
+            _ = interrupts.changed() => Ok(Evaluated::Interrupted),
+            _ = suspended.wait_for(|suspended| *suspended) => Ok(Evaluated::Suspended),
+            result = self.evaluate(candidate, &mut record) => result.map(|()| Evaluated::Checked),
+        };
+        self.canary.end();
+        let outcome = match evaluated {
+            Ok(Evaluated::Checked) if all_passed(&record.checks) => {
+                self.promote(record, parent).await
+            }
+            Ok(Evaluated::Checked) => self.reject(record).await.map(PublishOutcome::Rejected),
+            Ok(Evaluated::Suspended) if record.state == PolicyState::Canary => {
+                Ok(PublishOutcome::Suspended)
+            }
+            Ok(Evaluated::Suspended) => {
+                self.discard(record, "the process ended before it was served").await?;
+                Ok(PublishOutcome::Suspended)
+            }
+            Ok(Evaluated::Interrupted) => self.superseded(record).await,
+            Err(error) => {
+                self.discard(record, &error.to_string()).await?;
+                Err(error)
+            }
+        };
+        self.publisher.end_canary();
+        outcome
+    }
+
+    /// The canary of the same weights that the end of the last process suspended. Any other one can no
+    /// longer be served.
+    async fn suspended_canary(
+        &self,
+        parent: PolicyVersion,
+        step: u64,
+    ) -> Result<Option<PolicyRecord>, PolicyError> {
+        let mut found = None;
+        for record in self.list()?.into_iter().filter(|r| r.state == PolicyState::Canary) {
+            let is_same = record.parent == Some(parent) && record.step == step;
+            if is_same && self.adapter_dir(&record).is_ok() {
+                found = Some(record);
+            } else {
+                self.discard(record, "another version took its place").await?;
+            }
+        }
+        Ok(found)
+    }
+
+    async fn write_candidate(
+        &self,
+        candidate: &dyn Candidate,
+        parent: PolicyVersion,
+        step: u64,
+        metrics: BTreeMap<String, f64>,
+    ) -> Result<PolicyRecord, PolicyError> {
+        let version = PolicyVersion(self.list()?.last().map_or(1, |r| r.version.0 + 1));
         let relative = version_dir::relative_dir(version);
         let dir = self.data_dir.join(&relative);
         let mut record = PolicyRecord {
@@ -51,34 +124,94 @@ impl Policies {
             checks: Vec::new(),
         };
         record.sha256 = Some(version_dir::write(&dir, candidate, &record)?);
-        self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
-        self.stage(version, Some(&dir)).await?;
+        self.save(&mut record).await?;
+        Ok(record)
+    }
 
-        let difference = self.parity_difference(candidate, version).await?;
+    /// Stages the candidate and runs its checks, until one fails.
+    async fn evaluate(
+        &self,
+        candidate: &dyn Candidate,
+        record: &mut PolicyRecord,
+    ) -> Result<(), PolicyError> {
+        let dir = record.adapter.as_ref().map(|relative| self.data_dir.join(relative));
+        self.stage(record.version, dir.as_deref()).await?;
+        if record.state == PolicyState::Candidate {
+            self.examine(candidate, record).await?;
+        }
+        if self.config.promotion == Promotion::Canary && all_passed(&record.checks) {
+            if self.publisher.begin_canary().await? {
+                record.state = PolicyState::Canary;
+                self.save(record).await?;
+                let check = self.canary.run(record.version, self.active()).await;
+                record.checks.push(check);
+            } else {
+                record.checks.push(PolicyCheck {
+                    name: "canary".to_owned(),
+                    passed: true,
+                    value: None,
+                    bound: None,
+                    detail: "skipped: no engine serves two versions".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the gate.
+    async fn examine(
+        &self,
+        candidate: &dyn Candidate,
+        record: &mut PolicyRecord,
+    ) -> Result<(), PolicyError> {
+        let active_adapter = self.active_adapter()?;
+        let examination = Examination {
+            publisher: self.publisher.as_ref(),
+            candidate,
+            version: record.version,
+            active_adapter: active_adapter.as_deref(),
+            config: &self.config,
+        };
+        examination.parity(&self.probe_prompt, &mut record.checks).await?;
+        let differences = record.checks.iter().filter_map(|check| check.value);
+        let difference = differences.fold(0.0, |most: f64, value| {
+            if most.is_nan() || value.is_nan() { f64::NAN } else { most.max(value) }
+        });
         record.metrics.insert("parity_logprob_difference".to_owned(), difference);
         self.metrics.policy_parity_difference.set(difference);
-        if difference.is_nan() || difference > self.config.parity_tolerance {
-            record.state = PolicyState::Rejected;
-            record.reason = Some(format!(
-                "parity: the mean difference of served and trained log-probabilities is \
-                 {difference:.2e}, more than policy.parity_tolerance {:.2e}",
-                self.config.parity_tolerance
-            ));
-            self.metrics.policy_rejected.with_label_values(&["parity"]).inc();
-            self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
-            tracing::error!(%version, difference, "policy version rejected by the parity gate");
-            return Ok(PublishOutcome::Rejected(record));
+        if let Some(examiner) = &self.examiner
+            && self.config.promotion != Promotion::Direct
+            && all_passed(&record.checks)
+        {
+            examination.compare(examiner, &mut record.checks).await?;
         }
+        Ok(())
+    }
 
+    /// Makes the staged version the active one, unless another version was activated meanwhile.
+    async fn promote(
+        &self,
+        mut record: PolicyRecord,
+        parent: PolicyVersion,
+    ) -> Result<PublishOutcome, PolicyError> {
+        let switch = self.switch.lock().await;
+        if parent != self.active() {
+            drop(switch);
+            return self.superseded(record).await;
+        }
+        let version = record.version;
         let swap = self.activate_staged().await?;
         self.metrics.policy_published.inc();
         self.set_active(version);
+        let records = self.list()?;
         record.state = PolicyState::Active;
-        let mut ops = activation_ops(&records, version, "");
+        record.pinned = records.iter().any(|r| r.version == version && r.pinned);
+        let mut ops = activation_ops(&records, version, "", PolicyState::Retired);
         ops.push(Op::Policy(Box::new(record.clone())));
         self.store.commit_now(ops).await?;
+        drop(switch);
         tracing::info!(
-            %version, %parent, step, parity = difference,
+            %version, %parent, step = record.step, checks = record.checks.len(),
             swap_us = u64::try_from(swap.as_micros()).unwrap_or(u64::MAX),
             "policy version published"
         );
@@ -86,52 +219,68 @@ impl Policies {
         Ok(PublishOutcome::Published(record))
     }
 
-    /// Mean absolute difference, in nats, between the staged engine's log-probabilities and the
-    /// candidate's on tokens that the engine samples.
-    async fn parity_difference(
-        &self,
-        candidate: &dyn Candidate,
-        version: PolicyVersion,
-    ) -> Result<f64, PolicyError> {
-        let params = SamplingParams {
-            seed: version.0,
-            max_tokens: self.config.probe_tokens,
-            ..SamplingParams::default()
+    /// Records that a check failed.
+    async fn reject(&self, mut record: PolicyRecord) -> Result<PolicyRecord, PolicyError> {
+        let failed = record.checks.iter().find(|check| !check.passed);
+        let (name, detail) = failed.map_or(("", ""), |check| (&check.name, &check.detail));
+        let label = name.split('/').next().unwrap_or(name).to_owned();
+        record.reason = Some(format!("{name}: {detail}"));
+        record.state = if record.state == PolicyState::Canary {
+            PolicyState::RolledBack
+        } else {
+            PolicyState::Rejected
         };
-        let mut largest = 0.0_f64;
-        for probe in self.publisher.probe(&self.probe_prompt, &params).await? {
-            let ids: Vec<TokenId> = probe.tokens.iter().map(|(id, _)| *id).collect();
-            let trained = candidate.score(&self.probe_prompt, &ids, params.temperature)?;
-            let pairs = probe.tokens.iter().zip(&trained);
-            let total: f64 =
-                pairs.map(|((_, served), trained)| f64::from((served - trained).abs())).sum();
-            #[expect(clippy::cast_precision_loss, reason = "a probe has a few tokens")]
-            let count = ids.len().max(1) as f64;
-            largest = if largest.is_nan() { largest } else { (total / count).max(largest) };
-        }
-        Ok(largest)
+        self.metrics.policy_rejected.with_label_values(&[label.as_str()]).inc();
+        self.save(&mut record).await?;
+        let (version, reason) = (record.version, record.reason.as_deref());
+        tracing::error!(%version, reason, state = record.state.as_str(), "policy version not promoted");
+        Ok(record)
+    }
+
+    async fn superseded(&self, record: PolicyRecord) -> Result<PublishOutcome, PolicyError> {
+        let reason = format!("version {} was activated before its promotion", self.active());
+        self.discard(record, &reason).await?;
+        Ok(PublishOutcome::Superseded)
+    }
+
+    /// Records that a candidate or canary is not served, although no check failed.
+    async fn discard(&self, mut record: PolicyRecord, reason: &str) -> Result<(), PolicyError> {
+        record.state = match record.state {
+            PolicyState::Canary => PolicyState::RolledBack,
+            _ => PolicyState::Rejected,
+        };
+        record.reason = Some(reason.to_owned());
+        tracing::info!(version = %record.version, reason, "policy version not promoted");
+        self.save(&mut record).await
+    }
+
+    /// Writes a record. An operator may have pinned the version meanwhile.
+    async fn save(&self, record: &mut PolicyRecord) -> Result<(), PolicyError> {
+        let _switch = self.switch.lock().await;
+        record.pinned = self.store.policy(record.version)?.is_some_and(|r| r.pinned);
+        self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
+        Ok(())
     }
 
     /// Deletes the adapter directories that [`retention::is_kept`] does not keep, after `version` was
-    /// added to `records`. Lineage and metrics stay in the ledger.
+    /// promoted. `records` are those before. Lineage and metrics stay in the ledger.
     fn prune(&self, records: &[PolicyRecord], version: PolicyVersion) {
         let lineage = self.store.lineage();
         let chain: Vec<PolicyVersion> = lineage.chain(version).collect();
-        let with_files = records.iter().filter_map(|r| Some((r.version, r.adapter.as_ref()?)));
+        let with_files = records.iter().filter_map(|r| Some((r, r.adapter.as_ref()?)));
         let existing: Vec<_> = with_files
-            .map(|(v, dir)| (v, self.data_dir.join(dir)))
-            .filter(|(_, dir)| dir.exists())
+            .map(|(record, dir)| (record, self.data_dir.join(dir)))
+            .filter(|(record, dir)| record.version != version && dir.exists())
             .collect();
-        let previous = records.iter().rev().find(|r| r.state == PolicyState::Active);
         let newest = self.config.keep_versions.max(2) - 1;
         let old = existing.len().saturating_sub(newest);
-        for (version, dir) in &existing[..old] {
-            let is_previous = previous.is_some_and(|previous| previous.version == *version);
-            if is_previous || retention::is_kept(&chain, *version) {
+        for (record, dir) in &existing[..old] {
+            let is_previous = record.state == PolicyState::Active;
+            if record.pinned || is_previous || retention::is_kept(&chain, record.version) {
                 continue;
             }
             if let Err(error) = std::fs::remove_dir_all(dir) {
-                tracing::warn!(%version, %error, "old adapter could not be deleted");
+                tracing::warn!(version = %record.version, %error, "old adapter could not be deleted");
             }
         }
     }

@@ -13,28 +13,29 @@ use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId, now_ms
 use hone_engine::{EngineError, Publisher};
 use hone_store::{Op, Store};
 
+use super::canary::Canary;
 use super::config::PolicyConfig;
 use super::error::PolicyError;
+use super::gate::Examiner;
+use super::rollback::{RECOVERED, Rollback, activation_ops};
 use super::version_dir::{ADAPTERS, adapter_digest};
 
-/// Reason of a version that is served because the files of its successor are unusable.
-const RECOVERED: &str = "its successor's files are unusable";
-
-/// Whether an operator activated the version.
-pub(crate) fn is_activated(record: &PolicyRecord) -> bool {
-    let reason = record.reason.as_deref();
-    record.state == PolicyState::Active && reason.is_some_and(|reason| reason != RECOVERED)
-}
-
-/// The last activation by an operator. The trainer then continues from that version.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rollback {
-    /// Number of such activations since the process started; 0 before the first.
-    pub count: u64,
-    /// The version that is served now.
-    pub version: PolicyVersion,
-    /// Its PEFT directory; `None` for the base.
-    pub adapter: Option<PathBuf>,
+/// The inputs of [`Policies`].
+pub struct PolicySetup {
+    /// Loads and exchanges versions.
+    pub publisher: Arc<dyn Publisher>,
+    /// Records versions.
+    pub store: Store,
+    /// The keys of `[policy]`.
+    pub config: PolicyConfig,
+    /// The process's Prometheus metrics.
+    pub metrics: Arc<Metrics>,
+    /// The directory of the adapters' directory.
+    pub data_dir: PathBuf,
+    /// Token ids of the prompt for the parity probe.
+    pub probe_prompt: Vec<TokenId>,
+    /// Completes and scores the gate's prompts; `None` leaves out drift and exam.
+    pub examiner: Option<Examiner>,
 }
 
 /// The only writer of the active version. Share it in an `Arc`.
@@ -44,12 +45,20 @@ pub struct Policies {
     pub(super) config: PolicyConfig,
     pub(super) metrics: Arc<Metrics>,
     pub(super) data_dir: PathBuf,
-    /// Token ids of the prompt for the parity probe.
     pub(super) probe_prompt: Vec<TokenId>,
+    pub(super) examiner: Option<Examiner>,
+    pub(super) canary: Canary,
     active: AtomicU64,
-    /// Locked while a version is staged and activated, so that there is one exchange at a time.
+    /// Locked while a version is staged, examined or loaded, so that there is one at a time.
     pub(super) exchange: Mutex<()>,
-    rollback: watch::Sender<Rollback>,
+    /// Locked while the active version or its record changes. Taken after `exchange` if both are
+    /// needed. It is never held while a version is loaded, so that a rollback need not wait.
+    pub(super) switch: Mutex<()>,
+    /// Counts requests to end a publication in progress.
+    pub(super) interrupts: watch::Sender<u64>,
+    /// Whether the process ends, which suspends a canary.
+    pub(super) suspended: watch::Sender<bool>,
+    pub(super) rollback: watch::Sender<Rollback>,
 }
 
 impl Policies {
@@ -58,23 +67,23 @@ impl Policies {
     ///
     /// # Errors
     /// If the ledger cannot be read or written, or the engine cannot serve the base.
-    pub async fn restore(
-        publisher: Arc<dyn Publisher>,
-        store: Store,
-        config: PolicyConfig,
-        metrics: Arc<Metrics>,
-        data_dir: &Path,
-        probe_prompt: Vec<TokenId>,
-    ) -> Result<Self, PolicyError> {
+    pub async fn restore(setup: PolicySetup) -> Result<Self, PolicyError> {
+        let PolicySetup { publisher, store, config, metrics, data_dir, probe_prompt, examiner } =
+            setup;
         let policies = Self {
+            canary: Canary::new(&config.canary, Arc::clone(&metrics)),
             publisher,
             store,
             config,
             metrics,
-            data_dir: data_dir.to_owned(),
+            data_dir,
             probe_prompt,
+            examiner,
             active: AtomicU64::new(0),
             exchange: Mutex::new(()),
+            switch: Mutex::new(()),
+            interrupts: watch::Sender::new(0),
+            suspended: watch::Sender::new(false),
             rollback: watch::Sender::new(Rollback::default()),
         };
         policies.reconcile().await?;
@@ -111,7 +120,7 @@ impl Policies {
         let wanted = last_active.map_or(PolicyVersion::BASE, |r| r.version);
         let served = self.load_servable(&records, wanted).await?;
         if served != wanted {
-            ops.extend(activation_ops(&records, served, RECOVERED));
+            ops.extend(activation_ops(&records, served, RECOVERED, PolicyState::Retired));
         }
         if !ops.is_empty() {
             self.store.commit_now(ops).await?;
@@ -140,7 +149,7 @@ impl Policies {
     }
 
     /// Verifies the files of a recorded version, then stages and activates it.
-    async fn load(&self, record: &PolicyRecord) -> Result<(), PolicyError> {
+    pub(super) async fn load(&self, record: &PolicyRecord) -> Result<(), PolicyError> {
         let adapter = self.adapter_dir(record)?;
         self.stage(record.version, adapter.as_deref()).await?;
         self.activate_staged().await?;
@@ -166,7 +175,10 @@ impl Policies {
     }
 
     /// The version's PEFT directory, with its digest verified; `None` for the base.
-    fn adapter_dir(&self, record: &PolicyRecord) -> Result<Option<PathBuf>, PolicyError> {
+    pub(super) fn adapter_dir(
+        &self,
+        record: &PolicyRecord,
+    ) -> Result<Option<PathBuf>, PolicyError> {
         let Some(relative) = &record.adapter else { return Ok(None) };
         let dir = self.data_dir.join(relative);
         let version = record.version;
@@ -215,63 +227,4 @@ impl Policies {
     pub(crate) fn has_files(&self, name: &OsStr) -> bool {
         self.data_dir.join(ADAPTERS).join(name).exists()
     }
-
-    /// Changes whenever an operator activates a version.
-    pub fn watch_rollback(&self) -> watch::Receiver<Rollback> {
-        self.rollback.subscribe()
-    }
-
-    /// Serves an existing version at an operator's request; the trainer continues from it.
-    ///
-    /// # Errors
-    /// [`PolicyError::Unknown`], or [`PolicyError::Unservable`] if the version was rejected or its
-    /// files are missing or altered. The active version then stays.
-    pub async fn activate(
-        &self,
-        version: PolicyVersion,
-        reason: &str,
-    ) -> Result<PolicyRecord, PolicyError> {
-        let _exchange = self.exchange.lock().await;
-        let records = self.list()?;
-        let record =
-            records.iter().find(|r| r.version == version).ok_or(PolicyError::Unknown(version))?;
-        if matches!(record.state, PolicyState::Rejected | PolicyState::Candidate) {
-            let reason = record.reason.clone().unwrap_or_else(|| "it was never served".to_owned());
-            return Err(PolicyError::Unservable { version, reason, source: None });
-        }
-        if version != self.active() {
-            let adapter = self.adapter_dir(record)?;
-            self.load(record).await?;
-            self.set_active(version);
-            self.metrics.policy_rollbacks.inc();
-            self.store.commit_now(activation_ops(&records, version, reason)).await?;
-            self.rollback.send_modify(|r| {
-                *r = Rollback { count: r.count + 1, version, adapter };
-            });
-            tracing::info!(%version, reason, "policy version activated");
-        }
-        self.store.policy(version)?.ok_or(PolicyError::Unknown(version))
-    }
-}
-
-/// Ledger writes that make `version` the only active one among `records`.
-pub(super) fn activation_ops(
-    records: &[PolicyRecord],
-    version: PolicyVersion,
-    reason: &str,
-) -> Vec<Op> {
-    let mut ops = Vec::new();
-    for record in records {
-        let mut changed = record.clone();
-        if record.version == version {
-            changed.state = PolicyState::Active;
-            changed.reason = (!reason.is_empty()).then(|| reason.to_owned());
-        } else if record.state == PolicyState::Active {
-            changed.state = PolicyState::Retired;
-        } else {
-            continue;
-        }
-        ops.push(Op::Policy(Box::new(changed)));
-    }
-    ops
 }

@@ -12,7 +12,9 @@ use hone_core::types::{PolicyState, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Completion, EngineError, GenerateRequest, Probe, Publisher};
 use hone_store::{Op, Store, StoreConfig};
 
-use super::{Candidate, Policies, PolicyConfig, PolicyError, PublishOutcome};
+use super::{
+    Candidate, Policies, PolicyConfig, PolicyError, PolicySetup, PublishOutcome, ScoredBy,
+};
 use crate::error::LearnError;
 
 /// Records the versions that it serves; its probe samples two tokens of log-probability -1.
@@ -39,7 +41,7 @@ impl Publisher for ScriptedPublisher {
     }
 
     async fn probe(&self, _: &[TokenId], _: &SamplingParams) -> Result<Vec<Probe>, EngineError> {
-        Ok(vec![Probe { sampler: "serving", tokens: vec![(5, -1.0), (6, -1.0)] }])
+        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens: vec![(5, -1.0), (6, -1.0)] }])
     }
 
     async fn complete_staged(&self, _: GenerateRequest) -> Result<Completion, EngineError> {
@@ -65,7 +67,13 @@ impl Candidate for Weights {
         Ok(())
     }
 
-    fn score(&self, _: &[TokenId], ids: &[TokenId], _: f32) -> Result<Vec<f32>, LearnError> {
+    fn score(
+        &self,
+        _: ScoredBy<'_>,
+        _: &[TokenId],
+        ids: &[TokenId],
+        _: f32,
+    ) -> Result<Vec<f32>, LearnError> {
         Ok(vec![self.logprob; ids.len()])
     }
 }
@@ -90,9 +98,17 @@ impl World {
 
     async fn start(&self, keep: usize) -> Policies {
         let config = PolicyConfig { keep_versions: keep, ..PolicyConfig::default() };
-        let (publisher, data) = (self.publisher.clone(), self.dir.path());
-        let (store, metrics) = (self.store.clone(), self.metrics.clone());
-        Policies::restore(publisher, store, config, metrics, data, vec![1, 2]).await.unwrap()
+        Policies::restore(PolicySetup {
+            publisher: self.publisher.clone(),
+            store: self.store.clone(),
+            config,
+            metrics: self.metrics.clone(),
+            data_dir: self.dir.path().to_owned(),
+            probe_prompt: vec![1, 2],
+            examiner: None,
+        })
+        .await
+        .unwrap()
     }
 
     fn adapter(&self, version: u64) -> PathBuf {

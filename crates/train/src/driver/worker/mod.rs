@@ -53,12 +53,12 @@ impl TrainWorker {
         });
         let (sender, commands) = channel();
         let handle = TrainHandle::new(status.clone(), Some(sender.clone()));
-        spawn_waker(&setup, sender);
+        spawn_waker(&setup, sender.clone());
         let pools = ThreadPools::new(setup.config.threads)?;
         let runtime = Handle::current();
         let thread = std::thread::Builder::new().name("hone-train".to_owned()).spawn(move || {
             to_background();
-            supervise(&setup, &commands, &status, &runtime, &pools);
+            supervise(&setup, (&commands, &sender), &status, &runtime, &pools);
         });
         Ok(Self { handle, thread: Some(thread.map_err(TrainFailure::Thread)?) })
     }
@@ -109,7 +109,7 @@ fn spawn_waker(setup: &TrainSetup, sender: Sender<TrainCommand>) {
 /// restart doubles each time, and starts over once the trainer has run for [`MAX_BACKOFF`].
 fn supervise(
     setup: &TrainSetup,
-    commands: &Receiver<TrainCommand>,
+    (commands, wake): (&Receiver<TrainCommand>, &Sender<TrainCommand>),
     status: &StatusCell,
     runtime: &Handle,
     pools: &ThreadPools,
@@ -119,7 +119,7 @@ fn supervise(
     loop {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            Trainer::restore(setup, status, runtime, pools)?.run(commands, &mut gate)
+            Trainer::restore(setup, status, runtime, pools, wake)?.run(commands, &mut gate)
         }));
         let error = match outcome {
             Ok(Ok(())) => return,

@@ -9,8 +9,9 @@ use std::time::Duration;
 use hone_core::types::{GroupState, PolicyState, PolicyVersion};
 
 use crate::config::{TrainConfig, ZeroVariance};
+use crate::policy::PolicyConfig;
 use crate::{TrainError, TrainState};
-use world::World;
+use world::{World, every_step};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn enough_ready_groups_make_a_step_and_a_version() {
@@ -57,25 +58,50 @@ async fn the_next_step_is_computed_while_a_version_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_from_rejected_weights_is_repeated() {
+async fn a_rejected_versions_groups_are_trained_on_again() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::start(dir.path()).await;
     world.publisher.rejects.store(1, Ordering::Release);
     let groups = world.start_two_steps().await;
     world.publisher.staging.add_permits(1000);
-    world.wait_for_version(2).await;
+    world.wait_for_version(3).await;
     let states = groups.map(|id| world.state(id));
-    let (first, second) = (GroupState::Trained(1), GroupState::Trained(2));
-    assert_eq!(states, [first.clone(), first, second.clone(), second]);
+    let (second, third) = (GroupState::Trained(2), GroupState::Trained(3));
+    assert_eq!(states, [second.clone(), second, third.clone(), third]);
     let policies = world.policies.list().unwrap();
     let versions: Vec<_> = policies[1..].iter().map(|p| (p.step, p.parent, p.state)).collect();
-    let base = Some(PolicyVersion::BASE);
-    assert_eq!(versions, [(1, base, PolicyState::Rejected), (2, base, PolicyState::Active)]);
-    let step = world.store.last_step().unwrap().unwrap();
-    assert!(step.metrics["staleness_versions"].abs() < 1e-9, "{:?}", step.metrics);
-    // The feedback of the rejected version reaches clients with the next one.
+    let (base, published) = (Some(PolicyVersion::BASE), Some(PolicyVersion(2)));
+    let expected = [
+        (1, base, PolicyState::Rejected),
+        (2, base, PolicyState::Retired),
+        (3, published, PolicyState::Active),
+    ];
+    assert_eq!(versions, expected);
+    // Each rating is counted once, when it reaches clients.
     assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
     assert_eq!(world.worker.handle().status().restarts, 0);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repeated_rejections_drop_no_group_for_parity_and_pause_training() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.publisher.rejects_all.store(true, Ordering::Release);
+    let groups = [world.group(4, 0).await, world.group(6, 0).await];
+    world.wait_for_state(TrainState::Paused).await;
+    let hold = world.worker.handle().status().hold.unwrap();
+    assert!(hold.starts_with("3 versions in a row were not promoted"), "{hold}");
+    assert!(hold.contains("parity/serving") && hold.contains("/admin/train/resume"), "{hold}");
+    assert_eq!(groups.map(|id| world.state(id)), [GroupState::Ready, GroupState::Ready]);
+    assert_eq!(world.policies.list().unwrap().len(), 4);
+    // The pause survives a restart, and a resume tries again.
+    world.stop().await;
+    let world = World::start(dir.path()).await;
+    world.wait_for_state(TrainState::Paused).await;
+    world.worker.handle().resume().unwrap();
+    world.wait_for_version(4).await;
+    assert_eq!(world.state(groups[0]), GroupState::Trained(4));
     world.stop().await;
 }
 
@@ -96,10 +122,9 @@ async fn a_step_from_superseded_weights_is_repeated() {
     activation.await.unwrap().unwrap();
     world.wait_for_state(TrainState::Paused).await;
     world.worker.handle().resume().unwrap();
-    // The other groups are samples of version 2, which is abandoned.
-    let [third, abandoned] = [GroupState::Trained(3), GroupState::Dropped("abandoned".to_owned())];
-    let expected = [third.clone(), third, abandoned.clone(), abandoned];
-    world.until("abandoned", |w| groups.map(|id| w.state(id)) == expected).await;
+    // All groups are samples of version 2, which is abandoned, also those of the undone third step.
+    let abandoned = GroupState::Dropped("abandoned".to_owned());
+    world.until("abandoned", |w| groups.iter().all(|id| w.state(*id) == abandoned)).await;
     world.group(4, 1).await;
     world.group(6, 1).await;
     world.wait_for_version(3).await;
@@ -269,7 +294,8 @@ async fn a_trainer_that_does_not_stop_in_time_is_not_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_may_end_by_itself() {
     let dir = tempfile::tempdir().unwrap();
-    let world = World::start_held(dir.path(), Duration::from_millis(300)).await;
+    let world =
+        World::start_policy(dir.path(), PolicyConfig { hold_seconds: 1, ..every_step() }).await;
     world.train_versions(2).await;
     world.policies.activate(PolicyVersion(1), "test").await.unwrap();
     world.wait_for_state(TrainState::Paused).await;

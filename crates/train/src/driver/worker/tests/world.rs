@@ -1,7 +1,7 @@
 //! A trainer over a real ledger and a scripted publisher.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use hone_store::{Op, Store, StoreConfig};
 
 use crate::config::TrainConfig;
 use crate::learning::snapshot::Snapshot;
-use crate::policy::{Policies, PolicyConfig};
+use crate::policy::{Policies, PolicyConfig, PolicySetup};
 use crate::testing::tiny_model;
 use crate::{TrainSetup, TrainState, TrainWorker};
 
@@ -36,6 +36,8 @@ pub(super) struct ScriptedPublisher {
     pub(super) staging: Semaphore,
     /// The version whose probe differs from the trainer's scores.
     pub(super) rejects: AtomicU64,
+    /// Whether every version's probe differs.
+    pub(super) rejects_all: AtomicBool,
     /// Stagings that were requested, including those that still wait.
     pub(super) requested: AtomicU64,
     staged: Mutex<(PolicyVersion, Option<PathBuf>)>,
@@ -47,6 +49,7 @@ impl Default for ScriptedPublisher {
         Self {
             staging: Semaphore::new(Semaphore::MAX_PERMITS),
             rejects: AtomicU64::new(u64::MAX),
+            rejects_all: AtomicBool::default(),
             requested: AtomicU64::default(),
             staged: Mutex::default(),
             model: tiny_model(DType::F32),
@@ -80,11 +83,16 @@ impl Publisher for ScriptedPublisher {
         let ids = [5, 9, 2];
         let snapshot = Snapshot { model, lora, config };
         let logprobs = snapshot.score(prompt, &ids, params.temperature).unwrap();
-        let is_rejected = version.0 == self.rejects.load(Ordering::Acquire);
+        let is_rejected = version.0 == self.rejects.load(Ordering::Acquire)
+            || self.rejects_all.load(Ordering::Acquire);
         let tolerance = PolicyConfig::default().parity_tolerance as f32;
         let error = if is_rejected { 10.0 * tolerance } else { 0.0 };
         let logprobs = logprobs.into_iter().map(|logprob| logprob + error);
-        Ok(vec![Probe { sampler: "serving", tokens: ids.into_iter().zip(logprobs).collect() }])
+        Ok(vec![Probe {
+            sampler: "serving",
+            dtype: "f32",
+            tokens: ids.into_iter().zip(logprobs).collect(),
+        }])
     }
 
     async fn complete_staged(&self, _: GenerateRequest) -> Result<Completion, EngineError> {
@@ -94,6 +102,11 @@ impl Publisher for ScriptedPublisher {
     async fn activate(&self) -> Result<Duration, EngineError> {
         Ok(Duration::ZERO)
     }
+}
+
+/// Publishes each step.
+pub(super) fn every_step() -> PolicyConfig {
+    PolicyConfig { publish_every: 1, ..PolicyConfig::default() }
 }
 
 pub(super) struct World {
@@ -117,17 +130,17 @@ impl World {
 
     /// As [`Self::start`], with a changed configuration.
     pub(super) async fn start_with(dir: &Path, change: impl FnOnce(&mut TrainConfig)) -> Self {
-        Self::start_as(dir, None, change).await
+        Self::start_as(dir, every_step(), change).await
     }
 
-    /// As [`Self::start`], with a pause of `hold` after an activation.
-    pub(super) async fn start_held(dir: &Path, hold: Duration) -> Self {
-        Self::start_as(dir, Some(hold), |_| {}).await
+    /// As [`Self::start`], with other keys of `[policy]`.
+    pub(super) async fn start_policy(dir: &Path, policy: PolicyConfig) -> Self {
+        Self::start_as(dir, policy, |_| {}).await
     }
 
     async fn start_as(
         dir: &Path,
-        hold: Option<Duration>,
+        policy: PolicyConfig,
         change: impl FnOnce(&mut TrainConfig),
     ) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
@@ -143,14 +156,15 @@ impl World {
             ..RouteConfig::default()
         }]);
         let publisher = Arc::new(ScriptedPublisher::default());
-        let policies = Policies::restore(
-            publisher.clone(),
-            store.clone(),
-            PolicyConfig::default(),
-            metrics.clone(),
-            dir,
-            vec![1, 2],
-        );
+        let policies = Policies::restore(PolicySetup {
+            publisher: publisher.clone(),
+            store: store.clone(),
+            config: policy.clone(),
+            metrics: metrics.clone(),
+            data_dir: dir.to_owned(),
+            probe_prompt: vec![1, 2],
+            examiner: None,
+        });
         let policies = Arc::new(policies.await.unwrap());
         let mut config = TrainConfig {
             samples_per_step: 4,
@@ -166,8 +180,7 @@ impl World {
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
         let worker = TrainWorker::start(TrainSetup {
             config,
-            publish_every: 1,
-            hold,
+            policy,
             step_limit: None,
             peak_rates: Vec::new(),
             max_completion_tokens: 8,

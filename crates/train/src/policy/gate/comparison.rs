@@ -1,0 +1,157 @@
+//! Completions of the same prompts by the candidate and by the active version.
+
+use std::sync::Arc;
+
+use futures::stream::{StreamExt, TryStreamExt, iter};
+
+use hone_core::types::{
+    FinishReason, GroupId, Interaction, PolicyVersion, SamplingParams, TokenId,
+};
+use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
+use hone_reward::{Route, Routes, ScoreInput};
+use hone_store::{Store, StoreError};
+
+use super::Examination;
+
+/// A prompt that candidate and active version complete.
+#[derive(Clone)]
+pub struct ExamPrompt {
+    /// The prompt with its metadata, which graders read.
+    pub interaction: Arc<Interaction>,
+    /// The route whose graders score the completions; `None` if no route of that name exists.
+    pub route: Option<Arc<Route>>,
+    /// Whether the prompt is never trained on, so that the exam may use it.
+    pub held_out: bool,
+}
+
+/// What the gate needs to complete and score prompts.
+pub struct Examiner {
+    /// The engine that makes training data, on the active version.
+    pub engine: Arc<dyn Engine>,
+    /// The routes, whose graders score the completions.
+    pub routes: Arc<Routes>,
+    /// The ledger, which has the reservoir of held-out prompts.
+    pub store: Store,
+    /// Sampling temperature of the completions.
+    pub temperature: f32,
+    /// Token limit of the completions.
+    pub max_tokens: u32,
+    /// The prompts of `policy.gate.exam_file`; empty takes the reservoir.
+    pub exam: Vec<ExamPrompt>,
+    /// Names of the parts that reward a format.
+    pub format_parts: Vec<String>,
+}
+
+/// Two completions of one prompt.
+pub(in crate::policy) struct ComparedPrompt {
+    pub prompt: ExamPrompt,
+    pub candidate: Completion,
+    pub active: Completion,
+    pub temperature: f32,
+}
+
+impl ComparedPrompt {
+    pub fn prompt_ids(&self) -> &[TokenId] {
+        &self.prompt.interaction.prompt_ids
+    }
+
+    /// Both completions as the graders' input, the candidate's first.
+    pub fn score_inputs(&self) -> [ScoreInput; 2] {
+        let messages = Arc::new(self.prompt.interaction.messages.clone());
+        let metadata = Arc::new(self.prompt.interaction.metadata.clone());
+        [&self.candidate, &self.active].map(|completion| ScoreInput {
+            messages: Arc::clone(&messages),
+            metadata: Arc::clone(&metadata),
+            text: completion.text.clone(),
+            ids: completion.tokens.iter().map(|token| token.id).collect(),
+        })
+    }
+}
+
+/// Whether a completion ended at its token limit, as 0 or 1.
+pub(super) fn truncated(completion: &Completion) -> f64 {
+    f64::from(u8::from(completion.finish == FinishReason::Length))
+}
+
+impl Examiner {
+    /// At most `limit` prompts: those of the exam, else of the reservoir, else those that the last
+    /// step was trained on, which only measure drift.
+    pub(super) fn prompts(
+        &self,
+        limit: usize,
+        version: PolicyVersion,
+    ) -> Result<Vec<ExamPrompt>, StoreError> {
+        if limit == 0 {
+            return Ok(Vec::new());
+        }
+        if !self.exam.is_empty() {
+            // A larger file is used part by part.
+            let count = self.exam.len();
+            let first = usize::try_from(version.0).unwrap_or_default().wrapping_mul(limit) % count;
+            let picked = (0..limit.min(count)).map(|i| self.exam[(first + i) % count].clone());
+            return Ok(picked.collect());
+        }
+        let graded: Vec<_> = self.routes.iter().filter(|route| route.has_graders()).collect();
+        let mut prompts = Vec::new();
+        for route in &graded {
+            for interaction in self.store.held_out(&route.name, limit.div_ceil(graded.len()))? {
+                prompts.push(self.prompt(interaction, true));
+            }
+        }
+        if prompts.is_empty() {
+            let groups = self.store.last_step()?.map(|step| step.groups).unwrap_or_default();
+            for id in groups.into_iter().take(limit) {
+                prompts.extend(self.trained_prompt(id)?);
+            }
+        }
+        prompts.truncate(limit);
+        Ok(prompts)
+    }
+
+    fn prompt(&self, interaction: Interaction, held_out: bool) -> ExamPrompt {
+        let route = self.routes.get(&interaction.route).cloned();
+        ExamPrompt { interaction: Arc::new(interaction), route, held_out }
+    }
+
+    fn trained_prompt(&self, group: GroupId) -> Result<Option<ExamPrompt>, StoreError> {
+        let Some(group) = self.store.group(group)? else { return Ok(None) };
+        let interaction = self.store.interaction(group.interaction)?;
+        Ok(interaction.map(|interaction| self.prompt(interaction, false)))
+    }
+
+    /// Completes every prompt with both versions, with the same seed.
+    pub(super) async fn complete(
+        &self,
+        examination: &Examination<'_>,
+        prompts: &[ExamPrompt],
+    ) -> Result<Vec<ComparedPrompt>, EngineError> {
+        let slots = self.engine.info().slots.max(1);
+        let compare = |(index, prompt): (u64, &ExamPrompt)| {
+            let request = self.request(prompt, examination.version.0 << 20 | index);
+            let (prompt, temperature) = (prompt.clone(), self.temperature);
+            async move {
+                let candidate = examination.publisher.complete_staged(request.clone()).await?;
+                let active = self.engine.generate(request).await?.collect().await?;
+                Ok(ComparedPrompt { prompt, candidate, active, temperature })
+            }
+        };
+        let numbered: Vec<_> = (0..).zip(prompts).collect();
+        iter(numbered.into_iter().map(compare)).buffered(slots).try_collect().await
+    }
+
+    fn request(&self, prompt: &ExamPrompt, seed: u64) -> GenerateRequest {
+        GenerateRequest {
+            prompt_ids: prompt.interaction.prompt_ids.clone(),
+            params: SamplingParams {
+                temperature: self.temperature,
+                max_tokens: self.max_tokens,
+                seed,
+                ..SamplingParams::default()
+            },
+            stop: prompt.interaction.stop.clone(),
+            top_logprobs: 0,
+            priority: Priority::Shadow,
+            version: None,
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! A comparison of two versions' ratings that remains valid although it is evaluated after every
+//! rating: a test by betting (Shekhar & Ramdas 2023, "Nonparametric two-sample testing by betting";
+//! Waudby-Smith & Ramdas 2024, "Estimating means of bounded random variables by betting").
+//!
+//! Each pair of ratings gives a difference d in [-1, 1]. Against the hypothesis "the mean of d is at
+//! most m0", the wealth of a bet lambda is the product of `1 + lambda (d - m0)` over the pairs. If the
+//! hypothesis is true, no bet gains in expectation, so the wealth ever reaches `1 / alpha` with a
+//! probability of at most alpha (Ville's inequality), however often it is looked at. The mean of the
+//! wealth of several bets has the same property, and grows nearly as fast as the best of them.
+
+use serde::{Deserialize, Serialize};
+
+/// Number of bets.
+const BETS: usize = 12;
+
+/// The smallest bet. The best bet is about the mean of d over its variance; smaller ones need more
+/// ratings than a canary gets.
+const SMALLEST: f64 = 0.02;
+
+/// The largest bet, as a share of the one that a single difference could ruin.
+const LARGEST: f64 = 0.9;
+
+/// Whether the evidence permits a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CanaryVerdict {
+    /// Not yet.
+    #[default]
+    Continue,
+    /// The canary is not worse by more than the margin.
+    NotWorse,
+    /// The canary is worse.
+    Worse,
+}
+
+/// The logarithms of the wealth of each bet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct BettingWealth {
+    bets: Vec<f64>,
+    logs: Vec<f64>,
+}
+
+impl BettingWealth {
+    /// Bets on values of at least `least`, which is below 0.
+    fn new(least: f64) -> Self {
+        let largest = LARGEST / -least;
+        let ratio = largest / SMALLEST;
+        #[expect(clippy::cast_precision_loss, reason = "a small index")]
+        let bet = |i: usize| SMALLEST * ratio.powf(i as f64 / (BETS - 1) as f64);
+        Self { bets: (0..BETS).map(bet).collect(), logs: vec![0.0; BETS] }
+    }
+
+    fn observe(&mut self, value: f64) {
+        for (log, bet) in self.logs.iter_mut().zip(&self.bets) {
+            *log += (bet * value).ln_1p();
+        }
+    }
+
+    /// Logarithm of the mean wealth.
+    fn log(&self) -> f64 {
+        let most = self.logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = self.logs.iter().map(|log| (log - most).exp()).sum();
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let count = self.logs.len() as f64;
+        most + (sum / count).ln()
+    }
+}
+
+/// Tests whether the mean of differences in [-1, 1] is above `-margin`, and whether it is below 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SequentialTest {
+    /// Evidence at which a hypothesis is rejected: ln(1 / alpha).
+    needed: f64,
+    margin: f64,
+    /// Against "worse by more than the margin".
+    not_worse: BettingWealth,
+    /// Against "not worse".
+    worse: BettingWealth,
+    count: u64,
+    sum: f64,
+    verdict: CanaryVerdict,
+}
+
+impl SequentialTest {
+    /// A test without data. `alpha` bounds the probability of each wrong verdict; `margin` is above 0.
+    pub fn new(alpha: f64, margin: f64) -> Self {
+        Self {
+            needed: -alpha.ln(),
+            margin,
+            not_worse: BettingWealth::new(margin - 1.0),
+            worse: BettingWealth::new(-1.0),
+            count: 0,
+            sum: 0.0,
+            verdict: CanaryVerdict::Continue,
+        }
+    }
+
+    /// Adds a difference, canary minus active version. The first verdict stays.
+    pub fn observe(&mut self, difference: f64) {
+        let difference = difference.clamp(-1.0, 1.0);
+        self.count += 1;
+        self.sum += difference;
+        self.not_worse.observe(difference + self.margin);
+        self.worse.observe(-difference);
+        if self.verdict == CanaryVerdict::Continue {
+            if self.evidence_worse() >= self.needed {
+                self.verdict = CanaryVerdict::Worse;
+            } else if self.evidence_not_worse() >= self.needed {
+                self.verdict = CanaryVerdict::NotWorse;
+            }
+        }
+    }
+
+    /// The verdict so far.
+    pub fn verdict(&self) -> CanaryVerdict {
+        self.verdict
+    }
+
+    /// Natural logarithm of the evidence for "not worse by more than the margin".
+    pub fn evidence_not_worse(&self) -> f64 {
+        self.not_worse.log()
+    }
+
+    /// Natural logarithm of the evidence for "worse".
+    pub fn evidence_worse(&self) -> f64 {
+        self.worse.log()
+    }
+
+    /// The mean difference; `None` without data.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / self.count as f64)
+    }
+}
+
+/// Ratings of one version that are not paired yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct RatingBlock {
+    count: u64,
+    sum: f64,
+}
+
+impl RatingBlock {
+    fn push(&mut self, value: f64) {
+        self.count += 1;
+        self.sum += value;
+    }
+
+    /// The mean, which empties the block.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn take(&mut self) -> f64 {
+        let Self { count, sum } = std::mem::take(self);
+        sum / count.max(1) as f64
+    }
+}
+
+/// Pairs the ratings of canary and active version on one route and part, in the order of their arrival.
+///
+/// A rating of the version with fewer ratings is compared with the mean of the other version's ratings
+/// since the last pair, so every rating is used once, and a change that concerns both versions, such
+/// as the time of day, cancels. Which ratings form a pair follows from their order alone, not from
+/// their values, so the expectation of each difference is that of the versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PairedArms {
+    canary: RatingBlock,
+    control: RatingBlock,
+}
+
+impl PairedArms {
+    /// Adds a rating from 0 to 1 of the canary. Returns the difference of the pair that it completes.
+    pub fn push_canary(&mut self, value: f64) -> Option<f64> {
+        self.canary.push(value);
+        self.pair()
+    }
+
+    /// Adds a rating from 0 to 1 of the active version. Returns the difference of the pair that it
+    /// completes.
+    pub fn push_control(&mut self, value: f64) -> Option<f64> {
+        self.control.push(value);
+        self.pair()
+    }
+
+    fn pair(&mut self) -> Option<f64> {
+        (self.canary.count > 0 && self.control.count > 0)
+            .then(|| self.canary.take() - self.control.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fixed stream of numbers in [0, 1) (Steele et al. 2014, splitmix64).
+    struct Uniform(u64);
+
+    impl Uniform {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+        }
+
+        fn thumb(&mut self, up: f64) -> f64 {
+            f64::from(u8::from(self.next() < up))
+        }
+    }
+
+    /// Verdict and number of ratings of a canary with the share `share`.
+    fn run(
+        random: &mut Uniform,
+        ups: [f64; 2],
+        share: f64,
+        margin: f64,
+        most: u64,
+    ) -> (CanaryVerdict, u64) {
+        let (mut arms, mut test) = (PairedArms::default(), SequentialTest::new(0.05, margin));
+        for n in 0..most {
+            let difference = if random.next() < share {
+                let value = random.thumb(ups[0]);
+                arms.push_canary(value)
+            } else {
+                let value = random.thumb(ups[1]);
+                arms.push_control(value)
+            };
+            if let Some(difference) = difference {
+                test.observe(difference);
+            }
+            if test.verdict() != CanaryVerdict::Continue {
+                return (test.verdict(), n + 1);
+            }
+        }
+        (CanaryVerdict::Continue, most)
+    }
+
+    fn share_of(wanted: CanaryVerdict, ups: [f64; 2], share: f64, margin: f64) -> f64 {
+        let mut random = Uniform(7);
+        let runs = 400;
+        let hits = (0..runs).filter(|_| run(&mut random, ups, share, margin, 2_000).0 == wanted);
+        hits.count() as f64 / f64::from(runs)
+    }
+
+    #[test]
+    fn wrong_verdicts_are_rare_although_every_rating_is_looked_at() {
+        // 0.05, and three standard deviations of 400 runs.
+        let most = 0.083;
+        for share in [0.05, 0.5] {
+            let wrong = share_of(CanaryVerdict::NotWorse, [0.6, 0.7], share, 0.1);
+            assert!(wrong <= most, "{wrong} of the canaries at the margin were promoted");
+            let wrong = share_of(CanaryVerdict::Worse, [0.7, 0.7], share, 0.1);
+            assert!(wrong <= most, "{wrong} of the equal canaries were rolled back");
+        }
+    }
+
+    #[test]
+    fn clear_differences_are_found_soon() {
+        let mut random = Uniform(3);
+        let mut ratings: Vec<u64> = Vec::new();
+        for _ in 0..50 {
+            let (verdict, count) = run(&mut random, [0.2, 0.7], 0.5, 0.1, 10_000);
+            assert_eq!(verdict, CanaryVerdict::Worse);
+            ratings.push(count);
+        }
+        ratings.sort_unstable();
+        assert!(ratings[25] < 80, "half of them need {} ratings", ratings[25]);
+        let equal = share_of(CanaryVerdict::NotWorse, [0.7, 0.7], 0.5, 0.2);
+        assert!(equal > 0.9, "{equal}");
+    }
+
+    #[test]
+    fn extreme_differences_stay_finite_and_the_first_verdict_stays() {
+        for (difference, wanted) in [(1.0, CanaryVerdict::NotWorse), (-1.0, CanaryVerdict::Worse)] {
+            let mut test = SequentialTest::new(0.05, 0.05);
+            for _ in 0..10_000 {
+                test.observe(difference);
+            }
+            assert_eq!(test.verdict(), wanted);
+            assert!(test.evidence_worse().is_finite() && test.evidence_not_worse().is_finite());
+            for _ in 0..50_000 {
+                test.observe(-difference);
+            }
+            assert_eq!(test.verdict(), wanted);
+        }
+        assert_eq!(SequentialTest::new(0.05, 0.05).mean(), None);
+    }
+
+    #[test]
+    fn each_rating_enters_one_pair() {
+        let mut arms = PairedArms::default();
+        assert_eq!(arms.push_canary(1.0), None);
+        assert_eq!(arms.push_canary(0.0), None);
+        assert_eq!(arms.push_control(1.0), Some(-0.5));
+        assert_eq!(arms.push_control(0.0), None);
+        assert_eq!(arms.push_control(1.0), None);
+        assert_eq!(arms.push_canary(1.0), Some(0.5));
+        assert_eq!(arms, PairedArms::default());
+    }
+}

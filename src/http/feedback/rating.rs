@@ -1,0 +1,35 @@
+//! Passes ratings on to the evidence of a canary.
+
+use hone_core::types::SampleId;
+use hone_reward::Route;
+use hone_store::FeedbackEntry;
+use hone_train::policy::VersionRating;
+
+use crate::http::state::AppState;
+
+/// Adds a recorded rating to the evidence of a canary in progress. A part without bounds cannot be
+/// compared, and one with the weight 0 is not what the policy is trained for.
+pub(super) fn rate(
+    state: &AppState,
+    route: Option<&Route>,
+    entry: &FeedbackEntry,
+    sample: SampleId,
+) {
+    let Some(route) = route else { return };
+    let (Some(params), Some(weight)) = (route.feedback(&entry.name), route.weight(&entry.name))
+    else {
+        return;
+    };
+    let scaled = entry.value.and_then(|value| params.scaled(value));
+    let (Some(value), Ok(Some(found))) = (scaled, state.store.sample(sample)) else { return };
+    if weight == 0.0 {
+        return;
+    }
+    state.policies.rate(&VersionRating {
+        version: found.version,
+        sample,
+        route: route.name.clone(),
+        part: entry.name.clone(),
+        value: if weight > 0.0 { value } else { 1.0 - value },
+    });
+}
