@@ -187,6 +187,7 @@ fn losses_with_bounds_of_their_own() {
     let train = |options: &str| converted("py", &format!("GRPOConfig({options})")).0.train;
     let clips = train("epsilon=0.1, epsilon_high=0.28, delta=1.5");
     assert_eq!((clips.clip_low, clips.clip_high, clips.delta), (0.1, 0.28, 1.5));
+    assert_eq!(train("epsilon=0.1").dual_clip, 0.0);
     // TRL's bound of cispo is the ratio's.
     let bound = train("loss_type='cispo', epsilon_high=5.0, delta=1.5");
     assert_eq!((bound.loss, bound.clip_high, bound.delta), (LossKind::Cispo, 4.0, 0.0));

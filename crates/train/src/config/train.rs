@@ -76,7 +76,8 @@ pub struct TrainConfig {
     pub importance_sampling_level: RatioLevel,
     /// Upper bound of the unclipped ratio in the clipped surrogate's minimum; 0 is no bound.
     pub delta: f64,
-    /// For a negative advantage A, the loss is at most -A times this; 0 is no bound.
+    /// For a negative advantage A, the loss is at most -A times this; 0 is no bound. Without effect where
+    /// `loss` does not clip, and where `delta` sets the bound.
     pub dual_clip: f64,
     /// Sharpness of the `sapo` gate for positive advantages.
     pub sapo_tau_pos: f64,
@@ -162,7 +163,7 @@ impl Default for TrainConfig {
             loss: LossKind::default(),
             importance_sampling_level: RatioLevel::default(),
             delta: 0.0,
-            dual_clip: 0.0,
+            dual_clip: 3.0,
             sapo_tau_pos: 1.0,
             sapo_tau_neg: 1.05,
             top_entropy_quantile: 1.0,

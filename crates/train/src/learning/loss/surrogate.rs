@@ -62,7 +62,7 @@ pub(super) fn surrogate(
 }
 
 /// The clipped ratio times the advantage, with optional bounds `delta` and `c` (`dual_clip`), where
-/// 0 is no bound:
+/// 0 is no bound, and a `delta` replaces c:
 ///
 /// ```text
 /// gain  = min(min(r, delta) A, clip(r, 1 - low, 1 + high) A)
@@ -82,7 +82,8 @@ pub(super) fn clipped(ratio: f64, advantage: f64, config: &TrainConfig) -> Surro
     let in_bounds =
         if unclipped <= clipped { ratio < delta } else { (low..=high).contains(&ratio) };
     let mut d_gain = if in_bounds { slope(ratio) * advantage } else { 0.0 };
-    if advantage < 0.0 && config.dual_clip > 0.0 && config.dual_clip * advantage > gain {
+    let has_dual_clip = config.dual_clip > 0.0 && config.delta == 0.0;
+    if advantage < 0.0 && has_dual_clip && config.dual_clip * advantage > gain {
         gain = config.dual_clip * advantage;
         d_gain = 0.0;
     }

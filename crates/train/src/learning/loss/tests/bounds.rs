@@ -67,6 +67,14 @@ fn tokens_beyond_the_bounds_are_pulled_back() {
 }
 
 #[test]
+fn by_default_a_negative_advantage_has_no_gradient_above_a_ratio_of_three() {
+    let default = TrainConfig { beta: 0.0, ..TrainConfig::default() };
+    let token = |ratio: f64| token_loss(ratio.ln(), 0.0, None, -1.0, &default);
+    assert!((token(2.9).dloss_dlogp[0] - 2.9).abs() < 1e-12);
+    assert_eq!((token(3.1).loss, token(3.1).dloss_dlogp[0]), (3.0, 0.0));
+}
+
+#[test]
 fn weights_of_the_sampler_and_of_vespo_are_finite() {
     for mode in [CorrectionMode::TokenMask, CorrectionMode::SequenceTruncate] {
         let bounds = CorrectionConfig { mode, clip_min: 0.1, clip_max: 0.0 };
