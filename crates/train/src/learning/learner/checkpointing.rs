@@ -16,12 +16,11 @@ use crate::error::Result;
 use crate::learning::average::Average;
 use crate::learning::checkpoint::{self, Checkpoint, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
-use crate::learning::reference::Reference;
 
 impl Learner {
     /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh
-    /// adapter. This resets the optimizer's moments, the average, a synchronized reference and the
-    /// adaptive coefficients. The step count and the schedule continue.
+    /// adapter. This resets the optimizer's moments, the average, the adaptive coefficients and a
+    /// synchronized reference, which becomes the initial one. The step count and the schedule continue.
     ///
     /// # Errors
     /// If the adapter cannot be read or differs from `train.lora` in ranks, scales or modules;
@@ -43,7 +42,7 @@ impl Learner {
         };
         self.optimizer.clear();
         self.adaptive = AdaptiveCoefficients::new(&self.config);
-        self.reference = Reference::new(&self.config.kl);
+        self.reference.reset();
         self.average = Average::new(&self.config);
         Ok(())
     }
@@ -108,7 +107,8 @@ impl Learner {
             adapter: self.lora.tensors()?,
             moments: self.optimizer.tensors()?,
             average: tensors(average.and_then(Average::lora))?,
-            reference: tensors(self.reference.lora())?,
+            reference: tensors(self.reference.synced())?,
+            initial_reference: tensors(self.reference.initial())?,
         };
         checkpoint::save(dir, &checkpoint)
     }
@@ -140,14 +140,15 @@ impl Learner {
         };
         let lora = weights(loaded.adapter)?;
         let average = loaded.average.map(weights).transpose()?;
-        let reference = loaded.reference.map(weights).transpose()?;
+        let synced = loaded.reference.map(weights).transpose()?;
+        let initial = loaded.initial_reference.map(weights).transpose()?;
         self.optimizer
             .restore(state.updates, &lora.parameters(), loaded.moments)
             .map_err(|e| wrong(e.to_string()))?;
         if let Some(own) = &mut self.average {
             own.restore(average, state.averaged);
         }
-        self.reference.restore(reference);
+        self.reference.restore(initial, synced);
         self.lora = lora;
         self.rng = state.rng;
         self.steps = state.step;
