@@ -71,6 +71,9 @@ pub(crate) struct LearnerState {
     /// Prompt and completion tokens of all steps.
     #[serde(default)]
     pub tokens: u64,
+    /// Steps to go of the warm-up that follows a reset of the moments.
+    #[serde(default)]
+    pub restart: u64,
     /// Rank and scale of each module, as they follow from `lora`.
     #[serde(default)]
     pub factors: BTreeMap<String, ModuleScale>,

@@ -48,6 +48,22 @@ fn warmup_steps(config: &TrainConfig) -> u64 {
     }
 }
 
+/// Steps of the warm-up that follows a reset of the optimizer's moments: those of the schedule's
+/// warm-up, or 10 without one. Adam's first updates have the size of the learning rate in every
+/// parameter, whatever the gradient's noise, so they must be small also in the middle of a schedule.
+pub(crate) fn restart_steps(config: &TrainConfig) -> u64 {
+    match warmup_steps(config) {
+        0 => 10,
+        steps => steps,
+    }
+}
+
+/// The factor of the scheduled rate with `remaining` steps of that warm-up to go, linear up to 1.
+pub(crate) fn restart_factor(config: &TrainConfig, remaining: u64) -> f64 {
+    let steps = restart_steps(config);
+    (steps + 1 - remaining.clamp(1, steps)) as f64 / steps as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +126,19 @@ mod tests {
         assert_eq!(warmup_steps(&config), 5);
         let counted = TrainConfig { warmup_ratio: 0.0, warmup_steps: 5, ..config.clone() };
         assert!((0..50).all(|done| learning_rate(&config, done) == learning_rate(&counted, done)));
+    }
+
+    #[test]
+    fn a_restart_rises_linearly_to_the_schedule() {
+        let factors = |config: &TrainConfig| -> Vec<f64> {
+            (0..=restart_steps(config)).rev().map(|left| restart_factor(config, left)).collect()
+        };
+        let config = TrainConfig { warmup_steps: 4, ..TrainConfig::default() };
+        assert_eq!(factors(&config), [0.25, 0.5, 0.75, 1.0, 1.0]);
+        let without = TrainConfig { warmup_steps: 0, ..config.clone() };
+        assert_eq!(factors(&without)[..3], [0.1, 0.2, 0.3]);
+        // A checkpoint of a longer warm-up begins with the first step of this one.
+        assert_eq!(restart_factor(&config, 9), 0.25);
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub struct Learner {
     rng: ChaCha8Rng,
     /// Steps taken; skipped steps do not count.
     steps: u64,
+    /// Steps to go of the warm-up that follows a reset of the moments.
+    restart: u64,
     adaptive: AdaptiveCoefficients,
     /// Prompt and completion tokens of all steps.
     tokens: u64,
@@ -116,6 +118,7 @@ impl Learner {
             config,
             rng,
             steps: 0,
+            restart: 0,
             tokens: 0,
             timing: StepTiming::default(),
         })

@@ -94,7 +94,7 @@ fn the_adapter_to_start_from_is_the_reference() {
     written(dir.path(), &varied());
     let start = || from(dir.path(), LoraConfig::default()).unwrap();
     let mut learner = start();
-    assert!(kl(&mut learner, 1).abs() < 1e-12);
+    assert!(kl(&mut learner, 1).abs() < 1e-9);
     assert!(kl(&mut learner, 2) > 1e-6);
     // A checkpoint restores it, also where another adapter is configured by then.
     let saved = dir.path().join("step-000000000002");
@@ -111,7 +111,7 @@ fn the_adapter_to_start_from_is_the_reference() {
     resumed.return_to(&saved).unwrap();
     assert_eq!(kl(&mut resumed, 4), kl(&mut learner, 4), "bit for bit");
     learner.reset_to(Some(dir.path())).unwrap();
-    assert!(kl(&mut learner, 5).abs() < 1e-12);
+    assert!(kl(&mut learner, 5).abs() < 1e-9);
     // The base is not the reference.
     learner.reset_to(None).unwrap();
     assert!(kl(&mut learner, 6) > 1e-6);
@@ -130,7 +130,7 @@ fn synchronization_starts_from_the_adapter() {
     let kls = |mut learner: Learner| [1, 2, 3].map(|seed| kl(&mut learner, seed));
     let (full, partial) = (kls(with(1.0)), kls(with(0.5)));
     let fixed = kls(from(dir.path(), LoraConfig::default()).unwrap());
-    assert!(full[0].abs() < 1e-12 && full[2].abs() < 1e-12, "{full:?}");
+    assert!(full[0].abs() < 1e-9 && full[2].abs() < 1e-9, "{full:?}");
     assert_eq!(fixed[..2], partial[..2]);
     assert!(partial[2] > 1e-9 && partial[2] < fixed[2], "{partial:?} of {fixed:?}");
 }
