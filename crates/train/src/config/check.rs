@@ -175,7 +175,8 @@ fn correction(c: &TrainConfig) -> Checked {
 }
 
 fn optimizer(c: &TrainConfig) -> Checked {
-    let (peak, low, warmup) = (c.learning_rate, c.min_learning_rate, c.warmup_steps);
+    // The default of the warm-up follows the other keys.
+    let (peak, low, warmup) = (c.learning_rate, c.min_learning_rate, c.warmup_steps.unwrap_or(0));
     below("train.warmup_ratio", c.warmup_ratio, 0.0, 1.0)?;
     let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
     ensure(c.warmup_ratio <= 0.0 || warmup == 0, "train.warmup_steps", warmup, allowed)?;
