@@ -58,7 +58,9 @@ fn the_default_file_contains_every_key_with_a_comment() {
     leaves("", &Value::try_from(Config::default()).unwrap(), &mut known);
     assert_eq!(written, known);
     // Keys without a default value are commented out.
-    for optional in ["# dataset = ", "# model = ", "# reward_max = ", "# range = "] {
+    for optional in
+        ["# dataset = ", "# model = ", "# reward_max = ", "# range = ", "# warmup_steps = "]
+    {
         assert!(text.contains(&format!("\n{optional}")), "{optional} is missing");
     }
     let mut above = "";
@@ -97,6 +99,8 @@ fn the_environment_overrides_the_file() {
         ("HONE_TRAIN_ENABLED", "false"),
         ("HONE_TRAIN_SCHEDULE", "cosine"),
         ("HONE_TRAIN_MAX_STEPS", "100"),
+        ("HONE_TRAIN_WARMUP_STEPS", "7"),
+        ("HONE_RUN_WARNINGS_REWARD_MAX", "1.5"),
         ("HONE_ROLLOUT_DATASET", "prompts.jsonl"),
         ("HONE_MODEL_PATH", "/models/tiny"),
         ("HONE_PORT", "tcp://10.0.0.1:8080"),
@@ -111,6 +115,8 @@ fn the_environment_overrides_the_file() {
     assert_eq!(config.train.lora.r, 4);
     assert_eq!(config.train.lora.target_modules, ["q_proj", "v_proj"].into());
     assert!(!config.train.enabled);
+    assert_eq!(config.train.warmup_steps, Some(7));
+    assert_eq!(config.run.warnings.reward_max, Some(1.5));
     assert_eq!(config.rollout.dataset.unwrap(), Path::new("prompts.jsonl"));
     assert_eq!(config.model.path, "/models/tiny");
 }
@@ -171,6 +177,9 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps or train.epochs");
     assert_snapshot!(error("[train]\nwarmup_ratio = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_ratio set and no train.max_steps or train.epochs");
     assert!(parse("[train]\nschedule = 'cosine'\nwarmup_ratio = 0.1\nepochs = 1").is_ok());
+    // The default warm-up fits any schedule.
+    assert!(parse("[train]\nschedule = 'cosine'\nmax_steps = 3").is_ok());
+    assert!(parse("[train]\nwarmup_ratio = 0.1\nmax_steps = 3").is_ok());
     assert_snapshot!(error("[train]\nepochs = -0.5"), @"train.epochs is -0.5: it must be from 0 to 1000000");
     assert_snapshot!(error("[train]\nepochs = 2\nmax_steps = 100"), @"train.epochs is 2: it must be 0 where train.max_steps (100) is set");
     assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"train.lora.dropout is 1.1: it must be at least 0 and less than 1");
@@ -183,7 +192,7 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train.lora]\nalpha_pattern = { q_proj = -1 }"), @r#"train.lora.alpha_pattern."q_proj" is -1: it must be greater than 0"#);
     assert_snapshot!(error("[train]\nwarmup_ratio = 1.0"), @"train.warmup_ratio is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nwarmup_ratio = 0.1\nwarmup_steps = 3"), @"train.warmup_steps is 3: it must be 0 where train.warmup_ratio (0.1) is set");
-    assert_snapshot!(error("[train]\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.0001)");
+    assert_snapshot!(error("[train]\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.00002)");
     assert_snapshot!(error("[train]\nmin_learning_rate = 1e-6\nschedule = 'linear'"), @r#"train.min_learning_rate is 0.000001: it must be 0 unless train.schedule is "cosine" or "polynomial""#);
     assert_snapshot!(error("[train]\nema_decay = 1.0"), @"train.ema_decay is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nema_decay = 0.9\nswa_start = 5"), @"train.swa_start is 5: it must be 0 where train.ema_decay (0.9) is set");
@@ -207,7 +216,7 @@ fn values_out_of_range_are_refused() {
 /// (if it has an upper bound).
 #[test]
 fn every_number_has_a_range() {
-    let unbounded = ["train.seed", "train.max_steps", "train.warmup_steps", "train.max_staleness"];
+    let unbounded = ["train.seed", "train.max_steps", "train.max_staleness"];
     let mut numbers = 0;
     let defaults = Table::try_from(Config::default()).unwrap();
     for (_, key) in environment_names() {

@@ -37,6 +37,7 @@ feedback_wait_ms = 50
 samples_per_step = 8
 micro_batch = 8
 learning_rate = 1e-5
+warmup_steps = 0
 
 [[route]]
 name = "default"

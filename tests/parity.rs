@@ -45,7 +45,12 @@ impl Pair {
         let metrics = Arc::new(Metrics::new().unwrap());
         let config = EngineConfig { replicas: 1, queue: 8 };
         let engine = MistralEngine::start(&dir, &normalized, &config, metrics.clone()).unwrap();
-        let config = TrainConfig { lora, learning_rate: 0.02, ..TrainConfig::default() };
+        let config = TrainConfig {
+            lora,
+            learning_rate: 0.02,
+            warmup_steps: Some(0),
+            ..TrainConfig::default()
+        };
         let learner = Learner::new(&dir, &config).unwrap();
         let config = SamplerConfig { context: dir.context(), ..SamplerConfig::default() };
         let codec = Arc::clone(engine.codec());

@@ -61,6 +61,7 @@ run = {{ eval_every = 0, samples_every = 0, tensorboard = false }}
 max_steps = {last}
 samples_per_step = {count}
 learning_rate = 1e-7
+warmup_steps = 0
 beta = {beta}
 threads = {threads}
 lora = {{ r = {rank}, alpha = {alpha} }}

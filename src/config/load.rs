@@ -12,8 +12,13 @@ use super::schema::Config;
 use super::trl::{answer, translated};
 use super::validate::{ConfigError, check};
 
-/// Keys without a default, which the serialized default configuration therefore does not contain.
-const OPTIONAL: [&str; 2] = ["rollout.dataset", "run.warnings.reward_max"];
+/// Keys without a default, which the serialized default configuration therefore does not contain, each
+/// with a value of its type.
+const OPTIONAL: [(&str, Value); 3] = [
+    ("rollout.dataset", Value::String(String::new())),
+    ("run.warnings.reward_max", Value::Float(0.0)),
+    ("train.warmup_steps", Value::Integer(0)),
+];
 
 /// Parses and validates TOML, without the environment.
 ///
@@ -94,13 +99,13 @@ fn table(text: &str, name: &str) -> Result<Table, ConfigError> {
 /// Lists of tables, which variables cannot set.
 const TABLES: [&str; 3] = ["route", "dataset.few_shot", "dataset.stage"];
 
-/// Every key that a variable can set, with its default.
-fn keys() -> BTreeMap<String, Option<Value>> {
-    let mut found: BTreeMap<String, Option<Value>> =
-        OPTIONAL.iter().map(|k| ((*k).to_owned(), None)).collect();
+/// Every key that a variable can set, with a value of its type.
+fn keys() -> BTreeMap<String, Value> {
+    let mut found: BTreeMap<String, Value> =
+        OPTIONAL.map(|(key, value)| (key.to_owned(), value)).into();
     // The default configuration always serializes; a test checks it.
     if let Ok(table) = Table::try_from(Config::default()) {
-        let set = flattened(&table).into_iter().map(|(key, value)| (key, Some(value)));
+        let set = flattened(&table).into_iter();
         found.extend(set.filter(|(key, _)| !TABLES.contains(&key.as_str())));
     }
     found
@@ -139,8 +144,7 @@ fn apply(
         }
         let plain = name.replace("__", "_");
         if let Some(key) = by_variable.get(&plain) {
-            let default = keys.get(*key).and_then(Option::as_ref);
-            insert(root, key, from_text(default, &text))?;
+            insert(root, key, from_text(keys.get(*key), &text))?;
             set_by.insert((*key).clone(), name);
         } else if let Some(rest) = sections.iter().find_map(|s| plain.strip_prefix(s.as_str())) {
             let known: Vec<&str> = by_variable.keys().map(String::as_str).collect();
@@ -157,9 +161,9 @@ fn apply(
 
 /// Converts a variable's text to the type of its key. Text that does not parse stays text, so that
 /// deserialization reports it with the key.
-fn from_text(default: Option<&Value>, text: &str) -> Value {
+fn from_text(typed: Option<&Value>, text: &str) -> Value {
     let as_text = || Value::String(text.to_owned());
-    match default {
+    match typed {
         Some(Value::Integer(_)) => text.parse().map_or_else(|_| as_text(), Value::Integer),
         Some(Value::Float(_)) => text.parse().map_or_else(|_| as_text(), Value::Float),
         Some(Value::Boolean(_)) => text.parse().map_or_else(|_| as_text(), Value::Boolean),

@@ -73,7 +73,7 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         samples_per_step: SAMPLES_PER_STEP,
         // As in configs/examples: the rate and warm-up for models of this size. All else is the default.
         learning_rate: 2e-3,
-        warmup_steps: 2,
+        warmup_steps: Some(2),
         ..TrainConfig::default()
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
+use hone::config::environment_names;
+
 /// Folders that documents name in backquotes.
 pub(super) const FOLDERS: &[&str] = &[
     "src/",
@@ -31,8 +33,8 @@ pub(super) fn documents() -> Vec<(String, String)> {
     all
 }
 
-/// Every key of the default configuration by its path, tables included; those of lists of tables
-/// without a number.
+/// Every key of the configuration by its path, tables included; those of lists of tables without a
+/// number.
 pub(super) fn configuration_keys() -> BTreeSet<String> {
     fn collect(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
         match value {
@@ -56,6 +58,8 @@ pub(super) fn configuration_keys() -> BTreeSet<String> {
     let table: toml::Table = text.parse().unwrap();
     let mut found = BTreeSet::new();
     collect("", &toml::Value::Table(table), &mut found);
+    // Keys without a default are comments in the file.
+    found.extend(environment_names().into_iter().map(|(_, key)| key));
     found
 }
 

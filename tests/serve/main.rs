@@ -17,6 +17,7 @@ replicas = 2
 [train]
 samples_per_step = 8
 learning_rate = 0.01
+warmup_steps = 0
 max_staleness = 100
 [log]
 level = "warn"

@@ -72,6 +72,7 @@ dataset_route = "default"
 [train]
 samples_per_step = 16
 learning_rate = 1e-4
+warmup_steps = 0
 max_staleness = 100
 [log]
 level = "error"

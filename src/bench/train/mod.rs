@@ -142,6 +142,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         recompute: options.recompute,
         threads,
         learning_rate: 1e-5,
+        warmup_steps: Some(0),
         // The whole step in one pass.
         micro_batch: usize::MAX,
         max_sampler_difference: 0.0,

@@ -35,9 +35,17 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
+fn a_loss_or_delta_without_a_dual_clip_needs_no_other_key() {
+    for loss in ["cispo", "sapo", "reinforce", "vespo"] {
+        let config = parse(&format!("[train]\nloss = '{loss}'")).unwrap();
+        assert_eq!(config.train.dual_clip, 3.0);
+    }
+    assert_eq!(parse("[train]\ndelta = 2.0").unwrap().train.delta, 2.0);
+}
+
+#[test]
 fn contradicting_values_are_refused() {
     assert_snapshot!(error("loss = 'cispo'\ndelta = 2.0"), @r#"train.delta is 2: it must be 0 with train.loss "cispo", which has no clipped ratio"#);
-    assert_snapshot!(error("delta = 2.0\ndual_clip = 3.0"), @"train.dual_clip is 3: it must be 0 with train.delta set: both bound the loss of negative advantages");
     assert_snapshot!(error("vespo.k_neg = -1.0"), @"train.vespo.k_neg is -1: it must be a finite number, 0 or more");
     assert_snapshot!(error("loss = 'vespo'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "vespo", which weighs sequences by itself"#);
     assert_snapshot!(error("loss = 'vespo'\nsampler_correction.mode = 'sequence_mask'"), @r#"train.sampler_correction.mode is "sequence_mask": it must be "none", "token_truncate" or "token_mask" with train.loss "vespo""#);

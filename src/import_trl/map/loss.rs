@@ -62,12 +62,14 @@ impl TrlConversion {
             Some(high) => self.settings.set("train.clip_high", high, "epsilon_high"),
             None => {}
         }
-        if let Some(delta) = self.options.number("delta")? {
-            if ["cispo", "sapo", "vespo"].contains(&loss) {
+        let clips = !["cispo", "sapo", "vespo"].contains(&loss);
+        match self.options.number("delta")? {
+            Some(_) if !clips => {
                 self.settings.note("delta", format!("the loss {loss} has no clipped ratio"));
-            } else {
-                self.settings.set("train.delta", delta, "delta");
             }
+            Some(delta) => self.settings.set("train.delta", delta, "delta"),
+            None if clips => self.settings.set("train.dual_clip", 0.0, "TRL has no dual clip"),
+            None => {}
         }
         Ok(())
     }

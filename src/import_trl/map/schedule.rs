@@ -85,6 +85,11 @@ impl TrlConversion {
 
     /// Warm-up in steps, or below 1 as a share. TRL's `constant` schedule ignores it.
     fn warmup(&mut self, is_ignored: bool) -> Result<(), String> {
+        let origin = if is_ignored {
+            "lr_scheduler_type: \"constant\" has no warm-up in TRL".to_owned()
+        } else {
+            self.options.origin("warmup_steps")
+        };
         let steps = self.options.number("warmup_steps")?;
         let share = self.options.number("warmup_ratio")?;
         let given = [("warmup_steps", steps), ("warmup_ratio", share)];
@@ -103,6 +108,10 @@ impl TrlConversion {
                 self.settings.set("train.warmup_ratio", value, name);
             }
             is_set |= value > 0.0;
+        }
+        // Hone's default is not 0.
+        if (is_ignored || !is_set) && !self.settings.has("train.warmup_steps") {
+            self.settings.set_count("train.warmup_steps", 0, origin);
         }
         Ok(())
     }

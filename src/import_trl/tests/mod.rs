@@ -157,7 +157,7 @@ fn a_file_of_trls_command_line() {
         assert_eq!(config.dataset.path.to_str(), Some("hf://trl-lib/math"));
         assert_eq!((train.lora.r, train.lora.alpha, train.learning_rate), (32, 64.0, 5e-6));
         assert_eq!((train.loss, train.advantage_scale), (LossKind::DrGrpo, AdvantageScale::None));
-        assert_eq!((train.warmup_ratio, train.warmup_steps), (0.1, 0));
+        assert_eq!((train.warmup_ratio, train.warmup_steps), (0.1, None));
         assert_eq!(train.recompute, Recompute::Always);
         assert!(config.run.tensorboard);
         assert!(imported.toml.contains("# function = \"accuracy_reward\"\n"), "{}", imported.toml);
@@ -172,6 +172,7 @@ fn all_defaults_of_trl() {
     assert_eq!((config.rollout.group_size, config.rollout.max_tokens), (8, 512));
     assert_eq!((train.micro_batch, train.samples_per_step, train.epochs), (8, 8, 3.0));
     assert_eq!((train.learning_rate, train.beta, train.seed), (1e-6, 0.0, 42));
+    assert_eq!((train.warmup(), train.dual_clip), (0, 0.0));
     assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Linear, OptimizerKind::AdamW));
     assert_eq!((train.loss, train.clip_low, train.clip_high), (LossKind::Dapo, 0.2, 0.2));
     assert!(!config.run.tensorboard);
@@ -187,6 +188,7 @@ fn losses_with_bounds_of_their_own() {
     let train = |options: &str| converted("py", &format!("GRPOConfig({options})")).0.train;
     let clips = train("epsilon=0.1, epsilon_high=0.28, delta=1.5");
     assert_eq!((clips.clip_low, clips.clip_high, clips.delta), (0.1, 0.28, 1.5));
+    assert_eq!(train("epsilon=0.1").dual_clip, 0.0);
     // TRL's bound of cispo is the ratio's.
     let bound = train("loss_type='cispo', epsilon_high=5.0, delta=1.5");
     assert_eq!((bound.loss, bound.clip_high, bound.delta), (LossKind::Cispo, 4.0, 0.0));
@@ -195,6 +197,27 @@ fn losses_with_bounds_of_their_own() {
     let large =
         train("per_device_train_batch_size=64, gradient_accumulation_steps=8, num_generations=4");
     assert_eq!((large.samples_per_step, large.micro_batch), (512, 64));
+}
+
+/// Hone's default is not TRL's, so every conversion sets the warm-up.
+#[test]
+fn warm_up_is_that_of_trl() {
+    let warmup = |options: &str| {
+        let train = converted("py", &format!("GRPOConfig(max_steps=200, {options})")).0.train;
+        train.warmup()
+    };
+    let cases = [
+        ("beta=0.1", 0),
+        ("warmup_steps=7", 7),
+        ("warmup_ratio=0.1", 20),
+        ("warmup_ratio=0.0", 0),
+        ("warmup_steps=0, warmup_ratio=0.1", 20),
+        ("lr_scheduler_type='constant', warmup_steps=7", 0),
+        ("lr_scheduler_type='constant_with_warmup', warmup_steps=7", 7),
+    ];
+    for (options, steps) in cases {
+        assert_eq!(warmup(options), steps, "{options}");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ from provenance import made_by  # noqa: E402
 
 OUT = pathlib.Path(__file__).resolve().parent / "learning_cases.json"
 VOCAB = 7
+K3_BOUND = 2.610868638149876
 torch.set_default_dtype(torch.float64)
 
 
@@ -39,7 +40,13 @@ def clipped_loss(
     advantage = advantages[:, None]
     per_token = -torch.min(ratio * advantage, bounded * advantage)
     d = reference - logp
-    k3 = torch.exp(d) - d - 1
+    # Continued by its tangent where it exceeds 10, as Hone does.
+    held = d.clamp(max=K3_BOUND).detach()
+    k3 = torch.where(
+        d > K3_BOUND,
+        torch.exp(held) - held - 1 + (torch.exp(held) - 1) * (d - held),
+        torch.exp(d) - d - 1,
+    )
     per_token = per_token + beta * k3
     if kind == "grpo":
         loss = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()

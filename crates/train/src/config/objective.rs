@@ -92,7 +92,7 @@ pub struct KlConfig {
     pub target: f64,
     /// Number of samples over which beta adapts; smaller is faster.
     pub horizon: f64,
-    /// Steps between updates of the reference toward the policy; 0 keeps the base as reference.
+    /// Steps between updates of the reference toward the policy; 0 keeps the reference.
     pub sync_steps: u64,
     /// The policy's share in such an update.
     pub sync_mixup: f64,

@@ -11,6 +11,9 @@ use super::objective::{
 };
 use super::optimizer::{OptimizerKind, Recompute, ScheduleKind};
 
+/// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
+const DEFAULT_WARMUP: u64 = 10;
+
 /// Settings of the trainer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -38,8 +41,10 @@ pub struct TrainConfig {
     pub learning_rate: f64,
     /// How the learning rate changes after warm-up.
     pub schedule: ScheduleKind,
-    /// Steps over which the learning rate rises linearly to its peak.
-    pub warmup_steps: u64,
+    /// Steps over which the learning rate rises linearly to its peak; `None` is the default of
+    /// [`Self::warmup`], so that a key that contradicts only the default is no error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
     /// Warm-up as a share of [`Self::schedule_steps`], instead of `warmup_steps`; 0 is off.
     pub warmup_ratio: f64,
     /// Last step of the linear, cosine and polynomial schedules; 0 is `max_steps`.
@@ -76,7 +81,8 @@ pub struct TrainConfig {
     pub importance_sampling_level: RatioLevel,
     /// Upper bound of the unclipped ratio in the clipped surrogate's minimum; 0 is no bound.
     pub delta: f64,
-    /// For a negative advantage A, the loss is at most -A times this; 0 is no bound.
+    /// For a negative advantage A, the loss is at most -A times this; 0 is no bound. Without effect where
+    /// `loss` does not clip, and where `delta` sets the bound.
     pub dual_clip: f64,
     /// Sharpness of the `sapo` gate for positive advantages.
     pub sapo_tau_pos: f64,
@@ -127,6 +133,23 @@ impl TrainConfig {
     pub fn schedule_steps(&self) -> u64 {
         if self.total_steps > 0 { self.total_steps } else { self.max_steps }
     }
+
+    /// Warm-up steps by `warmup_steps`, or by `warmup_ratio`, rounded up; `None` where neither is set.
+    pub fn configured_warmup(&self) -> Option<u64> {
+        if self.warmup_ratio > 0.0 {
+            Some((self.schedule_steps() as f64 * self.warmup_ratio).ceil() as u64)
+        } else {
+            self.warmup_steps
+        }
+    }
+
+    /// Number of warm-up steps: as configured, else 10, and at most a tenth of a schedule that ends.
+    pub fn warmup(&self) -> u64 {
+        self.configured_warmup().unwrap_or_else(|| match self.schedule_steps() {
+            0 => DEFAULT_WARMUP,
+            steps => DEFAULT_WARMUP.min(steps / 10),
+        })
+    }
 }
 
 impl Default for TrainConfig {
@@ -141,9 +164,9 @@ impl Default for TrainConfig {
             recompute: Recompute::default(),
             base_dtype: BaseDtype::default(),
             num_iterations: 1,
-            learning_rate: 1e-4,
+            learning_rate: 2e-5,
             schedule: ScheduleKind::Constant,
-            warmup_steps: 0,
+            warmup_steps: None,
             warmup_ratio: 0.0,
             total_steps: 0,
             min_learning_rate: 0.0,
@@ -162,7 +185,7 @@ impl Default for TrainConfig {
             loss: LossKind::default(),
             importance_sampling_level: RatioLevel::default(),
             delta: 0.0,
-            dual_clip: 0.0,
+            dual_clip: 3.0,
             sapo_tau_pos: 1.0,
             sapo_tau_neg: 1.05,
             top_entropy_quantile: 1.0,

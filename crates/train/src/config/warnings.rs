@@ -16,14 +16,15 @@ pub struct WarningConfig {
     /// An episode ends only if the metric is within its limit by this share of the limit, at least 0
     /// and less than 1.
     pub hysteresis: f64,
-    /// Collapse: minimum of the reward's standard deviation within groups.
+    /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a
+    /// step that has single ones only.
     pub min_reward_std: f64,
     /// Collapse: maximum share of groups with equal rewards.
     pub max_zero_std_groups: f64,
     /// Exploding KL: maximum in nats per token. One token that became unlikely can raise a step's
     /// estimate far, so it takes `patience` steps; a value that is not finite takes one.
     pub max_kl: f64,
-    /// Flat reward: minimum rise over the window, in standard deviations within groups.
+    /// Flat reward: minimum rise over the window, in those standard deviations.
     pub min_rise: f64,
     /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
     #[serde(skip_serializing_if = "Option::is_none")]

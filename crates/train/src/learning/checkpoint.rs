@@ -1,8 +1,9 @@
 //! Checkpoint directories, complete or absent after a crash.
 //!
 //! `step-000000000012/` holds `adapter.safetensors`, `moments.safetensors`, `average.safetensors`
-//! if the adapter is averaged, `reference.safetensors` if the reference was synchronized, and
-//! `state.json`, which has the SHA-256 of the others.
+//! if the adapter is averaged, `reference.safetensors` if the reference was synchronized,
+//! `initial_reference.safetensors` if the run started from an adapter, and `state.json`, which has the
+//! SHA-256 of the others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,6 +29,7 @@ const ADAPTER_FILE: &str = "adapter.safetensors";
 const MOMENTS_FILE: &str = "moments.safetensors";
 const AVERAGE_FILE: &str = "average.safetensors";
 const REFERENCE_FILE: &str = "reference.safetensors";
+const INITIAL_REFERENCE_FILE: &str = "initial_reference.safetensors";
 const PREFIX: &str = "step-";
 /// Start of the names that [`replace_dir`] gives to its temporary directories.
 const LEFTOVER_PREFIX: &str = ".step-";
@@ -44,8 +46,11 @@ pub(crate) struct Checkpoint {
     pub moments: Tensors,
     /// The averaged adapter, if there is one.
     pub average: Option<Tensors>,
-    /// The reference policy's adapter; `None` if the reference is the base.
+    /// The synchronized reference policy's adapter; `None` before the first synchronization.
     pub reference: Option<Tensors>,
+    /// The reference before it; `None` if that is the base. Kept here, so that the reference of a run
+    /// does not depend on whether the adapter that it started from still exists.
+    pub initial_reference: Option<Tensors>,
 }
 
 /// The state in `state.json`. Fields with a default are absent from older checkpoints.
@@ -66,6 +71,9 @@ pub(crate) struct LearnerState {
     /// Prompt and completion tokens of all steps.
     #[serde(default)]
     pub tokens: u64,
+    /// Steps to go of the warm-up that follows a reset of the moments.
+    #[serde(default)]
+    pub restart: u64,
     /// Rank and scale of each module, as they follow from `lora`.
     #[serde(default)]
     pub factors: BTreeMap<String, ModuleScale>,
@@ -169,6 +177,7 @@ pub(crate) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
         (MOMENTS_FILE, Some(&checkpoint.moments)),
         (AVERAGE_FILE, checkpoint.average.as_ref()),
         (REFERENCE_FILE, checkpoint.reference.as_ref()),
+        (INITIAL_REFERENCE_FILE, checkpoint.initial_reference.as_ref()),
     ];
     replace_dir(dir, |new| {
         let write = |name: &str, bytes: &[u8]| {
@@ -220,6 +229,7 @@ pub(crate) fn load(dir: &Path, device: &Device) -> Result<Checkpoint> {
         moments: tensors(MOMENTS_FILE)?,
         average: if_saved(AVERAGE_FILE)?,
         reference: if_saved(REFERENCE_FILE)?,
+        initial_reference: if_saved(INITIAL_REFERENCE_FILE)?,
         state,
     })
 }

@@ -1,9 +1,10 @@
-//! The reference policy: the base model, or, with `train.kl.sync_steps`, a mixture that follows the
-//! policy.
+//! The reference policy: the base model, or `train.lora.init_adapter`, from which the run starts. So
+//! the KL is 0 at the start in either case, and a penalty does not undo what the adapter has learned.
+//! With `train.kl.sync_steps` it is a mixture that follows the policy.
 //!
 //! Every `sync_steps` steps `reference <- alpha policy + (1 - alpha) reference` (Gorbatovski et al.
-//! 2024, TR-DPO; TRL's `sync_ref_model`), on the adapter's factors. The first time the reference is
-//! taken as the policy's A with a zero B, so its delta becomes alpha times the policy's.
+//! 2024, TR-DPO; TRL's `sync_ref_model`), on the adapter's factors. If the first reference is the base,
+//! it is taken as the policy's A with a zero B, so its delta becomes alpha times the policy's.
 
 use hone_model::adapter::weights::LoraWeights;
 
@@ -17,14 +18,21 @@ pub(crate) struct Reference {
     every: u64,
     /// Weight of the policy in a synchronization.
     alpha: f64,
-    /// `None` is the base.
-    lora: Option<LoraWeights>,
+    /// The reference before the first synchronization; `None` is the base.
+    initial: Option<LoraWeights>,
+    /// `None` before the first synchronization.
+    synced: Option<LoraWeights>,
 }
 
 impl Reference {
-    /// The base model.
-    pub(crate) fn new(config: &KlConfig) -> Self {
-        Self { every: config.sync_steps, alpha: config.sync_mixup, lora: None }
+    /// The adapter that the run starts from; `None` is the base model.
+    pub(crate) fn new(config: &KlConfig, initial: Option<LoraWeights>) -> Self {
+        Self { every: config.sync_steps, alpha: config.sync_mixup, initial, synced: None }
+    }
+
+    /// Forgets the synchronizations.
+    pub(crate) fn reset(&mut self) {
+        self.synced = None;
     }
 
     /// Synchronizes with the policy if that is due after step number `steps` (from 1).
@@ -32,23 +40,38 @@ impl Reference {
         if self.every == 0 || !steps.is_multiple_of(self.every) {
             return Ok(());
         }
-        let reference = match self.lora.take() {
-            Some(reference) => reference,
-            None => policy.zeroed_copy()?,
+        let reference = match (self.synced.take(), &self.initial) {
+            (Some(reference), _) => reference,
+            (None, Some(initial)) => initial.copy()?,
+            (None, None) => policy.zeroed_copy()?,
         };
         reference.lerp(policy, self.alpha)?;
-        self.lora = Some(reference);
+        self.synced = Some(reference);
         Ok(())
     }
 
     /// Its adapter; `None` is the base.
     pub(crate) fn lora(&self) -> Option<&LoraWeights> {
-        self.lora.as_ref()
+        self.synced.as_ref().or(self.initial.as_ref())
     }
 
-    /// Continues from a saved reference, unless synchronization is off.
-    pub(crate) fn restore(&mut self, lora: Option<LoraWeights>) {
-        self.lora = lora.filter(|_| self.every > 0);
+    /// The reference before the first synchronization; `None` is the base.
+    pub(crate) fn initial(&self) -> Option<&LoraWeights> {
+        self.initial.as_ref()
+    }
+
+    /// The synchronized reference; `None` before the first synchronization.
+    pub(crate) fn synced(&self) -> Option<&LoraWeights> {
+        self.synced.as_ref()
+    }
+
+    /// Continues from a checkpoint: from its synchronized reference, unless synchronization is off, and
+    /// from its initial one, which a checkpoint of an older version lacks.
+    pub(crate) fn restore(&mut self, initial: Option<LoraWeights>, synced: Option<LoraWeights>) {
+        if initial.is_some() {
+            self.initial = initial;
+        }
+        self.synced = synced.filter(|_| self.every > 0);
     }
 }
 

@@ -13,13 +13,13 @@ use crate::config::{ScheduleKind, TrainConfig};
 /// - linear: `peak (1 - x)`
 /// - cosine: `low + (peak - low) (1 + cos(pi x)) / 2`
 /// - polynomial: `low + (peak - low) (1 - x)^power`
-/// - inverse_sqrt: `peak / sqrt((done + t - warmup) / t)`, with `t` the warm-up steps, or 10 000
-///   without warm-up
+/// - inverse_sqrt: `peak / sqrt((done + t - warmup) / t)`, with `t` the configured warm-up steps, or
+///   10 000 without any
 pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     let peak = config.learning_rate;
     // The peak of a curriculum stage may be below the configured minimum.
     let low = config.min_learning_rate.min(peak);
-    let warmup = warmup_steps(config);
+    let warmup = config.warmup();
     if done < warmup {
         return peak * (done + 1) as f64 / warmup as f64;
     }
@@ -32,20 +32,27 @@ pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
         ScheduleKind::Cosine => low + (peak - low) * 0.5 * (1.0 + (std::f64::consts::PI * x).cos()),
         ScheduleKind::Polynomial => low + (peak - low) * (1.0 - x).powf(config.schedule_power),
         ScheduleKind::InverseSqrt => {
-            let t = if warmup == 0 { 10_000.0 } else { warmup as f64 };
+            let configured = config.configured_warmup().filter(|steps| *steps > 0);
+            let t = configured.map_or(10_000.0, |steps| steps as f64);
             peak / ((past + t) / t).sqrt()
         }
     }
 }
 
-/// Number of warm-up steps: `train.warmup_steps`, or `train.warmup_ratio` of the schedule's steps,
-/// rounded up.
-fn warmup_steps(config: &TrainConfig) -> u64 {
-    if config.warmup_ratio > 0.0 {
-        (config.schedule_steps() as f64 * config.warmup_ratio).ceil() as u64
-    } else {
-        config.warmup_steps
+/// Steps of the warm-up that follows a reset of the optimizer's moments: those of the schedule's
+/// warm-up, or 10 without one. Adam's first updates have the size of the learning rate in every
+/// parameter, whatever the gradient's noise, so they must be small also in the middle of a schedule.
+pub(crate) fn restart_steps(config: &TrainConfig) -> u64 {
+    match config.warmup() {
+        0 => 10,
+        steps => steps,
     }
+}
+
+/// The factor of the scheduled rate with `remaining` steps of that warm-up to go, linear up to 1.
+pub(crate) fn restart_factor(config: &TrainConfig, remaining: u64) -> f64 {
+    let steps = restart_steps(config);
+    (steps + 1 - remaining.clamp(1, steps)) as f64 / steps as f64
 }
 
 #[cfg(test)]
@@ -56,7 +63,7 @@ mod tests {
         let config = TrainConfig {
             learning_rate: 2.0,
             schedule,
-            warmup_steps,
+            warmup_steps: Some(warmup_steps),
             total_steps,
             ..TrainConfig::default()
         };
@@ -93,7 +100,7 @@ mod tests {
         for case in cases["schedules"].as_array().unwrap() {
             let config: TrainConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let rates: Vec<f64> = serde_json::from_value(case["rates"].clone()).unwrap();
-            let warmup = config.warmup_steps;
+            let warmup = config.warmup();
             for done in 0..rates.len() as u64 - 1 {
                 // transformers starts warm-up with a step of rate 0, which Hone leaves out.
                 let expected = rates[(done + u64::from(done < warmup)) as usize];
@@ -107,9 +114,36 @@ mod tests {
     #[test]
     fn a_warmup_ratio_equals_the_same_number_of_warmup_steps() {
         let config = TrainConfig { warmup_ratio: 0.1, total_steps: 42, ..TrainConfig::default() };
-        assert_eq!(warmup_steps(&config), 5);
-        let counted = TrainConfig { warmup_ratio: 0.0, warmup_steps: 5, ..config.clone() };
+        assert_eq!(config.warmup(), 5);
+        let counted = TrainConfig { warmup_ratio: 0.0, warmup_steps: Some(5), ..config.clone() };
         assert!((0..50).all(|done| learning_rate(&config, done) == learning_rate(&counted, done)));
+    }
+
+    #[test]
+    fn without_a_key_warm_up_takes_ten_steps_or_a_tenth_of_the_schedule() {
+        let warmup = |max_steps, warmup_ratio| {
+            let config = TrainConfig { max_steps, warmup_ratio, ..TrainConfig::default() };
+            config.check().unwrap();
+            config.warmup()
+        };
+        assert_eq!([0, 5, 40, 100, 1000].map(|steps| warmup(steps, 0.0)), [10, 0, 4, 10, 10]);
+        assert_eq!(warmup(40, 0.5), 20);
+        // The scale of this schedule is a choice of the user, not a consequence of the default.
+        let config = TrainConfig { schedule: ScheduleKind::InverseSqrt, ..TrainConfig::default() };
+        assert!(learning_rate(&config, 1000) > 0.9 * config.learning_rate);
+    }
+
+    #[test]
+    fn a_restart_rises_linearly_to_the_schedule() {
+        let factors = |config: &TrainConfig| -> Vec<f64> {
+            (0..=restart_steps(config)).rev().map(|left| restart_factor(config, left)).collect()
+        };
+        let config = TrainConfig { warmup_steps: Some(4), ..TrainConfig::default() };
+        assert_eq!(factors(&config), [0.25, 0.5, 0.75, 1.0, 1.0]);
+        let without = TrainConfig { warmup_steps: Some(0), ..config.clone() };
+        assert_eq!(factors(&without)[..3], [0.1, 0.2, 0.3]);
+        // A checkpoint of a longer warm-up begins with the first step of this one.
+        assert_eq!(restart_factor(&config, 9), 0.25);
     }
 
     #[test]

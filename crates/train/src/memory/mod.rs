@@ -149,8 +149,8 @@ pub struct MemoryPlan {
     pub base: usize,
     /// 16-bit weights that are widened to `f32` at once.
     pub widened: usize,
-    /// The adapter, the copy that is being published, and, if configured, its average and the
-    /// synchronized reference.
+    /// The adapter, the copy that is being published, and, if configured, its average, the
+    /// synchronized reference and the adapter to start from, which is the first reference.
     pub adapter: usize,
     /// The sum of the gradients, and those of each parallel shard.
     pub gradients: usize,
@@ -192,7 +192,10 @@ impl MemoryPlan {
             OptimizerKind::AdamW8bit => adapter / 2,
         };
         let averaged = config.ema_decay > 0.0 || config.swa_start > 0;
-        let copies = 2 + usize::from(averaged) + usize::from(config.kl.sync_steps > 0);
+        let starts_from_adapter =
+            config.beta != 0.0 && !config.lora.init_adapter.as_os_str().is_empty();
+        let references = [config.kl.sync_steps > 0, starts_from_adapter];
+        let copies = 2 + usize::from(averaged) + references.map(usize::from).iter().sum::<usize>();
         let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
         let kept = kept(config, spec, tokens * in_flight);
         Self {

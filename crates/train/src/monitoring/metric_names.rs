@@ -7,8 +7,11 @@ use hone_core::types::StepRecord;
 
 /// Mean weighted reward of the step's samples.
 pub const REWARD_MEAN: &str = "reward_mean";
-/// Mean over groups of the standard deviation of the weighted reward.
+/// Mean over groups of the standard deviation of the weighted reward; absent without a group of two or
+/// more, as with users' feedback on single completions.
 pub const REWARD_STD: &str = "reward_std";
+/// The standard deviation of the weighted reward over the step's completions.
+pub const REWARD_BATCH_STD: &str = "reward_batch_std";
 /// Share of groups whose rewards were all equal, 0 to 1.
 pub const ZERO_STD_GROUPS: &str = "zero_std_groups_ratio";
 /// Estimate of KL(policy || reference) by `train.kl.estimator`, mean over tokens, in nats.
@@ -36,6 +39,12 @@ pub const PART: &str = "part/";
 /// A metric of a step, if it is present and finite.
 pub fn finite(record: &StepRecord, name: &str) -> Option<f64> {
     record.metrics.get(name).copied().filter(|value| value.is_finite())
+}
+
+/// The standard deviation of the reward that a step learns from: within groups, or, of a step without
+/// groups, over its completions.
+pub fn reward_std(record: &StepRecord) -> Option<f64> {
+    finite(record, REWARD_STD).or_else(|| finite(record, REWARD_BATCH_STD))
 }
 
 /// The mean of a reward part, if it is present and finite.

@@ -7,10 +7,6 @@ use crate::config::{AdvantageBaseline, AdvantageScale, TrainConfig};
 /// Added to a standard deviation before dividing by it.
 const EPSILON: f64 = 1e-4;
 
-/// Bound on a standardized advantage from a running baseline. The standardized values of a group
-/// are bounded by the number of its members; a single value compared with the past is not.
-pub(super) const RUNNING_LIMIT: f64 = 5.0;
-
 /// `(x - baseline) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
 ///
 /// The baseline is the mean of the group or of the other members. With the sum S of n values,
@@ -71,6 +67,26 @@ pub(super) fn running_advantages(
     advantages
 }
 
+/// `(value - mean) / (max(s, half) + 1e-4)` with the mean and deviation s of the other values, and
+/// half of the range of all values including this one. Without scaling only `value - mean`.
+///
+/// A deviation alone makes the first exception after many equal values an extreme: s is then 0. The
+/// half range is a lower bound that does not need that exception to have occurred before. It is also
+/// the largest possible standard deviation, so beyond a few values it is the divisor, and
+///
+/// - no advantage exceeds 2, since no value is farther from the mean than the range;
+/// - the divisor is the same for all values once the range is known, so the advantages of a
+///   stationary stream have mean 0, which a clamp at some bound would not keep.
+///
+/// | values | by deviation | by a quarter of the range | by half of it |
+/// | --- | --- | --- | --- |
+/// | 100 up, 1 down: down, up | -10, 0.1 | -4, 0.04 | -2, 0.02 |
+/// | 50 up, 50 down | -1, 1 | -1, 1 | -1, 1 |
+/// | stars of mean 4 and deviation 1: one, five | -3, 1 | -3, 1 | -1.5, 0.5 |
+///
+/// A quarter would leave twice the advantage to a single rare rating, which may be a mistake, and
+/// would divide even and uneven ratings by different amounts. The optimizer normalizes the common
+/// scale, so the smaller values of stars cost nothing.
 fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 {
     if others.count <= 0.0 {
         return 0.0;
@@ -79,7 +95,7 @@ fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 
     match (scale, others.deviation()) {
         (AdvantageScale::None, _) => difference,
         (_, Some(deviation)) => {
-            (difference / (deviation + EPSILON)).clamp(-RUNNING_LIMIT, RUNNING_LIMIT)
+            difference / (deviation.max(others.half_range_with(value)) + EPSILON)
         }
         // A single other value has no deviation.
         (_, None) => 0.0,

@@ -1,11 +1,16 @@
-//! Count, mean and variance of weighted values, updated without the values.
+//! Count, mean, variance and range of weighted values, updated without the values.
 
 use serde::{Deserialize, Serialize};
 
 use crate::learning::float_bits;
 
+/// Windows over which the range forgets, for each window of the mean and the variance. So a rare
+/// value, such as a thumbs-down among a hundred thumbs-up, keeps its place in the range, and a single
+/// outlier does not stay in it forever.
+const RANGE_WINDOWS: f64 = 8.0;
+
 /// Statistics of a set of weighted values; a part of the checkpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Moments {
     /// Sum of the weights.
     #[serde(with = "float_bits")]
@@ -15,12 +20,33 @@ pub(crate) struct Moments {
     /// Weighted sum of squared distances from the mean.
     #[serde(with = "float_bits")]
     pub squares: f64,
+    /// The smallest value, which [`Self::decayed`] moves toward the mean; infinite without values, and
+    /// in checkpoints of versions that did not record it.
+    #[serde(with = "float_bits", default = "no_minimum")]
+    pub min: f64,
+    /// The largest value, as [`Self::min`].
+    #[serde(with = "float_bits", default = "no_maximum")]
+    pub max: f64,
+}
+
+fn no_minimum() -> f64 {
+    f64::INFINITY
+}
+
+fn no_maximum() -> f64 {
+    f64::NEG_INFINITY
+}
+
+impl Default for Moments {
+    fn default() -> Self {
+        Self { count: 0.0, mean: 0.0, squares: 0.0, min: no_minimum(), max: no_maximum() }
+    }
 }
 
 impl Moments {
     /// A single value of weight `weight`.
     pub fn weighted(value: f64, weight: f64) -> Self {
-        Self { count: weight, mean: value, squares: 0.0 }
+        Self { count: weight, mean: value, squares: 0.0, min: value, max: value }
     }
 
     /// All values, each of weight 1, in two passes.
@@ -30,8 +56,10 @@ impl Moments {
             return Self::default();
         }
         let mean = values.clone().sum::<f64>() / count;
-        let squares = values.map(|x| (x - mean) * (x - mean)).sum();
-        Self { count, mean, squares }
+        let squares = values.clone().map(|x| (x - mean) * (x - mean)).sum();
+        let min = values.clone().fold(no_minimum(), f64::min);
+        let max = values.fold(no_maximum(), f64::max);
+        Self { count, mean, squares, min, max }
     }
 
     /// The union of both sets (Chan, Golub & LeVeque 1979).
@@ -51,18 +79,36 @@ impl Moments {
             squares: self.squares
                 + other.squares
                 + distance * distance * (self.count * (other.count / count)),
+            min: self.min.min(other.min),
+            max: self.max.max(other.max),
         }
     }
 
-    /// The same values with weights multiplied by `factor`.
+    /// The same values with weights multiplied by `factor`. The distances of minimum and maximum from
+    /// the mean are multiplied by the eighth root of `factor`.
     #[must_use]
     pub fn decayed(self, factor: f64) -> Self {
-        Self { count: self.count * factor, mean: self.mean, squares: self.squares * factor }
+        let range_factor = factor.powf(1.0 / RANGE_WINDOWS);
+        Self {
+            count: self.count * factor,
+            mean: self.mean,
+            squares: self.squares * factor,
+            min: self.mean - (self.mean - self.min) * range_factor,
+            max: self.mean + (self.max - self.mean) * range_factor,
+        }
     }
 
     /// Standard deviation with Bessel's correction, `sqrt(squares / (count - 1))`; `None` below a
     /// count of 2.
     pub fn deviation(self) -> Option<f64> {
         (self.count >= 2.0).then(|| (self.squares / (self.count - 1.0)).max(0.0).sqrt())
+    }
+
+    /// Half of the distance from the smallest to the largest value, `value` and the mean included: the
+    /// largest standard deviation that values in this range can have (Popoviciu 1935).
+    pub fn half_range_with(self, value: f64) -> f64 {
+        let least = self.min.min(self.mean).min(value);
+        let most = self.max.max(self.mean).max(value);
+        0.5 * (most - least)
     }
 }

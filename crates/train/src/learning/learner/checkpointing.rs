@@ -16,12 +16,13 @@ use crate::error::Result;
 use crate::learning::average::Average;
 use crate::learning::checkpoint::{self, Checkpoint, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
-use crate::learning::reference::Reference;
+use crate::learning::schedule::restart_steps;
 
 impl Learner {
     /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh
-    /// adapter. This resets the optimizer's moments, the average, a synchronized reference and the
-    /// adaptive coefficients. The step count and the schedule continue.
+    /// adapter. This resets the optimizer's moments, the average, the adaptive coefficients and a
+    /// synchronized reference, which becomes the initial one. The step count and the schedule continue,
+    /// with a warm-up of the new moments on top of it unless no step was taken yet.
     ///
     /// # Errors
     /// If the adapter cannot be read or differs from `train.lora` in ranks, scales or modules;
@@ -42,8 +43,9 @@ impl Learner {
             }
         };
         self.optimizer.clear();
+        self.restart = if self.steps > 0 { restart_steps(&self.config) } else { 0 };
         self.adaptive = AdaptiveCoefficients::new(&self.config);
-        self.reference = Reference::new(&self.config.kl);
+        self.reference.reset();
         self.average = Average::new(&self.config);
         Ok(())
     }
@@ -71,8 +73,9 @@ impl Learner {
         Ok(())
     }
 
-    /// Returns to the policy of a checkpoint, with its moments, average, reference and coefficients. The
-    /// step count, the schedule and the random stream continue. Returns the checkpoint's `extra`.
+    /// Returns to the policy of a checkpoint, with its moments and their warm-up, average, reference and
+    /// coefficients. The step count, the schedule and the random stream continue. Returns the
+    /// checkpoint's `extra`.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -99,6 +102,7 @@ impl Learner {
             lora: self.config.lora.clone(),
             adaptive: Some(self.adaptive),
             tokens: self.tokens,
+            restart: self.restart,
             factors: self.lora.module_scales(),
             averaged: average.map_or(0, Average::count),
             extra: extra.clone(),
@@ -108,7 +112,8 @@ impl Learner {
             adapter: self.lora.tensors()?,
             moments: self.optimizer.tensors()?,
             average: tensors(average.and_then(Average::lora))?,
-            reference: tensors(self.reference.lora())?,
+            reference: tensors(self.reference.synced())?,
+            initial_reference: tensors(self.reference.initial())?,
         };
         checkpoint::save(dir, &checkpoint)
     }
@@ -140,20 +145,22 @@ impl Learner {
         };
         let lora = weights(loaded.adapter)?;
         let average = loaded.average.map(weights).transpose()?;
-        let reference = loaded.reference.map(weights).transpose()?;
+        let synced = loaded.reference.map(weights).transpose()?;
+        let initial = loaded.initial_reference.map(weights).transpose()?;
         self.optimizer
             .restore(state.updates, &lora.parameters(), loaded.moments)
             .map_err(|e| wrong(e.to_string()))?;
         if let Some(own) = &mut self.average {
             own.restore(average, state.averaged);
         }
-        self.reference.restore(reference);
+        self.reference.restore(initial, synced);
         self.lora = lora;
         self.rng = state.rng;
         self.steps = state.step;
         let adaptive = state.adaptive.unwrap_or_else(|| AdaptiveCoefficients::new(&self.config));
         self.adaptive = adaptive.configured(&self.config);
         self.tokens = state.tokens;
+        self.restart = state.restart;
         Ok(state.extra)
     }
 }

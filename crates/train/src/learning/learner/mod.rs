@@ -44,6 +44,8 @@ pub struct Learner {
     rng: ChaCha8Rng,
     /// Steps taken; skipped steps do not count.
     steps: u64,
+    /// Steps to go of the warm-up that follows a reset of the moments.
+    restart: u64,
     adaptive: AdaptiveCoefficients,
     /// Prompt and completion tokens of all steps.
     tokens: u64,
@@ -89,13 +91,15 @@ impl Learner {
         let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
         let mut config = config.clone();
         config.lora = weights::with_fused_modules(spec, &config.lora);
-        let lora = if config.lora.init_adapter.as_os_str().is_empty() {
-            LoraWeights::fresh(spec, &config.lora, &mut rng, dtype, device)?
+        let (lora, reference) = if config.lora.init_adapter.as_os_str().is_empty() {
+            (LoraWeights::fresh(spec, &config.lora, &mut rng, dtype, device)?, None)
         } else {
             let path = config.lora.init_adapter.clone();
             let (found, lora) = peft::read(&path, spec, dtype, device)?;
             config.lora = adopt(&config.lora, found, &path)?;
-            lora
+            // Without a KL there is no reference.
+            let reference = (config.beta != 0.0).then(|| lora.copy()).transpose()?;
+            (lora, reference)
         };
         let optimizer = AdamW::new(AdamWConfig {
             beta1: config.adam_beta1,
@@ -109,11 +113,12 @@ impl Learner {
             lora,
             optimizer,
             average: Average::new(&config),
-            reference: Reference::new(&config.kl),
+            reference: Reference::new(&config.kl, reference),
             adaptive: AdaptiveCoefficients::new(&config),
             config,
             rng,
             steps: 0,
+            restart: 0,
             tokens: 0,
             timing: StepTiming::default(),
         })

@@ -64,7 +64,8 @@ impl Learner {
         let masks_truncated = self.config.mask_truncated_completions;
         let trains_on = |index: &usize| !(masks_truncated && samples[*index].truncated);
         let mut active: Vec<usize> = (0..samples.len()).filter(trains_on).collect();
-        let learning_rate = schedule::learning_rate(&self.config, self.steps);
+        let learning_rate = schedule::learning_rate(&self.config, self.steps)
+            * schedule::restart_factor(&self.config, self.restart);
         // Samples come from the served weights. An average of several steps differs from the weights
         // that the first pass computes with.
         let serves_own = self.average.as_ref().is_none_or(|average| average.count() < 2);
@@ -108,6 +109,7 @@ impl Learner {
             }
             self.reference.observe(&self.lora, step)?;
             self.steps = step;
+            self.restart = self.restart.saturating_sub(1);
         }
         totals.insert_metrics(&self.config, &mut stats.metrics);
         self.insert_metrics(samples, learning_rate, &norms, &mut stats);

@@ -1,5 +1,6 @@
 //! Corrections for a sampler whose policy differs from the trained one.
 
+use super::ratio;
 use crate::config::{CorrectionConfig, CorrectionMode};
 
 /// Importance weights of each token's surrogate, from the sampler's `recorded` log-probabilities to
@@ -13,7 +14,8 @@ use crate::config::{CorrectionConfig, CorrectionMode};
 /// truncate: min(max(rho, low), high)        mask: rho where low <= rho <= high, else 0
 /// ```
 ///
-/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound. Returns one weight for the whole
+/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound but that of [`ratio::weight`], which
+/// keeps the product over a long sequence finite. Returns one weight for the whole
 /// sequence at sequence level, else one per token; empty without a correction.
 pub(super) fn sampler_weights(
     config: &CorrectionConfig,
@@ -26,20 +28,20 @@ pub(super) fn sampler_weights(
     let ratios: Vec<f64> = match config.mode {
         CorrectionMode::None => Vec::new(),
         CorrectionMode::TokenTruncate | CorrectionMode::TokenMask => {
-            differences.map(f64::exp).collect()
+            differences.map(ratio::weight).collect()
         }
         CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask => {
-            vec![differences.sum::<f64>().exp()]
+            vec![ratio::weight(differences.sum())]
         }
     };
     let masks = matches!(config.mode, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
     let bounded = |ratio: f64| {
         if !masks {
             ratio.clamp(low, high)
-        } else if (low..=high).contains(&ratio) {
-            ratio
-        } else {
+        } else if ratio < low || ratio > high {
             0.0
+        } else {
+            ratio
         }
     };
     ratios.into_iter().map(bounded).collect()

@@ -2,6 +2,9 @@
 
 use crate::config::{KlConfig, KlEstimator};
 
+/// Where `exp(d) - d - 1` reaches 10, the bound of verl's k3.
+const K3_BOUND: f64 = 2.610_868_638_149_876;
+
 /// The estimate at one token and its derivative with respect to the policy's log-probability at a
 /// constant ratio r. With `d = reference - logprob` (Schulman, "Approximating KL divergence", 2020):
 ///
@@ -13,12 +16,21 @@ use crate::config::{KlConfig, KlEstimator};
 /// ratio with its own gradient (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). All but k1 are
 /// at least 0. As loss terms on samples of the policy: the mean gradient of k1 is 0, that of k2 is
 /// the gradient of KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
+///
+/// k3 is continued by its tangent above a value of 10 for tokens that became unlikely, so that a single
+/// token adds at most `12.6 d` instead of `exp(d)`. verl limits the value to 10 instead, which removes
+/// the restoring gradient of those tokens. For tokens that became likely k3 is about `-d - 1`, and needs
+/// no bound.
 pub(super) fn estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f64) {
     let d = reference - logprob;
     match estimator {
         KlEstimator::K1 => (-d, 1.0),
         KlEstimator::K2 => (0.5 * d * d, -d),
-        KlEstimator::K3 | KlEstimator::Corrected => (d.exp_m1() - d, -d.exp_m1()),
+        KlEstimator::K3 | KlEstimator::Corrected => {
+            let bounded = if d > K3_BOUND { K3_BOUND } else { d };
+            let slope = bounded.exp_m1();
+            (slope - bounded + slope * (d - bounded), -slope)
+        }
     }
 }
 

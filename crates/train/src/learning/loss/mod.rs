@@ -6,11 +6,12 @@
 //! `H` and the advantage `A`:
 //!
 //! ```text
-//! ratio r = exp(l - o)                          token level
-//!         = exp(mean over tokens of l - o)      sequence level (GSPO, Zheng et al. 2025), for all tokens
+//! ratio r = e(l - o)                            token level
+//!         = e(mean over tokens of l - o)        sequence level (GSPO, Zheng et al. 2025), for all tokens
 //! loss    = sum over tokens of w_i (m rho surrogate(r, l, A) + beta kl) - coef mean(H)
 //! ```
 //!
+//! - `e`: the exponential, with its tangent above 20 ([`ratio::ratio`])
 //! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r with the corrected estimator
 //! - `rho`: [`correction::sampler_weights`], or [`vespo::weight`] for `vespo`
 //! - `m`: 0 for tokens below the entropy threshold ([`entropy::threshold`]) and for sequences that
@@ -33,6 +34,7 @@
 mod correction;
 pub(crate) mod entropy;
 pub(crate) mod kl;
+mod ratio;
 mod surrogate;
 mod vespo;
 mod weights;
@@ -102,7 +104,7 @@ pub(crate) struct SequenceLoss {
 }
 
 /// The loss of one sequence. A token whose surrogate has the factor 0 has none, even if its ratio
-/// is not finite.
+/// is not finite, which only a log-probability that is not finite makes it.
 pub(crate) fn sequence_loss(
     sequence: &LossSequence<'_>,
     coefficients: &LossCoefficients,
@@ -115,9 +117,9 @@ pub(crate) fn sequence_loss(
         config.loss == LossKind::Gspo || config.importance_sampling_level == RatioLevel::Sequence;
     let log_ratios = logprobs.iter().zip(old).map(|(l, o)| l - o);
     let ratios: Vec<f64> = if by_sequence {
-        vec![(log_ratios.sum::<f64>() / count.max(1) as f64).exp()]
+        vec![ratio::ratio(log_ratios.sum::<f64>() / count.max(1) as f64)]
     } else {
-        log_ratios.map(f64::exp).collect()
+        log_ratios.map(ratio::ratio).collect()
     };
     let sampler_weights = correction::sampler_weights(&config.sampler_correction, old, recorded);
     let off_policy =
@@ -167,7 +169,7 @@ pub(crate) fn sequence_loss(
             loss += coefficients.beta * scale * value;
             dloss_dlogp += coefficients.beta * scale * d_logp;
             if kl_by_ratio {
-                dloss_dlog_ratio[t] += coefficients.beta * ratio * value;
+                dloss_dlog_ratio[t] += coefficients.beta * ratio::slope(ratio) * value;
             }
         }
         out.loss += coefficients.token * loss;

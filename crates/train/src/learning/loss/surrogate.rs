@@ -1,5 +1,6 @@
 //! The surrogate loss of one token, with its derivatives.
 
+use super::ratio::{at_most, slope};
 use crate::config::{LossKind, TrainConfig};
 
 /// The surrogate loss of one token, to be minimized.
@@ -49,8 +50,7 @@ pub(super) fn surrogate(
             let tau = if advantage > 0.0 { config.sapo_tau_pos } else { config.sapo_tau_neg };
             let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
             let d_gate = gate * (1.0 - gate);
-            // If the ratio overflows, the gate is 1 and the gradient 0 instead of 0 * infinity.
-            let d_log_ratio = if d_gate == 0.0 { 0.0 } else { -4.0 * d_gate * advantage * ratio };
+            let d_log_ratio = -4.0 * d_gate * advantage * slope(ratio);
             let value = -(4.0 / tau) * gate * advantage;
             Surrogate { value, d_log_ratio, ..Surrogate::default() }
         }
@@ -62,7 +62,7 @@ pub(super) fn surrogate(
 }
 
 /// The clipped ratio times the advantage, with optional bounds `delta` and `c` (`dual_clip`), where
-/// 0 is no bound:
+/// 0 is no bound, and a `delta` replaces c:
 ///
 /// ```text
 /// gain  = min(min(r, delta) A, clip(r, 1 - low, 1 + high) A)
@@ -81,8 +81,9 @@ pub(super) fn clipped(ratio: f64, advantage: f64, config: &TrainConfig) -> Surro
     let mut gain = unclipped.min(clipped);
     let in_bounds =
         if unclipped <= clipped { ratio < delta } else { (low..=high).contains(&ratio) };
-    let mut d_gain = if in_bounds { ratio * advantage } else { 0.0 };
-    if advantage < 0.0 && config.dual_clip > 0.0 && config.dual_clip * advantage > gain {
+    let mut d_gain = if in_bounds { slope(ratio) * advantage } else { 0.0 };
+    let has_dual_clip = config.dual_clip > 0.0 && config.delta == 0.0;
+    if advantage < 0.0 && has_dual_clip && config.dual_clip * advantage > gain {
         gain = config.dual_clip * advantage;
         d_gain = 0.0;
     }
@@ -93,9 +94,4 @@ pub(super) fn clipped(ratio: f64, advantage: f64, config: &TrainConfig) -> Surro
         clipped_low: ratio < low && advantage < 0.0,
         clipped_high: ratio > high && advantage > 0.0,
     }
-}
-
-/// The smaller one; NaN if the ratio is NaN, unlike `f64::min`.
-fn at_most(ratio: f64, bound: f64) -> f64 {
-    if ratio > bound { bound } else { ratio }
 }

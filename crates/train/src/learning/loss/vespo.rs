@@ -1,6 +1,7 @@
 //! The sequence weights of `vespo` ("Variational Sequence-Level Soft Policy Optimization",
 //! arXiv:2602.10693).
 
+use super::ratio;
 use crate::config::VespoConfig;
 
 /// Bounds of logarithms as in TRL: `ln 1e-8` and 20.
@@ -14,7 +15,8 @@ const BOUNDS: (f64, f64) = (-18.420_680_743_952_367, 20.0);
 /// ```
 ///
 /// It is 1 at w = 1 and approaches 0 on either side; k and lambda depend on the sign of the
-/// advantage. As in TRL, `l - o` is clamped to [-20, 20], ln rho and ln w to [`BOUNDS`].
+/// advantage. As in TRL, `l - o` is clamped to [-20, 20], ln rho and ln w to [`BOUNDS`]; ln phi is at most
+/// 20, which only large k reach.
 pub(super) fn weight(
     logprobs: &[f64],
     old: &[f64],
@@ -31,5 +33,5 @@ pub(super) fn weight(
     } else {
         (config.k_neg, config.lambda_neg)
     };
-    (k * log_w + lambda * (1.0 - log_w.exp())).exp()
+    ratio::weight(k * log_w + lambda * (1.0 - log_w.exp()))
 }

@@ -60,9 +60,9 @@ impl StepContext<'_> {
         if self.metric(metric_names::REWARD_MEAN).is_some_and(|mean| self.is_maximal(mean)) {
             return Signal::Good;
         }
-        let std = self.metric(metric_names::REWARD_STD).map(|std| {
+        let std = metric_names::reward_std(self.record).map(|std| {
             self.below(std, self.config.min_reward_std, || {
-                format!("the reward's standard deviation within groups fell to {std:.3}")
+                format!("the reward's standard deviation {} fell to {std:.3}", self.compared())
             })
         });
         let zero = self.metric(metric_names::ZERO_STD_GROUPS).map(|share| {
@@ -75,6 +75,14 @@ impl StepContext<'_> {
             })
         });
         Signal::worst([zero, std].into_iter().flatten())
+    }
+
+    /// What [`metric_names::reward_std`] compares.
+    fn compared(&self) -> &'static str {
+        match self.metric(metric_names::REWARD_STD) {
+            Some(_) => "within groups",
+            None => "over single completions",
+        }
     }
 
     /// Consecutive steps, this one last, whose groups all had equal rewards.
@@ -111,9 +119,10 @@ impl StepContext<'_> {
         }
         self.below(rise / std, self.config.min_rise, || {
             format!(
-                "the reward changed by {rise:+.3} in {} steps, at a standard deviation within \
-                 groups of {std:.3}",
-                self.config.window
+                "the reward changed by {rise:+.3} in {} steps, at a standard deviation {} of \
+                 {std:.3}",
+                self.config.window,
+                self.compared()
             )
         })
     }

@@ -107,7 +107,7 @@ impl MonitorState {
         let correctness = parts.reduce(|sum, mean| sum + mean);
         for (values, value) in [
             (&mut self.rewards, metric_names::finite(record, metric_names::REWARD_MEAN)),
-            (&mut self.stds, metric_names::finite(record, metric_names::REWARD_STD)),
+            (&mut self.stds, metric_names::reward_std(record)),
             (&mut self.lengths, metric_names::finite(record, metric_names::LENGTH)),
             (&mut self.correctness, correctness),
         ] {

@@ -111,6 +111,27 @@ fn batches_without_different_rewards_raise_one_warning_with_their_count() {
     assert_eq!(raised[0].message, "2 batches in a row had no group with different rewards");
 }
 
+/// Steps of users' feedback alone have neither groups nor their metrics.
+#[test]
+fn feedback_on_single_completions_can_collapse_and_be_flat() {
+    let single = |s, std: f64, mean: f64| {
+        let mut metrics = healthy_except(s, &[("reward_mean", mean), ("reward_batch_std", std)]);
+        metrics.retain(|(name, _)| !["reward_std", "zero_std_groups_ratio"].contains(name));
+        metrics
+    };
+    assert_eq!(run(&mut monitor(), 1..100, |s| single(s, 0.4, 0.5 + 0.01 * s as f64)), []);
+    let collapsed = run(&mut monitor(), 1..10, |s| single(s, 0.0, 0.5));
+    let flat = run(&mut monitor(), 1..60, |s| single(s, 0.5, 0.5));
+    let text: Vec<&str> = collapsed.iter().chain(&flat).map(|w| w.message.as_str()).collect();
+    insta::assert_snapshot!(text.join("\n"), @r"
+    the reward's standard deviation over single completions fell to 0.000
+    the reward changed by +0.000 in 40 steps, at a standard deviation over single completions of 0.500
+    ");
+    // Where a step has groups, the deviation over its completions does not count.
+    let groups = |s| healthy_except(s, &[("reward_batch_std", 0.0)]);
+    assert_eq!(run(&mut monitor(), 1..100, groups), []);
+}
+
 #[test]
 fn isolated_steps_of_a_high_kl_raise_no_warning() {
     let spikes = |s| healthy_except(s, &[("kl", if s % 5 == 0 { 3e6 } else { 0.01 })]);

@@ -172,6 +172,7 @@ impl World {
             max_staleness: 2,
             max_sampler_difference: 0.0,
             learning_rate: 0.01,
+            warmup_steps: Some(0),
             threads: 1,
             lora: LoraConfig { r: 2, ..LoraConfig::default() },
             ..TrainConfig::default()

@@ -31,7 +31,7 @@ fn busy_config() -> TrainConfig {
     TrainConfig {
         seed: 7,
         schedule: ScheduleKind::Cosine,
-        warmup_steps: 2,
+        warmup_steps: Some(2),
         total_steps: 20,
         weight_decay: 0.01,
         num_iterations: 2,
@@ -86,6 +86,38 @@ fn rollback_restores_the_policy_and_resets_the_moments() {
     assert_ne!(bits(&learner), second);
     learner.reset_to(None).unwrap();
     assert_eq!(bits(&learner), fresh);
+}
+
+#[test]
+fn new_moments_are_warmed_up_and_restored_ones_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = TrainConfig { warmup_steps: Some(4), ..tiny_config() };
+    let mut learner = tiny_learner(&config);
+    let rates = |learner: &mut Learner, steps: u64| -> Vec<f64> {
+        let rate = |seed| learner.step(&batch(seed), 9, 16).unwrap().metrics["learning_rate"];
+        (0..steps).map(rate).map(|rate| (rate / config.learning_rate * 1e9).round() / 1e9).collect()
+    };
+    // Before the first step the schedule's warm-up is the only one.
+    learner.reset_to(None).unwrap();
+    assert_eq!(rates(&mut learner, 5), [0.25, 0.5, 0.75, 1.0, 1.0]);
+    let warm = step_dir(dir.path(), 5);
+    learner.save(&warm, &json!(null)).unwrap();
+    learner.reset_to(None).unwrap();
+    assert_eq!(rates(&mut learner, 2), [0.25, 0.5]);
+    // A restart continues in the middle.
+    let middle = step_dir(dir.path(), 7);
+    learner.save(&middle, &json!(null)).unwrap();
+    let mut resumed = tiny_learner(&config);
+    resumed.load(&middle).unwrap();
+    assert_eq!(rates(&mut resumed, 3), [0.75, 1.0, 1.0]);
+    learner.return_to(&warm).unwrap();
+    assert_eq!(rates(&mut learner, 1), [1.0]);
+    // A skipped step does not count.
+    learner.reset_to(None).unwrap();
+    let mut bad = batch(1);
+    bad[0].advantage = f64::MAX;
+    assert!(learner.step(&bad, 9, 16).unwrap().skipped.is_some());
+    assert_eq!(rates(&mut learner, 1), [0.25]);
 }
 
 #[test]

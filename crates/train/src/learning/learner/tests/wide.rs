@@ -75,9 +75,19 @@ fn weights(storage: DType, dtype: DType) -> HashMap<String, Tensor> {
 
 fn config() -> TrainConfig {
     let Settings { loss, beta, clip_low, clip_high } = CASE.settings;
-    // Three samples a shard, so that a pass adds the gradients of several shards.
+    // Three samples a shard, so that a pass adds the gradients of several shards. The reference has no
+    // dual clip.
     let lora = CASE.lora.clone();
-    TrainConfig { loss, beta, clip_low, clip_high, micro_batch: 3, lora, ..tiny_config() }
+    TrainConfig {
+        loss,
+        beta,
+        clip_low,
+        clip_high,
+        dual_clip: 0.0,
+        micro_batch: 3,
+        lora,
+        ..tiny_config()
+    }
 }
 
 fn learner(weights: HashMap<String, Tensor>, config: &TrainConfig) -> Learner {

@@ -227,6 +227,23 @@ proptest! {
         prop_assert!(-delta.value * advantage.signum() <= bound * advantage.abs() + 1e-12);
     }
 
+    /// The default dual clip needs no change where delta is set or the loss does not clip.
+    #[test]
+    fn the_dual_clip_applies_only_to_clipped_losses_without_delta(
+        tokens in any_tokens(),
+        advantage in -2.0..0.0_f64,
+        config in any_config(),
+    ) {
+        prop_assume!(config.delta > 0.0 || !config.loss.clips());
+        let weights = plain(&config);
+        let dual = TrainConfig { dual_clip: 1.2, ..config.clone() };
+        let without = TrainConfig { dual_clip: 0.0, ..config };
+        prop_assert_eq!(
+            run(&tokens, advantage, &weights, &dual),
+            run(&tokens, advantage, &weights, &without)
+        );
+    }
+
     /// The threshold selects at least the requested fraction and at most one token more.
     #[test]
     fn the_entropy_threshold_selects_its_fraction(

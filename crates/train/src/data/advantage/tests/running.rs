@@ -1,0 +1,120 @@
+//! Running baselines: their divisor, a stationary stream, and what decays.
+
+use super::{assert_near, lone, scaled};
+use crate::config::AdvantageScale;
+use crate::data::advantage::Baselines;
+use crate::data::advantage::moments::Moments;
+
+fn after(past: &[f64]) -> Baselines {
+    let mut baselines = Baselines::new(1e12);
+    let past: Vec<_> = past.iter().map(|x| lone(*x)).collect();
+    baselines.advantages(&past, &scaled(AdvantageScale::Group));
+    baselines
+}
+
+/// The advantage of one value in a step of its own.
+fn next(baselines: &mut Baselines, value: f64) -> f64 {
+    baselines.advantages(&[lone(value)], &scaled(AdvantageScale::Group)).values[0][0].unwrap()
+}
+
+#[test]
+fn the_first_exception_after_equal_values_has_an_advantage_of_two() {
+    let mut baselines = after(&[1.0; 100]);
+    assert_eq!(next(&mut baselines, 1.0), 0.0);
+    assert_near(next(&mut baselines, 0.0), -1.0 / (0.5 + 1e-4));
+    // The same after it, although the deviation is no longer 0.
+    assert_near(next(&mut baselines, 0.0), -(101.0 / 102.0) / (0.5 + 1e-4));
+    assert_near(next(&mut baselines, 1.0), (2.0 / 103.0) / (0.5 + 1e-4));
+}
+
+#[test]
+fn an_even_split_is_standardized() {
+    let mut baselines = after(&[[0.0; 50], [1.0; 50]].concat());
+    assert!((next(&mut baselines, 1.0) - 1.0).abs() < 0.02);
+    assert!((next(&mut baselines, 0.0) + 1.0).abs() < 0.02);
+}
+
+#[test]
+fn stars_are_divided_by_half_of_their_range() {
+    let mut stars = vec![5.0; 40];
+    stars.extend([4.0; 35]);
+    stars.extend([3.0; 15]);
+    stars.extend([2.0; 5]);
+    stars.extend([1.0; 5]);
+    let mean = stars.iter().sum::<f64>() / 100.0;
+    assert_near(mean, 4.0);
+    let baselines = after(&stars);
+    for x in [1.0, 2.0, 3.0, 4.0, 5.0] {
+        assert_near(next(&mut baselines.clone(), x), (x - mean) / (2.0 + 1e-4));
+    }
+}
+
+/// A generator of uniform numbers in [0, 1) (Knuth's constants).
+struct Uniform(u64);
+
+impl Uniform {
+    fn next(&mut self) -> f64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[test]
+fn the_advantages_of_a_stationary_stream_have_mean_zero() {
+    for share_down in [0.5, 0.1, 0.01] {
+        let mut uniform = Uniform(7);
+        let mut baselines = Baselines::new(256.0);
+        let count = 40_000;
+        let (mut sum, mut least) = (0.0, 0.0_f64);
+        for _ in 0..count {
+            let value = f64::from(u8::from(uniform.next() >= share_down));
+            let advantage = next(&mut baselines, value);
+            sum += advantage;
+            least = least.min(advantage);
+        }
+        let mean: f64 = sum / f64::from(count);
+        assert!(mean.abs() < 0.005, "{share_down}: {mean}");
+        assert!(least >= -2.0, "{share_down}: {least}");
+    }
+}
+
+#[test]
+fn an_outlier_does_not_reduce_later_advantages_forever() {
+    let mut baselines = Baselines::new(16.0);
+    let alternate = |baselines: &mut Baselines, count: u32| {
+        (0..count).map(|i| next(baselines, f64::from(i % 2)).abs()).fold(0.0, |_, last| last)
+    };
+    let before = alternate(&mut baselines, 200);
+    next(&mut baselines, 1000.0);
+    assert!(alternate(&mut baselines, 100) < 0.1 * before);
+    let later = alternate(&mut baselines, 2000);
+    assert!((later - before).abs() < 0.01, "{later} instead of {before}");
+}
+
+#[test]
+fn a_checkpoint_without_a_range_loads() {
+    let moments = Moments::of([0.0, 1.0, 1.0, 1.0].into_iter());
+    let mut json = serde_json::to_value(moments).unwrap();
+    for key in ["min", "max"] {
+        json.as_object_mut().unwrap().remove(key).unwrap();
+    }
+    let loaded: Moments = serde_json::from_value(json).unwrap();
+    assert_eq!((loaded.min, loaded.max), (f64::INFINITY, f64::NEG_INFINITY));
+    // The mean is a known value of the range, and the range grows with new values.
+    assert_near(loaded.half_range_with(0.0), 0.375);
+    let joined = loaded.decayed(0.9).joined(Moments::weighted(1.0, 1.0));
+    assert_near(joined.half_range_with(0.0), 0.5);
+}
+
+#[test]
+fn decay_keeps_the_mean_and_the_population_variance() {
+    let moments = Moments::of([1.0, 2.0, 6.0].into_iter()).decayed(0.5);
+    assert_eq!((moments.count, moments.mean, moments.squares), (1.5, 3.0, 7.0));
+    // The distances of the extremes from the mean halve in eight times as many samples.
+    let half = (0..7).fold(moments, |moments, _| moments.decayed(0.5));
+    assert_near(half.min, 2.0);
+    assert_near(half.max, 4.5);
+    let empty = Moments::default().decayed(0.5);
+    assert_eq!(empty, Moments::default());
+}
