@@ -33,6 +33,9 @@ group_size = 4
 max_tokens = 24
 feedback_wait_ms = 50
 
+[policy]
+promotion = "direct"
+publish_every = 1
 [train]
 samples_per_step = 8
 micro_batch = 8

@@ -22,7 +22,9 @@ use hone_model::adapter::{LinearKind, LoraConfig, Modules, Patterns};
 use hone_sampler::{BatchedEngine, SamplerConfig};
 use hone_store::{Store, StoreConfig};
 use hone_train::config::TrainConfig;
-use hone_train::policy::{Candidate, Policies, PolicyConfig, PublishOutcome};
+use hone_train::policy::{
+    Candidate, Policies, PolicyConfig, PolicySetup, PublishOutcome, ScoredBy,
+};
 use hone_train::{LearnError, Learner, Snapshot, TrainSample};
 
 /// Difference that the order of f32 sums explains.
@@ -265,6 +267,7 @@ impl Candidate for ChangedFiles {
 
     fn score(
         &self,
+        _: ScoredBy<'_>,
         prompt_ids: &[TokenId],
         ids: &[TokenId],
         temperature: f32,
@@ -303,8 +306,17 @@ async fn the_engine_rejects_an_adapter_whose_scale_is_wrong() {
     let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
     let (engine, config) = (pair.engine.clone(), PolicyConfig::default());
     let (tolerance, prompt) = (config.parity_tolerance, pair.prompt(1));
-    let policies =
-        Policies::restore(engine, store, config, metrics, pair.files.path(), prompt).await.unwrap();
+    let policies = Policies::restore(PolicySetup {
+        publisher: engine,
+        store,
+        config,
+        metrics,
+        data_dir: pair.files.path().to_owned(),
+        probe_prompt: prompt,
+        examiner: None,
+    })
+    .await
+    .unwrap();
     let publish = async |parent: PolicyVersion, change: fn(&Path)| {
         let candidate = ChangedFiles { policy: pair.learner.snapshot().unwrap(), change };
         policies.publish(&candidate, parent, 1, [].into()).await.unwrap()

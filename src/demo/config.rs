@@ -10,6 +10,7 @@ use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind}
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
 use hone_train::config::{TrainConfig, WarningConfig};
+use hone_train::policy::{PolicyConfig, Promotion};
 
 use super::options::RewardsMode;
 use super::task::{MAX_TOKENS, REWARD_MAX, THUMBS};
@@ -47,6 +48,11 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             ..RolloutConfig::default()
         },
         train: train(steps, seed),
+        policy: PolicyConfig {
+            promotion: Promotion::Direct,
+            publish_every: 1,
+            ..PolicyConfig::default()
+        },
         run: RunConfig {
             warnings: WarningConfig { reward_max: Some(REWARD_MAX), ..WarningConfig::default() },
             ..RunConfig::default()

@@ -339,6 +339,7 @@ fn a_run_has_the_steps_of_its_epochs() {
     std::fs::write(dir.path().join("prompts.jsonl"), rows).unwrap();
     let text = format!(
         "[dataset]\npath = '{0}/prompts.jsonl'\n[rollout]\nmax_tokens = 40\ngroup_size = 4\n\
+         [policy]\npromotion = 'direct'\npublish_every = 1\n\
          [train]\nsamples_per_step = 8\nschedule = 'linear'\nepochs = 0.5\n\
          [[route]]\nname = 'default'\n[[route.reward]]\nname = 'size'\nkind = 'length'\nideal = 12\nspread = 12\n",
         dir.path().display()

@@ -14,6 +14,9 @@ use daemon::{Daemon, text};
 const CONFIG: &str = r#"
 [engine]
 replicas = 2
+[policy]
+promotion = "direct"
+publish_every = 1
 [train]
 samples_per_step = 8
 learning_rate = 0.01

@@ -69,6 +69,9 @@ path = "{root}/datasets/additions.jsonl"
 group_size = 4
 max_tokens = 40
 dataset_route = "default"
+[policy]
+promotion = "direct"
+publish_every = 1
 [train]
 samples_per_step = 16
 learning_rate = 1e-4

@@ -83,7 +83,7 @@ impl Trainer<'_> {
                 self.step(batch)?;
                 wait = Duration::ZERO;
             } else {
-                self.maybe_publish()?;
+                self.maybe_publish(state != TrainState::Waiting)?;
                 self.status.set_state(state);
                 self.report();
                 wait = POLL_INTERVAL;
@@ -158,7 +158,8 @@ impl Trainer<'_> {
         }
         let outcome = match self.next_batch(1)? {
             Some(batch) => {
-                let step = self.step(batch).and_then(|()| self.await_publication());
+                let step = self.step(batch).and_then(|()| self.maybe_publish(true));
+                let step = step.and_then(|()| self.await_publication());
                 step.map(|()| self.status.read()).map_err(TrainError::from)
             }
             None => Err(TrainError::NothingReady),
@@ -211,7 +212,7 @@ impl Trainer<'_> {
     fn record_ahead(&mut self) -> Result<(), TrainFailure> {
         if let Some(AheadStep { prepared, stats, started }) = self.ahead.take() {
             self.record(prepared, stats, started)?;
-            self.maybe_publish()?;
+            self.maybe_publish(false)?;
         }
         Ok(())
     }
@@ -285,14 +286,15 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts to publish the weights every `policy.publish_every` steps or `policy.publish_seconds`.
-    /// Does not if another version was activated during the step: the trainer continues from that one.
-    fn maybe_publish(&mut self) -> Result<(), TrainFailure> {
+    /// Starts to publish the weights every `policy.publish_every` steps or `policy.publish_seconds`, and
+    /// if no step follows (`is_last`). Does not if another version was activated during the step: the
+    /// trainer continues from that one.
+    fn maybe_publish(&mut self, is_last: bool) -> Result<(), TrainFailure> {
         let policy = &self.setup.policy;
         let steps = self.progress.unpublished_steps;
         let limit = Duration::from_secs(policy.publish_seconds);
-        let is_late = !limit.is_zero() && steps > 0 && self.last_publication.elapsed() >= limit;
-        let is_due = steps >= policy.publish_every || is_late;
+        let is_late = !limit.is_zero() && self.last_publication.elapsed() >= limit;
+        let is_due = steps >= policy.publish_every || steps > 0 && (is_last || is_late);
         let is_free = self.publication.is_none() && self.progress.hold.is_none();
         if is_due && is_free && !self.has_new_rollback() { self.begin_publish() } else { Ok(()) }
     }
