@@ -19,6 +19,7 @@ use hone_train::{TrainHandle, TrainSetup, TrainWorker};
 
 use super::background::Background;
 use super::examiner::examiner;
+use super::memory::reserved_memory;
 use super::model::load_engine;
 use super::rewards::reward_tools;
 use super::sampler::RolloutSampler;
@@ -148,6 +149,7 @@ impl Core {
                 metrics.clone(),
             )
         })?;
+        let reserved = reserved_memory(config, &model, serving.is_some(), sampler.is_some())?;
         let setup = TrainSetup {
             config: config.train.clone(),
             policy: config.policy.clone(),
@@ -155,6 +157,14 @@ impl Core {
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model,
+            reserved_memory: reserved,
+            is_idle: {
+                let engine = engine.clone();
+                Arc::new(move || {
+                    let load = engine.load();
+                    load.live_running + load.live_waiting == 0
+                })
+            },
             base: sampler.as_ref().map(|sampler| sampler.base.clone()),
             model_name: engine.info().name.clone(),
             checkpoints: data.join("checkpoints"),

@@ -1,7 +1,30 @@
 //! `hone train --explain-memory`.
 
+use hone_engine::ModelDir;
+use hone_model::ModelSpec;
+
 use super::model::open_model;
 use crate::config::Config;
+
+/// Bytes of an `f32`.
+const F32: usize = 4;
+
+/// Bytes that the process will allocate beyond the trainer's plan and what is loaded already: the copy
+/// of the model that the serving engine loads for a version, and the native sampler's cache.
+pub(super) fn reserved_memory(
+    config: &Config,
+    model: &ModelDir,
+    serves: bool,
+    samples: bool,
+) -> anyhow::Result<usize> {
+    let spec = ModelSpec::from_config(&model.config)?;
+    let weights: usize =
+        spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum();
+    let staging = if serves { weights * F32 } else { 0 };
+    let position = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * F32;
+    let cache = if samples { config.rollout.max_batch_tokens * position } else { 0 };
+    Ok(staging + cache)
+}
 
 /// A table of the memory that the trainer needs for the configured model, by part, and of the memory
 /// that the machine has available.

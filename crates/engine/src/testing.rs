@@ -113,6 +113,12 @@ impl FakeEngine {
         self.records().staged.clone()
     }
 
+    /// Occupies a slot of the color that holds `version` until the lease is dropped, as a long
+    /// completion does; `None` if no color holds it or every slot is taken.
+    pub fn hold_slot(&self, version: PolicyVersion) -> Option<Lease> {
+        self.admission.acquire_on(self.admission.color_of(version)?)
+    }
+
     /// Makes the next generation end with this error before its first token.
     pub fn fail_next_generation(&self, error: EngineError) {
         self.records().next_generation_error = Some(error);

@@ -37,6 +37,7 @@ impl TrainConfig {
         objective(self)?;
         at_least("train.baseline_window", self.baseline_window, 1.0)?;
         at_least("train.max_sampler_difference", self.max_sampler_difference, 0.0)?;
+        between("train.max_tokens", self.max_tokens, 0, 1 << 24)?;
         between("train.threads", self.threads, 0, 4096)?;
         between("train.keep_checkpoints", self.keep_checkpoints, 1, 10_000)?;
         self.lora.check()

@@ -3,6 +3,7 @@
 mod check;
 mod objective;
 mod optimizer;
+mod timetable;
 mod train;
 mod warnings;
 
@@ -11,5 +12,7 @@ pub use objective::{
     KlEstimator, LossKind, RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 pub use optimizer::{OptimizerKind, Recompute, ScheduleKind};
+pub(crate) use timetable::day;
+pub use timetable::{DailyWindow, TrainWhen};
 pub use train::TrainConfig;
 pub use warnings::WarningConfig;

@@ -10,6 +10,7 @@ use super::objective::{
     RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 use super::optimizer::{OptimizerKind, Recompute, ScheduleKind};
+use super::timetable::TrainWhen;
 
 /// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
 const DEFAULT_WARMUP: u64 = 10;
@@ -107,6 +108,13 @@ pub struct TrainConfig {
     pub baseline_window: f64,
     /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
     pub max_staleness: u64,
+    /// Longest sample, prompt and completion together in tokens; 0 is what fits in the memory. Groups
+    /// with a longer one are dropped.
+    pub max_tokens: usize,
+    /// When steps may be taken.
+    pub when: TrainWhen,
+    /// Largest number of steps in a day (UTC); 0 is no limit.
+    pub max_steps_per_day: u64,
     /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
     /// more than this in the mean, in nats; 0 never refuses.
     pub max_sampler_difference: f64,
@@ -197,6 +205,9 @@ impl Default for TrainConfig {
             zero_variance_groups: ZeroVariance::default(),
             baseline_window: 256.0,
             max_staleness: 8,
+            max_tokens: 0,
+            when: TrainWhen::default(),
+            max_steps_per_day: 0,
             max_sampler_difference: 0.05,
             threads: 0,
             priority: BackgroundPriority::default(),

@@ -155,13 +155,14 @@ impl PackedBatch {
 
 /// Splits the `active` samples into micro-batches of at most `micro_batch` samples, and those into
 /// shards of at most `max_tokens` computed tokens (a longer sample has its own shard). Samples of
-/// one prompt stay together where they fit, so that the prompt is computed once. Prompts with the
-/// most tokens come first.
+/// one prompt stay together where they fit, so that the prompt is computed once; for this, a shard of
+/// one prompt may have up to `longest` tokens. Prompts with the most tokens come first.
 pub(crate) fn shards(
     samples: &[TrainSample],
     active: &[usize],
     micro_batch: usize,
     max_tokens: usize,
+    longest: usize,
 ) -> Vec<Vec<Vec<usize>>> {
     let prompt = |index: usize| samples[index].prompt_ids.as_slice();
     let own_tokens = |index: usize| samples[index].ids.len() - 1;
@@ -181,8 +182,11 @@ pub(crate) fn shards(
                 used = 0;
             }
             used += prompt(group[0]).len();
+            // Without its own shard, a long prompt would be computed once for a few completions.
+            let most =
+                if tokens(group) > max_tokens { longest.max(max_tokens) } else { max_tokens };
             for &index in group {
-                if !shard.is_empty() && used + own_tokens(index) > max_tokens {
+                if !shard.is_empty() && used + own_tokens(index) > most {
                     shards.push(std::mem::take(&mut shard));
                     used = prompt(index).len();
                 }
@@ -218,7 +222,9 @@ mod tests {
         let lengths = [(0, 4, 3), (0, 4, 3), (1, 6, 5), (1, 6, 5), (1, 6, 5), (2, 2, 2), (3, 3, 2)];
         let samples = lengths.map(|(prompt, prompt_len, len)| sample(prompt, prompt_len, len));
         let active = [0, 1, 2, 3, 4, 5, 6];
-        let split = |micro_batch, max_tokens| shards(&samples, &active, micro_batch, max_tokens);
+        let split = |micro_batch, max_tokens| {
+            shards(&samples, &active, micro_batch, max_tokens, max_tokens)
+        };
         assert_eq!(split(64, 14), [vec![vec![2, 3], vec![4], vec![0, 1, 6], vec![5]]]);
         assert_eq!(split(64, 15), [vec![vec![2, 3], vec![4], vec![0, 1, 6, 5]]]);
         assert_eq!(split(64, 18), [vec![vec![2, 3, 4], vec![0, 1, 6, 5]]]);
@@ -226,6 +232,17 @@ mod tests {
         let batches = [vec![vec![2, 3, 4]], vec![vec![0, 1, 6]], vec![vec![5]]];
         assert_eq!(split(3, 100), batches);
         assert_eq!(split(0, 100).len(), 7, "a micro-batch has at least one sample");
-        assert_eq!(shards(&samples, &[4, 6], 64, 100), [[[4, 6]]]);
+        assert_eq!(shards(&samples, &[4, 6], 64, 100, 100), [[[4, 6]]]);
+    }
+    #[test]
+    fn a_long_prompt_is_shared_up_to_the_longest_shard() {
+        // A prompt of 90 tokens with four completions of 10 computed ones, and a short one.
+        let mut samples: Vec<_> = (0..4).map(|_| sample(0, 90, 11)).collect();
+        samples.push(sample(1, 5, 6));
+        let split = |longest| shards(&samples, &[0, 1, 2, 3, 4], 64, 64, longest);
+        assert_eq!(split(64), [[vec![0], vec![1], vec![2], vec![3], vec![4]]]);
+        assert_eq!(split(110), [[vec![0, 1], vec![2, 3], vec![4]]]);
+        assert_eq!(split(130), [[vec![0, 1, 2, 3], vec![4]]]);
+        assert_eq!(split(usize::MAX), [[vec![0, 1, 2, 3], vec![4]]]);
     }
 }

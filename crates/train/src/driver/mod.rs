@@ -25,6 +25,7 @@
 //! - Pause and stop take effect after the current step. Errors and panics end the loop, not the
 //!   thread: `worker` restarts it from the last checkpoint. Serving never blocks on the trainer.
 
+mod attempt;
 mod command;
 mod error;
 mod handle;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis};
 
+use crate::config::day;
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 
@@ -66,6 +67,10 @@ pub(super) struct TrainProgress {
     /// Versions in a row that were not promoted. Absent from older checkpoints.
     #[serde(default)]
     pub(super) rejections: u64,
+    /// The day (UTC) of the last step and its number of steps, for `train.max_steps_per_day`. Absent
+    /// from older checkpoints.
+    #[serde(default)]
+    pub(super) today: (u64, u64),
     /// The record of the last step. It names the groups that the step consumed, so a restart can
     /// repeat a ledger write that a crash prevented.
     pub(super) last_step: Option<StepRecord>,
@@ -82,6 +87,7 @@ impl TrainProgress {
             unpublished_groups: Vec::new(),
             returned_groups: BTreeSet::new(),
             rejections: 0,
+            today: (0, 0),
             last_step: None,
         }
     }
@@ -104,8 +110,14 @@ impl TrainProgress {
     /// Records a step.
     pub(super) fn add_step(&mut self, record: StepRecord) {
         self.unpublished_groups.extend(&record.groups);
+        self.today = (day(record.created), self.steps_today(record.created) + 1);
         self.last_step = Some(record);
         self.unpublished_steps += 1;
+    }
+
+    /// Number of steps on the day of `now`.
+    pub(super) fn steps_today(&self, now: UnixMillis) -> u64 {
+        if self.today.0 == day(now) { self.today.1 } else { 0 }
     }
 
     /// Number of recorded steps. The learner is one ahead while its step may still be undone.

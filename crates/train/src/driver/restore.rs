@@ -11,6 +11,7 @@ use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now
 use hone_model::ModelSpec;
 use hone_store::Op;
 
+use super::attempt::AttemptMarker;
 use super::command::TrainCommand;
 use super::error::TrainFailure;
 use super::progress::{Hold, TrainProgress};
@@ -25,7 +26,7 @@ use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::memory::BaseMemory;
-use crate::memory::memory_check::{self, available_memory};
+use crate::memory::memory_check::{MemoryRoom, available_memory};
 use crate::policy::{is_activated, version_name};
 
 impl<'a> Trainer<'a> {
@@ -37,7 +38,7 @@ impl<'a> Trainer<'a> {
         pools: &'a ThreadPools,
         wake: &Sender<TrainCommand>,
     ) -> Result<Self, TrainFailure> {
-        check_memory(setup, pools.train.current_num_threads())?;
+        let longest_sample = longest_sample(setup, pools.train.current_num_threads())?;
         let learner = pools.train.install(|| match &setup.base {
             Some(base) => Learner::with_model(base.clone(), &setup.config),
             None => Learner::new(&setup.model, &setup.config),
@@ -49,6 +50,8 @@ impl<'a> Trainer<'a> {
             pools,
             learner,
             progress: TrainProgress::new(setup.config.baseline_window),
+            longest_sample,
+            marker: AttemptMarker::new(&setup.checkpoints),
             publication: None,
             ahead: None,
             last_publication: Instant::now(),
@@ -64,6 +67,9 @@ impl<'a> Trainer<'a> {
                 serde_json::from_value(extra).map_err(|error| json_error(dir, error))?;
             trainer.progress.baselines.set_window(setup.config.baseline_window);
         }
+        trainer.learner.set_longest_shard(longest_sample);
+        status.update(|s| s.max_sample_tokens = longest_sample);
+        trainer.drop_interrupted()?;
         trainer.reconcile()?;
         // An adapter to start from is published before the first step, because the base's samples
         // are not samples of the adapter.
@@ -77,6 +83,33 @@ impl<'a> Trainer<'a> {
         }
         trainer.report();
         Ok(trainer)
+    }
+
+    /// Drops the groups of a step that ended the process, so that it is not repeated.
+    fn drop_interrupted(&self) -> Result<(), TrainFailure> {
+        let Some(attempt) = self.marker.read()? else { return Ok(()) };
+        let mut drops = Vec::new();
+        for id in attempt.groups {
+            let group = self.setup.store.group(id)?;
+            if group.is_some_and(|group| group.state == GroupState::Ready) {
+                drops.push((id, INTERRUPTED.to_owned()));
+            }
+        }
+        if !drops.is_empty() {
+            let samples: Vec<String> = attempt.samples.iter().map(ToString::to_string).collect();
+            let message = format!(
+                "a step ended the process and is not repeated: {} groups are dropped, the longest \
+                 sample has {} tokens; samples {}",
+                drops.len(),
+                attempt.longest,
+                samples.join(", ")
+            );
+            tracing::error!("{message}");
+            self.status.update(|s| s.last_error = Some(message));
+        }
+        let counter = &self.setup.metrics.train.dropped_groups;
+        batch_builder::drop_groups(&self.setup.store, drops, counter)?;
+        Ok(self.marker.clear()?)
     }
 
     /// Repeats what a crash after the last checkpoint prevented: the ledger's step record and the
@@ -280,10 +313,24 @@ fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnError {
     at(checkpoint)(error.into()).into()
 }
 
-/// Refuses a run that does not fit in the available memory, before the model is loaded.
-fn check_memory(setup: &TrainSetup, threads: usize) -> LearnResult<()> {
-    let Some(available) = available_memory() else { return Ok(()) };
+/// Reason of the groups of a step that ended the process.
+const INTERRUPTED: &str = "interrupted";
+
+/// The longest sample that fits in the available memory. Refuses a run that does not fit, before the
+/// model is loaded.
+fn longest_sample(setup: &TrainSetup, threads: usize) -> LearnResult<usize> {
+    let context = setup.model.context();
+    let Some(available) = available_memory() else {
+        let set = setup.config.max_tokens;
+        return Ok(if set > 0 { set } else { context });
+    };
     let spec = ModelSpec::from_config(&setup.model.config).map_err(LearnError::from)?;
     let base = BaseMemory::read(&spec, &setup.model.weights, setup.config.base_dtype)?;
-    memory_check::check_memory(&spec, base, &setup.config, threads, available, setup.base.is_some())
+    let room = MemoryRoom {
+        available,
+        reserved: setup.reserved_memory,
+        base_is_loaded: setup.base.is_some(),
+        threads,
+    };
+    room.longest_sample(&spec, base, &setup.config, context)
 }

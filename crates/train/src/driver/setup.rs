@@ -33,6 +33,11 @@ pub struct TrainSetup {
     pub max_completion_tokens: usize,
     /// The base model's directory.
     pub model: ModelDir,
+    /// Bytes that other parts of the process will still allocate: the copy of the model that a
+    /// publication loads, and the sampler's cache.
+    pub reserved_memory: usize,
+    /// Whether no client's request runs or waits, for `train.when = "idle"`.
+    pub is_idle: Arc<dyn Fn() -> bool + Send + Sync>,
     /// The base model's weights if they are already loaded, so that they are not loaded twice.
     pub base: Option<Model>,
     /// The base model's name, written to `base_model_name_or_path` of each adapter.

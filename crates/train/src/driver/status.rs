@@ -23,6 +23,8 @@ pub enum TrainState {
     Publishing,
     /// Paused by an operator, or at the step limit of `hone train`.
     Paused,
+    /// `train.when` or `train.max_steps_per_day` permits no step now.
+    Scheduled,
     /// `train.max_steps` is reached.
     Finished,
     /// Waiting to restart after an error, which is in [`TrainStatus::last_error`].
@@ -30,12 +32,13 @@ pub enum TrainState {
 }
 
 impl TrainState {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Disabled,
         Self::Waiting,
         Self::Training,
         Self::Publishing,
         Self::Paused,
+        Self::Scheduled,
         Self::Finished,
         Self::Failed,
     ];
@@ -48,6 +51,7 @@ impl TrainState {
             Self::Training => "training",
             Self::Publishing => "publishing",
             Self::Paused => "paused",
+            Self::Scheduled => "scheduled",
             Self::Finished => "finished",
             Self::Failed => "failed",
         }
@@ -72,6 +76,12 @@ pub struct TrainStatus {
     /// The pause that an operator's activation of a version began, with its end; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
+    /// Why the state is `scheduled`; absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Longest sample in tokens that can be trained on, by `train.max_tokens` or the memory; 0 until
+    /// the trainer has started.
+    pub max_sample_tokens: usize,
     /// Metrics of the last step.
     pub metrics: BTreeMap<String, f64>,
     /// The last failure, rejection or reason for a skipped batch; kept when training continues.

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
+use super::attempt::{AttemptMarker, StepAttempt};
 use super::command::{StepGate, StepReply, TrainCommand};
 use super::error::{TrainError, TrainFailure};
 use super::prepared::PreparedBatch;
@@ -17,7 +18,7 @@ use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::{SkipLog, SkippedBatch};
 use super::status::{StatusCell, TrainState};
 use super::step_metrics;
-use crate::data::batch_builder::{TrainBatch, VersionAges};
+use crate::data::batch_builder::{BatchGroup, TrainBatch, VersionAges};
 use crate::data::{batch_builder, feedback_cap};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
@@ -26,6 +27,9 @@ use crate::policy::PublishOutcome;
 
 /// How long an idle trainer waits for a command before it looks for ready groups anyway.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reason of a dropped group with a sample that does not fit in the memory.
+const TOO_LONG: &str = "too_long";
 
 /// How often a requested step looks whether a publication has ended.
 const AWAIT_INTERVAL: Duration = Duration::from_millis(2);
@@ -47,6 +51,10 @@ pub(super) struct Trainer<'a> {
     pub(super) last_publication: Instant,
     /// Wakes this thread at the end of a publication.
     pub(super) wake: Sender<TrainCommand>,
+    /// Longest sample in tokens that fits in the memory.
+    pub(super) longest_sample: usize,
+    /// Marks the step that is being computed.
+    pub(super) marker: AttemptMarker,
     /// Operator activations that the weights follow.
     pub(super) rollbacks: u64,
     /// Arrival times of feedback that was trained on, but not yet in a published version.
@@ -129,10 +137,15 @@ impl Trainer<'_> {
     fn state_without_step(&mut self, gate: &StepGate) -> TrainState {
         let (steps, max_steps) = (self.learner.step_count(), self.setup.config.max_steps);
         let blocks = self.publication.as_ref().is_some_and(|p| p.blocks_steps);
+        let schedule = self.closed_by_schedule();
+        let is_scheduled = schedule.is_some();
+        self.status.update(|s| s.schedule = schedule);
         let closed = if max_steps > 0 && steps >= max_steps {
             Some(TrainState::Finished)
         } else if gate.is_closed(steps) || self.progress.is_held(now_ms()) {
             Some(TrainState::Paused)
+        } else if is_scheduled {
+            Some(TrainState::Scheduled)
         } else {
             None
         };
@@ -145,6 +158,16 @@ impl Trainer<'_> {
             Some(state) => state,
             None => TrainState::Waiting,
         }
+    }
+
+    /// Why `train.when` or `train.max_steps_per_day` permits no step now.
+    fn closed_by_schedule(&self) -> Option<String> {
+        let (config, now) = (&self.setup.config, now_ms());
+        let most = config.max_steps_per_day;
+        if most > 0 && self.progress.steps_today(now) >= most {
+            return Some(format!("train.max_steps_per_day ({most}) is reached"));
+        }
+        config.when.closed(now, || (self.setup.is_idle)())
     }
 
     /// Takes one step on the groups that are ready, publishes it, and replies with the status.
@@ -183,10 +206,36 @@ impl Trainer<'_> {
             config.samples_per_step,
             &setup.metrics.train.dropped_groups,
         )?;
-        if let Some(batch) = &mut batch {
-            feedback_cap::cap(batch, &setup.routes, &setup.metrics);
+        if let Some(built) = &mut batch {
+            let dropped = self.drop_long(built)?;
+            if dropped && built.members().count() < wanted {
+                // The other groups stay ready.
+                return Ok(None);
+            }
+            feedback_cap::cap(built, &setup.routes, &setup.metrics);
         }
         Ok(batch)
+    }
+
+    /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
+    fn drop_long(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
+        let tokens = |group: &BatchGroup| {
+            let longest = group.members.iter().map(|member| member.sample.ids.len()).max();
+            group.prompt_ids.len() + longest.unwrap_or_default()
+        };
+        let limit = self.longest_sample;
+        let long: Vec<_> = batch.groups.extract_if(.., |group| tokens(group) > limit).collect();
+        if long.is_empty() {
+            return Ok(false);
+        }
+        for group in &long {
+            let (id, tokens) = (group.group.id, tokens(group));
+            tracing::warn!(group = %id, tokens, limit, "a sample is too long to be trained on");
+        }
+        let drops = long.iter().map(|group| (group.group.id, TOO_LONG.to_owned()));
+        let counter = &self.setup.metrics.train.dropped_groups;
+        batch_builder::drop_groups(&self.setup.store, drops, counter)?;
+        Ok(true)
     }
 
     /// One step: prepare, optimize, record, maybe publish. It ends early in two cases:
@@ -237,9 +286,11 @@ impl Trainer<'_> {
         // Unpublished weights have no version; `u64::MAX` matches no sample.
         let version = self.progress.current_version().map_or(u64::MAX, |v| v.0);
         let max_tokens = self.setup.max_completion_tokens;
+        self.marker.set(&StepAttempt::of(&prepared.batch))?;
         let learner = &mut self.learner;
         let stats =
             self.pools.train.install(|| learner.step(&prepared.samples, version, max_tokens));
+        self.marker.clear()?;
         match stats {
             Ok(StepStats { skipped: Some(reason), .. }) => Ok(Err(prepared.skip(reason))),
             Ok(stats) => Ok(Ok(stats)),

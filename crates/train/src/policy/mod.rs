@@ -15,12 +15,10 @@ mod candidate;
 mod config;
 mod error;
 mod gate;
-mod paired_exam;
 mod publish;
 mod registry;
 mod retention;
 mod rollback;
-mod sequential;
 mod traffic;
 mod version_dir;
 

@@ -8,7 +8,7 @@ use hone_store::Op;
 use super::candidate::{Candidate, PublishOutcome};
 use super::config::Promotion;
 use super::error::PolicyError;
-use super::gate::{Examination, all_passed};
+use super::gate::{self, Examination, all_passed};
 use super::registry::Policies;
 use super::rollback::activation_ops;
 use super::{retention, version_dir};
@@ -172,7 +172,7 @@ impl Policies {
             active_adapter: active_adapter.as_deref(),
             config: &self.config,
         };
-        examination.parity(&self.probe_prompt, &mut record.checks).await?;
+        gate::check_parity(&examination, &self.probe_prompt, &mut record.checks).await?;
         let differences = record.checks.iter().filter_map(|check| check.value);
         let difference = differences.fold(0.0, |most: f64, value| {
             if most.is_nan() || value.is_nan() { f64::NAN } else { most.max(value) }
@@ -183,7 +183,7 @@ impl Policies {
             && self.config.promotion != Promotion::Direct
             && all_passed(&record.checks)
         {
-            examination.compare(examiner, &mut record.checks).await?;
+            gate::compare(&examination, examiner, &mut record.checks).await?;
         }
         Ok(())
     }

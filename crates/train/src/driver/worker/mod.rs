@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 
 use hone_core::threads::to_background;
 
+use super::attempt::AttemptMarker;
 use super::command::{StepGate, TrainCommand};
 use super::error::{TrainError, TrainFailure};
 use super::handle::TrainHandle;
@@ -26,6 +27,8 @@ const STOP_INTERVAL: Duration = Duration::from_millis(5);
 /// Owner of the trainer's thread.
 pub struct TrainWorker {
     handle: TrainHandle,
+    /// Marks the step that is being computed.
+    marker: AttemptMarker,
     /// `None` if training is disabled.
     thread: Option<JoinHandle<()>>,
 }
@@ -38,8 +41,9 @@ impl TrainWorker {
     /// If the ledger cannot be read, or the thread or its pools cannot be started.
     pub fn start(setup: TrainSetup) -> Result<Self, TrainFailure> {
         let metrics = setup.metrics.clone();
+        let marker = AttemptMarker::new(&setup.checkpoints);
         if !setup.config.enabled {
-            return Ok(Self { handle: TrainHandle::disabled(metrics), thread: None });
+            return Ok(Self { handle: TrainHandle::disabled(metrics), marker, thread: None });
         }
         let status = StatusCell::new(TrainState::Waiting, metrics);
         // The ledger's last step, as long as the model is being loaded.
@@ -60,7 +64,7 @@ impl TrainWorker {
             to_background();
             supervise(&setup, (&commands, &sender), &status, &runtime, &pools);
         });
-        Ok(Self { handle, thread: Some(thread.map_err(TrainFailure::Thread)?) })
+        Ok(Self { handle, marker, thread: Some(thread.map_err(TrainFailure::Thread)?) })
     }
 
     /// A handle to the thread.
@@ -78,6 +82,10 @@ impl TrainWorker {
         while !thread.is_finished() {
             if started.elapsed() >= patience {
                 tracing::warn!("the trainer is still in its step and is not waited for");
+                // The end of the process is not the step's fault, so the next start may repeat it.
+                if let Err(error) = self.marker.clear() {
+                    tracing::warn!(%error, "the next start will not repeat the step");
+                }
                 return;
             }
             tokio::time::sleep(STOP_INTERVAL).await;

@@ -37,6 +37,8 @@ pub(crate) struct ForwardBackward<'a> {
     pub lengths: Vec<usize>,
     /// The divisor of the `dr_grpo` loss.
     pub max_completion_tokens: usize,
+    /// Tokens of the longest shard that the memory permits.
+    pub longest_shard: usize,
     /// The version of the policy's weights. For samples of this version the recorded and recomputed
     /// log-probabilities are compared; `None` compares none.
     pub current_version: Option<u64>,
@@ -106,11 +108,16 @@ impl ForwardBackward<'_> {
         let spec = self.model.spec();
         let max_tokens = memory::shard_tokens(spec);
         let mut streams = 1_u64..;
-        let batches: Vec<Vec<Shard>> =
-            shards(self.samples, self.active, self.config.micro_batch, max_tokens)
-                .into_iter()
-                .map(|micro_batch| micro_batch.into_iter().zip(streams.by_ref()).collect())
-                .collect();
+        let batches: Vec<Vec<Shard>> = shards(
+            self.samples,
+            self.active,
+            self.config.micro_batch,
+            max_tokens,
+            self.longest_shard,
+        )
+        .into_iter()
+        .map(|micro_batch| micro_batch.into_iter().zip(streams.by_ref()).collect())
+        .collect();
         let objective = self.objective(&batches)?;
         let mut output = PassOutput { totals: StepTotals::of_one_pass(), ..PassOutput::default() };
         let parallel = memory::shards_in_parallel(spec);

@@ -60,6 +60,7 @@ fn run_with(
         adaptive: AdaptiveCoefficients::new(config),
         lengths,
         max_completion_tokens: 12,
+        longest_shard: 0,
         current_version: None,
         dropout_seed: 5,
         cache,
@@ -275,6 +276,7 @@ fn order_and_samples_of_weight_zero_do_not_change_the_gradient() {
         adaptive: AdaptiveCoefficients::new(&config),
         lengths,
         max_completion_tokens: 12,
+        longest_shard: 0,
         current_version: None,
         dropout_seed: 5,
         cache: &LogprobCache::default(),
@@ -363,7 +365,7 @@ fn shards_keep_groups_together_within_their_bound() {
             + shard.iter().map(|i| samples[*i].ids.len() - 1).sum::<usize>()
     };
     for (bound, micro_batch) in [(1, 64), (25, 64), (40, 64), (1000, 64), (40, 5)] {
-        let batches = shards(&samples, &active, micro_batch, bound);
+        let batches = shards(&samples, &active, micro_batch, bound, bound);
         let mut seen: Vec<usize> = batches.iter().flatten().flatten().copied().collect();
         seen.sort_unstable();
         assert_eq!(seen, active, "every sample once");
@@ -389,7 +391,7 @@ fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threa
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     for (model, is_wide) in [(tiny_model(DType::F32), false), (wide, true)] {
         let max_tokens = memory::shard_tokens(model.spec());
-        let parts = shards(&samples, &active, 64, max_tokens).remove(0);
+        let parts = shards(&samples, &active, 64, max_tokens, max_tokens).remove(0);
         assert_eq!(parts.len() == 1, is_wide);
         let lora = LoraWeights::fresh(
             model.spec(),
@@ -409,6 +411,7 @@ fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threa
             adaptive: AdaptiveCoefficients::new(&config),
             lengths: Vec::new(),
             max_completion_tokens: 12,
+            longest_shard: 0,
             current_version: None,
             dropout_seed: 5,
             cache: &LogprobCache::default(),

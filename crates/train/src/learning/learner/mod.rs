@@ -51,6 +51,8 @@ pub struct Learner {
     tokens: u64,
     /// Durations of the last step's parts.
     timing: StepTiming,
+    /// Tokens of the longest shard that the memory permits; at least the target is used.
+    longest_shard: usize,
 }
 
 impl Learner {
@@ -121,6 +123,7 @@ impl Learner {
             restart: 0,
             tokens: 0,
             timing: StepTiming::default(),
+            longest_shard: 0,
         })
     }
 
@@ -143,6 +146,12 @@ impl Learner {
     /// curriculum.
     pub fn set_peak_rate(&mut self, rate: f64) {
         self.config.learning_rate = rate;
+    }
+
+    /// Sets the tokens of the longest shard that the memory permits, which lets the completions of a
+    /// long prompt share it.
+    pub(crate) fn set_longest_shard(&mut self, tokens: usize) {
+        self.longest_shard = tokens;
     }
 
     /// The adapter to serve: the average if `train.ema_decay` or `train.swa_start` configures one

@@ -141,6 +141,7 @@ impl Learner {
                 adaptive: self.adaptive,
                 lengths,
                 max_completion_tokens,
+                longest_shard: self.longest_shard,
                 current_version,
                 dropout_seed,
                 cache,

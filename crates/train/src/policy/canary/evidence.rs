@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyCheck, PolicyVersion, SampleId};
 
-use super::VersionRating;
+use super::rating::VersionRating;
+use super::sequential::{CanaryVerdict, PairedArms, SequentialTest};
 use crate::policy::config::{CanaryConfig, CanaryLimit};
-use crate::policy::sequential::{CanaryVerdict, PairedArms, SequentialTest};
 
 /// Failed requests of a canary below which they may be a coincidence.
 const MIN_FAILURES: u64 = 3;

@@ -2,11 +2,13 @@
 //!
 //! Requests are assigned by a hash of their session or user, so that one user meets one version.
 //! Clients' ratings of both versions, scaled to their part's range, feed a sequential test that remains
-//! valid although it is evaluated after every rating ([`sequential`](super::sequential)). The first
+//! valid although it is evaluated after every rating ([`sequential`]). The first
 //! share is small, so that a bad version reaches few users; the last one is large, because a test
 //! between equally large groups decides with the fewest ratings.
 
 mod evidence;
+mod rating;
+mod sequential;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,28 +17,15 @@ use tokio::sync::Notify;
 
 use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyCheck, PolicyVersion, SampleId};
+use hone_core::types::{PolicyCheck, PolicyVersion};
 
 use super::config::CanaryConfig;
 use evidence::CanaryEvidence;
 
+pub use rating::VersionRating;
+
 /// How often a canary without new ratings looks at its time limit.
 const TICK: Duration = Duration::from_millis(200);
-
-/// A client's rating of one version's completion.
-#[derive(Clone, Debug)]
-pub struct VersionRating {
-    /// The version that generated the completion.
-    pub version: PolicyVersion,
-    /// The completion. Its first rating of each part counts.
-    pub sample: SampleId,
-    /// The route. Ratings are compared within a route and part.
-    pub route: String,
-    /// The reward part.
-    pub part: String,
-    /// The rating from 0, the worst value of the part's range, to 1, the best.
-    pub value: f64,
-}
 
 /// The canary in progress, if there is one.
 pub(super) struct Canary {

@@ -11,7 +11,7 @@ use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
 use hone_reward::{Route, Routes, ScoreInput};
 use hone_store::{Store, StoreError};
 
-use super::Examination;
+use super::examination::Examination;
 
 /// A prompt that candidate and active version complete.
 #[derive(Clone)]

@@ -4,10 +4,10 @@ use hone_core::types::PolicyCheck;
 use hone_engine::Completion;
 
 use super::comparison::{ComparedPrompt, truncated};
-use super::{Examination, failed, mean, passed};
+use super::examination::{Examination, failed, mean, passed};
+use super::paired::MeanBounds;
 use crate::policy::candidate::ScoredBy;
 use crate::policy::error::PolicyError;
-use crate::policy::paired_exam::MeanBounds;
 
 /// Prompts on which the KL is measured. It needs forward passes of other policies, and is the same on
 /// all prompts if it explodes.

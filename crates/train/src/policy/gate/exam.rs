@@ -7,9 +7,9 @@ use hone_core::types::PolicyCheck;
 use hone_reward::Route;
 
 use super::comparison::{ComparedPrompt, Examiner};
-use super::{failed, passed};
+use super::examination::{failed, passed};
+use super::paired::MeanBounds;
 use crate::policy::config::GateConfig;
-use crate::policy::paired_exam::MeanBounds;
 
 /// Differences of candidate and active version, one per prompt.
 #[derive(Default)]

@@ -1,15 +1,15 @@
-//! Whether each engine serves the candidate as it was trained.
+//! Whether each engine samples from the policy that was trained.
 
 use hone_core::types::{PolicyCheck, SamplingParams, TokenId};
 
-use super::{Examination, failed, mean, passed};
+use super::examination::{Examination, failed, mean, passed};
 use crate::policy::candidate::ScoredBy;
 use crate::policy::error::PolicyError;
 
 /// Adds `parity/ENGINE` for each engine: the mean absolute difference, in nats, of its log-probabilities
 /// and the trainer's on tokens that it samples. Training and serving must agree on what the policy is,
 /// and the importance ratio needs the sampler's recorded log-probabilities.
-pub(super) async fn check(
+pub(in crate::policy) async fn check(
     examination: &Examination<'_>,
     probe_prompt: &[TokenId],
     checks: &mut Vec<PolicyCheck>,

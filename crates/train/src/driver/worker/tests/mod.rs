@@ -366,3 +366,80 @@ async fn an_initial_adapter_is_served_before_the_first_step() {
     assert_eq!(world.policies.list().unwrap().len(), 3);
     world.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_ended_the_process_is_not_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.worker.handle().pause().unwrap();
+    world.wait_for_state(TrainState::Paused).await;
+    let groups = [world.group(4, 0).await, world.group(6, 0).await];
+    world.stop().await;
+    // As after a kill during the step.
+    let marker = dir.path().join("checkpoints/attempt.json");
+    std::fs::create_dir_all(marker.parent().unwrap()).unwrap();
+    let samples = [hone_core::types::SampleId::new()];
+    let attempt = serde_json::json!({"groups": groups, "samples": samples, "longest": 6000});
+    std::fs::write(&marker, attempt.to_string()).unwrap();
+
+    let world = World::start(dir.path()).await;
+    let dropped = GroupState::Dropped("interrupted".to_owned());
+    world.until("dropped", |w| groups.iter().all(|id| w.state(*id) == dropped)).await;
+    let error = world.worker.handle().status().last_error.unwrap();
+    assert!(error.contains(&samples[0].to_string()) && error.contains("6000 tokens"), "{error}");
+    let counter = &world.metrics.train.dropped_groups;
+    assert_eq!(counter.with_label_values(&["interrupted"]).get(), 2);
+    // The next groups are trained on, and a step that ends leaves no marker.
+    world.group(4, 0).await;
+    world.group(6, 0).await;
+    world.wait_for_version(1).await;
+    assert!(!marker.exists());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sample_that_does_not_fit_is_dropped_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    // The samples have a prompt of two tokens or more and two sampled ones.
+    let world = World::start_with(dir.path(), |config| config.max_tokens = 3).await;
+    assert_eq!(world.worker.handle().status().max_sample_tokens, 3);
+    let groups = [world.group(4, 0).await, world.group(6, 0).await];
+    let dropped = GroupState::Dropped("too_long".to_owned());
+    world.until("dropped", |w| groups.iter().all(|id| w.state(*id) == dropped)).await;
+    let counter = &world.metrics.train.dropped_groups;
+    assert_eq!(counter.with_label_values(&["too_long"]).get(), 2);
+    assert_eq!(world.worker.handle().status().step, 0);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schedule_and_the_limit_of_a_day_hold_back_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start_with(dir.path(), |config| config.max_steps_per_day = 1).await;
+    for token in [4, 6, 7, 8] {
+        world.group(token, 0).await;
+    }
+    world.wait_for_state(TrainState::Scheduled).await;
+    let status = world.worker.handle().status();
+    assert_eq!(status.schedule.as_deref(), Some("train.max_steps_per_day (1) is reached"));
+    assert_eq!(status.step, 1);
+    assert_eq!(status.policy_version, 1, "the last step of the day is published");
+    world.stop().await;
+    // The limit survives a restart; without it, training continues. A window that is never open now
+    // holds it back again.
+    let minute = hone_core::types::now_ms() / 60_000 % 1440;
+    let clock = |minute: u64| format!("{:02}:{:02}", minute % 1440 / 60, minute % 60);
+    let later = format!("{}-{}", clock(minute + 120), clock(minute + 180));
+    for (limit, when) in [(1, "always"), (0, later.as_str())] {
+        let world = World::start_with(dir.path(), |config| {
+            config.max_steps_per_day = limit;
+            config.when = when.parse().unwrap();
+        });
+        let world = world.await;
+        world.wait_for_state(TrainState::Scheduled).await;
+        world.stop().await;
+    }
+    let world = World::start(dir.path()).await;
+    world.wait_for_version(2).await;
+    world.stop().await;
+}

@@ -186,6 +186,8 @@ impl World {
             peak_rates: Vec::new(),
             max_completion_tokens: 8,
             model: ModelDir::open(Path::new(fixture)).unwrap(),
+            reserved_memory: 0,
+            is_idle: Arc::new(|| true),
             base: None,
             model_name: "tiny".to_owned(),
             checkpoints: dir.join("checkpoints"),

@@ -126,6 +126,7 @@ fn pass(learner: &Learner) -> PassOutput {
         adaptive: learner.adaptive,
         lengths: samples.iter().map(|sample| sample.ids.len()).collect(),
         max_completion_tokens: 30,
+        longest_shard: 0,
         current_version: None,
         dropout_seed: 5,
         cache: &LogprobCache::default(),

@@ -17,15 +17,15 @@ use hone_reward::Routes;
 use hone_reward::routes::RouteList;
 use hone_store::{Op, Store, StoreConfig};
 
-use super::Examiner;
 use crate::error::LearnError;
 use crate::policy::{
-    Candidate, GateConfig, Policies, PolicyConfig, PolicySetup, Promotion, PublishOutcome, ScoredBy,
+    Candidate, Examiner, GateConfig, Policies, PolicyConfig, PolicySetup, Promotion,
+    PublishOutcome, ScoredBy,
 };
 
 /// New weights that score tokens as the fake engine does, with differences of the other policies.
 #[derive(Clone, Copy, Default)]
-struct FakeWeights {
+pub(super) struct FakeWeights {
     /// Log-probability of each token under the candidate minus that of the engine.
     own: f32,
     /// The same under the base and under the active version.
@@ -76,21 +76,42 @@ pattern = ":"
 weight = 0.001
 "#;
 
-struct World {
-    dir: tempfile::TempDir,
-    engine: Arc<FakeEngine>,
-    store: Store,
-    policies: Policies,
+pub(super) struct World {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) engine: Arc<FakeEngine>,
+    pub(super) store: Store,
+    pub(super) policies: Arc<Policies>,
 }
 
 impl World {
     /// Answers with `script` and has `prompts` held-out prompts.
-    async fn start(
+    pub(super) async fn start(
         script: impl Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync + 'static,
         prompts: u64,
         config: PolicyConfig,
     ) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let world = Self::open(tempfile::tempdir().unwrap(), script, config).await;
+        for n in 0..prompts {
+            let prompt = Box::new(held_out_prompt(n));
+            world.store.commit(vec![Op::Interaction(prompt)]).await.unwrap();
+        }
+        world
+    }
+
+    /// Ends this process and starts another one on its data, which answers alike for each version.
+    pub(super) async fn restart(self, config: PolicyConfig) -> Self {
+        let Self { dir, store, policies, .. } = self;
+        drop(policies);
+        store.close().await.unwrap();
+        drop(store);
+        Self::open(dir, equal, config).await
+    }
+
+    async fn open(
+        dir: tempfile::TempDir,
+        script: impl Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync + 'static,
+        config: PolicyConfig,
+    ) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
         let codec = Arc::new(Codec::load(&ModelDir::open(Path::new(fixture)).unwrap()).unwrap());
@@ -98,10 +119,6 @@ impl World {
         let engine = FakeEngine::new(codec, fake, Arc::clone(&metrics));
         let path = dir.path().join("ledger.redb");
         let store = Store::open(&path, &StoreConfig::default(), metrics.clone()).unwrap();
-        for n in 0..prompts {
-            let prompt = Box::new(held_out_prompt(n));
-            store.commit(vec![Op::Interaction(prompt)]).await.unwrap();
-        }
         let routes: RouteFile = toml::from_str(ROUTES).unwrap();
         let examiner = Examiner {
             engine: engine.clone(),
@@ -121,11 +138,11 @@ impl World {
             probe_prompt: vec![1, 2],
             examiner: Some(examiner),
         });
-        let policies = policies.await.unwrap();
+        let policies = Arc::new(policies.await.unwrap());
         Self { dir, engine, store, policies }
     }
 
-    async fn publish(&self, weights: FakeWeights) -> PublishOutcome {
+    pub(super) async fn publish(&self, weights: FakeWeights) -> PublishOutcome {
         let parent = self.policies.active();
         self.policies.publish(&weights, parent, 1, BTreeMap::new()).await.unwrap()
     }
@@ -166,7 +183,7 @@ fn held_out_prompt(n: u64) -> Interaction {
     }
 }
 
-fn config(change: impl FnOnce(&mut GateConfig)) -> PolicyConfig {
+pub(super) fn config(change: impl FnOnce(&mut GateConfig)) -> PolicyConfig {
     let mut config = PolicyConfig::default();
     config.gate.prompts = 12;
     change(&mut config.gate);
@@ -174,7 +191,7 @@ fn config(change: impl FnOnce(&mut GateConfig)) -> PolicyConfig {
 }
 
 /// Both versions answer alike: right for three quarters of the seeds.
-fn equal(request: &GenerateRequest, _: PolicyVersion) -> String {
+pub(super) fn equal(request: &GenerateRequest, _: PolicyVersion) -> String {
     if request.params.seed.is_multiple_of(4) { "a: no".to_owned() } else { "a: yes".to_owned() }
 }
 

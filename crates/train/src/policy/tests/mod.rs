@@ -1,5 +1,8 @@
 //! Publication, rejection, rollback and restarts, over a real ledger and a scripted publisher.
 
+mod canary;
+mod gate;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,18 @@
+//! A rating as evidence.
+
+use hone_core::types::{PolicyVersion, SampleId};
+
+/// A client's rating of one version's completion.
+#[derive(Clone, Debug)]
+pub struct VersionRating {
+    /// The version that generated the completion.
+    pub version: PolicyVersion,
+    /// The completion. Its first rating of each part counts.
+    pub sample: SampleId,
+    /// The route. Ratings are compared within a route and part.
+    pub route: String,
+    /// The reward part.
+    pub part: String,
+    /// The rating from 0, the worst value of the part's range, to 1, the best.
+    pub value: f64,
+}

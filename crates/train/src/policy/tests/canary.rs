@@ -1,0 +1,240 @@
+//! Canaries, and activations while a version is staged or examined, over a fake engine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use hone_core::types::{PolicyState, PolicyVersion, SampleId, SamplingParams};
+use hone_engine::{Engine, GenerateRequest, Priority};
+
+use super::gate::{FakeWeights, World, config, equal};
+use crate::policy::{
+    CanaryConfig, CanaryLimit, Policies, PolicyConfig, Promotion, PublishOutcome, VersionRating,
+};
+
+fn canary(change: impl FnOnce(&mut CanaryConfig)) -> PolicyConfig {
+    let mut config = PolicyConfig { promotion: Promotion::Canary, ..config(|_| {}) };
+    config.canary = CanaryConfig {
+        shares: vec![0.2, 0.5],
+        stage_ratings: 4,
+        margin: 0.2,
+        ..CanaryConfig::default()
+    };
+    change(&mut config.canary);
+    config
+}
+
+fn publish(world: &World) -> JoinHandle<PublishOutcome> {
+    let policies = Arc::clone(&world.policies);
+    tokio::spawn(async move {
+        let parent = policies.active();
+        let weights = FakeWeights::default();
+        policies.publish(&weights, parent, 1, BTreeMap::new()).await.unwrap()
+    })
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    for _ in 0..4_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what}");
+}
+
+fn rate(policies: &Policies, version: PolicyVersion, value: f64) {
+    policies.rate(&VersionRating {
+        version,
+        sample: SampleId::new(),
+        route: "chat".to_owned(),
+        part: "thumbs".to_owned(),
+        value,
+    });
+}
+
+/// Users who ask with sessions and rate what they get, until the canary ends. Returns how many
+/// requests the canary and the active version answered.
+async fn users(world: &World, value: impl Fn(PolicyVersion) -> f64) -> [u64; 2] {
+    let mut answered = [0, 0];
+    for n in 0_u64.. {
+        if world.policies.canary().is_none() {
+            break;
+        }
+        let version = world.policies.assign(&format!("user-{}", n % 50));
+        let request = GenerateRequest {
+            version,
+            priority: Priority::Live,
+            ..GenerateRequest::probe(&[1], &SamplingParams::default())
+        };
+        let generation = world.engine.generate(request).await.unwrap();
+        let completion = generation.collect().await.unwrap();
+        if let Some(version) = version
+            && world.policies.canary().is_some()
+        {
+            assert_eq!(completion.version, version, "the assigned version answers");
+        }
+        answered[usize::from(version.is_none())] += 1;
+        rate(&world.policies, completion.version, value(completion.version));
+        world.policies.answered(completion.version, false);
+        assert!(n < 5_000, "no decision");
+    }
+    answered
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_ratings_promote_a_canary() {
+    let world = World::start(equal, 12, canary(|_| {})).await;
+    let publication = publish(&world);
+    until("the canary begins", || world.policies.canary().is_some()).await;
+    let version = PolicyVersion(1);
+    assert_eq!(world.policies.canary(), Some(version));
+    assert_eq!(world.policies.active(), PolicyVersion::BASE);
+    let record = world.store.policy(version).unwrap().unwrap();
+    assert_eq!(record.state, PolicyState::Canary);
+    // A session meets one version while the share stays.
+    let keys: Vec<String> = (0..200).map(|n| format!("user-{n}")).collect();
+    let assigned: Vec<_> = keys.iter().map(|key| world.policies.assign(key)).collect();
+    let again: Vec<_> = keys.iter().map(|key| world.policies.assign(key)).collect();
+    assert_eq!(assigned, again);
+    let share = assigned.iter().flatten().count();
+    assert!((20..=60).contains(&share), "{share} of 200 keys for a share of 0.2");
+
+    let [canary, active] = users(&world, |_| 1.0).await;
+    assert!(canary > 0 && active > canary / 4, "{canary} {active}");
+    let PublishOutcome::Published(record) = publication.await.unwrap() else { panic!("rejected") };
+    assert_eq!(record.state, PolicyState::Active);
+    let check = record.checks.last().unwrap();
+    assert!(check.name == "canary/ratings" && check.detail.starts_with("not worse"), "{check:?}");
+    assert_eq!((world.policies.active(), world.engine.active_version()), (version, version));
+    assert_eq!(world.policies.assign("user-1"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn worse_ratings_roll_a_canary_back() {
+    let world = World::start(equal, 12, canary(|_| {})).await;
+    let publication = publish(&world);
+    until("the canary begins", || world.policies.canary().is_some()).await;
+    users(&world, |version| if version.0 == 1 { 0.0 } else { 1.0 }).await;
+    let PublishOutcome::Rejected(record) = publication.await.unwrap() else { panic!("promoted") };
+    assert_eq!(record.state, PolicyState::RolledBack);
+    assert!(record.reason.as_ref().unwrap().starts_with("canary/ratings: worse"), "{record:?}");
+    assert_eq!(world.store.policy(PolicyVersion(1)).unwrap().unwrap(), record);
+    assert_eq!(world.engine.active_version(), PolicyVersion::BASE);
+    // The next candidate is another version, and an operator may still serve this one.
+    let next = publish(&world);
+    until("the next canary", || world.policies.canary() == Some(PolicyVersion(2))).await;
+    world.policies.activate(PolicyVersion(1), "try").await.unwrap();
+    assert!(matches!(next.await.unwrap(), PublishOutcome::Superseded));
+    let second = world.store.policy(PolicyVersion(2)).unwrap().unwrap();
+    assert_eq!(second.state, PolicyState::RolledBack);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_ends_a_canary_without_a_decision() {
+    for (on_limit, promoted) in [(CanaryLimit::Promote, true), (CanaryLimit::RollBack, false)] {
+        let limited = canary(|canary| {
+            canary.max_ratings = 6;
+            canary.on_limit = on_limit;
+        });
+        let world = World::start(equal, 12, limited).await;
+        let publication = publish(&world);
+        until("the canary begins", || world.policies.canary().is_some()).await;
+        for version in [0, 1, 0, 0, 1, 0] {
+            rate(&world.policies, PolicyVersion(version), 0.5);
+        }
+        let outcome = publication.await.unwrap();
+        assert_eq!(matches!(outcome, PublishOutcome::Published(_)), promoted, "{outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspended_canary_continues_after_a_restart() {
+    let world = World::start(equal, 12, canary(|_| {})).await;
+    let publication = publish(&world);
+    until("the canary begins", || world.policies.canary().is_some()).await;
+    world.policies.suspend();
+    assert!(matches!(publication.await.unwrap(), PublishOutcome::Suspended));
+    let suspended = world.store.policy(PolicyVersion(1)).unwrap().unwrap();
+    assert_eq!(suspended.state, PolicyState::Canary);
+
+    let world = world.restart(canary(|_| {})).await;
+    assert_eq!(world.policies.active(), PolicyVersion::BASE);
+    let publication = publish(&world);
+    until("the canary continues", || world.policies.canary() == Some(PolicyVersion(1))).await;
+    users(&world, |_| 1.0).await;
+    let PublishOutcome::Published(record) = publication.await.unwrap() else { panic!("rejected") };
+    assert_eq!(record.version, PolicyVersion(1));
+    let exams = record.checks.iter().filter(|check| check.name == "exam/chat").count();
+    assert_eq!(exams, 1, "the gate is not repeated");
+    assert_eq!(world.policies.list().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_activation_does_not_wait_for_a_staging_that_drains() {
+    let world =
+        World::start(equal, 12, PolicyConfig { promotion: Promotion::Direct, ..config(|_| {}) });
+    let world = world.await;
+    for _ in 0..2 {
+        let outcome = publish(&world).await.unwrap();
+        assert!(matches!(outcome, PublishOutcome::Published(_)), "{outcome:?}");
+    }
+    // Version 2 is active; version 1's color runs a sequence that ends when it is dropped.
+    let held = world.engine.hold_slot(PolicyVersion(1));
+    let publication = publish(&world);
+    until("the third version waits", || world.policies.list().unwrap().len() == 4).await;
+    let policies = Arc::clone(&world.policies);
+    let activation = tokio::time::timeout(Duration::from_secs(1), async move {
+        policies.activate(PolicyVersion(1), "worse").await
+    });
+    activation.await.expect("within a second").unwrap();
+    assert_eq!(world.engine.active_version(), PolicyVersion(1));
+    assert!(matches!(publication.await.unwrap(), PublishOutcome::Superseded));
+    let third = world.store.policy(PolicyVersion(3)).unwrap().unwrap();
+    assert_eq!(third.state, PolicyState::Rejected);
+    assert!(third.reason.unwrap().contains("version 1 was activated"));
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawn_version_is_rolled_back_to_its_parent() {
+    let direct = PolicyConfig { promotion: Promotion::Direct, ..config(|_| {}) };
+    let world = World::start(equal, 12, direct).await;
+    for _ in 0..2 {
+        publish(&world).await.unwrap();
+    }
+    let policies = &world.policies;
+    assert!(policies.withdraw(PolicyVersion(1), "old").await.unwrap().is_none(), "not active");
+    let served = policies.withdraw(PolicyVersion(2), "the reward fell").await.unwrap().unwrap();
+    assert_eq!((served.version, policies.active()), (PolicyVersion(1), PolicyVersion(1)));
+    let withdrawn = world.store.policy(PolicyVersion(2)).unwrap().unwrap();
+    assert_eq!(withdrawn.state, PolicyState::RolledBack);
+    assert_eq!(withdrawn.reason.as_deref(), Some("the reward fell"));
+    assert!(!policies.watch_rollback().borrow().by_operator);
+    // The base is what remains in the end.
+    policies.withdraw(PolicyVersion(1), "too").await.unwrap().unwrap();
+    assert_eq!(policies.active(), PolicyVersion::BASE);
+    assert!(policies.withdraw(PolicyVersion::BASE, "last").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pinned_versions_keep_their_files() {
+    let keep = PolicyConfig { promotion: Promotion::Direct, keep_versions: 2, ..config(|_| {}) };
+    let world = World::start(equal, 12, keep).await;
+    publish(&world).await.unwrap();
+    let pinned = world.policies.pin(PolicyVersion(1), true).await.unwrap();
+    assert!(pinned.pinned);
+    for _ in 0..5 {
+        publish(&world).await.unwrap();
+    }
+    let files = |version: u64| world.dir.path().join(format!("adapters/v{version:06}")).exists();
+    assert_eq!([1, 3, 6].map(files), [true, false, true]);
+    assert!(world.policies.list().unwrap()[1].pinned, "later records keep the pin");
+    world.policies.pin(PolicyVersion(1), false).await.unwrap();
+    publish(&world).await.unwrap();
+    assert!(!files(1));
+    let error = world.policies.pin(PolicyVersion(3), true).await.unwrap_err().to_string();
+    assert!(error.starts_with("policy version 3 cannot be served"), "{error}");
+}
