@@ -327,7 +327,7 @@ async fn the_engine_rejects_an_adapter_whose_scale_is_wrong() {
         let difference = record.metrics["parity_logprob_difference"];
         println!("{what}: {difference:.1e}");
         assert!(difference > tolerance, "{what}: {difference}");
-        assert!(record.reason.unwrap().starts_with("parity: "), "{what}");
+        assert!(record.reason.unwrap().starts_with("parity/serving: "), "{what}");
         assert_eq!((policies.active(), pair.engine.active_version()), (active, active), "{what}");
     };
     let base = PolicyVersion::BASE;

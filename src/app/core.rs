@@ -136,8 +136,11 @@ impl Core {
         );
 
         let background = Background::start()?;
-        let settling = policies.clone();
-        background.enter(|| tokio::spawn(async move { settling.settle().await }));
+        let (settling, rules) = (policies.clone(), policies.clone());
+        background.enter(|| {
+            tokio::spawn(async move { settling.settle().await });
+            tokio::spawn(async move { rules.enforce().await });
+        });
         let rollout = background.enter(|| {
             Rollout::start(
                 &config.rollout,

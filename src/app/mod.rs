@@ -16,6 +16,7 @@ mod rewards;
 mod sampler;
 mod self_judge;
 mod service;
+mod step_watch;
 mod validate;
 
 pub use self::core::{Core, LEDGER, RUN_GRACE};

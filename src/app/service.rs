@@ -10,19 +10,14 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
-use hone_store::Store;
-use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::Promotion;
 
 use super::core::Core;
+use super::step_watch::StepWatch;
 use crate::config::Config;
 use crate::http;
 use crate::http::AppState;
-
-/// Interval at which the health monitor polls the ledger for new steps.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A running daemon.
 pub struct Service {
@@ -67,8 +62,17 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         let _dropped = stopped.await;
     };
     let server = tokio::spawn(http::serve(listener, state, stopped));
-    let monitor = config.health_monitor(MonitorState::default());
-    let monitor = tokio::spawn(watch_steps(monitor, core.store.clone(), core.metrics.clone()));
+    let monitor = tokio::spawn(
+        StepWatch {
+            store: core.store.clone(),
+            metrics: core.metrics.clone(),
+            policies: core.policies.clone(),
+            trainer: core.trainer(),
+            actions: config.run.warnings.actions.clone(),
+            state: config.data.dir.join("monitor.json"),
+        }
+        .run(config.clone()),
+    );
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
@@ -101,19 +105,6 @@ impl Service {
         let closed = self.core.shutdown(self.grace.saturating_sub(started.elapsed())).await;
         served??;
         closed
-    }
-}
-
-/// Logs training warnings about every step from now on.
-async fn watch_steps(mut monitor: HealthMonitor, store: Store, metrics: Arc<Metrics>) {
-    let mut seen = store.last_step().ok().flatten().map_or(0, |last| last.step);
-    loop {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        // Read errors are ignored here; callers that need the ledger report them.
-        for record in store.steps(seen + 1, 64).unwrap_or_default() {
-            seen = record.step;
-            monitor.observe(&record, &metrics);
-        }
     }
 }
 

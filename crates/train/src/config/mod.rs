@@ -15,4 +15,4 @@ pub use optimizer::{OptimizerKind, Recompute, ScheduleKind};
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};
 pub use train::TrainConfig;
-pub use warnings::WarningConfig;
+pub use warnings::{WarningAction, WarningActions, WarningConfig};

@@ -4,6 +4,41 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::{Checked, above, at_least, between, finite};
 
+/// What the daemon does when a warning begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarningAction {
+    /// Log it, as always.
+    #[default]
+    Log,
+    /// Halve the learning rate until training is resumed.
+    LowerRate,
+    /// Pause training until it is resumed.
+    Pause,
+    /// Roll the active version back to its parent.
+    RollBack,
+}
+
+/// `[run.warnings.actions]`: the action of each warning in the daemon. A run on a dataset only logs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WarningActions {
+    /// Of `collapse`.
+    pub collapse: WarningAction,
+    /// Of `kl_explosion`.
+    pub kl_explosion: WarningAction,
+    /// Of `flat_reward`.
+    pub flat_reward: WarningAction,
+    /// Of `format_ignored`.
+    pub format_ignored: WarningAction,
+    /// Of `length_hacking`.
+    pub length_hacking: WarningAction,
+    /// Of `entropy_collapse`.
+    pub entropy_collapse: WarningAction,
+    /// Of `clip_ratio_high`.
+    pub clip_ratio_high: WarningAction,
+}
+
 /// Limits of the warnings. Guides to GRPO call a reward standard deviation above 0.1 and a KL below
 /// 0.5 healthy; the other defaults are estimates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +76,8 @@ pub struct WarningConfig {
     pub min_entropy_share: f64,
     /// Clip ratio high: maximum share of clipped ratios, both bounds together.
     pub max_clip_ratio: f64,
+    /// `[run.warnings.actions]`
+    pub actions: WarningActions,
 }
 
 impl Default for WarningConfig {
@@ -60,6 +97,7 @@ impl Default for WarningConfig {
             max_truncated: 0.5,
             min_entropy_share: 0.1,
             max_clip_ratio: 0.3,
+            actions: WarningActions::default(),
         }
     }
 }

@@ -49,6 +49,9 @@ impl AttemptMarker {
     /// Makes the marker durable. The step may start then.
     pub(super) fn set(&self, attempt: &StepAttempt) -> Result<()> {
         let text = serde_json::to_vec(attempt).map_err(|e| at(&self.0)(e.into()))?;
+        if let Some(dir) = self.0.parent() {
+            std::fs::create_dir_all(dir).map_err(at(dir))?;
+        }
         Ok(replace_file(&self.0, &text)?)
     }
 
@@ -82,7 +85,8 @@ mod tests {
     #[test]
     fn a_marker_is_read_until_it_is_cleared() {
         let dir = tempfile::tempdir().unwrap();
-        let marker = AttemptMarker::new(dir.path());
+        let dir = dir.path().join("checkpoints");
+        let marker = AttemptMarker::new(&dir);
         assert_eq!(marker.read().unwrap(), None);
         let attempt = StepAttempt {
             groups: vec![GroupId::new()],
@@ -90,12 +94,12 @@ mod tests {
             longest: 9,
         };
         marker.set(&attempt).unwrap();
-        assert_eq!(AttemptMarker::new(dir.path()).read().unwrap(), Some(attempt));
+        assert_eq!(AttemptMarker::new(&dir).read().unwrap(), Some(attempt));
         marker.clear().unwrap();
         assert_eq!(marker.read().unwrap(), None);
         marker.clear().unwrap();
-        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        std::fs::write(dir.join(FILE), "{").unwrap();
         assert_eq!(marker.read().unwrap(), None);
-        assert!(!dir.path().join(FILE).exists());
+        assert!(!dir.join(FILE).exists());
     }
 }

@@ -16,6 +16,8 @@ pub(crate) enum TrainCommand {
     Resume,
     /// Stop stepping after this step; `None` removes the limit.
     SetStepLimit(Option<u64>),
+    /// Halve the learning rate until [`Self::Resume`].
+    LowerRate,
     /// Take one step now, even if paused.
     Step(StepReply),
     /// Look for ready groups and rollbacks now.

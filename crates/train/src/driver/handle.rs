@@ -47,12 +47,20 @@ impl TrainHandle {
         self.send(TrainCommand::Pause)
     }
 
-    /// Ends a pause.
+    /// Ends a pause, and restores a lowered learning rate.
     ///
     /// # Errors
     /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn resume(&self) -> Result<(), TrainError> {
         self.send(TrainCommand::Resume)
+    }
+
+    /// Halves the learning rate until [`Self::resume`].
+    ///
+    /// # Errors
+    /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
+    pub fn lower_rate(&self) -> Result<(), TrainError> {
+        self.send(TrainCommand::LowerRate)
     }
 
     /// Pauses training once `limit` steps are taken in total, earlier processes included; `None`

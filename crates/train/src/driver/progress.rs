@@ -67,6 +67,10 @@ pub(super) struct TrainProgress {
     /// Versions in a row that were not promoted. Absent from older checkpoints.
     #[serde(default)]
     pub(super) rejections: u64,
+    /// How often a warning halved the learning rate since the last resume. Absent from older
+    /// checkpoints.
+    #[serde(default)]
+    pub(super) rate_halvings: u32,
     /// The day (UTC) of the last step and its number of steps, for `train.max_steps_per_day`. Absent
     /// from older checkpoints.
     #[serde(default)]
@@ -87,6 +91,7 @@ impl TrainProgress {
             unpublished_groups: Vec::new(),
             returned_groups: BTreeSet::new(),
             rejections: 0,
+            rate_halvings: 0,
             today: (0, 0),
             last_step: None,
         }
@@ -113,6 +118,11 @@ impl TrainProgress {
         self.today = (day(record.created), self.steps_today(record.created) + 1);
         self.last_step = Some(record);
         self.unpublished_steps += 1;
+    }
+
+    /// The factor of the learning rate that warnings have led to.
+    pub(super) fn rate_factor(&self) -> f64 {
+        0.5_f64.powi(self.rate_halvings.try_into().unwrap_or(i32::MAX))
     }
 
     /// Number of steps on the day of `now`.

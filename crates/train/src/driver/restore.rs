@@ -209,11 +209,17 @@ impl<'a> Trainer<'a> {
             drops,
             &self.setup.metrics.train.dropped_groups,
         )?;
-        let Some(record) = rejected else { return Ok(()) };
+        if let Some(record) = rejected {
+            self.count_rejection(record.reason.as_deref().unwrap_or("unknown"));
+        }
+        Ok(())
+    }
+
+    /// Counts a version that was not promoted, or was rolled back; pauses training after too many.
+    fn count_rejection(&mut self, last: &str) {
         self.progress.rejections += 1;
         let (count, limit) = (self.progress.rejections, self.setup.policy.max_rejections);
         if limit > 0 && count >= limit {
-            let last = record.reason.as_deref().unwrap_or("unknown");
             let reason = format!(
                 "{count} versions in a row were not promoted, the last one because of {last}"
             );
@@ -222,7 +228,6 @@ impl<'a> Trainer<'a> {
             self.progress.hold = Some(Hold { version, until: None, reason: Some(reason) });
             self.progress.rejections = 0;
         }
-        Ok(())
     }
 
     /// Restores what [`Self::keep_state`] kept.
@@ -291,6 +296,8 @@ impl<'a> Trainer<'a> {
             self.rollbacks = rollback.count;
             if rollback.by_operator {
                 self.hold();
+            } else {
+                self.count_rejection("the active version was rolled back");
             }
             self.reset_to_active()?;
             self.checkpoint()?;

@@ -117,12 +117,20 @@ impl Trainer<'_> {
             if std::mem::take(&mut gate.resumed) {
                 // The activation that the resume is for comes first.
                 self.follow_rollback()?;
-                if self.progress.hold.take().is_some() {
+                let lowered = std::mem::take(&mut self.progress.rate_halvings) > 0;
+                if self.progress.hold.take().is_some() || lowered {
                     self.checkpoint()?;
                 }
             }
             match commands.recv_timeout(wait).map(|command| gate.apply(command)) {
                 Ok(Some(TrainCommand::Step(reply))) => self.step_on_request(reply)?,
+                Ok(Some(TrainCommand::LowerRate)) => {
+                    self.progress.rate_halvings += 1;
+                    tracing::warn!(
+                        factor = self.progress.rate_factor(),
+                        "the learning rate is lowered"
+                    );
+                }
                 Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
                     return Ok(false);
                 }
@@ -282,7 +290,8 @@ impl Trainer<'_> {
         &mut self,
         prepared: &PreparedBatch,
     ) -> Result<Result<StepStats, SkippedBatch>, TrainFailure> {
-        self.learner.set_peak_rate(self.setup.peak_rate(self.learner.step_count() + 1));
+        let peak = self.setup.peak_rate(self.learner.step_count() + 1);
+        self.learner.set_peak_rate(peak * self.progress.rate_factor());
         // Unpublished weights have no version; `u64::MAX` matches no sample.
         let version = self.progress.current_version().map_or(u64::MAX, |v| v.0);
         let max_tokens = self.setup.max_completion_tokens;

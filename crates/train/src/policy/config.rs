@@ -51,6 +51,8 @@ pub struct PolicyConfig {
     pub gate: GateConfig,
     /// `[policy.canary]`
     pub canary: CanaryConfig,
+    /// `[policy.rollback]`
+    pub rollback: RollbackConfig,
 }
 
 impl Default for PolicyConfig {
@@ -67,6 +69,7 @@ impl Default for PolicyConfig {
             probe_tokens: 16,
             gate: GateConfig::default(),
             canary: CanaryConfig::default(),
+            rollback: RollbackConfig::default(),
         }
     }
 }
@@ -173,6 +176,27 @@ impl Default for CanaryConfig {
     }
 }
 
+/// Rules that roll the active version back to its parent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RollbackConfig {
+    /// Fall of the mean rating, as a share of the rating's range, against the version before; 0 is no
+    /// rule.
+    pub rating_drop: f64,
+    /// Rise of the share of failed requests against the version before; 0 is no rule.
+    pub error_rise: f64,
+    /// Ratings, or requests, that the version before needs to be compared with.
+    pub min_ratings: u64,
+    /// Probability that equal ratings roll a version back.
+    pub alpha: f64,
+}
+
+impl Default for RollbackConfig {
+    fn default() -> Self {
+        Self { rating_drop: 0.0, error_rise: 0.0, min_ratings: 30, alpha: 0.01 }
+    }
+}
+
 impl PolicyConfig {
     /// The pause of training after an activation; `None` until it is resumed.
     pub fn hold(&self) -> Option<Duration> {
@@ -198,7 +222,17 @@ impl PolicyConfig {
         above("policy.parity_tolerance_half", self.parity_tolerance_half, 0.0)?;
         between("policy.probe_tokens", self.probe_tokens, 1, 4096)?;
         self.gate.check()?;
-        self.canary.check()
+        self.canary.check()?;
+        self.rollback.check()
+    }
+}
+
+impl RollbackConfig {
+    fn check(&self) -> Checked {
+        between("policy.rollback.rating_drop", self.rating_drop, 0.0, 1.0)?;
+        between("policy.rollback.error_rise", self.error_rise, 0.0, 1.0)?;
+        between("policy.rollback.min_ratings", self.min_ratings, 2, 1 << 40)?;
+        between("policy.rollback.alpha", self.alpha, 1e-6, 0.5)
     }
 }
 

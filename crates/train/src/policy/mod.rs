@@ -15,6 +15,7 @@ mod candidate;
 mod config;
 mod error;
 mod gate;
+mod guard;
 mod publish;
 mod registry;
 mod retention;
@@ -24,7 +25,7 @@ mod version_dir;
 
 pub use canary::VersionRating;
 pub use candidate::{Candidate, PublishOutcome, ScoredBy};
-pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
+pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion, RollbackConfig};
 pub use error::PolicyError;
 pub use gate::{ExamPrompt, Examiner};
 pub use registry::{Policies, PolicySetup};

@@ -17,6 +17,7 @@ use super::canary::Canary;
 use super::config::PolicyConfig;
 use super::error::PolicyError;
 use super::gate::Examiner;
+use super::guard::ActiveGuard;
 use super::rollback::{RECOVERED, Rollback, activation_ops};
 use super::version_dir::{ADAPTERS, adapter_digest};
 
@@ -48,6 +49,7 @@ pub struct Policies {
     pub(super) probe_prompt: Vec<TokenId>,
     pub(super) examiner: Option<Examiner>,
     pub(super) canary: Canary,
+    pub(super) guard: ActiveGuard,
     active: AtomicU64,
     /// Locked while a version is staged, examined or loaded, so that there is one at a time.
     pub(super) exchange: Mutex<()>,
@@ -72,6 +74,7 @@ impl Policies {
             setup;
         let policies = Self {
             canary: Canary::new(&config.canary, Arc::clone(&metrics)),
+            guard: ActiveGuard::new(&config.rollback),
             publisher,
             store,
             config,

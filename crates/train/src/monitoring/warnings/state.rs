@@ -94,6 +94,11 @@ pub struct MonitorState {
 }
 
 impl MonitorState {
+    /// The last step that was added.
+    pub fn last_step(&self) -> u64 {
+        self.last_step
+    }
+
     /// The mean entropy of the first `patience` steps, once there are as many.
     pub(super) fn first_entropy(&self) -> Option<f64> {
         let count = self.entropies.len() as f64;

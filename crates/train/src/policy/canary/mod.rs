@@ -23,6 +23,7 @@ use super::config::CanaryConfig;
 use evidence::CanaryEvidence;
 
 pub use rating::VersionRating;
+pub(super) use sequential::{CanaryVerdict, SequentialTest};
 
 /// How often a canary without new ratings looks at its time limit.
 const TICK: Duration = Duration::from_millis(200);

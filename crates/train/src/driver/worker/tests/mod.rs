@@ -1,5 +1,6 @@
 //! Steps, commands, dropped groups, rollbacks and crashes.
 
+mod properties;
 mod world;
 
 use std::sync::Arc;

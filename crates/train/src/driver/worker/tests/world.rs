@@ -11,9 +11,9 @@ use tokio::sync::Semaphore;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
-    TokenId, now_ms,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyState,
+    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
+    SamplingParams, TokenId, now_ms,
 };
 use hone_engine::{Completion, EngineError, GenerateRequest, ModelDir, Probe, Publisher};
 use hone_model::Model;
@@ -40,6 +40,9 @@ pub(super) struct ScriptedPublisher {
     pub(super) rejects_all: AtomicBool,
     /// Stagings that were requested, including those that still wait.
     pub(super) requested: AtomicU64,
+    /// Whether canaries can be served, and activated versions at once.
+    pub(super) canaries: AtomicBool,
+    active: Mutex<PolicyVersion>,
     staged: Mutex<(PolicyVersion, Option<PathBuf>)>,
     model: Model,
 }
@@ -51,6 +54,8 @@ impl Default for ScriptedPublisher {
             rejects: AtomicU64::new(u64::MAX),
             rejects_all: AtomicBool::default(),
             requested: AtomicU64::default(),
+            canaries: AtomicBool::default(),
+            active: Mutex::default(),
             staged: Mutex::default(),
             model: tiny_model(DType::F32),
         }
@@ -100,7 +105,31 @@ impl Publisher for ScriptedPublisher {
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
+        *self.active.lock().unwrap() = self.staged.lock().unwrap().0;
         Ok(Duration::ZERO)
+    }
+
+    async fn serve_now(
+        &self,
+        version: PolicyVersion,
+        _: Option<&Path>,
+    ) -> Result<bool, EngineError> {
+        let can = self.canaries.load(Ordering::Acquire);
+        if can {
+            *self.active.lock().unwrap() = version;
+        }
+        Ok(can)
+    }
+
+    async fn begin_canary(&self) -> Result<bool, EngineError> {
+        Ok(self.canaries.load(Ordering::Acquire))
+    }
+}
+
+impl ScriptedPublisher {
+    /// The version that new requests would get.
+    pub(super) fn served(&self) -> PolicyVersion {
+        *self.active.lock().unwrap()
     }
 }
 
@@ -303,6 +332,17 @@ impl World {
         // With a batch ready, the trainer waits for the version only after the second step.
         self.wait_for_state(TrainState::Publishing).await;
         groups
+    }
+
+    /// Waits until the trainer pauses and follows the active version.
+    pub(super) async fn wait_for_quiet(&self) {
+        self.until("quiet", |w| {
+            let status = w.worker.handle().status();
+            status.state == TrainState::Paused
+                && status.policy_version == w.policies.active().0
+                && w.store.policies().unwrap().iter().all(|r| r.state != PolicyState::Candidate)
+        })
+        .await;
     }
 
     pub(super) async fn wait_for_state(&self, state: TrainState) {

@@ -1,0 +1,234 @@
+//! Rules that roll the active version back: its ratings fall, or its requests fail.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use hone_core::types::PolicyVersion;
+
+use super::canary::{CanaryVerdict, SequentialTest, VersionRating};
+use super::config::RollbackConfig;
+
+/// Failed requests below which they may be a coincidence.
+const MIN_FAILURES: u64 = 3;
+
+/// Ratings of one route and part.
+#[derive(Clone, Copy, Debug, Default)]
+struct RatingMean {
+    count: u64,
+    sum: f64,
+}
+
+/// What is known about one version while it is active.
+#[derive(Clone, Debug, Default)]
+struct ServedRecord {
+    ratings: BTreeMap<(String, String), RatingMean>,
+    requests: u64,
+    failures: u64,
+}
+
+impl ServedRecord {
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn failed_share(&self) -> f64 {
+        self.failures as f64 / self.requests.max(1) as f64
+    }
+
+    fn rated(&self) -> u64 {
+        self.ratings.values().map(|mean| mean.count).sum()
+    }
+}
+
+struct GuardState {
+    active: PolicyVersion,
+    own: ServedRecord,
+    /// The last version before the active one with enough ratings or requests.
+    reference: ServedRecord,
+    test: SequentialTest,
+    /// Why the active version must be rolled back.
+    finding: Option<String>,
+}
+
+/// Compares the active version with the one before it.
+///
+/// The ratings of the two are not of the same time, unlike those of a canary, so a change of the users'
+/// taste looks like a worse version. The bounds are therefore wider, and the rules are off by default.
+pub(super) struct ActiveGuard {
+    config: RollbackConfig,
+    state: Mutex<GuardState>,
+    changed: Notify,
+}
+
+impl ActiveGuard {
+    pub fn new(config: &RollbackConfig) -> Self {
+        let state = GuardState {
+            active: PolicyVersion::BASE,
+            own: ServedRecord::default(),
+            reference: ServedRecord::default(),
+            test: test(config),
+            finding: None,
+        };
+        Self { config: config.clone(), state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, GuardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a rating. Only those of the active version count.
+    pub fn rate(&self, active: PolicyVersion, rating: &VersionRating) {
+        let mut state = self.state();
+        state.follow(active, &self.config);
+        if rating.version != active || self.config.rating_drop <= 0.0 {
+            return;
+        }
+        let key = (rating.route.clone(), rating.part.clone());
+        let mean = state.own.ratings.entry(key.clone()).or_default();
+        mean.count += 1;
+        mean.sum += rating.value;
+        let reference = state.reference.ratings.get(&key).copied().unwrap_or_default();
+        if reference.count < self.config.min_ratings {
+            return;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let before = reference.sum / reference.count as f64;
+        state.test.observe(rating.value - before + self.config.rating_drop);
+        if state.test.verdict() == CanaryVerdict::Worse && state.finding.is_none() {
+            let change = state.test.mean().unwrap_or_default() - self.config.rating_drop;
+            state.finding = Some(format!(
+                "the ratings changed by {change:+.3} of their range, more than \
+                 policy.rollback.rating_drop {}",
+                self.config.rating_drop
+            ));
+            self.changed.notify_one();
+        }
+    }
+
+    /// Adds the end of a request.
+    pub fn answered(&self, active: PolicyVersion, version: PolicyVersion, failed: bool) {
+        let mut state = self.state();
+        state.follow(active, &self.config);
+        if version != active || self.config.error_rise <= 0.0 {
+            return;
+        }
+        state.own.requests += 1;
+        state.own.failures += u64::from(failed);
+        let rise = state.own.failed_share() - state.reference.failed_share();
+        if state.own.failures >= MIN_FAILURES
+            && rise > self.config.error_rise
+            && state.finding.is_none()
+        {
+            state.finding = Some(format!(
+                "{} of {} requests failed, more than policy.rollback.error_rise {} above the version \
+                 before",
+                state.own.failures, state.own.requests, self.config.error_rise
+            ));
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for a finding; returns the version and the reason.
+    pub async fn finding(&self) -> (PolicyVersion, String) {
+        loop {
+            let found = {
+                let mut state = self.state();
+                let active = state.active;
+                state.finding.take().map(|finding| (active, finding))
+            };
+            if let Some(found) = found {
+                return found;
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+fn test(config: &RollbackConfig) -> SequentialTest {
+    // Only the verdict "worse" is used, for which the margin is part of each difference.
+    SequentialTest::new(config.alpha, 0.5)
+}
+
+impl GuardState {
+    /// Begins with a new active version. The one before becomes the reference if enough is known of it.
+    fn follow(&mut self, active: PolicyVersion, config: &RollbackConfig) {
+        if self.active == active {
+            return;
+        }
+        let own = std::mem::take(&mut self.own);
+        if own.rated() >= config.min_ratings || own.requests >= config.min_ratings {
+            self.reference = own;
+        }
+        self.active = active;
+        self.test = test(config);
+        self.finding = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_core::types::SampleId;
+
+    use super::*;
+
+    fn guard() -> ActiveGuard {
+        ActiveGuard::new(&RollbackConfig {
+            rating_drop: 0.2,
+            error_rise: 0.1,
+            ..RollbackConfig::default()
+        })
+    }
+
+    fn rate(guard: &ActiveGuard, version: u64, value: f64, count: u64) {
+        for _ in 0..count {
+            let version = PolicyVersion(version);
+            let rating = VersionRating {
+                version,
+                sample: SampleId::new(),
+                route: "chat".to_owned(),
+                part: "thumbs".to_owned(),
+                value,
+            };
+            guard.rate(version, &rating);
+        }
+    }
+
+    fn found(guard: &ActiveGuard) -> Option<String> {
+        guard.state().finding.clone()
+    }
+
+    #[test]
+    fn falling_ratings_are_a_finding() {
+        let guard = guard();
+        rate(&guard, 1, 0.9, 40);
+        rate(&guard, 2, 0.8, 500);
+        assert_eq!(found(&guard), None, "within the bound");
+        rate(&guard, 3, 0.3, 100);
+        let finding = found(&guard).unwrap();
+        assert!(finding.contains("rating_drop 0.2"), "{finding}");
+        // Another version begins without it.
+        rate(&guard, 4, 0.8, 1);
+        assert_eq!(found(&guard), None);
+    }
+
+    #[test]
+    fn a_version_with_few_ratings_is_no_reference() {
+        let guard = guard();
+        rate(&guard, 1, 0.9, 40);
+        rate(&guard, 2, 0.1, 5);
+        rate(&guard, 3, 0.3, 100);
+        assert!(found(&guard).is_some(), "version 1 is still the reference");
+        let first = self::guard();
+        rate(&first, 1, 0.1, 500);
+        assert_eq!(found(&first), None, "nothing to compare with");
+    }
+
+    #[test]
+    fn failed_requests_are_a_finding() {
+        let guard = guard();
+        let (one, two) = (PolicyVersion(1), PolicyVersion(2));
+        (0..100).for_each(|n| guard.answered(one, one, n == 3));
+        assert_eq!(found(&guard), None);
+        (0..20).for_each(|n| guard.answered(two, two, n % 5 == 0));
+        assert!(found(&guard).unwrap().contains("requests failed"));
+    }
+}
