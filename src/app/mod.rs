@@ -11,7 +11,6 @@ mod examiner;
 pub mod generate;
 mod memory;
 mod model;
-pub mod policy_tree;
 mod rewards;
 mod sampler;
 mod self_judge;

@@ -75,11 +75,13 @@ impl Policies {
             if version == self.active() {
                 return Ok(record);
             }
-            self.interrupts.send_modify(|count| *count += 1);
             if self.publisher.serve_now(version, adapter.as_deref()).await? {
-                return self.switched(version, adapter, reason, left, by_operator).await;
+                let served = self.switched(version, adapter, reason, left, by_operator).await;
+                self.interrupts.send_modify(|count| *count += 1);
+                return served;
             }
         }
+        self.interrupts.send_modify(|count| *count += 1);
         // Every engine must load it first. The interrupted publication releases the engine soon.
         let _exchange = self.exchange.lock().await;
         let _switch = self.switch.lock().await;

@@ -65,7 +65,7 @@ impl ActiveGuard {
             active: PolicyVersion::BASE,
             own: ServedRecord::default(),
             reference: ServedRecord::default(),
-            test: test(config),
+            test: SequentialTest::only_worse(config.alpha),
             finding: None,
         };
         Self { config: config.clone(), state: Mutex::new(state), changed: Notify::new() }
@@ -143,11 +143,6 @@ impl ActiveGuard {
     }
 }
 
-fn test(config: &RollbackConfig) -> SequentialTest {
-    // Only the verdict "worse" is used, for which the margin is part of each difference.
-    SequentialTest::new(config.alpha, 0.5)
-}
-
 impl GuardState {
     /// Begins with a new active version. The one before becomes the reference if enough is known of it.
     fn follow(&mut self, active: PolicyVersion, config: &RollbackConfig) {
@@ -159,7 +154,7 @@ impl GuardState {
             self.reference = own;
         }
         self.active = active;
-        self.test = test(config);
+        self.test = SequentialTest::only_worse(config.alpha);
         self.finding = None;
     }
 }

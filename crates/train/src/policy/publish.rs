@@ -238,8 +238,7 @@ impl Policies {
     }
 
     async fn superseded(&self, record: PolicyRecord) -> Result<PublishOutcome, PolicyError> {
-        let reason = format!("version {} was activated before its promotion", self.active());
-        self.discard(record, &reason).await?;
+        self.discard(record, "another version was activated before its promotion").await?;
         Ok(PublishOutcome::Superseded)
     }
 

@@ -71,6 +71,8 @@ pub struct SequentialTest {
     /// Evidence at which a hypothesis is rejected: ln(1 / alpha).
     needed: f64,
     margin: f64,
+    /// Whether "worse" is the only verdict.
+    only_worse: bool,
     /// Against "worse by more than the margin".
     not_worse: BettingWealth,
     /// Against "not worse".
@@ -86,12 +88,18 @@ impl SequentialTest {
         Self {
             needed: -alpha.ln(),
             margin,
+            only_worse: false,
             not_worse: BettingWealth::new(margin - 1.0),
             worse: BettingWealth::new(-1.0),
             count: 0,
             sum: 0.0,
             verdict: CanaryVerdict::Continue,
         }
+    }
+
+    /// A test that only finds out whether the mean is below 0.
+    pub fn only_worse(alpha: f64) -> Self {
+        Self { only_worse: true, ..Self::new(alpha, 0.5) }
     }
 
     /// Adds a difference, canary minus active version. The first verdict stays.
@@ -104,7 +112,7 @@ impl SequentialTest {
         if self.verdict == CanaryVerdict::Continue {
             if self.evidence_worse() >= self.needed {
                 self.verdict = CanaryVerdict::Worse;
-            } else if self.evidence_not_worse() >= self.needed {
+            } else if !self.only_worse && self.evidence_not_worse() >= self.needed {
                 self.verdict = CanaryVerdict::NotWorse;
             }
         }

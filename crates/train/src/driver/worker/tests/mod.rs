@@ -403,7 +403,7 @@ async fn a_sample_that_does_not_fit_is_dropped_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     // The samples have a prompt of two tokens or more and two sampled ones.
     let world = World::start_with(dir.path(), |config| config.max_tokens = 3).await;
-    assert_eq!(world.worker.handle().status().max_sample_tokens, 3);
+    world.until("the limit", |w| w.worker.handle().status().max_sample_tokens == 3).await;
     let groups = [world.group(4, 0).await, world.group(6, 0).await];
     let dropped = GroupState::Dropped("too_long".to_owned());
     world.until("dropped", |w| groups.iter().all(|id| w.state(*id) == dropped)).await;

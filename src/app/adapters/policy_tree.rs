@@ -9,7 +9,7 @@ use hone_core::types::{Lineage, PolicyRecord, PolicyState, PolicyVersion};
 /// version does not descend from are indented below the version at which they begin.
 pub fn render(records: &[PolicyRecord], data: &Path) -> String {
     let [version, step, state, files, reward] = ["version", "step", "state", "files", "reward"];
-    let mut text = format!("{version:<14} {step:>8}  {state:<10} {files:<5} {reward:>7}\n");
+    let mut text = format!("{version:<14} {step:>8}  {state:<11} {files:<5} {reward:>7}\n");
     for (depth, record) in in_order(records) {
         let version = format!("{:1$}{2}", "", 2 * depth, record.version.0);
         let reward = record.metrics.get("reward_mean");
@@ -21,7 +21,8 @@ pub fn render(records: &[PolicyRecord], data: &Path) -> String {
             Some(_) => "no",
         };
         let step = record.step;
-        text += format!("{version:<14} {step:>8}  {state:<10} {files:<5} {reward:>7}\n").as_str();
+        let pinned = if record.pinned { "  pinned" } else { "" };
+        text += format!("{version:<14} {step:>8}  {state:<11} {files:<5} {reward:>7}{pinned}\n").as_str();
     }
     text
 }
@@ -72,7 +73,7 @@ mod tests {
 
     #[test]
     fn abandoned_branches_are_below_their_first_parent() {
-        use PolicyState::{Active, Rejected, Retired};
+        use PolicyState::{Active, Rejected, Retired, RolledBack};
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("adapters/v000006")).unwrap();
         let versions = [
@@ -81,10 +82,11 @@ mod tests {
             (2, 1, Retired),
             (3, 2, Retired),
             (4, 1, Rejected),
-            (5, 2, Retired),
+            (5, 2, RolledBack),
             (6, 1, Active),
         ];
-        let records = versions.map(|(version, parent, state)| record(version, parent, state));
+        let mut records = versions.map(|(version, parent, state)| record(version, parent, state));
+        records[2].pinned = true;
         assert_snapshot!(render(&records, dir.path()), @r"
         version            step  state      files  reward
         0                     0  retired    base    0.000

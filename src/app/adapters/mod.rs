@@ -1,5 +1,7 @@
 //! `hone adapters`: lists and exports the versions of a data directory. Its daemon must be stopped.
 
+pub mod policy_tree;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -9,8 +11,8 @@ use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
 use hone_model::adapter::merge::{Precision, merge};
 use hone_train::policy::adapter_digest;
 
-use super::core::LEDGER;
-use super::model::open_model;
+use crate::app::core::LEDGER;
+use crate::app::model::open_model;
 use crate::config::Config;
 
 /// Format and target directory of an exported version.
