@@ -113,7 +113,9 @@ impl GroupScheduler {
         let (active, lineage) =
             (self.context.engine.active_version(), self.context.store.lineage());
         let is_recent = |version| lineage.age(active, version).is_some_and(|a| a <= MAX_SERVED_LAG);
+        let served = job.served.len();
         job.served.retain(|sample| is_recent(sample.version));
+        self.context.count_left_out("version", served - job.served.len());
         let wanted = self.context.config.group_size.saturating_sub(job.served.len());
         let shadows = self.start_shadows(&job, wanted, slot).await?;
         let context = Arc::clone(&self.context);

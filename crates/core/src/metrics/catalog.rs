@@ -78,6 +78,9 @@ metric_set! {
             "Prompts that wait for their group to be sampled."),
         rollout_skipped: IntCounterVec("hone_rollout_skipped_prompts_total",
             "Prompts for which no group was made, by reason.", &["reason"]),
+        rollout_left_out: IntCounterVec("hone_rollout_left_out_completions_total",
+            "Served completions that were left out of their prompt's group, by reason.",
+            &["reason"]),
         rollout_samples: IntCounter("hone_rollout_samples_total", "Shadow samples generated."),
 
         policy_version: IntGauge("hone_policy_version",

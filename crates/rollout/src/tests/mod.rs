@@ -3,4 +3,5 @@
 mod feedback;
 mod flow;
 mod groups;
+mod settings;
 mod world;
