@@ -25,7 +25,7 @@ pub struct TrainSample {
     pub advantage: f64,
     /// The policy version that sampled it.
     pub version: u64,
-    /// Whether the token limit cut the completion.
+    /// Whether the token limit or the client cut the completion.
     pub truncated: bool,
 }
 

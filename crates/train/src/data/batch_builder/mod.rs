@@ -89,11 +89,11 @@ impl TrainBatch {
                 Some(TrainSample {
                     prompt_ids: group.prompt_ids.clone(),
                     ids: member.sample.ids.clone(),
-                    logprobs: member.sample.logprobs.clone(),
+                    logprobs: full_logprobs(&member.sample),
                     temperature: member.sample.params.temperature,
                     advantage: (*advantage)?,
                     version: member.sample.version.0,
-                    truncated: member.sample.finish == FinishReason::Length,
+                    truncated: member.sample.finish != FinishReason::Stop,
                 })
             })
             .collect()
@@ -132,6 +132,14 @@ impl TrainBatch {
     pub(crate) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
         self.members().flat_map(|(_, m)| m.feedback.values().map(|origin| origin.created))
     }
+}
+
+/// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without
+/// truncation by top-p, top-k or min-p: the recorded ones are renormalized over the kept tokens, so
+/// the logarithm of the kept mass is added.
+fn full_logprobs(sample: &Sample) -> Vec<f32> {
+    let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
+    sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
 /// How many versions ago a sample's policy was the one that the trainer continues from.

@@ -270,7 +270,9 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
         masked(samples);
         samples[3].ids = vec![7, 8];
         samples[3].logprobs = vec![-1.0, -2.0];
+        samples[3].finish = FinishReason::Cancelled;
         samples[4].finish = FinishReason::Length;
+        samples[4].kept = vec![0.5];
     });
     let rated = rated(&store, &[("alice", 4.0)]);
     let batch = build().unwrap();
@@ -297,6 +299,11 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
         .map(|s| (s.prompt_ids.len(), s.ids.len(), s.advantage, s.truncated))
         .collect();
     assert_eq!(fields, [(1, 1, 0.5, true), (1, 1, -1.0, false)]);
+    let logprobs: Vec<f32> = samples.iter().flat_map(|s| s.logprobs.clone()).collect();
+    assert_eq!(logprobs, [-1.0 + 0.5_f32.ln(), -1.0], "before top-p, top-k and min-p");
+    let values = vec![vec![Some(0.5), None], vec![None]];
+    let cancelled = batch.train_samples(&Advantages { values, ..Advantages::default() });
+    assert!(cancelled[0].truncated, "a cancelled completion is cut too");
     assert_eq!(batch.group_of(&advantages, 0), [partly]);
     assert_eq!(batch.group_of(&advantages, 1), [rated]);
     assert!(batch.group_of(&advantages, 2).is_empty());
