@@ -96,6 +96,9 @@ impl Rollout {
         if !context.config.enabled {
             return context.count_skipped("disabled");
         }
+        if interaction.held_out {
+            return context.count_skipped("held_out");
+        }
         let route = context.routes.get(&interaction.route).filter(|route| route.has_graders());
         let Some(route) = route.cloned() else { return context.count_skipped("route_unscored") };
         let comparable = shadow::comparable(context, &interaction);

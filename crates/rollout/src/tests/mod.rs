@@ -4,4 +4,5 @@ mod feedback;
 mod flow;
 mod groups;
 mod settings;
+mod siblings;
 mod world;

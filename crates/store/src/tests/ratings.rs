@@ -151,3 +151,33 @@ fn a_group_that_a_step_used_before_its_merger_is_trained_on_once() {
     assert_eq!(ungrouped(&store), [(sample_id(10), "stars".to_owned())]);
     check(dir.path(), store, &metrics, 4, &[("trained", 1)]);
 }
+
+#[test]
+fn members_leave_a_ready_group_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let rate = |of| feedback(thumbs(of, 1.0, of));
+    let all = ready(1, 1, &[10, 20, 30], &["thumbs"]);
+    let leave = |members: &[u64], reason: &str| Op::DropMembers {
+        group: group_id(1),
+        members: members.iter().map(|n| sample_id(*n)).collect(),
+        reason: reason.to_owned(),
+    };
+    let ops = vec![rate(1), rate(2), rate(3), all, leave(&[10, 99], "stale")];
+    store.commit_blocking(ops).unwrap();
+    // As when a commit is repeated.
+    store.commit_blocking(vec![leave(&[10], "stale")]).unwrap();
+    let group = store.group(group_id(1)).unwrap().unwrap();
+    assert_eq!(
+        (group.members, group.state),
+        (vec![sample_id(20), sample_id(30)], GroupState::Ready)
+    );
+    assert_eq!(group.oldest_version, PolicyVersion(0), "that of sample 30");
+    let [first, own] = &store.groups_of(interaction_id(1)).unwrap()[..] else { panic!() };
+    assert_eq!((first.id, &own.members[..]), (group_id(1), &[sample_id(10)][..]));
+    assert_eq!(own.state, GroupState::Dropped("stale".to_owned()));
+    store.commit_blocking(vec![leave(&[20, 30], "abandoned")]).unwrap();
+    store.commit_blocking(vec![leave(&[20, 30], "stale")]).unwrap();
+    assert_eq!(store.ready_groups(9).unwrap(), []);
+    check(dir.path(), store, &metrics, 3, &[("stale", 1), ("abandoned", 2)]);
+}

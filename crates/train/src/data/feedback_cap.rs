@@ -105,6 +105,7 @@ mod tests {
                 cap_weights: BTreeMap::new(),
             }],
             without_quarantined: false,
+            is_rated: true,
         }
     }
 

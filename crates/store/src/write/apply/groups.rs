@@ -75,6 +75,37 @@ impl LedgerTables<'_> {
         self.put_group(&Group { state: state.clone(), ..group })
     }
 
+    /// Records members of a ready group as a dropped group of their own.
+    pub(super) fn drop_members(
+        &mut self,
+        id: GroupId,
+        members: &[SampleId],
+        reason: &str,
+    ) -> Result<(), StoreError> {
+        let Some(mut group) = self.group(id.0.as_bytes())? else {
+            self.count_orphan("groups");
+            return Ok(());
+        };
+        let (dropped, kept): (Vec<SampleId>, Vec<SampleId>) =
+            group.members.iter().copied().partition(|member| members.contains(member));
+        if group.state != GroupState::Ready || dropped.is_empty() {
+            return Ok(());
+        }
+        let state = GroupState::Dropped(reason.to_owned());
+        if kept.is_empty() {
+            return self.set_group_state(id, &state);
+        }
+        let oldest_version = self.oldest_version(&dropped)?;
+        let own =
+            Group { id: GroupId::new(), members: dropped, oldest_version, state, ..group.clone() };
+        let ratings = self.ratings_in(&own)?;
+        self.count_outcome(&own.state, ratings.iter().map(|(member, part)| (*member, part)))?;
+        self.add_group(&own)?;
+        group.oldest_version = self.oldest_version(&kept)?;
+        group.members = kept;
+        self.put_group(&group)
+    }
+
     /// Takes the members of a merged group that was trained on out of the ready groups that have its
     /// ratings. Ratings of these members for other parts wait for a group again.
     fn leave_merged(&mut self, trained: &Group) -> Result<(), StoreError> {

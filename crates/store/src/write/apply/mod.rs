@@ -39,6 +39,9 @@ impl LedgerTables<'_> {
             Op::Release(key_id) => self.release_key(key_id)?,
             Op::Group(row) => self.add_group(row)?,
             Op::GroupState(id, state) => self.set_group_state(*id, state)?,
+            Op::DropMembers { group, members, reason } => {
+                self.drop_members(*group, members, reason)?;
+            }
             Op::Policy(row) => self.add_policy(row)?,
             Op::Step(row) => self.add_step(row)?,
         }

@@ -7,7 +7,7 @@ use prometheus::IntCounterVec;
 
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
-    TokenId, UnixMillis,
+    SampleId, TokenId, UnixMillis,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
@@ -48,6 +48,8 @@ pub(crate) struct BatchGroup {
     pub(crate) members: Vec<GroupMember>,
     /// Whether ratings of quarantined API keys were left out.
     pub(crate) without_quarantined: bool,
+    /// Whether all values are ratings by clients.
+    pub(crate) is_rated: bool,
 }
 
 /// The groups of one optimizer step.
@@ -163,13 +165,15 @@ impl VersionAges {
 
 /// Reason of a dropped group with a sample of a version that the weights do not descend from.
 const ABANDONED: &str = "abandoned";
+/// Reason of a dropped group with a sample of a version that is too many versions old.
+const STALE: &str = "stale";
 
 /// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
 /// exceed that number. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
 /// member of an abandoned branch or of an age above `max_staleness`, and those without a trainable
-/// member that has a reward.
+/// member that has a reward. Of a group of ratings alone, only these members are dropped.
 ///
 /// # Errors
 /// If the ledger cannot be read or written.
@@ -187,11 +191,18 @@ pub(crate) fn build_batch(
     let mut members = 0;
     // A group that is not dropped has at least one trainable member, so `max_samples` groups are
     // enough in the end.
+    let too_old = |version| match ages.of(version) {
+        None => Some(ABANDONED),
+        Some(age) if age > max_staleness => Some(STALE),
+        Some(_) => None,
+    };
     for group in store.ready_groups(max_samples.max(1))? {
-        match ages.of(group.oldest_version) {
-            None => drops.push(dropped(group.id, ABANDONED)),
-            Some(age) if age > max_staleness => drops.push(dropped(group.id, "stale")),
-            Some(_) => {
+        match too_old(group.oldest_version) {
+            // Rated completions are independent of each other, so some of them can be used alone.
+            Some(reason) if group.members.len() == 1 || !is_rated(routes, &group) => {
+                drops.push(dropped(group.id, reason));
+            }
+            _ => {
                 members += group.members.len();
                 ready.push(group);
             }
@@ -205,10 +216,14 @@ pub(crate) fn build_batch(
             if samples >= max_samples {
                 break;
             }
-            let loaded = load(store, routes, &quarantined, group)?;
-            if loaded.members.iter().any(|member| ages.of(member.sample.version).is_none()) {
+            let mut loaded = load(store, routes, &quarantined, group)?;
+            if loaded.is_rated {
+                drop_members(store, &mut loaded, &too_old, dropped_groups)?;
+            }
+            let problem = loaded.members.iter().find_map(|m| too_old(m.sample.version));
+            if let Some(reason) = problem {
                 // The activation came while the group was sampled.
-                drops.push(dropped(loaded.group.id, ABANDONED));
+                drops.push(dropped(loaded.group.id, reason));
             } else if loaded.members.is_empty() {
                 let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
                 drops.push(dropped(loaded.group.id, reason));
@@ -222,6 +237,38 @@ pub(crate) fn build_batch(
         drop_groups(store, drops, dropped_groups)?;
     }
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups }))
+}
+
+/// Whether all values of a group are ratings by clients.
+fn is_rated(routes: &Routes, group: &Group) -> bool {
+    let route = routes.get(&group.route);
+    route.is_some_and(|route| group.parts.iter().all(|part| route.takes_feedback(part)))
+}
+
+/// Takes the members that are too old out of a group, unless all are.
+fn drop_members(
+    store: &Store,
+    loaded: &mut BatchGroup,
+    too_old: impl Fn(PolicyVersion) -> Option<&'static str>,
+    dropped_groups: &IntCounterVec,
+) -> Result<(), StoreError> {
+    let mut leaving: BTreeMap<&str, Vec<SampleId>> = BTreeMap::new();
+    for member in &loaded.members {
+        if let Some(reason) = too_old(member.sample.version) {
+            leaving.entry(reason).or_default().push(member.sample.id);
+        }
+    }
+    if leaving.is_empty() || leaving.values().flatten().count() == loaded.members.len() {
+        return Ok(());
+    }
+    for (reason, members) in leaving {
+        loaded.members.retain(|member| !members.contains(&member.sample.id));
+        loaded.group.members.retain(|member| !members.contains(member));
+        let (group, reason) = (loaded.group.id, reason.to_owned());
+        dropped_groups.with_label_values(&[&reason]).inc();
+        store.commit_blocking(vec![Op::DropMembers { group, members, reason }])?;
+    }
+    Ok(())
 }
 
 /// Drops groups in the ledger, each for a reason, and counts them.
@@ -261,6 +308,12 @@ fn load(
         if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
             continue;
         }
+        // Rated completions of a group may be answers to several requests with equal prompts.
+        if sample.interaction != group.interaction
+            && store.interaction(sample.interaction)?.is_none_or(|i| i.prompt_ids != prompt_ids)
+        {
+            continue;
+        }
         let (mut parts, mut feedback) = (BTreeMap::new(), BTreeMap::new());
         for mut reward in store.rewards_of(*id)? {
             let from_clients = reward.source == RewardSource::Feedback;
@@ -283,7 +336,8 @@ fn load(
             members.push(GroupMember { sample, parts, feedback, cap_weights: BTreeMap::new() });
         }
     }
-    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined })
+    let is_rated = is_rated(routes, &group);
+    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined, is_rated })
 }
 
 /// Aggregates a feedback reward again without the ratings of quarantined keys; returns whether it

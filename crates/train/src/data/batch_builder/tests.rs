@@ -20,7 +20,9 @@ use super::{TrainBatch, VersionAges, build_batch};
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
-    reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\", weight = 2.0 }]";
+    reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\", weight = 2.0 }]\n\
+    [[route]]\nname = \"graded\"\n\
+    reward = [{ name = \"stars\", kind = \"regex\", pattern = \"a\", weight = 2.0 }]";
 
 fn interaction(id: InteractionId) -> Op {
     Op::Interaction(Box::new(Interaction {
@@ -107,7 +109,7 @@ fn graded(
     let mut samples: Vec<Sample> =
         completions.iter().map(|(version, _)| sample(id, *version)).collect();
     change(&mut samples);
-    let group = group(&samples, created);
+    let group = Group { route: "graded".to_owned(), ..group(&samples, created) };
     let (key, mut ops) = (group.id, vec![interaction(id)]);
     for (sample, (_, value)) in samples.into_iter().zip(completions) {
         let reward = Reward {
@@ -252,6 +254,67 @@ fn groups_of_an_abandoned_branch_are_dropped() {
 }
 
 #[test]
+fn rated_completions_that_are_too_old_leave_their_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    // Version 1 was activated again after version 3; version 4 descends from it.
+    let ages = ages(&[0, 1, 2, 1]);
+    let rated = |versions: &[u64]| {
+        let mut samples = Vec::new();
+        let mut ops = Vec::new();
+        for (version, created) in versions.iter().zip(3..) {
+            let id = InteractionId::new();
+            let sample = sample(id, *version);
+            ops.extend([interaction(id), Op::Sample(Box::new(sample.clone()))]);
+            ops.push(Op::Feedback(Box::new(FeedbackEntry {
+                interaction: id,
+                choice: 0,
+                name: "stars".to_owned(),
+                value: Some(1.0),
+                comment: None,
+                idempotency_key: None,
+                key_id: None,
+                created,
+                join: aggregator(Aggregate::Last),
+            })));
+            samples.push(sample);
+        }
+        let group = group(&samples, 9);
+        let id = group.id;
+        ops.push(Op::Group(Box::new(group)));
+        store.commit_blocking(ops).unwrap();
+        id
+    };
+    let (mixed, gone) = (rated(&[0, 1, 3, 4]), rated(&[3, 2]));
+    let dropped = counter();
+    let batch = build_batch(&store, &routes, &ages, 1, 1, 8, &dropped).unwrap().unwrap();
+    assert_eq!(batch.group_ids(), [mixed]);
+    let versions: Vec<u64> = batch.members().map(|(_, m)| m.sample.version.0).collect();
+    assert_eq!(versions, [1, 4]);
+    let counts = ["stale", "abandoned"].map(|why| dropped.with_label_values(&[why]).get());
+    assert_eq!(counts, [1, 2]);
+    assert_eq!(store.group(mixed).unwrap().unwrap().members.len(), 2);
+    let state = store.group(gone).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("abandoned".to_owned()));
+}
+
+#[test]
+fn a_member_with_another_prompt_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let other = InteractionId::new();
+    let Op::Interaction(mut asked) = interaction(other) else { unreachable!() };
+    asked.prompt_ids.push(2);
+    store.commit_blocking(vec![Op::Interaction(asked)]).unwrap();
+    let values = [(0, Some(1.0)), (0, Some(0.5))];
+    graded(&store, 1, &values, |samples| samples[1].interaction = other);
+    let batch = build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap().unwrap();
+    assert_eq!(batch.members().count(), 1);
+}
+
+#[test]
 fn only_trainable_members_with_a_value_reach_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
@@ -279,8 +342,8 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     assert_eq!(batch.group_ids(), [partly, rated]);
     assert_eq!(batch.lengths().collect::<Vec<_>>(), [(2, false), (1, true), (1, false)]);
     assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [3], "grades are not feedback");
-    let rewards = |values: &[f64]| GroupRewards {
-        route: "users".to_owned(),
+    let rewards = |route: &str, values: &[f64]| GroupRewards {
+        route: route.to_owned(),
         members: values.len(),
         parts: vec![PartRewards {
             name: "stars".to_owned(),
@@ -289,7 +352,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
             cap_weights: vec![1.0; values.len()],
         }],
     };
-    assert_eq!(batch.rewards(), [rewards(&[0.25, 0.5]), rewards(&[4.0])]);
+    assert_eq!(batch.rewards(), [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
     // A member without an advantage has no sample.
     let values = vec![vec![None, Some(0.5)], vec![Some(-1.0)]];
     let advantages = Advantages { values, ..Advantages::default() };
