@@ -18,7 +18,7 @@ use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use super::core::Core;
 use crate::config::Config;
 use crate::http;
-use crate::http::AppState;
+use crate::http::{AppState, LearningLimits};
 
 /// Interval at which the health monitor polls the ledger for new steps.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,6 +54,10 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         rollout: Some(Arc::new(core.rollout.clone())),
         policies: core.policies.clone(),
         train: Arc::new(core.trainer()),
+        learning: LearningLimits {
+            enabled: config.train.enabled,
+            max_staleness: config.train.max_staleness,
+        },
         metrics: core.metrics.clone(),
         config: Arc::new(config.server.clone()),
         ready: Arc::new(AtomicBool::new(true)),

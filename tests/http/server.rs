@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use hone::config::ServerConfig;
-use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
+use hone::http::{AppState, LearningLimits, PolicyControl, ServedSink, TrainControl, serve};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
 use hone_engine::testing::FakeConfig;
@@ -32,6 +32,7 @@ pub struct Setup {
     pub server: ServerConfig,
     pub routes: RouteList,
     pub graders: Backends,
+    pub learning: LearningLimits,
 }
 
 /// Records the submitted completions.
@@ -168,6 +169,7 @@ impl Server {
             server: ServerConfig::default(),
             routes: RouteList::default(),
             graders: Backends::default(),
+            learning: LearningLimits { enabled: true, max_staleness: 2 },
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
@@ -186,6 +188,7 @@ impl Server {
             rollout: Some(rollout.clone()),
             policies: Arc::new(FakePolicies { engine: engine.clone() }),
             train: trainer.clone(),
+            learning: setup.learning,
             metrics: metrics.clone(),
             config: Arc::new(setup.server),
             ready: ready.clone(),
