@@ -129,6 +129,7 @@ impl Pair {
                 advantage,
                 version,
                 truncated: false,
+                late: false,
             });
         }
         (largest, samples)

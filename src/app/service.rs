@@ -56,7 +56,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         train: Arc::new(core.trainer()),
         learning: LearningLimits {
             enabled: config.train.enabled,
-            max_staleness: config.train.max_staleness,
+            max_staleness: config.train.feedback_max_staleness,
         },
         metrics: core.metrics.clone(),
         config: Arc::new(config.server.clone()),

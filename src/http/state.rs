@@ -18,7 +18,7 @@ use crate::config::ServerConfig;
 pub struct LearningLimits {
     /// `train.enabled`.
     pub enabled: bool,
-    /// Age in versions beyond which a rated completion is not trained on.
+    /// `train.feedback_max_staleness`.
     pub max_staleness: u64,
 }
 

@@ -12,6 +12,7 @@ const CONFIG: &str = r#"
 samples_per_step = 8
 learning_rate = 0.01
 max_staleness = 1
+feedback_max_staleness = 1
 [log]
 level = "warn"
 "#;

@@ -101,6 +101,10 @@ pub struct TrainConfig {
     pub baseline_window: f64,
     /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
     pub max_staleness: u64,
+    /// The same for groups of which users' feedback alone decides: ratings may come late.
+    pub feedback_max_staleness: u64,
+    /// Largest importance weight of such a sample that is older than `max_staleness`.
+    pub feedback_clip_max: f64,
     /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
     /// more than this in the mean, in nats; 0 never refuses.
     pub max_sampler_difference: f64,
@@ -174,6 +178,8 @@ impl Default for TrainConfig {
             zero_variance_groups: ZeroVariance::default(),
             baseline_window: 256.0,
             max_staleness: 8,
+            feedback_max_staleness: 512,
+            feedback_clip_max: 1.0,
             max_sampler_difference: 0.05,
             threads: 0,
             priority: BackgroundPriority::default(),

@@ -103,6 +103,7 @@ mod tests {
                 parts: BTreeMap::from([("thumbs".to_owned(), value)]),
                 feedback: BTreeMap::from([("thumbs".to_owned(), origin)]),
                 cap_weights: BTreeMap::new(),
+                late: false,
             }],
             without_quarantined: false,
             is_rated: true,

@@ -27,6 +27,8 @@ pub struct TrainSample {
     pub version: u64,
     /// Whether the token limit or the client cut the completion.
     pub truncated: bool,
+    /// Whether it is older than `train.max_staleness` and has the weight of late feedback.
+    pub late: bool,
 }
 
 impl TrainSample {
@@ -209,6 +211,7 @@ mod tests {
             advantage: 1.0,
             version: 1,
             truncated: false,
+            late: false,
         }
     }
 

@@ -15,6 +15,7 @@ use hone_store::{Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
+use crate::config::TrainConfig;
 
 /// One trainable completion with its rewards.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct GroupMember {
     pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
     /// Weights below 1 that `feedback_cap` gave to parts.
     pub(crate) cap_weights: BTreeMap<String, f64>,
+    /// Whether it is older than `train.max_staleness`.
+    pub(crate) late: bool,
 }
 
 /// Origin of a feedback value; of several ratings, that of the last one.
@@ -96,6 +99,7 @@ impl TrainBatch {
                     advantage: (*advantage)?,
                     version: member.sample.version.0,
                     truncated: member.sample.finish != FinishReason::Stop,
+                    late: member.late,
                 })
             })
             .collect()
@@ -115,6 +119,41 @@ impl TrainBatch {
             .map(|((group, _), _)| group.group.id)
             .into_iter()
             .collect()
+    }
+
+    /// The operations that drop the members whose [`Self::train_samples`] have these indices, because
+    /// the policy has moved too far away from them, and the ids of the groups that have other members.
+    pub(crate) fn without(
+        &self,
+        advantages: &Advantages,
+        indices: &[usize],
+    ) -> (Vec<Op>, Vec<GroupId>) {
+        let trained = self
+            .members()
+            .zip(advantages.values.iter().flatten())
+            .filter(|(_, advantage)| advantage.is_some());
+        let mut faded: BTreeMap<GroupId, Vec<SampleId>> = BTreeMap::new();
+        for (index, ((group, member), _)) in trained.enumerate() {
+            if indices.contains(&index) {
+                faded.entry(group.group.id).or_default().push(member.sample.id);
+            }
+        }
+        let (mut ops, mut left) = (Vec::new(), Vec::new());
+        for group in &self.groups {
+            let id = group.group.id;
+            let reason = STALE.to_owned();
+            match faded.remove(&id) {
+                Some(members) if members.len() == group.members.len() => {
+                    ops.push(Op::GroupState(id, GroupState::Dropped(reason)));
+                }
+                Some(members) => {
+                    ops.push(Op::DropMembers { group: id, members, reason });
+                    left.push(id);
+                }
+                None => left.push(id),
+            }
+        }
+        (ops, left)
     }
 
     /// Mean age of the samples' policy versions.
@@ -165,14 +204,36 @@ impl VersionAges {
 
 /// Reason of a dropped group with a sample of a version that the weights do not descend from.
 const ABANDONED: &str = "abandoned";
-/// Reason of a dropped group with a sample of a version that is too many versions old.
-const STALE: &str = "stale";
+/// Reason of a dropped group with a sample of a version that is too many versions old, or from which
+/// the policy has moved too far away.
+pub(crate) const STALE: &str = "stale";
+
+/// The limits on the age of samples, in versions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StalenessLimits {
+    /// `train.max_staleness`, beyond which a sample is late.
+    pub(crate) graded: u64,
+    /// `train.feedback_max_staleness`, for groups of ratings alone.
+    pub(crate) rated: u64,
+}
+
+impl StalenessLimits {
+    /// The configured limits.
+    pub(crate) fn new(config: &TrainConfig) -> Self {
+        Self { graded: config.max_staleness, rated: config.feedback_max_staleness }
+    }
+
+    /// The limit of a group of ratings alone, or of another group.
+    fn of(self, is_rated: bool) -> u64 {
+        if is_rated { self.rated } else { self.graded }
+    }
+}
 
 /// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
 /// exceed that number. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
-/// member of an abandoned branch or of an age above `max_staleness`, and those without a trainable
+/// member of an abandoned branch or of an age above the limit, and those without a trainable
 /// member that has a reward. Of a group of ratings alone, only these members are dropped.
 ///
 /// # Errors
@@ -181,7 +242,7 @@ pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
     ages: &VersionAges,
-    max_staleness: u64,
+    limits: StalenessLimits,
     min_samples: usize,
     max_samples: usize,
     dropped_groups: &IntCounterVec,
@@ -191,15 +252,16 @@ pub(crate) fn build_batch(
     let mut members = 0;
     // A group that is not dropped has at least one trainable member, so `max_samples` groups are
     // enough in the end.
-    let too_old = |version| match ages.of(version) {
+    let too_old = |version, is_rated| match ages.of(version) {
         None => Some(ABANDONED),
-        Some(age) if age > max_staleness => Some(STALE),
+        Some(age) if age > limits.of(is_rated) => Some(STALE),
         Some(_) => None,
     };
     for group in store.ready_groups(max_samples.max(1))? {
-        match too_old(group.oldest_version) {
+        let is_rated = is_rated(routes, &group);
+        match too_old(group.oldest_version, is_rated) {
             // Rated completions are independent of each other, so some of them can be used alone.
-            Some(reason) if group.members.len() == 1 || !is_rated(routes, &group) => {
+            Some(reason) if group.members.len() == 1 || !is_rated => {
                 drops.push(dropped(group.id, reason));
             }
             _ => {
@@ -217,10 +279,16 @@ pub(crate) fn build_batch(
                 break;
             }
             let mut loaded = load(store, routes, &quarantined, group)?;
-            if loaded.is_rated {
-                drop_members(store, &mut loaded, &too_old, dropped_groups)?;
+            let is_rated = loaded.is_rated;
+            let too_old = |member: &GroupMember| too_old(member.sample.version, is_rated);
+            if is_rated {
+                drop_members(store, &mut loaded, too_old, dropped_groups)?;
+                for member in &mut loaded.members {
+                    member.late =
+                        ages.of(member.sample.version).is_some_and(|age| age > limits.graded);
+                }
             }
-            let problem = loaded.members.iter().find_map(|m| too_old(m.sample.version));
+            let problem = loaded.members.iter().find_map(too_old);
             if let Some(reason) = problem {
                 // The activation came while the group was sampled.
                 drops.push(dropped(loaded.group.id, reason));
@@ -249,12 +317,12 @@ fn is_rated(routes: &Routes, group: &Group) -> bool {
 fn drop_members(
     store: &Store,
     loaded: &mut BatchGroup,
-    too_old: impl Fn(PolicyVersion) -> Option<&'static str>,
+    too_old: impl Fn(&GroupMember) -> Option<&'static str>,
     dropped_groups: &IntCounterVec,
 ) -> Result<(), StoreError> {
     let mut leaving: BTreeMap<&str, Vec<SampleId>> = BTreeMap::new();
     for member in &loaded.members {
-        if let Some(reason) = too_old(member.sample.version) {
+        if let Some(reason) = too_old(member) {
             leaving.entry(reason).or_default().push(member.sample.id);
         }
     }
@@ -333,7 +401,8 @@ fn load(
             }
         }
         if !parts.is_empty() {
-            members.push(GroupMember { sample, parts, feedback, cap_weights: BTreeMap::new() });
+            let cap_weights = BTreeMap::new();
+            members.push(GroupMember { sample, parts, feedback, cap_weights, late: false });
         }
     }
     let is_rated = is_rated(routes, &group);

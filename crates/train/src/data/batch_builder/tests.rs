@@ -16,7 +16,7 @@ use hone_core::types::{
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
-use super::{TrainBatch, VersionAges, build_batch};
+use super::{StalenessLimits, TrainBatch, VersionAges, build_batch};
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
@@ -138,6 +138,11 @@ fn ages(parents: &[u64]) -> VersionAges {
     VersionAges { lineage: Arc::new(records.iter().collect()), head, ahead: 0 }
 }
 
+/// The same limit for graded and rated groups.
+fn limits(limit: u64) -> StalenessLimits {
+    StalenessLimits { graded: limit, rated: limit }
+}
+
 fn counter() -> IntCounterVec {
     Metrics::new().unwrap().train.dropped_groups
 }
@@ -152,7 +157,7 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), limits(4), 1, 8, &counter()).unwrap();
     let both = rated(&store, &[("alice", 4.0), ("mallory", 1.0)]);
     let alone = rated(&store, &[("mallory", 1.0)]);
     let values = |batch: &TrainBatch| -> Vec<f64> {
@@ -179,7 +184,8 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
     let ready = |created, count| graded(&store, created, &[(0, Some(1.0))].repeat(count), |_| {});
     let (newest, oldest, middle) = (ready(30, 1), ready(10, 2), ready(20, 3));
     let build = |min, max| {
-        let batch = build_batch(&store, &routes, &ages(&[]), 4, min, max, &counter()).unwrap();
+        let batch =
+            build_batch(&store, &routes, &ages(&[]), limits(4), min, max, &counter()).unwrap();
         batch.map(|batch| batch.group_ids())
     };
     assert_eq!(build(1, 2), Some(vec![oldest]));
@@ -196,7 +202,7 @@ fn members_that_cannot_be_trained_on_do_not_block_a_batch() {
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
     let build = || {
-        build_batch(&store, &routes, &ages(&[]), 4, 4, 4, &counter())
+        build_batch(&store, &routes, &ages(&[]), limits(4), 4, 4, &counter())
             .unwrap()
             .map(|b| b.group_ids())
     };
@@ -220,7 +226,7 @@ fn groups_beyond_the_staleness_limit_are_dropped() {
         graded(&store, created, &versions.map(|version| (version, Some(1.0))), |_| {})
     };
     let (stale, oldest, newer) = (ready(1, [2, 5]), ready(2, [3, 5]), ready(3, [5, 5]));
-    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), 2, 1, 8, &counter())
+    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), limits(2), 1, 8, &counter())
         .unwrap()
         .unwrap();
     assert_eq!(batch.group_ids(), [oldest, newer]);
@@ -243,7 +249,7 @@ fn groups_of_an_abandoned_branch_are_dropped() {
     let (abandoned, mixed) = (ready(1, [2, 3]), ready(2, [1, 3]));
     let (activated, newest) = (ready(3, [1, 1]), ready(4, [4, 4]));
     let dropped = counter();
-    let batch = build_batch(&store, &routes, &ages, 2, 1, 8, &dropped).unwrap().unwrap();
+    let batch = build_batch(&store, &routes, &ages, limits(2), 1, 8, &dropped).unwrap().unwrap();
     assert_eq!(dropped.with_label_values(&["abandoned"]).get(), 2);
     assert_eq!(batch.group_ids(), [activated, newest]);
     assert_eq!(batch.staleness(&ages), 1.5, "a version is being published");
@@ -288,7 +294,7 @@ fn rated_completions_that_are_too_old_leave_their_group() {
     };
     let (mixed, gone) = (rated(&[0, 1, 3, 4]), rated(&[3, 2]));
     let dropped = counter();
-    let batch = build_batch(&store, &routes, &ages, 1, 1, 8, &dropped).unwrap().unwrap();
+    let batch = build_batch(&store, &routes, &ages, limits(1), 1, 8, &dropped).unwrap().unwrap();
     assert_eq!(batch.group_ids(), [mixed]);
     let versions: Vec<u64> = batch.members().map(|(_, m)| m.sample.version.0).collect();
     assert_eq!(versions, [1, 4]);
@@ -297,6 +303,37 @@ fn rated_completions_that_are_too_old_leave_their_group() {
     assert_eq!(store.group(mixed).unwrap().unwrap().members.len(), 2);
     let state = store.group(gone).unwrap().unwrap().state;
     assert_eq!(state, GroupState::Dropped("abandoned".to_owned()));
+}
+
+#[test]
+fn late_ratings_have_their_own_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let ages = ages(&[0, 1, 2, 3]);
+    let limits = StalenessLimits { graded: 1, rated: 4 };
+    let late = rated(&store, &[("alice", 4.0)]);
+    let grades = graded(&store, 10, &[(2, Some(1.0)), (3, Some(0.0))], |_| {});
+    let fresh = graded(&store, 11, &[(3, Some(1.0))], |_| {});
+    let batch = build_batch(&store, &routes, &ages, limits, 1, 8, &counter()).unwrap().unwrap();
+    assert_eq!(batch.group_ids(), [late, fresh]);
+    let state = store.group(grades).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
+    let values = vec![vec![Some(1.0)], vec![Some(1.0)]];
+    let advantages = Advantages { values, ..Advantages::default() };
+    let samples = batch.train_samples(&advantages);
+    assert_eq!(samples.iter().map(|s| s.late).collect::<Vec<_>>(), [true, false]);
+    // The trainer finds that the policy has moved too far away from the first sample.
+    let (ops, left) = batch.without(&advantages, &[0]);
+    assert_eq!(left, [fresh]);
+    store.commit_blocking(ops).unwrap();
+    let state = store.group(late).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
+    let beyond = StalenessLimits { graded: 1, rated: 3 };
+    let again = rated(&store, &[("alice", 4.0)]);
+    build_batch(&store, &routes, &ages, beyond, 1, 8, &counter()).unwrap();
+    let state = store.group(again).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
 }
 
 #[test]
@@ -310,7 +347,8 @@ fn a_member_with_another_prompt_is_left_out() {
     store.commit_blocking(vec![Op::Interaction(asked)]).unwrap();
     let values = [(0, Some(1.0)), (0, Some(0.5))];
     graded(&store, 1, &values, |samples| samples[1].interaction = other);
-    let batch = build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap().unwrap();
+    let batch =
+        build_batch(&store, &routes, &ages(&[]), limits(4), 1, 8, &counter()).unwrap().unwrap();
     assert_eq!(batch.members().count(), 1);
 }
 
@@ -319,7 +357,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), limits(4), 1, 8, &counter()).unwrap();
     let masked = |samples: &mut [Sample]| {
         samples[0].untrainable = Some("edited".to_owned());
         samples[1].ids.clear();

@@ -156,6 +156,7 @@ impl World {
             samples_per_step: 4,
             micro_batch: 4,
             max_staleness: 2,
+            feedback_max_staleness: 2,
             max_sampler_difference: 0.0,
             learning_rate: 0.01,
             threads: 1,

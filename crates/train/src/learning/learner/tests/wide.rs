@@ -99,6 +99,7 @@ fn samples() -> Vec<TrainSample> {
             advantage: sample.advantage,
             version: 1,
             truncated: false,
+            late: false,
         })
         .collect()
 }
