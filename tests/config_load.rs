@@ -216,7 +216,8 @@ fn values_out_of_range_are_refused() {
 /// (if it has an upper bound).
 #[test]
 fn every_number_has_a_range() {
-    let unbounded = ["train.seed", "train.max_steps", "train.max_staleness"];
+    let unbounded =
+        ["train.seed", "train.max_steps", "train.max_staleness", "train.feedback_max_staleness"];
     let mut numbers = 0;
     let defaults = Table::try_from(Config::default()).unwrap();
     for (_, key) in environment_names() {

@@ -136,6 +136,7 @@ impl Pair {
                 advantage,
                 version,
                 truncated: false,
+                late: false,
             });
         }
         (largest, samples)

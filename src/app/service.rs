@@ -17,7 +17,7 @@ use super::core::Core;
 use super::step_watch::StepWatch;
 use crate::config::Config;
 use crate::http;
-use crate::http::AppState;
+use crate::http::{AppState, LearningLimits};
 
 /// A running daemon.
 pub struct Service {
@@ -50,6 +50,10 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         rollout: Some(Arc::new(core.rollout.clone())),
         policies: core.policies.clone(),
         train: Arc::new(core.trainer()),
+        learning: LearningLimits {
+            enabled: config.train.enabled,
+            max_staleness: config.train.feedback_max_staleness,
+        },
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
         config: Arc::new(config.server.clone()),

@@ -26,4 +26,4 @@ mod state;
 pub use control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
 pub use serve::serve;
-pub use state::AppState;
+pub use state::{AppState, LearningLimits};

@@ -13,6 +13,15 @@ use hone_store::Store;
 use super::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
+/// The configuration that decides whether feedback is trained on.
+#[derive(Clone, Copy, Debug)]
+pub struct LearningLimits {
+    /// `train.enabled`.
+    pub enabled: bool,
+    /// `train.feedback_max_staleness`.
+    pub max_staleness: u64,
+}
+
 /// The parts of the daemon that the handlers use.
 pub struct AppState {
     /// Generates the completions.
@@ -29,6 +38,8 @@ pub struct AppState {
     pub policies: Arc<dyn PolicyControl>,
     /// Trainer, for `/admin/train`.
     pub train: Arc<dyn TrainControl>,
+    /// What decides whether feedback is trained on.
+    pub learning: LearningLimits,
     /// Request counters and latencies; `/metrics` encodes them.
     pub metrics: Arc<Metrics>,
     /// Share of the live prompts of graded routes that only exams use (`policy.gate.holdout_share`); 0

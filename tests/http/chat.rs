@@ -144,18 +144,18 @@ async fn the_finish_reason_and_the_trainability_are_recorded() {
     let whole = "The answer is 5.";
     let cases = [
         (json!({}), whole, "stop", None),
-        (json!({"stop": " is"}), "The answer", "stop", Some("stop_string")),
-        (json!({"stop": ["never", "5"]}), "The answer is ", "stop", Some("stop_string")),
+        (json!({"stop": " is"}), "The answer", "stop", None),
+        (json!({"stop": ["never", "5"]}), "The answer is ", "stop", None),
         (json!({"stop": []}), whole, "stop", None),
         (json!({"max_tokens": 2}), "The", "length", None),
         (json!({"max_completion_tokens": 3}), "The answer", "length", None),
         (json!({"max_tokens": 3, "max_completion_tokens": 3}), "The answer", "length", None),
         (json!({"temperature": 0}), whole, "stop", Some("greedy")),
-        (json!({"top_p": 0.9}), whole, "stop", Some("top_p")),
-        (json!({"top_p": 0}), whole, "stop", Some("top_p")),
-        (json!({"top_k": 5}), whole, "stop", Some("top_k")),
+        (json!({"top_p": 0.9}), whole, "stop", None),
+        (json!({"top_p": 0}), whole, "stop", None),
+        (json!({"top_k": 5}), whole, "stop", None),
         (json!({"top_k": -1}), whole, "stop", None),
-        (json!({"min_p": 0.1}), whole, "stop", Some("min_p")),
+        (json!({"min_p": 0.1}), whole, "stop", None),
         (json!({"presence_penalty": 1}), whole, "stop", Some("penalty")),
         (json!({"frequency_penalty": -1}), whole, "stop", Some("penalty")),
         (json!({"logit_bias": {"7": 3}}), whole, "stop", Some("logit_bias")),
@@ -169,6 +169,12 @@ async fn the_finish_reason_and_the_trainability_are_recorded() {
         server.store.commit(Vec::new()).await.unwrap();
         let [sample] = &server.store.samples_of(id_of(&answer)).unwrap()[..] else { panic!() };
         assert_eq!(sample.untrainable.as_deref(), untrainable, "{fields}");
+        // The fake keeps half of the mass at each token if it truncates.
+        let truncates = fields.as_object().unwrap().keys().any(|key| {
+            ["top_p", "top_k", "min_p"].contains(&key.as_str()) && fields["top_k"] != -1
+        });
+        let kept = if truncates { vec![0.5; sample.ids.len()] } else { Vec::new() };
+        assert_eq!(sample.kept, kept, "{fields}");
     }
 }
 

@@ -59,11 +59,17 @@ async fn a_disconnect_during_a_stream_frees_the_slot() {
     server.store.commit(Vec::new()).await.unwrap();
     let [sample] = &server.store.samples_of(id).unwrap()[..] else { panic!("no sample") };
     assert_eq!(sample.finish, FinishReason::Cancelled);
-    assert_eq!(sample.untrainable.as_deref(), Some("cancelled"));
+    assert_eq!(sample.untrainable, None);
     assert!(!sample.ids.is_empty() && sample.ids.len() < 100, "{}", sample.ids.len());
     assert_eq!(sample.ids.len(), sample.logprobs.len());
     assert!(server.store.interaction(id).unwrap().is_some());
     assert!(server.rollout.submitted().is_empty());
+    // A rating of what the client saw waits for the trainer.
+    let body = json!({"completion_id": id.completion_id(), "name": "thumbs", "value": 0});
+    let (status, answer) = server.post("/v1/feedback", &body).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("recorded")), "{answer}");
+    let waiting = server.store.ungrouped_feedback(u64::MAX, 9).unwrap();
+    assert_eq!(waiting, [(sample.id, "thumbs".to_owned())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

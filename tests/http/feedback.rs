@@ -39,6 +39,7 @@ async fn a_repeated_idempotency_key_is_a_duplicate() {
     let expected = json!({
         "object": "feedback", "id": format!("{}:thumbs", sample.id), "status": "recorded",
         "completion_id": id, "choice": 0, "name": "thumbs", "policy_version": 0, "weight": 1.0,
+        "trained": true, "reason": null,
     });
     assert_eq!(answer, expected);
     let [reward] = &server.store.rewards_of(sample.id).unwrap()[..] else { panic!() };
@@ -55,6 +56,7 @@ async fn a_repeated_idempotency_key_is_a_duplicate() {
     let other = json!({"completion_id": id, "name": "stars", "value": 4});
     let (_, answer) = server.post("/v1/feedback", &other).await;
     assert_eq!((&answer["status"], &answer["weight"]), (&json!("recorded"), &Value::Null));
+    assert_eq!((&answer["trained"], &answer["reason"]), (&json!(false), &json!("unknown_part")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,7 +230,7 @@ async fn a_conversation_credits_each_of_its_turns() {
                       "idempotency_key": "once", "comment": "solved"});
     let (status, answer) = server.post("/v1/feedback", &body).await;
     let expected = json!({"object": "feedback", "status": "recorded", "session_id": "s-1",
-                          "name": "thumbs", "turns": 2});
+                          "name": "thumbs", "turns": 2, "trained": true, "reason": null});
     assert_eq!((status, &answer), (200, &expected));
     for id in [first, second] {
         let [sample] = &server.store.samples_of(id).unwrap()[..] else { panic!() };

@@ -6,6 +6,7 @@ mod chat;
 mod disconnects;
 mod feedback;
 mod graders;
+mod prospects;
 mod refusals;
 mod server;
 mod shutdown;

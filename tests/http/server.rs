@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use hone::config::ServerConfig;
-use hone::http::{AppState, PolicyControl, ServedSink, TrainControl, serve};
+use hone::http::{AppState, LearningLimits, PolicyControl, ServedSink, TrainControl, serve};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
 use hone_engine::testing::FakeConfig;
@@ -33,6 +33,7 @@ pub struct Setup {
     pub routes: RouteList,
     pub graders: Backends,
     pub holdout_share: f64,
+    pub learning: LearningLimits,
 }
 
 /// Records the submitted completions.
@@ -191,6 +192,7 @@ impl Server {
             routes: RouteList::default(),
             graders: Backends::default(),
             holdout_share: 0.0,
+            learning: LearningLimits { enabled: true, max_staleness: 2 },
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
@@ -215,6 +217,7 @@ impl Server {
             rollout: Some(rollout.clone()),
             policies: policies.clone(),
             train: trainer.clone(),
+            learning: setup.learning,
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,
             config: Arc::new(setup.server),

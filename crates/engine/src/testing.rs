@@ -141,6 +141,7 @@ impl FakeEngine {
         let (mut run, generation) =
             GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
         let (delay, top) = (self.delay, u32::from(request.top_logprobs));
+        let kept_mass = if request.params.truncates() { 0.5 } else { 1.0 };
         let failure = self.records().next_generation_error.take();
         tokio::spawn(async move {
             if let Some(error) = failure {
@@ -153,7 +154,7 @@ impl FakeEngine {
                 let logprob = Self::logprob(id);
                 let alternative = |k: u32| (id.saturating_add(k), logprob - k as f32);
                 let top = (0..top).map(alternative).collect();
-                let token = Token { id, logprob, kept_mass: 1.0, top, text: String::new() };
+                let token = Token { id, logprob, kept_mass, top, text: String::new() };
                 if run.is_over() || run.push(token) {
                     break;
                 }

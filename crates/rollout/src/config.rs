@@ -15,9 +15,9 @@ pub struct RolloutConfig {
     pub enabled: bool,
     /// Members of a group. The served completion is one of them if it may be trained on.
     pub group_size: usize,
-    /// Sampling temperature of shadows.
+    /// Sampling temperature of shadows whose prompt does not set a temperature that they can have.
     pub temperature: f32,
-    /// Token limit of shadows.
+    /// Largest token limit of shadows, whatever the client's is.
     pub max_tokens: u32,
     /// Shadow sequences that may run at once; 0 uses every slot that no client needs.
     pub max_concurrent: usize,

@@ -48,6 +48,11 @@ impl RolloutContext {
         self.metrics.rollout_skipped.with_label_values(&[reason]).inc();
     }
 
+    /// Counts served completions that are left out of the group of their prompt.
+    pub fn count_left_out(&self, reason: &str, count: usize) {
+        self.metrics.rollout_left_out.with_label_values(&[reason]).inc_by(count as u64);
+    }
+
     pub fn report_queue(&self, length: usize) {
         self.metrics.rollout_queue.set(i64::try_from(length).unwrap_or(i64::MAX));
     }

@@ -1,4 +1,5 @@
-//! The feedback sweep: feedback that no other group uses becomes groups of one.
+//! The feedback sweep: feedback that no other group uses becomes groups of rated completions, of which
+//! a group has those of one prompt, usually one.
 //!
 //! This is all feedback on routes without graders, feedback that arrived after its group was
 //! committed, and feedback that a crash left over. It is read from the ledger
@@ -12,9 +13,10 @@ use std::time::Duration;
 
 use hone_core::types::{Group, GroupId, GroupState, Sample, SampleId, now_ms};
 use hone_reward::record;
-use hone_store::{Op, StoreError};
+use hone_store::{MERGED, Op, StoreError};
 
 use crate::context::RolloutContext;
+use crate::siblings::{RatedSample, Regrouping};
 
 /// Longest time between two sweeps, because reservations expire without a wake-up.
 const TICK: Duration = Duration::from_millis(500);
@@ -60,72 +62,97 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
         if open.is_empty() {
             return Ok(());
         }
-        let mut groups = Vec::new();
+        let (mut rated, mut dropped) = (Vec::new(), Vec::new());
         for (id, parts) in open {
             seen.extend(parts.iter().map(|part| (id, part.clone())));
             match context.store.sample(id)? {
-                Some(sample) => groups.extend(groups_of_one(context, &sample, parts)?),
+                Some(sample) => rated.extend(usable(context, sample, parts, &mut dropped)?),
                 None => tracing::warn!(sample = %id, "feedback on a sample that is not recorded"),
             }
         }
-        let ops = groups.iter().map(|group| Op::Group(Box::new(group.clone()))).collect();
+        let values: Vec<_> = rated.iter().map(RatedParts::of).collect();
+        let Regrouping { groups, merged } = Regrouping::of(context, rated)?;
+        let formed = groups.len().saturating_sub(merged.len());
+        let skipped: Vec<GroupState> = dropped.iter().map(|group| group.state.clone()).collect();
+        let merge = |id| Op::GroupState(id, GroupState::Dropped(MERGED.to_owned()));
+        let mut ops: Vec<Op> = merged.into_iter().map(merge).collect();
+        ops.extend(groups.into_iter().chain(dropped).map(|group| Op::Group(Box::new(group))));
         context.store.commit(ops).await?;
-        groups.iter().try_for_each(|group| count_group(context, group))?;
-    }
-    Ok(())
-}
-
-/// A ready group of the parts that the route learns from, and a dropped group of the other parts,
-/// so that the commit clears all of them.
-fn groups_of_one(
-    context: &RolloutContext,
-    sample: &Sample,
-    parts: Vec<String>,
-) -> Result<Vec<Group>, StoreError> {
-    let interaction = context.store.interaction(sample.interaction)?;
-    let route_name = interaction.map(|interaction| interaction.route).unwrap_or_default();
-    let group = |parts, state| Group {
-        id: GroupId::new(),
-        interaction: sample.interaction,
-        route: route_name.clone(),
-        members: vec![sample.id],
-        parts,
-        oldest_version: sample.version,
-        created: now_ms(),
-        state,
-    };
-    let dropped = |parts, reason: &str| group(parts, GroupState::Dropped(reason.to_owned()));
-    let Some(route) = context.routes.get(&route_name) else {
-        return Ok(vec![dropped(parts, "unknown_route")]);
-    };
-    if sample.untrainable.is_some() {
-        return Ok(vec![dropped(parts, "untrainable")]);
-    }
-    let (known, unknown): (Vec<String>, Vec<String>) =
-        parts.into_iter().partition(|part| route.takes_feedback(part));
-    let mut groups = Vec::new();
-    if !known.is_empty() {
-        groups.push(group(known, GroupState::Ready));
-    }
-    if !unknown.is_empty() {
-        groups.push(dropped(unknown, "unknown_part"));
-    }
-    Ok(groups)
-}
-
-/// Counts a committed group and its rewards.
-fn count_group(context: &RolloutContext, group: &Group) -> Result<(), StoreError> {
-    if let GroupState::Dropped(reason) = &group.state {
-        context.count_skipped(reason);
-        return Ok(());
-    }
-    context.metrics.rollout_groups.with_label_values(&["feedback"]).inc();
-    for member in &group.members {
-        for reward in context.store.rewards_of(*member)? {
-            if group.parts.contains(&reward.name) {
-                record(&context.metrics, &group.route, &reward.name, [reward.value]);
+        context.metrics.rollout_groups.with_label_values(&["feedback"]).inc_by(formed as u64);
+        for state in skipped {
+            if let GroupState::Dropped(reason) = state {
+                context.count_skipped(&reason);
             }
         }
+        values.iter().try_for_each(|rated| rated.record(context))?;
     }
     Ok(())
+}
+
+/// The completion with the parts that the route learns from, if there are any. A dropped group of the
+/// other parts is added to `dropped`, so that the commit clears them.
+fn usable(
+    context: &RolloutContext,
+    sample: Sample,
+    parts: Vec<String>,
+    dropped: &mut Vec<Group>,
+) -> Result<Option<RatedSample>, StoreError> {
+    let interaction = context.store.interaction(sample.interaction)?;
+    let route_name = interaction.as_ref().map(|i| i.route.clone()).unwrap_or_default();
+    let route = context.routes.get(&route_name).cloned();
+    let mut drop = |parts, reason: &str| {
+        dropped.push(Group {
+            id: GroupId::new(),
+            interaction: sample.interaction,
+            route: route_name.clone(),
+            members: vec![sample.id],
+            parts,
+            oldest_version: sample.version,
+            created: now_ms(),
+            state: GroupState::Dropped(reason.to_owned()),
+        });
+    };
+    let (Some(interaction), Some(route)) = (interaction, route) else {
+        drop(parts, if route_name.is_empty() { "no_route" } else { "unknown_route" });
+        return Ok(None);
+    };
+    if interaction.held_out {
+        drop(parts, "held_out");
+        return Ok(None);
+    }
+    if let Some(reason) = &sample.untrainable {
+        drop(parts, reason);
+        return Ok(None);
+    }
+    let (parts, unknown): (Vec<String>, Vec<String>) =
+        parts.into_iter().partition(|part| route.takes_feedback(part));
+    if !unknown.is_empty() {
+        drop(unknown, "unknown_part");
+    }
+    let has_parts = !parts.is_empty();
+    Ok(has_parts.then_some(RatedSample { sample, interaction, route, parts }))
+}
+
+/// The rated parts of a completion, for metrics.
+struct RatedParts {
+    sample: SampleId,
+    route: String,
+    parts: Vec<String>,
+}
+
+impl RatedParts {
+    fn of(rated: &RatedSample) -> Self {
+        let (route, parts) = (rated.route.name.clone(), rated.parts.clone());
+        Self { sample: rated.sample.id, route, parts }
+    }
+
+    /// Counts the values of a committed group.
+    fn record(&self, context: &RolloutContext) -> Result<(), StoreError> {
+        for reward in context.store.rewards_of(self.sample)? {
+            if self.parts.contains(&reward.name) {
+                record(&context.metrics, &self.route, &reward.name, [reward.value]);
+            }
+        }
+        Ok(())
+    }
 }

@@ -19,7 +19,7 @@ pub(super) struct PromptJob {
     /// The prompt's id in the dataset; `None` for a live prompt.
     pub prompt: Option<PromptId>,
     pub route: Arc<Route>,
-    /// Completions that a client received and that may be trained on.
+    /// Completions that a client received and that are comparable with shadows.
     pub served: Vec<Sample>,
     /// The served completions whose feedback is reserved for this group.
     pub reserved: Vec<SampleId>,
@@ -28,13 +28,21 @@ pub(super) struct PromptJob {
 }
 
 impl PromptJob {
-    /// A served prompt. Completions that may not be trained on are left out.
-    pub fn live(interaction: Arc<Interaction>, mut served: Vec<Sample>, route: Arc<Route>) -> Self {
+    /// A served prompt with its completions.
+    pub fn live(interaction: Arc<Interaction>, served: Vec<Sample>, route: Arc<Route>) -> Self {
         let last = served.iter().map(|sample| sample.created).max();
         let completed = last.unwrap_or(interaction.created).min(now_ms());
-        served.retain(|sample| sample.untrainable.is_none());
         let reserved = served.iter().map(|sample| sample.id).collect();
         Self { interaction, prompt: None, route, served, reserved, completed }
+    }
+
+    /// Removes completions from the group, whose feedback is then not reserved for it. Returns how
+    /// many.
+    pub fn leave_out(&mut self, condition: impl Fn(&Sample) -> bool) -> usize {
+        let all = self.served.len();
+        self.served.retain(|sample| !condition(sample));
+        self.reserved = self.served.iter().map(|sample| sample.id).collect();
+        all - self.served.len()
     }
 
     /// A prompt of the dataset.

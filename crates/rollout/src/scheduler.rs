@@ -118,7 +118,9 @@ impl GroupScheduler {
             lineage.age(active, version).is_some_and(|age| age <= MAX_SERVED_LAG)
                 || is_canary(version)
         };
+        let served = job.served.len();
         job.served.retain(|sample| is_recent(sample.version));
+        self.context.count_left_out("version", served - job.served.len());
         let wanted = self.context.config.group_size.saturating_sub(job.served.len());
         let shadows = self.start_shadows(&job, wanted, slot).await?;
         let context = Arc::clone(&self.context);

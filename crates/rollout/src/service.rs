@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{Interaction, Sample};
+use hone_core::types::{FinishReason, Interaction, Sample};
 use hone_dataset::DatasetConfig;
 use hone_engine::Engine;
 use hone_reward::Routes;
@@ -24,7 +24,7 @@ use crate::dataset::DatasetPrompts;
 use crate::error::RolloutError;
 use crate::progress::RolloutProgress;
 use crate::queue::{PromptJob, PromptQueue};
-use crate::{feedback, scheduler};
+use crate::{feedback, scheduler, shadow};
 
 /// How long [`Rollout::stop`] waits for its tasks before it aborts them.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -87,7 +87,7 @@ impl Rollout {
     }
 
     /// Submits a served interaction for a group. Never waits. A prompt that gets no group is
-    /// counted with the reason.
+    /// counted with the reason, and so is a completion that is left out of the group.
     pub fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
         let context = &self.context;
         if context.is_stopping() {
@@ -101,7 +101,12 @@ impl Rollout {
         }
         let route = context.routes.get(&interaction.route).filter(|route| route.has_graders());
         let Some(route) = route.cloned() else { return context.count_skipped("route_unscored") };
-        let job = PromptJob::live(interaction, served, route);
+        let comparable = shadow::comparable(context, &interaction);
+        let mut job = PromptJob::live(interaction, served, route);
+        let left_out = job.leave_out(|sample| !is_member(sample));
+        context.count_left_out("untrainable", left_out);
+        let left_out = job.leave_out(|_| !comparable);
+        context.count_left_out("settings", left_out);
         // Before the push, after which the scheduler may take and finish the job at any moment.
         context.reserve_feedback(&job.reserved, job.completed + context.config.feedback_wait_ms);
         match context.queue.push(job) {
@@ -136,4 +141,10 @@ impl Rollout {
             }
         }
     }
+}
+
+/// Whether a served completion may be a member of its prompt's group. A cancelled one may not: a
+/// grader would judge it as if it had ended there.
+fn is_member(sample: &Sample) -> bool {
+    sample.untrainable.is_none() && sample.finish != FinishReason::Cancelled
 }

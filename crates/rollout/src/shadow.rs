@@ -34,18 +34,35 @@ pub(super) async fn sample(
 }
 
 /// Temperature sampling without truncation or penalties, because the trainer's distribution is
-/// `softmax(logits / temperature)`. The token limit is at most that of the served completion, so
-/// that the members of a group are comparable.
+/// `softmax(logits / temperature)`. The client's temperature applies if the members of the group are
+/// [`comparable`] with it, and its token limit if that is below `rollout.max_tokens`.
 fn params(context: &RolloutContext, interaction: &Interaction, seed: u64) -> SamplingParams {
     let config = &context.config;
-    let free = context.engine.info().context.saturating_sub(interaction.prompt_ids.len());
-    let free = u32::try_from(free).unwrap_or(u32::MAX);
+    let asked = &interaction.params;
+    let is_comparable = comparable(context, interaction);
     SamplingParams {
-        temperature: config.temperature,
+        temperature: if is_comparable { asked.temperature } else { config.temperature },
         seed,
-        max_tokens: config.max_tokens.min(interaction.params.max_tokens).min(free),
+        max_tokens: config.max_tokens.min(token_limit(context, interaction)),
         ..SamplingParams::default()
     }
+}
+
+/// The token limit of the client's completions.
+fn token_limit(context: &RolloutContext, interaction: &Interaction) -> u32 {
+    let free = context.engine.info().context.saturating_sub(interaction.prompt_ids.len());
+    interaction.params.max_tokens.min(u32::try_from(free).unwrap_or(u32::MAX))
+}
+
+/// Whether shadows can be sampled with the settings of the client's completions, so that the rewards
+/// of both can be compared: the settings are trainable and do not truncate, and `rollout.max_tokens`,
+/// which bounds the cost of a shadow, permits the client's token limit. Stop strings are always the
+/// client's.
+pub(super) fn comparable(context: &RolloutContext, interaction: &Interaction) -> bool {
+    let asked = &interaction.params;
+    asked.untrainable_reason().is_none()
+        && !asked.truncates()
+        && token_limit(context, interaction) <= context.config.max_tokens
 }
 
 /// Repeats the request with the same seed until it succeeds or fails permanently.
@@ -60,7 +77,7 @@ async fn complete(
         let request = GenerateRequest {
             prompt_ids: interaction.prompt_ids.clone(),
             params: params.clone(),
-            stop: Vec::new(),
+            stop: interaction.stop.clone(),
             top_logprobs: 0,
             priority: Priority::Shadow,
             version: None,

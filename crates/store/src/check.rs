@@ -86,11 +86,13 @@ impl Checker<'_> {
             let indexed = self.samples_of.get((prompt, *key))?.map(|v| v.value());
             let expected = (row.origin == SampleOrigin::Served, row.choice);
             let paired = row.ids.len() == row.logprobs.len();
+            let masses = row.kept.is_empty() || row.kept.len() == row.ids.len();
             Ok(vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
                 (self.interactions.get(prompt)?.is_some(), "its interaction is missing"),
                 (indexed == Some(expected), "its index entry is wrong"),
                 (paired, "ids and log-probabilities differ in number"),
+                (masses, "ids and kept masses differ in number"),
             ])
         })?;
         let reward_key = |(sample, part): &(&Id, &str)| format!("{} {part}", name(sample));

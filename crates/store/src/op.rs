@@ -8,6 +8,9 @@ use hone_core::types::{
 /// Reason of groups dropped because all their feedback is quarantined.
 pub const QUARANTINED: &str = "quarantined";
 
+/// Reason of groups dropped because another group has their members. It is no outcome of a rating.
+pub const MERGED: &str = "merged";
+
 /// One write. A batch of operations is one transaction.
 #[derive(Clone, Debug)]
 pub enum Op {
@@ -32,6 +35,16 @@ pub enum Op {
     Group(Box<Group>),
     /// Changes a group's state.
     GroupState(GroupId, GroupState),
+    /// Takes members out of a ready group and records them as a dropped group of their own, with the
+    /// reason. Has no effect on a group in another state.
+    DropMembers {
+        /// The group.
+        group: GroupId,
+        /// The members. Others than those of the group are ignored.
+        members: Vec<SampleId>,
+        /// Why they are not trained on.
+        reason: String,
+    },
     /// Records or replaces a policy version.
     Policy(Box<PolicyRecord>),
     /// Records an optimizer step and marks its groups as `Trained`.
@@ -55,7 +68,7 @@ impl Op {
             Self::Reward(_) => "rewards",
             Self::Feedback(_) | Self::Conversation(_) => "feedback",
             Self::Quarantine(_) | Self::Release(_) => "quarantine",
-            Self::Group(_) | Self::GroupState(..) => "groups",
+            Self::Group(_) | Self::GroupState(..) | Self::DropMembers { .. } => "groups",
             Self::Policy(_) => "policy_versions",
             Self::Step(_) => "steps",
         }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use hone_core::types::{
-    Group, Interaction, InteractionId, Rating, Reward, SampleId, StepRecord, UnixMillis,
+    Group, Interaction, InteractionId, Rating, Reward, RewardSource, SampleId, StepRecord,
+    UnixMillis,
 };
 
 use crate::error::StoreError;
@@ -230,6 +231,29 @@ pub(crate) fn ungrouped(
         found.push((SampleId(Uuid::from_bytes(*sample)), name.to_owned()));
     }
     Ok(found)
+}
+
+/// Every member of a group with every part.
+pub(crate) fn pairs(group: &Group) -> impl Iterator<Item = (SampleId, &str)> {
+    let parts = &group.parts;
+    group
+        .members
+        .iter()
+        .flat_map(move |member| parts.iter().map(move |part| (*member, part.as_str())))
+}
+
+/// Number of ratings that wait for a group or, in a ready group, for the trainer.
+pub(crate) fn waiting_ratings(tx: &ReadTransaction) -> Result<u64, StoreError> {
+    let rewards = tx.open_table(schema::REWARDS)?;
+    let mut count = tx.open_table(schema::UNGROUPED)?.len()?;
+    for group in ready_groups(tx, usize::MAX)? {
+        for (member, part) in pairs(&group) {
+            let reward: Option<Reward> = get(&rewards, (member.0.as_bytes(), part))?;
+            let waits = |r: Reward| r.source == RewardSource::Feedback && r.value.is_some();
+            count += u64::from(reward.is_some_and(waits));
+        }
+    }
+    Ok(count)
 }
 
 /// Number of groups in state `Ready`.

@@ -78,6 +78,8 @@ impl Store {
         metrics.reward_quarantined_keys.set(i64::try_from(quarantined).unwrap_or(i64::MAX));
         let ready_count = file.read(reader::ready_count)?;
         metrics.train.ready_groups.set(i64::try_from(ready_count).unwrap_or(i64::MAX));
+        let waiting = file.read(reader::waiting_ratings)?;
+        metrics.feedback_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
         let (ready_sender, ready) = watch::channel(ready_count);
         let (feedback_sender, feedback) = watch::channel(0);
         let policies: Vec<PolicyRecord> =

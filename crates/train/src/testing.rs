@@ -51,6 +51,7 @@ pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
                 advantage: rng.random_range(-2.0..2.0),
                 version: 1,
                 truncated: false,
+                late: false,
             }
         })
         .collect()

@@ -22,7 +22,8 @@ pub fn render(records: &[PolicyRecord], data: &Path) -> String {
         };
         let step = record.step;
         let pinned = if record.pinned { "  pinned" } else { "" };
-        text += format!("{version:<14} {step:>8}  {state:<11} {files:<5} {reward:>7}{pinned}\n").as_str();
+        text += format!("{version:<14} {step:>8}  {state:<11} {files:<5} {reward:>7}{pinned}\n")
+            .as_str();
     }
     text
 }

@@ -242,6 +242,7 @@ impl Data {
                 advantage: row.advantage,
                 version: 0,
                 truncated: false,
+                late: false,
             })
         };
         self.samples.into_iter().map(sample).collect()

@@ -86,6 +86,7 @@ mod tests {
             advantage: 1.0,
             version: 0,
             truncated: false,
+            late: false,
         };
         let work = Work::new(&spec, &[sample(vec![1, 2]), sample(vec![4])], 1);
         // Four tokens are computed: three of the prompt, and the first of the first completion.

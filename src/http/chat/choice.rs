@@ -49,20 +49,14 @@ impl ChoiceState {
 
     /// The ledger's record of the choice, which is cancelled if it has not finished; `None` if it
     /// never started.
-    pub(super) fn sample(
-        &self,
-        interaction: InteractionId,
-        choice: usize,
-        stop_ids: &[TokenId],
-    ) -> Option<Sample> {
+    ///
+    /// Whatever ended it, a stop string or the client, the tokens are a sample of the policy up to a
+    /// stopping time: whether a token is the last does not depend on later ones. So they can be
+    /// trained on.
+    pub(super) fn sample(&self, interaction: InteractionId, choice: usize) -> Option<Sample> {
         let finish = self.finish.unwrap_or(FinishReason::Cancelled);
-        let ended_by_id = self.ids.last().is_some_and(|id| stop_ids.contains(id));
-        let untrainable = match finish {
-            FinishReason::Cancelled => Some("cancelled"),
-            // The text ends somewhere within the sampled tokens.
-            FinishReason::Stop if !ended_by_id => Some("stop_string"),
-            _ => self.params.untrainable_reason(),
-        };
+        let untrainable =
+            if self.ids.is_empty() { Some("empty") } else { self.params.untrainable_reason() };
         let truncates = self.kept.iter().any(|mass| *mass != 1.0);
         Some(Sample {
             id: SampleId::new(),

@@ -275,7 +275,7 @@ impl ChatRun {
     }
 
     fn sample(&self, index: usize, choice: &ChoiceState) -> Option<Sample> {
-        choice.sample(self.interaction.id, index, self.state.engine.codec().stop_ids())
+        choice.sample(self.interaction.id, index)
     }
 }
 

@@ -8,6 +8,7 @@
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
 mod posted;
+mod prospect;
 mod rating;
 
 use std::sync::Arc;
@@ -16,11 +17,12 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use hone_core::types::{Interaction, InteractionId, SampleId, SampleOrigin};
+use hone_core::types::{Interaction, InteractionId, Sample, SampleId, SampleOrigin};
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
 
 use self::posted::{PostedFeedback, Target};
+use self::prospect::untrained_reason;
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
@@ -50,9 +52,12 @@ pub(super) struct CompletionFeedback {
     name: String,
     /// The version that generated the completion.
     policy_version: Option<u64>,
-    /// Weight of the part in the completion's route; null if the route has no such part and the
-    /// feedback is therefore not trained on.
+    /// Weight of the part in the completion's route; null if the route has no such part.
     weight: Option<f64>,
+    /// Whether the value will be trained on, unless something later prevents it.
+    trained: bool,
+    /// Why it will not be: a label of `hone_feedback_ratings_total`, or `disabled`.
+    reason: Option<String>,
 }
 
 /// The response to feedback on a conversation.
@@ -65,6 +70,10 @@ pub(super) struct SessionFeedback {
     name: String,
     /// Number of credited turns.
     turns: usize,
+    /// Whether a turn will be trained on, unless something later prevents it.
+    trained: bool,
+    /// Why the last turn will not be, if none will be.
+    reason: Option<String>,
 }
 
 /// `POST /v1/feedback`
@@ -129,7 +138,8 @@ async fn completion(
     if status == "recorded" {
         rating::rate(state, route, &entry, sample);
     }
-    Ok((status, FeedbackResponse::Completion(response(state, route, status, &entry, sample))))
+    let response = response(state, route, status, &interaction, &entry, sample);
+    Ok((status, FeedbackResponse::Completion(response)))
 }
 
 async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &str) -> Recorded {
@@ -149,10 +159,12 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
         ));
     }
     let mut entries = Vec::with_capacity(turns.len());
+    let mut interactions = Vec::with_capacity(turns.len());
     for id in turns {
         let Some(interaction) = state.store.interaction(id)? else { continue };
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
         entries.push(posted.entry(state, route, id, 0).map_err(Refusal::Invalid)?);
+        interactions.push(interaction);
     }
     let last = entries.last().cloned();
     let (status, turns) = match commit(state, Op::Conversation(entries)).await? {
@@ -173,10 +185,50 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
     let name = posted.name.to_owned();
     let session_id = session.to_owned();
     let object = "feedback";
-    Ok((
-        status,
-        FeedbackResponse::Session(SessionFeedback { object, status, session_id, name, turns }),
-    ))
+    let reason = untrained_turns(state, posted, &interactions);
+    let trained = reason.is_none();
+    let answer = SessionFeedback { object, status, session_id, name, turns, trained, reason };
+    Ok((status, FeedbackResponse::Session(answer)))
+}
+
+/// Why the last turn of a conversation is not trained on; `None` if any turn is.
+fn untrained_turns(
+    state: &AppState,
+    posted: &PostedFeedback<'_>,
+    turns: &[Interaction],
+) -> Option<String> {
+    let mut last = None;
+    for interaction in turns {
+        let mut served = state.store.samples_of(interaction.id).unwrap_or_default();
+        served.retain(|sample| sample.origin == SampleOrigin::Served);
+        if let [sample] = &served[..] {
+            last = Some(prospect(
+                state,
+                posted.name,
+                posted.caller.key_id.as_deref(),
+                interaction,
+                sample,
+            )?);
+        }
+    }
+    last
+}
+
+/// Why recorded feedback is not trained on. Committed feedback is acknowledged even if the ledger
+/// cannot be read.
+fn prospect(
+    state: &AppState,
+    name: &str,
+    key_id: Option<&str>,
+    interaction: &Interaction,
+    sample: &Sample,
+) -> Option<String> {
+    let rewards = state.store.rewards_of(sample.id).unwrap_or_default();
+    let value = rewards.into_iter().find(|reward| reward.name == name).and_then(|r| r.value);
+    untrained_reason(state, interaction, sample, name, value, key_id).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot determine whether feedback will be trained on");
+        None
+    })
 }
 
 fn rate_turn(state: &AppState, turn: &FeedbackEntry) -> Result<(), Refusal> {
@@ -203,19 +255,25 @@ fn response(
     state: &AppState,
     route: Option<&Route>,
     status: &'static str,
+    interaction: &Interaction,
     entry: &FeedbackEntry,
-    sample: SampleId,
+    id: SampleId,
 ) -> CompletionFeedback {
-    let version = state.store.sample(sample).ok().flatten().map(|s| s.version.0);
+    let sample = state.store.sample(id).ok().flatten();
+    let reason = sample.as_ref().and_then(|sample| {
+        prospect(state, &entry.name, entry.key_id.as_deref(), interaction, sample)
+    });
     CompletionFeedback {
         object: "feedback",
-        id: format!("{sample}:{}", entry.name),
+        id: format!("{id}:{}", entry.name),
         status,
         completion_id: entry.interaction.completion_id(),
         choice: entry.choice,
         name: entry.name.clone(),
-        policy_version: version,
+        policy_version: sample.map(|sample| sample.version.0),
         weight: route.and_then(|route| route.weight(&entry.name)),
+        trained: reason.is_none(),
+        reason,
     }
 }
 

@@ -35,6 +35,16 @@ metric_set! {
         feedback: IntCounterVec("hone_http_feedback_total",
             "Feedback posts, by outcome.", &["outcome"]),
 
+        feedback_received: IntCounter("hone_feedback_received_total",
+            "Ratings recorded. One that waits for the trainer again, because the quarantine of its \
+             API key ended, counts again."),
+        feedback_ratings: IntCounterVec("hone_feedback_ratings_total",
+            "Ratings whose outcome is final: trained, or the reason why they are not used.",
+            &["outcome"]),
+        feedback_waiting: IntGauge("hone_feedback_waiting_ratings",
+            "Ratings that wait for the trainer: those received so far, without those whose outcome \
+             is final."),
+
         engine_slots: IntGaugeVec("hone_engine_sequences",
             "Sequences that are being generated, by priority.", &["priority"]),
         engine_waiting: IntGaugeVec("hone_engine_waiting_requests",
@@ -78,6 +88,9 @@ metric_set! {
             "Prompts that wait for their group to be sampled."),
         rollout_skipped: IntCounterVec("hone_rollout_skipped_prompts_total",
             "Prompts for which no group was made, by reason.", &["reason"]),
+        rollout_left_out: IntCounterVec("hone_rollout_left_out_completions_total",
+            "Served completions that were left out of their prompt's group, by reason.",
+            &["reason"]),
         rollout_samples: IntCounter("hone_rollout_samples_total", "Shadow samples generated."),
 
         policy_version: IntGauge("hone_policy_version",

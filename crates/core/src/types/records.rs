@@ -161,16 +161,18 @@ pub enum GroupState {
     Ready,
     /// Consumed by this optimizer step.
     Trained(u64),
-    /// Never trained on, with the reason (`stale`, `unscored`, …).
+    /// Never trained on, with the reason (`stale`, `unscored`, …; `merged` if another group has its
+    /// members).
     Dropped(String),
 }
 
-/// Samples of one prompt that are trained on together; a single one if only feedback scores it.
+/// Samples of one prompt that are trained on together; those with feedback if only feedback scores
+/// them, usually a single one. Their interactions may differ then, but not their prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// The key.
     pub id: GroupId,
-    /// The prompt.
+    /// The first member's prompt.
     pub interaction: InteractionId,
     /// The route whose part weights and running baselines apply.
     pub route: String,

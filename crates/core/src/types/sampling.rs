@@ -50,17 +50,12 @@ impl SamplingParams {
     /// Why samples with these parameters cannot be trained on, as a short label; `None` if they
     /// can.
     ///
-    /// The trainer recomputes log-probabilities under `softmax(logits / temperature)`. Truncation,
-    /// penalties and biases change the behavior policy, which would bias the importance ratio.
+    /// The trainer recomputes log-probabilities under `softmax(logits / temperature)`. Penalties
+    /// and biases change the logits of the behavior policy, which would bias the importance ratio.
+    /// Truncation does not: [`Sample::kept`](super::Sample::kept) has the mass that it kept.
     pub fn untrainable_reason(&self) -> Option<&'static str> {
         if self.temperature <= 0.0 {
             Some("greedy")
-        } else if self.top_p < 1.0 {
-            Some("top_p")
-        } else if self.top_k > 0 {
-            Some("top_k")
-        } else if self.min_p > 0.0 {
-            Some("min_p")
         } else if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
             Some("penalty")
         } else if !self.logit_bias.is_empty() {
@@ -68,6 +63,11 @@ impl SamplingParams {
         } else {
             None
         }
+    }
+
+    /// Whether some tokens may be cut off before sampling (`top_p`, `top_k` or `min_p`).
+    pub fn truncates(&self) -> bool {
+        self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
     }
 }
 

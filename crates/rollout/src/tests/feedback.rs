@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use hone_core::types::{GroupState, InteractionId, SampleId};
+use hone_core::types::{Group, GroupState, InteractionId, SampleId};
+use hone_store::MERGED;
 
 use super::world::{World, served};
 
@@ -123,7 +124,7 @@ async fn feedback_left_by_a_crash_is_grouped_or_dropped_with_a_reason() {
         ]
     );
     assert_eq!(groups(gone.id)[0].2, dropped("unknown_route"));
-    assert_eq!(groups(greedy.id)[0].2, dropped("untrainable"));
+    assert_eq!(groups(greedy.id)[0].2, dropped("greedy"));
     world.until(|| world.formed("feedback") == 2 && world.skipped("unknown_part") == 2).await;
     rollout.stop().await;
 }
@@ -171,7 +172,9 @@ async fn feedback_enters_exactly_one_group() {
     for (id, samples) in &asked {
         let groups = world.store.groups_of(*id).unwrap();
         let mut trained: HashMap<SampleId, usize> = HashMap::new();
-        for group in groups.iter().filter(|group| group.parts.iter().any(|p| p == "thumbs")) {
+        let is_merged = |group: &Group| group.state == GroupState::Dropped(MERGED.to_owned());
+        let rated = groups.iter().filter(|group| group.parts.iter().any(|p| p == "thumbs"));
+        for group in rated.filter(|group| !is_merged(group)) {
             joined += usize::from(group.parts.len() == 2);
             for member in &group.members {
                 *trained.entry(*member).or_default() += 1;
@@ -214,8 +217,11 @@ async fn a_part_used_for_one_choice_is_not_used_again_for_it() {
     world.feedback(asked.id, 0, "thumbs", 0.0).await;
     let mut groups = world.groups(asked.id, 3).await;
     groups.retain(|group| group.members.contains(&samples[1].id));
-    let parts: Vec<_> = groups.iter().map(|group| group.parts.concat()).collect();
-    assert_eq!(parts, ["thumbs", "said"]);
+    let parts: Vec<_> =
+        groups.iter().map(|g| (g.parts.concat(), g.state == GroupState::Ready)).collect();
+    let merged = ("thumbs".to_owned(), false);
+    assert_eq!(parts, [merged, ("said".to_owned(), true), ("thumbs".to_owned(), true)]);
+    assert_eq!(groups[2].members, [samples[0].id, samples[1].id], "both choices are compared");
     rollout.stop().await;
 }
 

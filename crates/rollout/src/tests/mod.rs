@@ -3,4 +3,6 @@
 mod feedback;
 mod flow;
 mod groups;
+mod settings;
+mod siblings;
 mod world;

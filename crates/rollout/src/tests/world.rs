@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -155,7 +156,10 @@ impl World {
         (Arc::new(interaction), served)
     }
 
+    /// A prompt that no other has.
     pub fn interaction(&self, route: &str) -> Interaction {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let content = "2+3=".to_owned();
         Interaction {
             id: InteractionId::new(),
@@ -167,7 +171,7 @@ impl World {
             messages: vec![Message { role: Role::User, content }],
             metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
             params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
-            prompt_ids: vec![1, 2, 3],
+            prompt_ids: vec![1, number / 200 % 200, number % 200],
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,

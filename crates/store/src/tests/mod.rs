@@ -8,6 +8,7 @@ mod golden;
 mod maintain;
 mod migrate;
 mod model;
+mod ratings;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -201,6 +201,15 @@ impl Writer {
             tracing::debug!(table, count, "dropped records of unknown samples or groups");
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(*count);
         }
+        self.metrics.feedback_received.inc_by(counts.received);
+        let mut ended = 0;
+        for (outcome, count) in &counts.ratings {
+            ended += count;
+            self.metrics.feedback_ratings.with_label_values(&[outcome]).inc_by(*count);
+        }
+        let change = i64::try_from(counts.received).unwrap_or(i64::MAX)
+            - i64::try_from(ended).unwrap_or(i64::MAX);
+        self.metrics.feedback_waiting.add(change);
         self.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
         let ready = usize::try_from(ready).unwrap_or(usize::MAX);
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);

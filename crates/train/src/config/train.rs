@@ -115,6 +115,10 @@ pub struct TrainConfig {
     pub when: TrainWhen,
     /// Largest number of steps in a day (UTC); 0 is no limit.
     pub max_steps_per_day: u64,
+    /// The same for groups of which users' feedback alone decides: ratings may come late.
+    pub feedback_max_staleness: u64,
+    /// Largest importance weight of such a sample that is older than `max_staleness`.
+    pub feedback_clip_max: f64,
     /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
     /// more than this in the mean, in nats; 0 never refuses.
     pub max_sampler_difference: f64,
@@ -208,6 +212,8 @@ impl Default for TrainConfig {
             max_tokens: 0,
             when: TrainWhen::default(),
             max_steps_per_day: 0,
+            feedback_max_staleness: 512,
+            feedback_clip_max: 1.0,
             max_sampler_difference: 0.05,
             threads: 0,
             priority: BackgroundPriority::default(),

@@ -103,8 +103,10 @@ mod tests {
                 parts: BTreeMap::from([("thumbs".to_owned(), value)]),
                 feedback: BTreeMap::from([("thumbs".to_owned(), origin)]),
                 cap_weights: BTreeMap::new(),
+                late: false,
             }],
             without_quarantined: false,
+            is_rated: true,
         }
     }
 

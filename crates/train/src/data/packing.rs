@@ -25,8 +25,10 @@ pub struct TrainSample {
     pub advantage: f64,
     /// The policy version that sampled it.
     pub version: u64,
-    /// Whether the token limit cut the completion.
+    /// Whether the token limit or the client cut the completion.
     pub truncated: bool,
+    /// Whether it is older than `train.max_staleness` and has the weight of late feedback.
+    pub late: bool,
 }
 
 impl TrainSample {
@@ -213,6 +215,7 @@ mod tests {
             advantage: 1.0,
             version: 1,
             truncated: false,
+            late: false,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use hone_core::types::{StepRecord, UnixMillis, now_ms};
+use hone_core::types::{GroupId, StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::attempt::{AttemptMarker, StepAttempt};
@@ -18,7 +18,7 @@ use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::{SkipLog, SkippedBatch};
 use super::status::{StatusCell, TrainState};
 use super::step_metrics;
-use crate::data::batch_builder::{BatchGroup, TrainBatch, VersionAges};
+use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch, VersionAges};
 use crate::data::{batch_builder, feedback_cap};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
@@ -209,7 +209,7 @@ impl Trainer<'_> {
             &setup.store,
             &setup.routes,
             &self.version_ages(),
-            config.max_staleness,
+            StalenessLimits::new(config),
             wanted,
             config.samples_per_step,
             &setup.metrics.train.dropped_groups,
@@ -301,7 +301,13 @@ impl Trainer<'_> {
             self.pools.train.install(|| learner.step(&prepared.samples, version, max_tokens));
         self.marker.clear()?;
         match stats {
-            Ok(StepStats { skipped: Some(reason), .. }) => Ok(Err(prepared.skip(reason))),
+            Ok(StepStats { skipped: Some(reason), faded, .. }) => {
+                let (ops, left) = self.faded(prepared, &faded);
+                self.setup.store.commit_blocking(ops)?;
+                let mut skipped = prepared.skip(reason);
+                skipped.groups.retain(|id| left.contains(id));
+                Ok(Err(skipped))
+            }
             Ok(stats) => Ok(Ok(stats)),
             // A restart would meet the same sample again, so its group is dropped instead.
             Err(LearnError::Sample { index, reason }) => {
@@ -309,6 +315,15 @@ impl Trainer<'_> {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The operations that drop the members with faded samples, which are counted, and the ids of the
+    /// groups that have other members.
+    fn faded(&self, prepared: &PreparedBatch, samples: &[usize]) -> (Vec<Op>, Vec<GroupId>) {
+        let (ops, left) = prepared.batch.without(&prepared.advantages, samples);
+        let dropped = &self.setup.metrics.train.dropped_groups;
+        dropped.with_label_values(&[STALE]).inc_by(ops.len() as u64);
+        (ops, left)
     }
 
     /// Makes the step durable: the checkpoint first, then the ledger's step record, which marks the
@@ -328,17 +343,19 @@ impl Trainer<'_> {
                 "sampler and trainer differ by more than train.max_sampler_difference"
             );
         }
+        let (mut ops, groups) = self.faded(&prepared, &stats.faded);
         let weights = &self.progress.weights;
         let record = StepRecord {
             step: self.learner.step_count(),
-            groups: prepared.batch.group_ids(),
+            groups,
             metrics: step_metrics::collect(stats.metrics, &prepared, weights, started.elapsed()),
             created: now_ms(),
         };
         self.progress.baselines = prepared.baselines;
         self.progress.add_step(record.clone());
         self.checkpoint()?;
-        setup.store.commit_blocking(vec![Op::Step(Box::new(record.clone()))])?;
+        ops.push(Op::Step(Box::new(record.clone())));
+        setup.store.commit_blocking(ops)?;
         step_metrics::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
         self.skip_log.stepped();
         self.feedback_times.extend(prepared.batch.feedback_times());

@@ -33,6 +33,7 @@ impl Snapshot {
             advantage: 0.0,
             version: 0,
             truncated: false,
+            late: false,
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;

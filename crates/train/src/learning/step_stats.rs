@@ -42,6 +42,8 @@ pub struct StepStats {
     /// Indices of samples left out because their mean |recorded - recomputed| log-probability
     /// exceeds `train.max_sampler_difference` at the same policy version.
     pub refused: Vec<usize>,
+    /// Indices of late samples left out because the policy has moved too far away from them.
+    pub faded: Vec<usize>,
 }
 
 /// Metrics of completions from `(length in tokens, cut by the token limit)`: `completion_length`

@@ -134,36 +134,67 @@ impl LedgerTables<'_> {
             self.ratings.insert(rater, id.0.as_bytes())?;
         }
         let ratings = reader::ratings(&self.ratings, &self.feedback, sample, &entry.name)?;
+        let (past, in_ready_group) = self.groups_with(entry.interaction, sample, &entry.name)?;
         // The trainer uses the combined value; the table `feedback` keeps what each rater posted.
         let reward = Reward { value: (entry.join)(&ratings), ..posted };
+        let waited = self.waits(sample, &entry.name, in_ready_group)?;
         let previous = self.put_reward(&reward)?;
         let changed = previous.is_none_or(|p| p.value != reward.value);
-        if reward.value.is_some() && self.needs_group(entry.interaction, &reward, changed)? {
+        // Either no group contains it, or it changed after every such group was trained on or
+        // dropped.
+        let needs_group = reward.value.is_some() && !in_ready_group && (changed || !past);
+        if needs_group {
             self.ungrouped
                 .insert((reward.created, sample.0.as_bytes(), reward.name.as_str()), ())?;
+        }
+        self.counts.received += 1;
+        if waited {
+            self.count_rating("replaced");
+        }
+        if entry.value.is_none() {
+            self.count_rating("comment");
+        } else if reward.value.is_none() {
+            self.count_rating("tied");
+        } else if !needs_group && !in_ready_group {
+            self.count_rating("repeated");
         }
         Ok(())
     }
 
-    /// Whether feedback must wait for a new group: either no group contains it, or its value
-    /// changed after every group that contains it was trained on or dropped.
-    fn needs_group(
+    /// Whether a rating of a completion and part waits for a group or, in a ready group, for the
+    /// trainer.
+    pub(super) fn waits(
+        &self,
+        sample: SampleId,
+        part: &str,
+        in_ready_group: bool,
+    ) -> Result<bool, StoreError> {
+        let Some(reward) = self.current_reward(sample, part)? else { return Ok(false) };
+        let key = (reward.created, sample.0.as_bytes(), part);
+        Ok(reward.source == RewardSource::Feedback
+            && reward.value.is_some()
+            && (in_ready_group || self.ungrouped.get(key)?.is_some()))
+    }
+
+    /// Whether a group that was trained on or dropped contains a part of a completion, and whether a
+    /// ready one does.
+    fn groups_with(
         &self,
         interaction: InteractionId,
-        reward: &Reward,
-        changed: bool,
-    ) -> Result<bool, StoreError> {
-        let mut in_past_group = false;
+        sample: SampleId,
+        part: &str,
+    ) -> Result<(bool, bool), StoreError> {
+        let (mut past, mut ready) = (false, false);
         for entry in reader::entries_of(&self.groups_of, interaction.0.as_bytes())? {
             let Some(group) = self.group(entry?.0.value().1)? else { continue };
-            if group.members.contains(&reward.sample) && group.parts.contains(&reward.name) {
-                if group.state == GroupState::Ready {
-                    return Ok(false);
+            if group.members.contains(&sample) && group.parts.iter().any(|name| name == part) {
+                match group.state {
+                    GroupState::Ready => ready = true,
+                    GroupState::Trained(_) | GroupState::Dropped(_) => past = true,
                 }
-                in_past_group = true;
             }
         }
-        Ok(changed || !in_past_group)
+        Ok((past, ready))
     }
 }
 

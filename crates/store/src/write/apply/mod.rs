@@ -5,14 +5,15 @@
 //! the first attempt may have succeeded.
 
 mod feedback;
+mod groups;
 mod quarantine;
 mod tables;
 
 use redb::ReadableTable;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, Interaction, PolicyRecord, PromptSource, Reward, RewardId, Sample,
-    SampleOrigin, StepRecord,
+    GroupState, Interaction, PolicyRecord, PromptSource, Reward, RewardId, Sample, SampleOrigin,
+    StepRecord,
 };
 
 use crate::error::StoreError;
@@ -38,6 +39,9 @@ impl LedgerTables<'_> {
             Op::Release(key_id) => self.release_key(key_id)?,
             Op::Group(row) => self.add_group(row)?,
             Op::GroupState(id, state) => self.set_group_state(*id, state)?,
+            Op::DropMembers { group, members, reason } => {
+                self.drop_members(*group, members, reason)?;
+            }
             Op::Policy(row) => self.add_policy(row)?,
             Op::Step(row) => self.add_step(row)?,
         }
@@ -74,38 +78,11 @@ impl LedgerTables<'_> {
             self.count_orphan("rewards");
             return Ok(());
         }
+        if self.waits(row.sample, &row.name, false)? {
+            self.count_rating("replaced");
+        }
         self.put_reward(row)?;
         Ok(())
-    }
-
-    fn add_group(&mut self, row: &Group) -> Result<(), StoreError> {
-        for member in &row.members {
-            if self.samples.get(member.0.as_bytes())?.is_none() {
-                self.count_orphan("groups");
-                return Ok(());
-            }
-        }
-        self.put_group(row)?;
-        self.groups_of.insert((row.interaction.0.as_bytes(), row.id.0.as_bytes()), ())?;
-        for member in &row.members {
-            for part in &row.parts {
-                if let Some(reward) = self.current_reward(*member, part)? {
-                    let key = (reward.created, member.0.as_bytes(), part.as_str());
-                    self.ungrouped.remove(key)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn set_group_state(&mut self, id: GroupId, state: &GroupState) -> Result<(), StoreError> {
-        match self.group(id.0.as_bytes())? {
-            Some(group) => self.put_group(&Group { state: state.clone(), ..group }),
-            None => {
-                self.count_orphan("groups");
-                Ok(())
-            }
-        }
     }
 
     fn add_policy(&mut self, row: &PolicyRecord) -> Result<(), StoreError> {

@@ -40,7 +40,9 @@ impl LedgerTables<'_> {
                 && reward.value.is_some()
             {
                 let key = (reward.created, sample.0.as_bytes(), name.as_str());
-                self.ungrouped.insert(key, ())?;
+                if self.ungrouped.insert(key, ())?.is_none() {
+                    self.counts.received += 1;
+                }
             }
         }
         Ok(())

@@ -18,6 +18,10 @@ pub(crate) struct AppliedCounts {
     pub(crate) written: BTreeMap<&'static str, u64>,
     /// Operations without effect because their sample or group is unknown, by table.
     pub(crate) orphans: BTreeMap<&'static str, u64>,
+    /// Ratings that were recorded, or that wait for the trainer again.
+    pub(crate) received: u64,
+    /// Ratings whose outcome became final: `trained`, or why they are not used.
+    pub(crate) ratings: BTreeMap<String, u64>,
 }
 
 /// Every table, opened in one write transaction.
@@ -82,6 +86,11 @@ impl<'t> LedgerTables<'t> {
     /// Counts an operation without effect.
     pub(super) fn count_orphan(&mut self, table: &'static str) {
         *self.counts.orphans.entry(table).or_default() += 1;
+    }
+
+    /// Counts a rating whose outcome is final.
+    pub(super) fn count_rating(&mut self, outcome: &str) {
+        *self.counts.ratings.entry(outcome.to_owned()).or_default() += 1;
     }
 
     /// The current value of a reward part.

@@ -7,7 +7,7 @@ use prometheus::IntCounterVec;
 
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
-    TokenId, UnixMillis,
+    SampleId, TokenId, UnixMillis,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
@@ -15,6 +15,7 @@ use hone_store::{Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
+use crate::config::TrainConfig;
 
 /// One trainable completion with its rewards.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct GroupMember {
     pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
     /// Weights below 1 that `feedback_cap` gave to parts.
     pub(crate) cap_weights: BTreeMap<String, f64>,
+    /// Whether it is older than `train.max_staleness`.
+    pub(crate) late: bool,
 }
 
 /// Origin of a feedback value; of several ratings, that of the last one.
@@ -48,6 +51,8 @@ pub(crate) struct BatchGroup {
     pub(crate) members: Vec<GroupMember>,
     /// Whether ratings of quarantined API keys were left out.
     pub(crate) without_quarantined: bool,
+    /// Whether all values are ratings by clients.
+    pub(crate) is_rated: bool,
 }
 
 /// The groups of one optimizer step.
@@ -89,11 +94,12 @@ impl TrainBatch {
                 Some(TrainSample {
                     prompt_ids: group.prompt_ids.clone(),
                     ids: member.sample.ids.clone(),
-                    logprobs: member.sample.logprobs.clone(),
+                    logprobs: full_logprobs(&member.sample),
                     temperature: member.sample.params.temperature,
                     advantage: (*advantage)?,
                     version: member.sample.version.0,
-                    truncated: member.sample.finish == FinishReason::Length,
+                    truncated: member.sample.finish != FinishReason::Stop,
+                    late: member.late,
                 })
             })
             .collect()
@@ -115,6 +121,41 @@ impl TrainBatch {
             .collect()
     }
 
+    /// The operations that drop the members whose [`Self::train_samples`] have these indices, because
+    /// the policy has moved too far away from them, and the ids of the groups that have other members.
+    pub(crate) fn without(
+        &self,
+        advantages: &Advantages,
+        indices: &[usize],
+    ) -> (Vec<Op>, Vec<GroupId>) {
+        let trained = self
+            .members()
+            .zip(advantages.values.iter().flatten())
+            .filter(|(_, advantage)| advantage.is_some());
+        let mut faded: BTreeMap<GroupId, Vec<SampleId>> = BTreeMap::new();
+        for (index, ((group, member), _)) in trained.enumerate() {
+            if indices.contains(&index) {
+                faded.entry(group.group.id).or_default().push(member.sample.id);
+            }
+        }
+        let (mut ops, mut left) = (Vec::new(), Vec::new());
+        for group in &self.groups {
+            let id = group.group.id;
+            let reason = STALE.to_owned();
+            match faded.remove(&id) {
+                Some(members) if members.len() == group.members.len() => {
+                    ops.push(Op::GroupState(id, GroupState::Dropped(reason)));
+                }
+                Some(members) => {
+                    ops.push(Op::DropMembers { group: id, members, reason });
+                    left.push(id);
+                }
+                None => left.push(id),
+            }
+        }
+        (ops, left)
+    }
+
     /// Mean age of the samples' policy versions.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub(crate) fn staleness(&self, ages: &VersionAges) -> f64 {
@@ -132,6 +173,14 @@ impl TrainBatch {
     pub(crate) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
         self.members().flat_map(|(_, m)| m.feedback.values().map(|origin| origin.created))
     }
+}
+
+/// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without
+/// truncation by top-p, top-k or min-p: the recorded ones are renormalized over the kept tokens, so
+/// the logarithm of the kept mass is added.
+fn full_logprobs(sample: &Sample) -> Vec<f32> {
+    let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
+    sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
 /// How many versions ago a sample's policy was the one that the trainer continues from.
@@ -155,13 +204,37 @@ impl VersionAges {
 
 /// Reason of a dropped group with a sample of a version that the weights do not descend from.
 const ABANDONED: &str = "abandoned";
+/// Reason of a dropped group with a sample of a version that is too many versions old, or from which
+/// the policy has moved too far away.
+pub(crate) const STALE: &str = "stale";
+
+/// The limits on the age of samples, in versions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StalenessLimits {
+    /// `train.max_staleness`, beyond which a sample is late.
+    pub(crate) graded: u64,
+    /// `train.feedback_max_staleness`, for groups of ratings alone.
+    pub(crate) rated: u64,
+}
+
+impl StalenessLimits {
+    /// The configured limits.
+    pub(crate) fn new(config: &TrainConfig) -> Self {
+        Self { graded: config.max_staleness, rated: config.feedback_max_staleness }
+    }
+
+    /// The limit of a group of ratings alone, or of another group.
+    fn of(self, is_rated: bool) -> u64 {
+        if is_rated { self.rated } else { self.graded }
+    }
+}
 
 /// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
 /// exceed that number. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
-/// member of an abandoned branch or of an age above `max_staleness`, and those without a trainable
-/// member that has a reward.
+/// member of an abandoned branch or of an age above the limit, and those without a trainable
+/// member that has a reward. Of a group of ratings alone, only these members are dropped.
 ///
 /// # Errors
 /// If the ledger cannot be read or written.
@@ -169,7 +242,7 @@ pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
     ages: &VersionAges,
-    max_staleness: u64,
+    limits: StalenessLimits,
     min_samples: usize,
     max_samples: usize,
     dropped_groups: &IntCounterVec,
@@ -179,11 +252,19 @@ pub(crate) fn build_batch(
     let mut members = 0;
     // A group that is not dropped has at least one trainable member, so `max_samples` groups are
     // enough in the end.
+    let too_old = |version, is_rated| match ages.of(version) {
+        None => Some(ABANDONED),
+        Some(age) if age > limits.of(is_rated) => Some(STALE),
+        Some(_) => None,
+    };
     for group in store.ready_groups(max_samples.max(1))? {
-        match ages.of(group.oldest_version) {
-            None => drops.push(dropped(group.id, ABANDONED)),
-            Some(age) if age > max_staleness => drops.push(dropped(group.id, "stale")),
-            Some(_) => {
+        let is_rated = is_rated(routes, &group);
+        match too_old(group.oldest_version, is_rated) {
+            // Rated completions are independent of each other, so some of them can be used alone.
+            Some(reason) if group.members.len() == 1 || !is_rated => {
+                drops.push(dropped(group.id, reason));
+            }
+            _ => {
                 members += group.members.len();
                 ready.push(group);
             }
@@ -197,10 +278,20 @@ pub(crate) fn build_batch(
             if samples >= max_samples {
                 break;
             }
-            let loaded = load(store, routes, &quarantined, group)?;
-            if loaded.members.iter().any(|member| ages.of(member.sample.version).is_none()) {
+            let mut loaded = load(store, routes, &quarantined, group)?;
+            let is_rated = loaded.is_rated;
+            let too_old = |member: &GroupMember| too_old(member.sample.version, is_rated);
+            if is_rated {
+                drop_members(store, &mut loaded, too_old, dropped_groups)?;
+                for member in &mut loaded.members {
+                    member.late =
+                        ages.of(member.sample.version).is_some_and(|age| age > limits.graded);
+                }
+            }
+            let problem = loaded.members.iter().find_map(too_old);
+            if let Some(reason) = problem {
                 // The activation came while the group was sampled.
-                drops.push(dropped(loaded.group.id, ABANDONED));
+                drops.push(dropped(loaded.group.id, reason));
             } else if loaded.members.is_empty() {
                 let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
                 drops.push(dropped(loaded.group.id, reason));
@@ -214,6 +305,38 @@ pub(crate) fn build_batch(
         drop_groups(store, drops, dropped_groups)?;
     }
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups }))
+}
+
+/// Whether all values of a group are ratings by clients.
+fn is_rated(routes: &Routes, group: &Group) -> bool {
+    let route = routes.get(&group.route);
+    route.is_some_and(|route| group.parts.iter().all(|part| route.takes_feedback(part)))
+}
+
+/// Takes the members that are too old out of a group, unless all are.
+fn drop_members(
+    store: &Store,
+    loaded: &mut BatchGroup,
+    too_old: impl Fn(&GroupMember) -> Option<&'static str>,
+    dropped_groups: &IntCounterVec,
+) -> Result<(), StoreError> {
+    let mut leaving: BTreeMap<&str, Vec<SampleId>> = BTreeMap::new();
+    for member in &loaded.members {
+        if let Some(reason) = too_old(member) {
+            leaving.entry(reason).or_default().push(member.sample.id);
+        }
+    }
+    if leaving.is_empty() || leaving.values().flatten().count() == loaded.members.len() {
+        return Ok(());
+    }
+    for (reason, members) in leaving {
+        loaded.members.retain(|member| !members.contains(&member.sample.id));
+        loaded.group.members.retain(|member| !members.contains(member));
+        let (group, reason) = (loaded.group.id, reason.to_owned());
+        dropped_groups.with_label_values(&[&reason]).inc();
+        store.commit_blocking(vec![Op::DropMembers { group, members, reason }])?;
+    }
+    Ok(())
 }
 
 /// Drops groups in the ledger, each for a reason, and counts them.
@@ -253,6 +376,12 @@ fn load(
         if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
             continue;
         }
+        // Rated completions of a group may be answers to several requests with equal prompts.
+        if sample.interaction != group.interaction
+            && store.interaction(sample.interaction)?.is_none_or(|i| i.prompt_ids != prompt_ids)
+        {
+            continue;
+        }
         let (mut parts, mut feedback) = (BTreeMap::new(), BTreeMap::new());
         for mut reward in store.rewards_of(*id)? {
             let from_clients = reward.source == RewardSource::Feedback;
@@ -272,10 +401,12 @@ fn load(
             }
         }
         if !parts.is_empty() {
-            members.push(GroupMember { sample, parts, feedback, cap_weights: BTreeMap::new() });
+            let cap_weights = BTreeMap::new();
+            members.push(GroupMember { sample, parts, feedback, cap_weights, late: false });
         }
     }
-    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined })
+    let is_rated = is_rated(routes, &group);
+    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined, is_rated })
 }
 
 /// Aggregates a feedback reward again without the ratings of quarantined keys; returns whether it

@@ -16,11 +16,13 @@ use hone_core::types::{
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
-use super::{TrainBatch, VersionAges, build_batch};
+use super::{StalenessLimits, TrainBatch, VersionAges, build_batch};
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
-    reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\", weight = 2.0 }]";
+    reward = [{ name = \"stars\", kind = \"feedback\", aggregate = \"mean\", weight = 2.0 }]\n\
+    [[route]]\nname = \"graded\"\n\
+    reward = [{ name = \"stars\", kind = \"regex\", pattern = \"a\", weight = 2.0 }]";
 
 fn interaction(id: InteractionId) -> Op {
     Op::Interaction(Box::new(Interaction {
@@ -107,7 +109,7 @@ fn graded(
     let mut samples: Vec<Sample> =
         completions.iter().map(|(version, _)| sample(id, *version)).collect();
     change(&mut samples);
-    let group = group(&samples, created);
+    let group = Group { route: "graded".to_owned(), ..group(&samples, created) };
     let (key, mut ops) = (group.id, vec![interaction(id)]);
     for (sample, (_, value)) in samples.into_iter().zip(completions) {
         let reward = Reward {
@@ -136,6 +138,11 @@ fn ages(parents: &[u64]) -> VersionAges {
     VersionAges { lineage: Arc::new(records.iter().collect()), head, ahead: 0 }
 }
 
+/// The same limit for graded and rated groups.
+fn limits(limit: u64) -> StalenessLimits {
+    StalenessLimits { graded: limit, rated: limit }
+}
+
 fn counter() -> IntCounterVec {
     Metrics::new().unwrap().train.dropped_groups
 }
@@ -150,7 +157,7 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), limits(4), 1, 8, &counter()).unwrap();
     let both = rated(&store, &[("alice", 4.0), ("mallory", 1.0)]);
     let alone = rated(&store, &[("mallory", 1.0)]);
     let values = |batch: &TrainBatch| -> Vec<f64> {
@@ -177,7 +184,8 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
     let ready = |created, count| graded(&store, created, &[(0, Some(1.0))].repeat(count), |_| {});
     let (newest, oldest, middle) = (ready(30, 1), ready(10, 2), ready(20, 3));
     let build = |min, max| {
-        let batch = build_batch(&store, &routes, &ages(&[]), 4, min, max, &counter()).unwrap();
+        let batch =
+            build_batch(&store, &routes, &ages(&[]), limits(4), min, max, &counter()).unwrap();
         batch.map(|batch| batch.group_ids())
     };
     assert_eq!(build(1, 2), Some(vec![oldest]));
@@ -194,7 +202,7 @@ fn members_that_cannot_be_trained_on_do_not_block_a_batch() {
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
     let build = || {
-        build_batch(&store, &routes, &ages(&[]), 4, 4, 4, &counter())
+        build_batch(&store, &routes, &ages(&[]), limits(4), 4, 4, &counter())
             .unwrap()
             .map(|b| b.group_ids())
     };
@@ -218,7 +226,7 @@ fn groups_beyond_the_staleness_limit_are_dropped() {
         graded(&store, created, &versions.map(|version| (version, Some(1.0))), |_| {})
     };
     let (stale, oldest, newer) = (ready(1, [2, 5]), ready(2, [3, 5]), ready(3, [5, 5]));
-    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), 2, 1, 8, &counter())
+    let batch = build_batch(&store, &routes, &ages(&[0, 1, 2, 3, 4]), limits(2), 1, 8, &counter())
         .unwrap()
         .unwrap();
     assert_eq!(batch.group_ids(), [oldest, newer]);
@@ -241,7 +249,7 @@ fn groups_of_an_abandoned_branch_are_dropped() {
     let (abandoned, mixed) = (ready(1, [2, 3]), ready(2, [1, 3]));
     let (activated, newest) = (ready(3, [1, 1]), ready(4, [4, 4]));
     let dropped = counter();
-    let batch = build_batch(&store, &routes, &ages, 2, 1, 8, &dropped).unwrap().unwrap();
+    let batch = build_batch(&store, &routes, &ages, limits(2), 1, 8, &dropped).unwrap().unwrap();
     assert_eq!(dropped.with_label_values(&["abandoned"]).get(), 2);
     assert_eq!(batch.group_ids(), [activated, newest]);
     assert_eq!(batch.staleness(&ages), 1.5, "a version is being published");
@@ -252,11 +260,104 @@ fn groups_of_an_abandoned_branch_are_dropped() {
 }
 
 #[test]
+fn rated_completions_that_are_too_old_leave_their_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    // Version 1 was activated again after version 3; version 4 descends from it.
+    let ages = ages(&[0, 1, 2, 1]);
+    let rated = |versions: &[u64]| {
+        let mut samples = Vec::new();
+        let mut ops = Vec::new();
+        for (version, created) in versions.iter().zip(3..) {
+            let id = InteractionId::new();
+            let sample = sample(id, *version);
+            ops.extend([interaction(id), Op::Sample(Box::new(sample.clone()))]);
+            ops.push(Op::Feedback(Box::new(FeedbackEntry {
+                interaction: id,
+                choice: 0,
+                name: "stars".to_owned(),
+                value: Some(1.0),
+                comment: None,
+                idempotency_key: None,
+                key_id: None,
+                created,
+                join: aggregator(Aggregate::Last),
+            })));
+            samples.push(sample);
+        }
+        let group = group(&samples, 9);
+        let id = group.id;
+        ops.push(Op::Group(Box::new(group)));
+        store.commit_blocking(ops).unwrap();
+        id
+    };
+    let (mixed, gone) = (rated(&[0, 1, 3, 4]), rated(&[3, 2]));
+    let dropped = counter();
+    let batch = build_batch(&store, &routes, &ages, limits(1), 1, 8, &dropped).unwrap().unwrap();
+    assert_eq!(batch.group_ids(), [mixed]);
+    let versions: Vec<u64> = batch.members().map(|(_, m)| m.sample.version.0).collect();
+    assert_eq!(versions, [1, 4]);
+    let counts = ["stale", "abandoned"].map(|why| dropped.with_label_values(&[why]).get());
+    assert_eq!(counts, [1, 2]);
+    assert_eq!(store.group(mixed).unwrap().unwrap().members.len(), 2);
+    let state = store.group(gone).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("abandoned".to_owned()));
+}
+
+#[test]
+fn late_ratings_have_their_own_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let ages = ages(&[0, 1, 2, 3]);
+    let limits = StalenessLimits { graded: 1, rated: 4 };
+    let late = rated(&store, &[("alice", 4.0)]);
+    let grades = graded(&store, 10, &[(2, Some(1.0)), (3, Some(0.0))], |_| {});
+    let fresh = graded(&store, 11, &[(3, Some(1.0))], |_| {});
+    let batch = build_batch(&store, &routes, &ages, limits, 1, 8, &counter()).unwrap().unwrap();
+    assert_eq!(batch.group_ids(), [late, fresh]);
+    let state = store.group(grades).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
+    let values = vec![vec![Some(1.0)], vec![Some(1.0)]];
+    let advantages = Advantages { values, ..Advantages::default() };
+    let samples = batch.train_samples(&advantages);
+    assert_eq!(samples.iter().map(|s| s.late).collect::<Vec<_>>(), [true, false]);
+    // The trainer finds that the policy has moved too far away from the first sample.
+    let (ops, left) = batch.without(&advantages, &[0]);
+    assert_eq!(left, [fresh]);
+    store.commit_blocking(ops).unwrap();
+    let state = store.group(late).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
+    let beyond = StalenessLimits { graded: 1, rated: 3 };
+    let again = rated(&store, &[("alice", 4.0)]);
+    build_batch(&store, &routes, &ages, beyond, 1, 8, &counter()).unwrap();
+    let state = store.group(again).unwrap().unwrap().state;
+    assert_eq!(state, GroupState::Dropped("stale".to_owned()));
+}
+
+#[test]
+fn a_member_with_another_prompt_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let other = InteractionId::new();
+    let Op::Interaction(mut asked) = interaction(other) else { unreachable!() };
+    asked.prompt_ids.push(2);
+    store.commit_blocking(vec![Op::Interaction(asked)]).unwrap();
+    let values = [(0, Some(1.0)), (0, Some(0.5))];
+    graded(&store, 1, &values, |samples| samples[1].interaction = other);
+    let batch =
+        build_batch(&store, &routes, &ages(&[]), limits(4), 1, 8, &counter()).unwrap().unwrap();
+    assert_eq!(batch.members().count(), 1);
+}
+
+#[test]
 fn only_trainable_members_with_a_value_reach_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let routes = crate::testing::routes(ROUTES);
-    let build = || build_batch(&store, &routes, &ages(&[]), 4, 1, 8, &counter()).unwrap();
+    let build = || build_batch(&store, &routes, &ages(&[]), limits(4), 1, 8, &counter()).unwrap();
     let masked = |samples: &mut [Sample]| {
         samples[0].untrainable = Some("edited".to_owned());
         samples[1].ids.clear();
@@ -270,15 +371,17 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
         masked(samples);
         samples[3].ids = vec![7, 8];
         samples[3].logprobs = vec![-1.0, -2.0];
+        samples[3].finish = FinishReason::Cancelled;
         samples[4].finish = FinishReason::Length;
+        samples[4].kept = vec![0.5];
     });
     let rated = rated(&store, &[("alice", 4.0)]);
     let batch = build().unwrap();
     assert_eq!(batch.group_ids(), [partly, rated]);
     assert_eq!(batch.lengths().collect::<Vec<_>>(), [(2, false), (1, true), (1, false)]);
     assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [3], "grades are not feedback");
-    let rewards = |values: &[f64]| GroupRewards {
-        route: "users".to_owned(),
+    let rewards = |route: &str, values: &[f64]| GroupRewards {
+        route: route.to_owned(),
         members: values.len(),
         parts: vec![PartRewards {
             name: "stars".to_owned(),
@@ -287,7 +390,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
             cap_weights: vec![1.0; values.len()],
         }],
     };
-    assert_eq!(batch.rewards(), [rewards(&[0.25, 0.5]), rewards(&[4.0])]);
+    assert_eq!(batch.rewards(), [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
     // A member without an advantage has no sample.
     let values = vec![vec![None, Some(0.5)], vec![Some(-1.0)]];
     let advantages = Advantages { values, ..Advantages::default() };
@@ -297,6 +400,11 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
         .map(|s| (s.prompt_ids.len(), s.ids.len(), s.advantage, s.truncated))
         .collect();
     assert_eq!(fields, [(1, 1, 0.5, true), (1, 1, -1.0, false)]);
+    let logprobs: Vec<f32> = samples.iter().flat_map(|s| s.logprobs.clone()).collect();
+    assert_eq!(logprobs, [-1.0 + 0.5_f32.ln(), -1.0], "before top-p, top-k and min-p");
+    let values = vec![vec![Some(0.5), None], vec![None]];
+    let cancelled = batch.train_samples(&Advantages { values, ..Advantages::default() });
+    assert!(cancelled[0].truncated, "a cancelled completion is cut too");
     assert_eq!(batch.group_of(&advantages, 0), [partly]);
     assert_eq!(batch.group_of(&advantages, 1), [rated]);
     assert!(batch.group_of(&advantages, 2).is_empty());

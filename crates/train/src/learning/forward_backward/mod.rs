@@ -14,7 +14,7 @@ use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::kernels::parallel::with_threads;
 use hone_model::transformer::SavedActivations;
 
-use super::loss::LossSequence;
+use super::loss::{LEAST_WEIGHT, LossSequence, late_weight};
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
 use super::step_timing::{StepTiming, timed};
 use crate::config::{CorrectionMode, TrainConfig};
@@ -74,6 +74,8 @@ pub(crate) struct PassOutput {
     pub logprobs: LogprobCache,
     /// `(sample, mean |recorded - recomputed|)` of samples of the current version.
     differences: Vec<(usize, f64)>,
+    /// `(sample, weight)` of late samples.
+    late_weights: Vec<(usize, f64)>,
 }
 
 impl PassOutput {
@@ -81,6 +83,12 @@ impl PassOutput {
     pub fn refused(&self, limit: f64) -> Vec<usize> {
         let exceeds = |d: f64| limit > 0.0 && (d > limit || d.is_nan());
         self.differences.iter().filter(|(_, d)| exceeds(*d)).map(|(index, _)| *index).collect()
+    }
+
+    /// Late samples whose weight is too small to learn from.
+    pub fn faded(&self) -> Vec<usize> {
+        let faded = self.late_weights.iter().filter(|(_, weight)| *weight < LEAST_WEIGHT);
+        faded.map(|(index, _)| *index).collect()
     }
 
     fn add(&mut self, shard: Self) -> Result<()> {
@@ -95,6 +103,7 @@ impl PassOutput {
         self.timing.add(&shard.timing);
         self.logprobs.extend(shard.logprobs);
         self.differences.extend(shard.differences);
+        self.late_weights.extend(shard.late_weights);
         Ok(())
     }
 }
@@ -207,15 +216,21 @@ impl ForwardBackward<'_> {
             let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
             let without_dropout = without_dropout.as_ref().map(|all| &all[rows.clone()]);
             let cached = self.cache.old.get(&index).map(Vec::as_slice);
-            let old = cached.or(without_dropout).filter(|_| self.needs_old());
+            let old = cached.or(without_dropout).filter(|_| self.needs_old(index));
+            // The weight of a late sample is a constant factor of its surrogate, as is the advantage.
+            // It replaces the sampler correction.
+            let late = old.filter(|_| sample.late);
+            let weight =
+                late.map_or(1.0, |old| late_weight(old, &recorded, self.config.feedback_clip_max));
+            output.late_weights.extend(late.map(|_| (index, weight)));
             let reference = reference.as_ref().map(|all| &all[rows.clone()]);
             let sequence = LossSequence {
                 logprobs: &logprobs[rows.clone()],
                 entropies: &entropies[rows],
-                recorded: &recorded,
+                recorded: late.unwrap_or(&recorded),
                 old,
                 reference,
-                advantage: sample.advantage,
+                advantage: weight * sample.advantage,
             };
             objective.add_sequence(index, &sequence, &mut gradients, &mut output.totals);
             output.logprobs.old.extend(old.map(|old| (index, old.to_vec())));
@@ -236,9 +251,9 @@ impl ForwardBackward<'_> {
         Ok(output)
     }
 
-    /// Whether the loss needs log-probabilities from before the step's first update.
-    fn needs_old(&self) -> bool {
-        self.config.sampler_correction.mode != CorrectionMode::None
+    /// Whether a sample's loss needs log-probabilities from before the step's first update.
+    fn needs_old(&self, index: usize) -> bool {
+        self.config.sampler_correction.mode != CorrectionMode::None || self.samples[index].late
     }
 
     /// A shard's log-probabilities without dropout, to compare them with the recorded ones or to
@@ -249,8 +264,9 @@ impl ForwardBackward<'_> {
         indices: &[usize],
         logprobs: &[f64],
     ) -> Result<Option<Vec<f64>>> {
-        let is_cached = |index: &usize| self.cache.old.contains_key(index);
-        let computes_old = self.needs_old() && !indices.iter().all(is_cached);
+        let is_missing =
+            |index: &usize| self.needs_old(*index) && !self.cache.old.contains_key(index);
+        let computes_old = indices.iter().any(is_missing);
         if self.current_version.is_none() && !computes_old {
             return Ok(None);
         }

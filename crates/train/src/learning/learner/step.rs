@@ -80,7 +80,7 @@ impl Learner {
                 version,
                 max_completion_tokens,
                 &mut cache,
-                &mut stats.refused,
+                &mut stats,
             )?;
             let Some(mut pass) = pass else {
                 stats.skipped = Some(NO_SAMPLE.to_owned());
@@ -116,7 +116,7 @@ impl Learner {
         Ok(stats)
     }
 
-    /// Runs passes until one refuses no sample; `None` if no sample is left. The loss's normalizer
+    /// Runs passes until one refuses no sample and none has faded; `None` if no sample is left. The loss's normalizer
     /// counts all samples of a pass, so a pass that refused samples is repeated without them.
     fn forward_backward(
         &mut self,
@@ -125,7 +125,7 @@ impl Learner {
         current_version: Option<u64>,
         max_completion_tokens: usize,
         cache: &mut LogprobCache,
-        refused: &mut Vec<usize>,
+        stats: &mut StepStats,
     ) -> Result<Option<PassOutput>> {
         let dropout_seed = self.rng.random();
         while !active.is_empty() {
@@ -150,11 +150,13 @@ impl Learner {
             self.timing.add(&pass.timing);
             cache.extend(std::mem::take(&mut pass.logprobs));
             let rejected = pass.refused(self.config.max_sampler_difference);
-            if rejected.is_empty() {
+            let faded = pass.faded();
+            if rejected.is_empty() && faded.is_empty() {
                 return Ok(Some(pass));
             }
-            active.retain(|index| !rejected.contains(index));
-            refused.extend(rejected);
+            active.retain(|index| !rejected.contains(index) && !faded.contains(index));
+            stats.refused.extend(rejected);
+            stats.faded.extend(faded);
         }
         Ok(None)
     }

@@ -34,6 +34,7 @@
 mod correction;
 pub(crate) mod entropy;
 pub(crate) mod kl;
+mod late;
 mod ratio;
 mod surrogate;
 mod vespo;
@@ -42,6 +43,7 @@ mod weights;
 use crate::config::{KlEstimator, LossKind, RatioLevel, TrainConfig};
 use surrogate::surrogate;
 
+pub(crate) use late::{LEAST_WEIGHT, late_weight};
 pub(crate) use weights::sequence_weights;
 
 /// One completion as the loss sees it. Every slice has one value per sampled token.

@@ -199,6 +199,7 @@ impl World {
             samples_per_step: 4,
             micro_batch: 4,
             max_staleness: 2,
+            feedback_max_staleness: 2,
             max_sampler_difference: 0.0,
             learning_rate: 0.01,
             warmup_steps: Some(0),

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod init_adapter;
+mod late;
 mod resume;
 mod wide;
 
@@ -71,6 +72,7 @@ fn repeated_steps_learn_a_preferred_answer() {
         advantage,
         version: 0,
         truncated: false,
+        late: false,
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
     let margin = |learner: &Learner, samples: &[TrainSample]| {

@@ -109,6 +109,7 @@ fn samples() -> Vec<TrainSample> {
             advantage: sample.advantage,
             version: 1,
             truncated: false,
+            late: false,
         })
         .collect()
 }

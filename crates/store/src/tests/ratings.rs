@@ -1,0 +1,183 @@
+//! Ratings are counted when they arrive and when their outcome is final.
+
+use super::*;
+use crate::{MERGED, QUARANTINED, QuarantinedKey, maintain};
+
+/// Outcome, number.
+type Outcomes<'a> = &'a [(&'a str, u64)];
+
+/// A ledger with prompts 1 to 5, each with a served sample.
+fn ledger(dir: &Path) -> (Store, Arc<Metrics>) {
+    let metrics = super::metrics();
+    let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+    let store = Store::open(&dir.join("ledger.redb"), &config, metrics.clone()).unwrap();
+    (1..=5).for_each(|n| store.enqueue(prompt_ops(n, 0)).unwrap());
+    (store, metrics)
+}
+
+/// Checks all counts, and that the gauge of waiting ratings is what a restart counts.
+fn check(dir: &Path, store: Store, metrics: &Metrics, received: u64, outcomes: Outcomes<'_>) {
+    let ended = |outcome: &str| metrics.feedback_ratings.with_label_values(&[outcome]).get();
+    for (outcome, count) in outcomes {
+        assert_eq!(ended(outcome), *count, "{outcome}");
+    }
+    assert_eq!(metrics.feedback_received.get(), received);
+    let ended: u64 = outcomes.iter().map(|(_, count)| count).sum();
+    let waiting = metrics.feedback_waiting.get();
+    assert_eq!(waiting, i64::try_from(received - ended).unwrap());
+    drop(store);
+    let path = dir.join("ledger.redb");
+    let counted = super::metrics();
+    drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
+    assert_eq!(counted.feedback_waiting.get(), waiting);
+    assert!(maintain::check(&path).unwrap().is_healthy());
+}
+
+fn state(n: u64, state: GroupState) -> Op {
+    Op::GroupState(group_id(n), state)
+}
+
+fn dropped(n: u64, why: &str) -> Op {
+    state(n, GroupState::Dropped(why.to_owned()))
+}
+
+fn ready(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Op {
+    Op::Group(Box::new(group(n, of, members, parts)))
+}
+
+#[test]
+fn every_rating_is_received_and_ends_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
+    let rate = |of, value, at| commit(vec![feedback(thumbs(of, value, at))]);
+    // Trained, then the same value again.
+    rate(1, 1.0, 1);
+    commit(vec![ready(1, 1, &[10], &["exact", "thumbs"])]);
+    commit(vec![Op::Step(Box::new(step(1, &[1])))]);
+    rate(1, 1.0, 2);
+    // Replaced before and after it is grouped, then stale.
+    rate(2, 1.0, 3);
+    rate(2, 0.0, 4);
+    commit(vec![ready(2, 2, &[20], &["thumbs"])]);
+    rate(2, 1.0, 5);
+    commit(vec![dropped(2, "stale")]);
+    // Dropped as soon as it is grouped.
+    rate(3, 1.0, 6);
+    let unknown = GroupState::Dropped("unknown_part".to_owned());
+    commit(vec![Op::Group(Box::new(Group { state: unknown, ..group(3, 3, &[30], &["thumbs"]) }))]);
+    // A tie, which has no value, and a comment.
+    let tie = FeedbackEntry { join: majority, key_id: Some("b".to_owned()), ..thumbs(4, 0.0, 8) };
+    commit(vec![feedback(FeedbackEntry { join: majority, ..thumbs(4, 1.0, 7) }), feedback(tie)]);
+    let none = |_: &[Rating]| None;
+    let comment = FeedbackEntry { value: None, join: none, ..thumbs(4, 0.0, 9) };
+    commit(vec![feedback(FeedbackEntry { name: "remark".to_owned(), ..comment })]);
+    // Quarantined, released and waiting again.
+    let entry = FeedbackEntry { key_id: Some("mallory".to_owned()), ..thumbs(5, 1.0, 10) };
+    commit(vec![feedback(entry), ready(5, 5, &[50], &["thumbs"])]);
+    let row = QuarantinedKey { key_id: "mallory".to_owned(), reason: String::new(), since: 1 };
+    commit(vec![Op::Quarantine(row), dropped(5, QUARANTINED)]);
+    commit(vec![Op::Release("mallory".to_owned())]);
+    let outcomes = [
+        ("trained", 1),
+        ("repeated", 1),
+        ("replaced", 3),
+        ("stale", 1),
+        ("unknown_part", 1),
+        ("tied", 1),
+        ("comment", 1),
+        (QUARANTINED, 1),
+    ];
+    check(dir.path(), store, &metrics, 11, &outcomes);
+}
+
+#[test]
+fn ratings_of_quarantined_keys_in_a_trained_group_are_not_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let by = |of, key: &str| {
+        feedback(FeedbackEntry { key_id: Some(key.to_owned()), ..thumbs(of, 1.0, of) })
+    };
+    let row = QuarantinedKey { key_id: "mallory".to_owned(), reason: String::new(), since: 1 };
+    let both = ready(1, 1, &[10, 20], &["thumbs"]);
+    let step = Op::Step(Box::new(step(1, &[1])));
+    let ops = vec![by(1, "alice"), by(2, "mallory"), both, Op::Quarantine(row), step];
+    store.commit_blocking(ops).unwrap();
+    check(dir.path(), store, &metrics, 2, &[("trained", 1), (QUARANTINED, 1)]);
+}
+
+#[test]
+fn a_merger_is_no_outcome() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let rate = |of| feedback(thumbs(of, 1.0, of));
+    store.commit_blocking(vec![rate(1), ready(1, 1, &[10], &["thumbs"]), rate(2)]).unwrap();
+    let merged = vec![dropped(1, MERGED), ready(2, 1, &[10, 20], &["thumbs"])];
+    store.commit_blocking(merged).unwrap();
+    assert_eq!(ungrouped(&store), []);
+    // The group belongs to both prompts, so a new value of the second member does not wait.
+    assert_eq!(store.groups_of(interaction_id(2)).unwrap().len(), 1);
+    store.commit_blocking(vec![feedback(thumbs(2, 0.0, 9))]).unwrap();
+    assert_eq!(ungrouped(&store), []);
+    // A step that was skipped meanwhile does not drop the first group again.
+    store.commit_blocking(vec![dropped(1, "non_finite")]).unwrap();
+    let first = store.group(group_id(1)).unwrap().unwrap();
+    assert_eq!(first.state, GroupState::Dropped(MERGED.to_owned()));
+    store.commit_blocking(vec![Op::Step(Box::new(step(1, &[2])))]).unwrap();
+    check(dir.path(), store, &metrics, 3, &[("trained", 2), ("replaced", 1)]);
+}
+
+#[test]
+fn a_group_that_a_step_used_before_its_merger_is_trained_on_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let rate =
+        |of, name: &str| feedback(FeedbackEntry { name: name.to_owned(), ..thumbs(of, 1.0, of) });
+    let ops = vec![
+        rate(1, "thumbs"),
+        ready(1, 1, &[10], &["thumbs"]),
+        rate(1, "stars"),
+        rate(2, "thumbs"),
+        rate(2, "stars"),
+        dropped(1, MERGED),
+        ready(2, 1, &[10, 20], &["thumbs", "stars"]),
+        // The step began before.
+        Op::Step(Box::new(step(1, &[1]))),
+    ];
+    store.commit_blocking(ops).unwrap();
+    let other = store.group(group_id(2)).unwrap().unwrap();
+    assert_eq!((&other.members[..], &other.state), (&[sample_id(20)][..], &GroupState::Ready));
+    assert_eq!(other.oldest_version, PolicyVersion(2));
+    assert_eq!(ungrouped(&store), [(sample_id(10), "stars".to_owned())]);
+    check(dir.path(), store, &metrics, 4, &[("trained", 1)]);
+}
+
+#[test]
+fn members_leave_a_ready_group_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let rate = |of| feedback(thumbs(of, 1.0, of));
+    let all = ready(1, 1, &[10, 20, 30], &["thumbs"]);
+    let leave = |members: &[u64], reason: &str| Op::DropMembers {
+        group: group_id(1),
+        members: members.iter().map(|n| sample_id(*n)).collect(),
+        reason: reason.to_owned(),
+    };
+    let ops = vec![rate(1), rate(2), rate(3), all, leave(&[10, 99], "stale")];
+    store.commit_blocking(ops).unwrap();
+    // As when a commit is repeated.
+    store.commit_blocking(vec![leave(&[10], "stale")]).unwrap();
+    let group = store.group(group_id(1)).unwrap().unwrap();
+    assert_eq!(
+        (group.members, group.state),
+        (vec![sample_id(20), sample_id(30)], GroupState::Ready)
+    );
+    assert_eq!(group.oldest_version, PolicyVersion(0), "that of sample 30");
+    let [first, own] = &store.groups_of(interaction_id(1)).unwrap()[..] else { panic!() };
+    assert_eq!((first.id, &own.members[..]), (group_id(1), &[sample_id(10)][..]));
+    assert_eq!(own.state, GroupState::Dropped("stale".to_owned()));
+    store.commit_blocking(vec![leave(&[20, 30], "abandoned")]).unwrap();
+    store.commit_blocking(vec![leave(&[20, 30], "stale")]).unwrap();
+    assert_eq!(store.ready_groups(9).unwrap(), []);
+    check(dir.path(), store, &metrics, 3, &[("stale", 1), ("abandoned", 2)]);
+}

@@ -1,0 +1,204 @@
+//! Applies groups and their states, and counts what became of the ratings in them.
+//!
+//! A rating waits while its value is in the index of ungrouped feedback or in a ready group. Its
+//! outcome is final when that group is trained on or dropped.
+
+use redb::ReadableTable;
+
+use hone_core::types::{Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, SampleId};
+
+use super::tables::LedgerTables;
+use crate::error::StoreError;
+use crate::op::{MERGED, QUARANTINED};
+use crate::reader;
+
+/// Outcome of ratings that were trained on.
+const TRAINED: &str = "trained";
+
+impl LedgerTables<'_> {
+    pub(super) fn add_group(&mut self, row: &Group) -> Result<(), StoreError> {
+        let mut prompts = vec![row.interaction];
+        for member in &row.members {
+            let sample: Option<Sample> = reader::get(&self.samples, member.0.as_bytes())?;
+            let Some(sample) = sample else {
+                self.count_orphan("groups");
+                return Ok(());
+            };
+            prompts.push(sample.interaction);
+        }
+        // Counted before the ratings leave the index of ungrouped feedback.
+        let waiting = self.ungrouped_in(row)?;
+        let known = self.group(row.id.0.as_bytes())?;
+        self.put_group(row)?;
+        for prompt in prompts {
+            self.groups_of.insert((prompt.0.as_bytes(), row.id.0.as_bytes()), ())?;
+        }
+        for (created, member, part) in &waiting {
+            self.ungrouped.remove((*created, member.0.as_bytes(), part.as_str()))?;
+        }
+        if known.is_none() {
+            self.count_outcome(
+                &row.state,
+                waiting.iter().map(|(_, member, part)| (*member, part)),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Changes the state of a group.
+    ///
+    /// A merged group stays merged, because another group has its ratings, unless a step that began
+    /// before the merger trained on it: its members then leave the other group.
+    pub(super) fn set_group_state(
+        &mut self,
+        id: GroupId,
+        state: &GroupState,
+    ) -> Result<(), StoreError> {
+        let Some(group) = self.group(id.0.as_bytes())? else {
+            self.count_orphan("groups");
+            return Ok(());
+        };
+        let was_merged = matches!(&group.state, GroupState::Dropped(why) if why == MERGED);
+        if was_merged && !matches!(state, GroupState::Trained(_)) {
+            return Ok(());
+        }
+        if was_merged {
+            self.leave_merged(&group)?;
+        }
+        let was_waiting = was_merged || group.state == GroupState::Ready;
+        let ratings = self.ratings_in(&group)?;
+        if was_waiting {
+            self.count_outcome(state, ratings.iter().map(|(member, part)| (*member, part)))?;
+        } else if *state == GroupState::Ready {
+            self.counts.received += ratings.len() as u64;
+        }
+        self.put_group(&Group { state: state.clone(), ..group })
+    }
+
+    /// Records members of a ready group as a dropped group of their own.
+    pub(super) fn drop_members(
+        &mut self,
+        id: GroupId,
+        members: &[SampleId],
+        reason: &str,
+    ) -> Result<(), StoreError> {
+        let Some(mut group) = self.group(id.0.as_bytes())? else {
+            self.count_orphan("groups");
+            return Ok(());
+        };
+        let (dropped, kept): (Vec<SampleId>, Vec<SampleId>) =
+            group.members.iter().copied().partition(|member| members.contains(member));
+        if group.state != GroupState::Ready || dropped.is_empty() {
+            return Ok(());
+        }
+        let state = GroupState::Dropped(reason.to_owned());
+        if kept.is_empty() {
+            return self.set_group_state(id, &state);
+        }
+        let oldest_version = self.oldest_version(&dropped)?;
+        let own =
+            Group { id: GroupId::new(), members: dropped, oldest_version, state, ..group.clone() };
+        let ratings = self.ratings_in(&own)?;
+        self.count_outcome(&own.state, ratings.iter().map(|(member, part)| (*member, part)))?;
+        self.add_group(&own)?;
+        group.oldest_version = self.oldest_version(&kept)?;
+        group.members = kept;
+        self.put_group(&group)
+    }
+
+    /// Takes the members of a merged group that was trained on out of the ready groups that have its
+    /// ratings. Ratings of these members for other parts wait for a group again.
+    fn leave_merged(&mut self, trained: &Group) -> Result<(), StoreError> {
+        let mut ready = Vec::new();
+        for entry in reader::entries_of(&self.groups_of, trained.interaction.0.as_bytes())? {
+            let group = self.group(entry?.0.value().1)?;
+            ready.extend(group.filter(|group| {
+                group.state == GroupState::Ready
+                    && group.parts.iter().any(|part| trained.parts.contains(part))
+                    && group.members.iter().any(|member| trained.members.contains(member))
+            }));
+        }
+        for mut group in ready {
+            for (member, part) in self.ratings_in(&group)? {
+                if trained.members.contains(&member)
+                    && !trained.parts.contains(&part)
+                    && let Some(reward) = self.current_reward(member, &part)?
+                {
+                    let key = (reward.created, member.0.as_bytes(), part.as_str());
+                    self.ungrouped.insert(key, ())?;
+                }
+            }
+            group.members.retain(|member| !trained.members.contains(member));
+            if group.members.is_empty() {
+                group.state = GroupState::Dropped(MERGED.to_owned());
+            } else {
+                group.oldest_version = self.oldest_version(&group.members)?;
+            }
+            self.put_group(&group)?;
+        }
+        Ok(())
+    }
+
+    fn oldest_version(&self, members: &[SampleId]) -> Result<PolicyVersion, StoreError> {
+        let mut oldest = None;
+        for member in members {
+            let sample: Option<Sample> = reader::get(&self.samples, member.0.as_bytes())?;
+            oldest = oldest.into_iter().chain(sample.map(|sample| sample.version)).min();
+        }
+        Ok(oldest.unwrap_or(PolicyVersion::BASE))
+    }
+
+    /// The ratings of a group's members and parts that have a value.
+    fn ratings_in(&self, group: &Group) -> Result<Vec<(SampleId, String)>, StoreError> {
+        let mut found = Vec::new();
+        for (member, part) in reader::pairs(group) {
+            let reward = self.current_reward(member, part)?;
+            if reward.is_some_and(|r| r.source == RewardSource::Feedback && r.value.is_some()) {
+                found.push((member, part.to_owned()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The ratings of a group's members and parts that wait for a group, with their times.
+    fn ungrouped_in(&self, group: &Group) -> Result<Vec<(u64, SampleId, String)>, StoreError> {
+        let mut found = Vec::new();
+        for (member, part) in reader::pairs(group) {
+            let Some(reward) = self.current_reward(member, part)? else { continue };
+            if self.ungrouped.get((reward.created, member.0.as_bytes(), part))?.is_some() {
+                found.push((reward.created, member, part.to_owned()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Counts ratings whose group has this state, if that is final.
+    fn count_outcome<'a>(
+        &mut self,
+        state: &GroupState,
+        ratings: impl Iterator<Item = (SampleId, &'a String)>,
+    ) -> Result<(), StoreError> {
+        let outcome = match state {
+            GroupState::Ready => return Ok(()),
+            GroupState::Trained(_) => TRAINED,
+            GroupState::Dropped(why) if why == MERGED => return Ok(()),
+            GroupState::Dropped(why) => why.as_str(),
+        };
+        for (member, part) in ratings {
+            let left_out = outcome == TRAINED && self.is_quarantined(member, part)?;
+            self.count_rating(if left_out { QUARANTINED } else { outcome });
+        }
+        Ok(())
+    }
+
+    /// Whether all ratings of a completion and part are by quarantined keys.
+    fn is_quarantined(&self, sample: SampleId, part: &str) -> Result<bool, StoreError> {
+        for rating in reader::ratings(&self.ratings, &self.feedback, sample, part)? {
+            let Some(key) = rating.key_id else { return Ok(false) };
+            if self.quarantine.get(key.as_str())?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
