@@ -26,7 +26,7 @@ pub enum Op {
     /// Records one rating for each turn of a conversation that has exactly one finished completion.
     /// Records nothing if the first entry's idempotency key is known.
     Conversation(Vec<FeedbackEntry>),
-    /// Records two ratings of one client for one part, both or none of them. Records nothing if the
+    /// Records two ratings of one client for one part: both, or neither. Records nothing if the
     /// first entry's idempotency key is known.
     Preference(Box<[FeedbackEntry; 2]>),
     /// Quarantines an API key. If it is quarantined already, the first reason stays.

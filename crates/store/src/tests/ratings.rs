@@ -1,7 +1,7 @@
 //! Ratings are counted when they arrive and when their outcome is final.
 
 use super::*;
-use crate::{MERGED, QUARANTINED, QuarantinedKey, maintain};
+use crate::{FeedbackOutcome, MERGED, QUARANTINED, QuarantinedKey, maintain};
 
 /// Outcome, number.
 type Outcomes<'a> = &'a [(&'a str, u64)];
@@ -180,4 +180,24 @@ fn members_leave_a_ready_group_with_a_reason() {
     store.commit_blocking(vec![leave(&[20, 30], "stale")]).unwrap();
     assert_eq!(store.ready_groups(9).unwrap(), []);
     check(dir.path(), store, &metrics, 3, &[("stale", 1), ("abandoned", 2)]);
+}
+
+#[test]
+fn a_preference_is_recorded_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let pair = |first, second, at| {
+        let key = Some("once".to_owned());
+        let [chosen, rejected] = [thumbs(first, 1.0, at), thumbs(second, 0.0, at)];
+        Op::Preference(Box::new([FeedbackEntry { idempotency_key: key, ..chosen }, rejected]))
+    };
+    let outcome = |op| store.commit_blocking(vec![op]).unwrap().feedback;
+    assert_eq!(outcome(pair(1, 9, 1)), [FeedbackOutcome::UnknownCompletion]);
+    assert_eq!(store.stats().unwrap().feedback, 0, "its first half is not recorded either");
+    assert_eq!(outcome(pair(1, 2, 2)), [FeedbackOutcome::Recorded(sample_id(10))]);
+    assert_eq!(outcome(pair(2, 1, 3)), [FeedbackOutcome::Duplicate(sample_id(10))]);
+    let values = [10, 20].map(|n| store.rewards_of(sample_id(n)).unwrap()[1].value);
+    assert_eq!(values, [Some(1.0), Some(0.0)]);
+    assert_eq!(ungrouped(&store).len(), 2);
+    check(dir.path(), store, &metrics, 2, &[]);
 }

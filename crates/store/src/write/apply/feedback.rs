@@ -69,7 +69,7 @@ impl LedgerTables<'_> {
         Ok(FeedbackOutcome::Credited(credited))
     }
 
-    /// Records two ratings of one client, both or none of them.
+    /// Records two ratings of one client: both, or neither.
     pub(super) fn add_preference(
         &mut self,
         pair: &[FeedbackEntry; 2],
