@@ -8,7 +8,8 @@ use hone_core::types::{
 /// Reason of groups dropped because all their feedback is quarantined.
 pub const QUARANTINED: &str = "quarantined";
 
-/// Reason of groups dropped because another group has their members. It is no outcome of a rating.
+/// Reason of groups dropped because another group has their members, which must be recorded before. It
+/// is no outcome of a rating.
 pub const MERGED: &str = "merged";
 
 /// One write. A batch of operations is one transaction.

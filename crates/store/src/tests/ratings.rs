@@ -112,7 +112,7 @@ fn a_merger_is_no_outcome() {
     let (store, metrics) = ledger(dir.path());
     let rate = |of| feedback(thumbs(of, 1.0, of));
     store.commit_blocking(vec![rate(1), ready(1, 1, &[10], &["thumbs"]), rate(2)]).unwrap();
-    let merged = vec![dropped(1, MERGED), ready(2, 1, &[10, 20], &["thumbs"])];
+    let merged = vec![ready(2, 1, &[10, 20], &["thumbs"]), dropped(1, MERGED)];
     store.commit_blocking(merged).unwrap();
     assert_eq!(ungrouped(&store), []);
     // The group belongs to both prompts, so a new value of the second member does not wait.
@@ -139,8 +139,8 @@ fn a_group_that_a_step_used_before_its_merger_is_trained_on_once() {
         rate(1, "stars"),
         rate(2, "thumbs"),
         rate(2, "stars"),
-        dropped(1, MERGED),
         ready(2, 1, &[10, 20], &["thumbs", "stars"]),
+        dropped(1, MERGED),
         // The step began before.
         Op::Step(Box::new(step(1, &[1]))),
     ];
@@ -200,4 +200,25 @@ fn a_preference_is_recorded_as_a_whole() {
     assert_eq!(values, [Some(1.0), Some(0.0)]);
     assert_eq!(ungrouped(&store).len(), 2);
     check(dir.path(), store, &metrics, 2, &[]);
+}
+
+#[test]
+fn a_group_that_was_trained_on_before_its_merger_keeps_its_members() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let rate = |of| feedback(thumbs(of, 1.0, of));
+    let ops = vec![
+        rate(1),
+        ready(1, 1, &[10], &["thumbs"]),
+        rate(2),
+        // The step is recorded after the sweep read the ready groups.
+        Op::Step(Box::new(step(1, &[1]))),
+        ready(2, 1, &[10, 20], &["thumbs"]),
+        dropped(1, MERGED),
+    ];
+    store.commit_blocking(ops).unwrap();
+    assert_eq!(store.group(group_id(1)).unwrap().unwrap().state, GroupState::Trained(1));
+    let [other] = &store.ready_groups(9).unwrap()[..] else { panic!() };
+    assert_eq!((other.id, &other.members[..]), (group_id(2), &[sample_id(20)][..]));
+    check(dir.path(), store, &metrics, 2, &[("trained", 1)]);
 }
