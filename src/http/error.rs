@@ -90,10 +90,11 @@ impl ApiError {
         Self::not_found(message).param("model").code("model_not_found")
     }
 
-    /// 404 for a completion. An unknown choice of a known completion is a 400 of `feedback`.
-    pub(super) fn no_such_completion(id: &str) -> Self {
-        let message = format!("completion_id is {id:?}: there is no such completion");
-        Self::not_found(message).param("completion_id").code("completion_not_found")
+    /// 404 for a completion that the field `param` names. An unknown choice of a known completion is a
+    /// 400 of `feedback`.
+    pub(super) fn no_such_completion(param: &str, id: &str) -> Self {
+        let message = format!("{param} is {id:?}: there is no such completion");
+        Self::not_found(message).param(param).code("completion_not_found")
     }
 
     /// 404 for a conversation.

@@ -6,6 +6,7 @@ mod chat;
 mod disconnects;
 mod feedback;
 mod graders;
+mod pairs;
 mod prospects;
 mod refusals;
 mod server;

@@ -75,8 +75,10 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
         let formed = groups.len().saturating_sub(merged.len());
         let skipped: Vec<GroupState> = dropped.iter().map(|group| group.state.clone()).collect();
         let merge = |id| Op::GroupState(id, GroupState::Dropped(MERGED.to_owned()));
-        let mut ops: Vec<Op> = merged.into_iter().map(merge).collect();
-        ops.extend(groups.into_iter().chain(dropped).map(|group| Op::Group(Box::new(group))));
+        let mut ops: Vec<Op> =
+            groups.into_iter().chain(dropped).map(|group| Op::Group(Box::new(group))).collect();
+        // Last: members of a group that the trainer used meanwhile leave the new group.
+        ops.extend(merged.into_iter().map(merge));
         context.store.commit(ops).await?;
         context.metrics.rollout_groups.with_label_values(&["feedback"]).inc_by(formed as u64);
         for state in skipped {

@@ -8,7 +8,8 @@ use hone_core::types::{
 /// Reason of groups dropped because all their feedback is quarantined.
 pub const QUARANTINED: &str = "quarantined";
 
-/// Reason of groups dropped because another group has their members. It is no outcome of a rating.
+/// Reason of groups dropped because another group has their members, which must be recorded before. It
+/// is no outcome of a rating.
 pub const MERGED: &str = "merged";
 
 /// One write. A batch of operations is one transaction.
@@ -26,6 +27,9 @@ pub enum Op {
     /// Records one rating for each turn of a conversation that has exactly one finished completion.
     /// Records nothing if the first entry's idempotency key is known.
     Conversation(Vec<FeedbackEntry>),
+    /// Records two ratings of one client for one part: both, or neither. Records nothing if the
+    /// first entry's idempotency key is known.
+    Preference(Box<[FeedbackEntry; 2]>),
     /// Quarantines an API key. If it is quarantined already, the first reason stays.
     Quarantine(QuarantinedKey),
     /// Ends the quarantine of an API key. Feedback whose group was dropped with the reason
@@ -66,7 +70,7 @@ impl Op {
             Self::Interaction(_) => "interactions",
             Self::Sample(_) => "samples",
             Self::Reward(_) => "rewards",
-            Self::Feedback(_) | Self::Conversation(_) => "feedback",
+            Self::Feedback(_) | Self::Conversation(_) | Self::Preference(_) => "feedback",
             Self::Quarantine(_) | Self::Release(_) => "quarantine",
             Self::Group(_) | Self::GroupState(..) | Self::DropMembers { .. } => "groups",
             Self::Policy(_) => "policy_versions",
@@ -110,10 +114,10 @@ pub struct QuarantinedKey {
     pub since: UnixMillis,
 }
 
-/// The result of an [`Op::Feedback`] or [`Op::Conversation`].
+/// The result of an [`Op::Feedback`], [`Op::Conversation`] or [`Op::Preference`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedbackOutcome {
-    /// Recorded for this sample.
+    /// Recorded for this sample; of two samples, for the first.
     Recorded(SampleId),
     /// The idempotency key was recorded earlier, for this sample.
     Duplicate(SampleId),
@@ -141,6 +145,7 @@ impl FeedbackOutcome {
 /// The result of a committed batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Committed {
-    /// One outcome for each [`Op::Feedback`] and [`Op::Conversation`] of the batch, in order.
+    /// One outcome for each [`Op::Feedback`], [`Op::Conversation`] and [`Op::Preference`] of the
+    /// batch, in order.
     pub feedback: Vec<FeedbackOutcome>,
 }

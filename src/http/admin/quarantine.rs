@@ -1,8 +1,8 @@
 //! `/admin/feedback/quarantine`: API keys whose feedback is recorded but not trained on.
 //!
 //! Releasing a key makes its feedback count again: feedback that waits for the trainer, and feedback
-//! that was dropped during the quarantine, unless it is older than `train.feedback_max_staleness` allows or
-//! its sample was already trained on without this key.
+//! that was dropped during the quarantine, unless it is older than `train.feedback_max_staleness`
+//! allows or its sample was already trained on without this key.
 
 use std::sync::Arc;
 

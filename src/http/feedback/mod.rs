@@ -1,4 +1,5 @@
-//! `POST /v1/feedback`: a client's judgment of a completion or of a whole conversation.
+//! `POST /v1/feedback`: a client's judgment of a completion, of a pair of completions or of a whole
+//! conversation.
 //!
 //! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
 //! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
@@ -7,6 +8,7 @@
 //!
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
+mod pair;
 mod posted;
 mod prospect;
 mod rating;
@@ -21,6 +23,7 @@ use hone_core::types::{Interaction, InteractionId, Sample, SampleId, SampleOrigi
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
 
+use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
 use self::prospect::untrained_reason;
 use super::auth::Caller;
@@ -37,6 +40,7 @@ const MAX_TURNS: usize = 1000;
 pub(super) enum FeedbackResponse {
     Completion(CompletionFeedback),
     Session(SessionFeedback),
+    Pair(PairFeedback),
 }
 
 /// The response to feedback on one completion.
@@ -82,12 +86,17 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<FeedbackResponse>, ApiError> {
-    let recorded = match PostedFeedback::read(&body, caller) {
-        Ok(posted) => match posted.target {
-            Target::Completion(id, choice) => completion(&state, &posted, id, choice).await,
-            Target::Session(session) => conversation(&state, &posted, session).await,
-        },
-        Err(error) => Err(Refusal::Invalid(error)),
+    let recorded = if pair::is_pair(&body) {
+        let recorded = pair::record(&state, &body, &caller).await;
+        recorded.map(|(status, answer)| (status, FeedbackResponse::Pair(answer)))
+    } else {
+        match PostedFeedback::read(&body, caller) {
+            Ok(posted) => match posted.target {
+                Target::Completion(id, choice) => completion(&state, &posted, id, choice).await,
+                Target::Session(session) => conversation(&state, &posted, session).await,
+            },
+            Err(error) => Err(Refusal::Invalid(error)),
+        }
     };
     let (outcome, result) = match recorded {
         Ok((status, response)) => (status, Ok(Json(response))),
@@ -121,7 +130,8 @@ async fn completion(
     choice: u32,
 ) -> Recorded {
     let completion_id = id.completion_id();
-    let unknown = || Refusal::Unknown(ApiError::no_such_completion(&completion_id));
+    let unknown =
+        || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
     let entry = posted.entry(state, route, id, choice).map_err(Refusal::Invalid)?;

@@ -15,11 +15,11 @@ use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// Longest name of a reward part.
-const NAME_CHARS: usize = 64;
+pub(super) const NAME_CHARS: usize = 64;
 /// Longest comment.
-const COMMENT_CHARS: usize = 4096;
+pub(super) const COMMENT_CHARS: usize = 4096;
 /// Longest idempotency key.
-const KEY_CHARS: usize = 255;
+pub(super) const KEY_CHARS: usize = 255;
 /// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
 /// The accepted fields.
@@ -98,13 +98,22 @@ impl<'a> PostedFeedback<'a> {
     }
 }
 
+/// The form of a completion's id.
+const ID_FORM: &str = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
+
+/// The completion that a required field names.
+pub(super) fn completion_id(fields: &Fields<'_>, name: &str) -> Result<InteractionId, ApiError> {
+    let text = fields.text(name)?.ok_or_else(|| fields.missing(name, ID_FORM))?;
+    InteractionId::from_completion_id(text).ok_or_else(|| fields.invalid(name, ID_FORM))
+}
+
 fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
-    let form = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
     let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?;
     match (fields.text("completion_id")?, fields.short_text("session_id", SESSION_CHARS)?) {
         (Some(_), Some(_)) => Err(fields.invalid("session_id", "absent beside completion_id")),
         (None, None) => {
-            let allowed = format!("{form}; or session_id must be given for a whole conversation");
+            let allowed =
+                format!("{ID_FORM}; or session_id must be given for a whole conversation");
             Err(fields.missing("completion_id", allowed))
         }
         (None, Some("")) => {
@@ -114,9 +123,8 @@ fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
             Err(fields.invalid("choice", "absent beside session_id"))
         }
         (None, Some(session)) => Ok(Target::Session(session)),
-        (Some(id), None) => {
-            let id = InteractionId::from_completion_id(id)
-                .ok_or_else(|| fields.invalid("completion_id", form))?;
+        (Some(_), None) => {
+            let id = completion_id(fields, "completion_id")?;
             let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
             Ok(Target::Completion(id, choice))
         }

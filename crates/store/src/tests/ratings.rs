@@ -1,7 +1,7 @@
 //! Ratings are counted when they arrive and when their outcome is final.
 
 use super::*;
-use crate::{MERGED, QUARANTINED, QuarantinedKey, maintain};
+use crate::{FeedbackOutcome, MERGED, QUARANTINED, QuarantinedKey, maintain};
 
 /// Outcome, number.
 type Outcomes<'a> = &'a [(&'a str, u64)];
@@ -112,7 +112,7 @@ fn a_merger_is_no_outcome() {
     let (store, metrics) = ledger(dir.path());
     let rate = |of| feedback(thumbs(of, 1.0, of));
     store.commit_blocking(vec![rate(1), ready(1, 1, &[10], &["thumbs"]), rate(2)]).unwrap();
-    let merged = vec![dropped(1, MERGED), ready(2, 1, &[10, 20], &["thumbs"])];
+    let merged = vec![ready(2, 1, &[10, 20], &["thumbs"]), dropped(1, MERGED)];
     store.commit_blocking(merged).unwrap();
     assert_eq!(ungrouped(&store), []);
     // The group belongs to both prompts, so a new value of the second member does not wait.
@@ -139,8 +139,8 @@ fn a_group_that_a_step_used_before_its_merger_is_trained_on_once() {
         rate(1, "stars"),
         rate(2, "thumbs"),
         rate(2, "stars"),
-        dropped(1, MERGED),
         ready(2, 1, &[10, 20], &["thumbs", "stars"]),
+        dropped(1, MERGED),
         // The step began before.
         Op::Step(Box::new(step(1, &[1]))),
     ];
@@ -180,4 +180,45 @@ fn members_leave_a_ready_group_with_a_reason() {
     store.commit_blocking(vec![leave(&[20, 30], "stale")]).unwrap();
     assert_eq!(store.ready_groups(9).unwrap(), []);
     check(dir.path(), store, &metrics, 3, &[("stale", 1), ("abandoned", 2)]);
+}
+
+#[test]
+fn a_preference_is_recorded_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let pair = |first, second, at| {
+        let key = Some("once".to_owned());
+        let [chosen, rejected] = [thumbs(first, 1.0, at), thumbs(second, 0.0, at)];
+        Op::Preference(Box::new([FeedbackEntry { idempotency_key: key, ..chosen }, rejected]))
+    };
+    let outcome = |op| store.commit_blocking(vec![op]).unwrap().feedback;
+    assert_eq!(outcome(pair(1, 9, 1)), [FeedbackOutcome::UnknownCompletion]);
+    assert_eq!(store.stats().unwrap().feedback, 0, "its first half is not recorded either");
+    assert_eq!(outcome(pair(1, 2, 2)), [FeedbackOutcome::Recorded(sample_id(10))]);
+    assert_eq!(outcome(pair(2, 1, 3)), [FeedbackOutcome::Duplicate(sample_id(10))]);
+    let values = [10, 20].map(|n| store.rewards_of(sample_id(n)).unwrap()[1].value);
+    assert_eq!(values, [Some(1.0), Some(0.0)]);
+    assert_eq!(ungrouped(&store).len(), 2);
+    check(dir.path(), store, &metrics, 2, &[]);
+}
+
+#[test]
+fn a_group_that_was_trained_on_before_its_merger_keeps_its_members() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let rate = |of| feedback(thumbs(of, 1.0, of));
+    let ops = vec![
+        rate(1),
+        ready(1, 1, &[10], &["thumbs"]),
+        rate(2),
+        // The step is recorded after the sweep read the ready groups.
+        Op::Step(Box::new(step(1, &[1]))),
+        ready(2, 1, &[10, 20], &["thumbs"]),
+        dropped(1, MERGED),
+    ];
+    store.commit_blocking(ops).unwrap();
+    assert_eq!(store.group(group_id(1)).unwrap().unwrap().state, GroupState::Trained(1));
+    let [other] = &store.ready_groups(9).unwrap()[..] else { panic!() };
+    assert_eq!((other.id, &other.members[..]), (group_id(2), &[sample_id(20)][..]));
+    check(dir.path(), store, &metrics, 2, &[("trained", 1)]);
 }

@@ -69,6 +69,41 @@ impl LedgerTables<'_> {
         Ok(FeedbackOutcome::Credited(credited))
     }
 
+    /// Records two ratings of one client: both, or neither.
+    pub(super) fn add_preference(
+        &mut self,
+        pair: &[FeedbackEntry; 2],
+        id: RewardId,
+    ) -> Result<FeedbackOutcome, StoreError> {
+        let [first, second] = pair;
+        if let Some((sample, known)) = self.find_idempotent(first)?
+            && known != id
+        {
+            return Ok(FeedbackOutcome::Duplicate(sample));
+        }
+        let mut samples = Vec::with_capacity(2);
+        for entry in pair {
+            if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
+                return Ok(FeedbackOutcome::UnknownCompletion);
+            }
+            let served = self.served_choices(entry.interaction)?;
+            let found = served.into_iter().find(|(choice, _)| *choice == entry.choice);
+            let Some((_, sample)) = found else { return Ok(FeedbackOutcome::UnknownChoice) };
+            samples.push(sample);
+        }
+        // The first row holds the idempotency key for both.
+        let second = FeedbackEntry { idempotency_key: None, ..second.clone() };
+        for (number, (entry, sample)) in [first, &second].into_iter().zip(&samples).enumerate() {
+            let row = id_of_turn(id, number);
+            if self.feedback.get(row.0.as_bytes())?.is_none() {
+                self.record_feedback(entry, row, *sample)?;
+            }
+        }
+        Ok(samples
+            .first()
+            .map_or(FeedbackOutcome::UnknownChoice, |s| FeedbackOutcome::Recorded(*s)))
+    }
+
     /// Number of rows that an earlier conversation's feedback created.
     fn count_credited(&self, id: RewardId) -> Result<usize, StoreError> {
         let mut count = 0;
@@ -198,7 +233,7 @@ impl LedgerTables<'_> {
     }
 }
 
-/// The id of a conversation's row `number`. It is a function of the operation's id, so that a
+/// The id of row `number` of a conversation or a preference. It is a function of the operation's id, so that a
 /// repeated operation finds the rows that it created.
 fn id_of_turn(id: RewardId, number: usize) -> RewardId {
     RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))

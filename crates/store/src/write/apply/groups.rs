@@ -48,7 +48,8 @@ impl LedgerTables<'_> {
     /// Changes the state of a group.
     ///
     /// A merged group stays merged, because another group has its ratings, unless a step that began
-    /// before the merger trained on it: its members then leave the other group.
+    /// before the merger trained on it: its members then leave the other group. They also do if the
+    /// group was trained on or dropped before the merger.
     pub(super) fn set_group_state(
         &mut self,
         id: GroupId,
@@ -62,8 +63,11 @@ impl LedgerTables<'_> {
         if was_merged && !matches!(state, GroupState::Trained(_)) {
             return Ok(());
         }
+        let merges = matches!(state, GroupState::Dropped(why) if why == MERGED);
         if was_merged {
             self.leave_merged(&group)?;
+        } else if merges && group.state != GroupState::Ready {
+            return self.leave_merged(&group);
         }
         let was_waiting = was_merged || group.state == GroupState::Ready;
         let ratings = self.ratings_in(&group)?;
@@ -106,8 +110,9 @@ impl LedgerTables<'_> {
         self.put_group(&group)
     }
 
-    /// Takes the members of a merged group that was trained on out of the ready groups that have its
-    /// ratings. Ratings of these members for other parts wait for a group again.
+    /// Takes the members of a merged group that was trained on, or dropped for another reason, out of
+    /// the ready groups that have its ratings. Ratings of these members for other parts wait for a
+    /// group again.
     fn leave_merged(&mut self, trained: &Group) -> Result<(), StoreError> {
         let mut ready = Vec::new();
         for entry in reader::entries_of(&self.groups_of, trained.interaction.0.as_bytes())? {

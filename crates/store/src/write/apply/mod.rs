@@ -35,6 +35,7 @@ impl LedgerTables<'_> {
             Op::Reward(row) => self.add_reward(row)?,
             Op::Feedback(entry) => return self.add_feedback(entry, feedback_id).map(Some),
             Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
+            Op::Preference(pair) => return self.add_preference(pair, feedback_id).map(Some),
             Op::Quarantine(row) => self.quarantine_key(row)?,
             Op::Release(key_id) => self.release_key(key_id)?,
             Op::Group(row) => self.add_group(row)?,

@@ -116,8 +116,9 @@ impl Learner {
         Ok(stats)
     }
 
-    /// Runs passes until one refuses no sample and none has faded; `None` if no sample is left. The loss's normalizer
-    /// counts all samples of a pass, so a pass that refused samples is repeated without them.
+    /// Runs passes until one refuses no sample and finds none faded; `None` if no sample is left. The
+    /// loss's normalizer counts all samples of a pass, so a pass that left out samples is repeated
+    /// without them.
     fn forward_backward(
         &mut self,
         samples: &[TrainSample],

@@ -1,0 +1,191 @@
+//! Preferences: of two completions of one prompt, the client chose one and rejected the other.
+//!
+//! A preference is two ratings for one part, recorded together: its greatest value and its least. The
+//! rollout service makes them one group, because their prompts are equal.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin, now_ms};
+use hone_reward::Route;
+use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
+use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
+
+use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id};
+use super::{Refusal, commit, find_interaction, prospect};
+use crate::http::auth::Caller;
+use crate::http::body::Fields;
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+const CHOSEN: &str = "chosen";
+const REJECTED: &str = "rejected";
+/// The accepted fields.
+const FIELDS: [&str; 7] =
+    [CHOSEN, REJECTED, "chosen_choice", "rejected_choice", "name", "comment", "idempotency_key"];
+
+/// The response to a preference.
+#[derive(Serialize)]
+pub(in crate::http) struct PairFeedback {
+    object: &'static str,
+    /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    status: &'static str,
+    chosen: String,
+    rejected: String,
+    chosen_choice: u32,
+    rejected_choice: u32,
+    name: String,
+    /// Whether both will be trained on, compared with each other, unless something later prevents it.
+    trained: bool,
+    /// Why the chosen one, or else the rejected one, will not be.
+    reason: Option<String>,
+}
+
+/// One of the two completions.
+struct Preferred {
+    interaction: Interaction,
+    choice: u32,
+    sample: Sample,
+}
+
+/// Whether a body is a preference.
+pub(super) fn is_pair(body: &Map<String, Value>) -> bool {
+    [CHOSEN, REJECTED].iter().any(|name| body.get(*name).is_some_and(|value| !value.is_null()))
+}
+
+/// Records a preference.
+pub(super) async fn record(
+    state: &AppState,
+    body: &Map<String, Value>,
+    caller: &Caller,
+) -> Result<(&'static str, PairFeedback), Refusal> {
+    let fields = Fields::only(body, &FIELDS).map_err(Refusal::Invalid)?;
+    let named = fields.short_text("name", NAME_CHARS).map_err(Refusal::Invalid)?;
+    let comment = fields.short_text("comment", COMMENT_CHARS).map_err(Refusal::Invalid)?;
+    let key = fields.short_text("idempotency_key", KEY_CHARS).map_err(Refusal::Invalid)?;
+    let chosen = find(state, &fields, CHOSEN, "chosen_choice").await?;
+    let rejected = find(state, &fields, REJECTED, "rejected_choice").await?;
+    let route = comparable(state, &chosen, &rejected).map_err(Refusal::Invalid)?;
+    let (name, params) = part(route, named).map_err(Refusal::Invalid)?;
+    let [least, greatest] = params.range.unwrap_or([0.0, 1.0]);
+    let created = now_ms();
+    let entry = |preferred: &Preferred, value| FeedbackEntry {
+        interaction: preferred.interaction.id,
+        choice: preferred.choice,
+        name: name.to_owned(),
+        value: Some(value),
+        comment: comment.map(str::to_owned),
+        idempotency_key: key.map(str::to_owned),
+        key_id: caller.key_id.clone(),
+        created,
+        join: aggregator(params.aggregate),
+    };
+    let pair = [entry(&chosen, greatest), entry(&rejected, least)];
+    let status = match commit(state, Op::Preference(Box::new(pair))).await? {
+        FeedbackOutcome::Duplicate(_) => "duplicate",
+        FeedbackOutcome::Recorded(_) => "recorded",
+        _ => return Err(Refusal::Failed(ApiError::internal())),
+    };
+    let key_id = caller.key_id.as_deref();
+    let reason = [&chosen, &rejected]
+        .into_iter()
+        .find_map(|one| prospect(state, name, key_id, &one.interaction, &one.sample));
+    tracing::debug!(name, status, "a preference");
+    let answer = PairFeedback {
+        object: "feedback",
+        status,
+        chosen: chosen.interaction.id.completion_id(),
+        rejected: rejected.interaction.id.completion_id(),
+        chosen_choice: chosen.choice,
+        rejected_choice: rejected.choice,
+        name: name.to_owned(),
+        trained: reason.is_none(),
+        reason,
+    };
+    Ok((status, answer))
+}
+
+/// The completion that a field names.
+async fn find(
+    state: &AppState,
+    fields: &Fields<'_>,
+    name: &str,
+    choice_name: &str,
+) -> Result<Preferred, Refusal> {
+    let id: InteractionId = completion_id(fields, name).map_err(Refusal::Invalid)?;
+    let choice = fields.integer(choice_name, 0..=i64::from(u32::MAX)).map_err(Refusal::Invalid)?;
+    let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
+    let interaction = find_interaction(state, id).await?;
+    let unknown = || Refusal::Unknown(ApiError::no_such_completion(name, &id.completion_id()));
+    let interaction = interaction.ok_or_else(unknown)?;
+    let is_named =
+        |sample: &Sample| sample.origin == SampleOrigin::Served && sample.choice == choice;
+    let found = |samples: Vec<Sample>| samples.into_iter().find(is_named);
+    let mut sample = found(state.store.samples_of(id)?);
+    if sample.is_none() {
+        // Another choice of the completion may still be queued for the ledger.
+        state.store.flush().await?;
+        sample = found(state.store.samples_of(id)?);
+    }
+    let sample = sample.ok_or_else(|| {
+        let message = format!("{choice_name} is {choice}: the completion has no such choice");
+        Refusal::Unknown(ApiError::field(choice_name, message))
+    })?;
+    Ok(Preferred { interaction, choice, sample })
+}
+
+/// The route of both completions, if they can be compared.
+fn comparable<'s>(
+    state: &'s AppState,
+    chosen: &Preferred,
+    rejected: &Preferred,
+) -> Result<&'s Arc<Route>, ApiError> {
+    let (a, b) = (&chosen.interaction, &rejected.interaction);
+    let refuse = |reason: &str| {
+        let (a, b) = (a.id.completion_id(), b.id.completion_id());
+        ApiError::field(REJECTED, format!("chosen is {a} and rejected is {b}: {reason}"))
+    };
+    if chosen.sample.id == rejected.sample.id {
+        return Err(refuse("they must be different completions or choices"));
+    }
+    if a.prompt_ids != b.prompt_ids {
+        return Err(refuse("their prompts must be equal"));
+    }
+    if a.route != b.route || a.key_id != b.key_id {
+        return Err(refuse("they must have the same route and API key"));
+    }
+    state
+        .routes
+        .get(&a.route)
+        .ok_or_else(|| refuse("no route of the configuration applies to them"))
+}
+
+/// The feedback part that a preference rates: the named one, or the route's only one.
+fn part<'r>(
+    route: &'r Route,
+    named: Option<&str>,
+) -> Result<(&'r str, &'r FeedbackParams), ApiError> {
+    let rated = |name: &'r str| Some((name, route.feedback(name)?));
+    let parts: Vec<_> = route
+        .parts
+        .iter()
+        .filter_map(|part| rated(&part.name))
+        .filter(|(_, params)| params.kind != FeedbackType::Comment)
+        .collect();
+    let names = || parts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let (found, problem) = match named {
+        Some(named) => {
+            let found = parts.iter().find(|(name, _)| *name == named);
+            (found, format!("name is {named:?}: it must be a feedback part with values"))
+        }
+        None if parts.len() == 1 => (parts.first(), String::new()),
+        None => (None, "name is missing: it must be a feedback part with values".to_owned()),
+    };
+    found.copied().ok_or_else(|| {
+        let known = if parts.is_empty() { "none".to_owned() } else { names() };
+        let message = format!("{problem}; the route {:?} has {known}", route.name);
+        ApiError::field("name", message)
+    })
+}
