@@ -15,7 +15,9 @@ use hone_rollout::SamplerKind;
 
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
-pub use bench::{BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs};
+pub use bench::{
+    BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs, BenchTrainArgs,
+};
 pub use common::{ConfigArgs, DataArgs, RunArgs};
 pub use generate::GenerateArgs;
 

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use hone_engine::EngineConfig;
+use hone_reward::feedback::FeedbackType;
 use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
@@ -110,10 +111,15 @@ fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
     }
     if mode.has_thumbs() {
         let weight = if mode.has_graders() { 0.5 } else { 1.0 };
-        let thumbs = RewardKind::Feedback(FeedbackParams::default());
-        parts.push(RewardConfig::new(THUMBS, weight, thumbs));
+        parts.push(thumbs(weight));
     }
     parts
+}
+
+/// The part of the users' thumbs: a canary compares only ratings with bounds, which booleans have.
+pub fn thumbs(weight: f64) -> RewardConfig {
+    let params = FeedbackParams { kind: FeedbackType::Boolean, ..FeedbackParams::default() };
+    RewardConfig::new(THUMBS, weight, RewardKind::Feedback(params))
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ impl User {
         if self.mode.has_thumbs() {
             let up = score.thumbs_up();
             match self.client.thumb(&answer.completion_id, up).await {
-                Ok(()) => self.tally.add_thumb(up),
+                Ok(_) => self.tally.add_thumb(up),
                 Err(error) => self.tally.add_failure(&error),
             }
         }
