@@ -34,7 +34,7 @@ impl Default for RatingHabits {
 
 /// One question that a user is about to ask.
 #[derive(Clone, Debug)]
-pub(super) struct Visit {
+pub(super) struct UserVisit {
     /// The user, below [`USERS`].
     pub user: u32,
     pub question: Question,
@@ -111,20 +111,20 @@ impl Crowd {
     }
 
     /// The next question; `None` after the last one.
-    pub fn next(&mut self) -> Option<Visit> {
+    pub fn next(&mut self) -> Option<UserVisit> {
         if self.counts.requests >= self.total {
             return None;
         }
         let question = self.questions.next()?;
         self.counts.requests += 1;
         let (user, seed) = (self.random.random_range(0..USERS), self.random.random::<u32>());
-        Some(Visit { user, question, seed: seed.into() })
+        Some(UserVisit { user, question, seed: seed.into() })
     }
 
     /// Records an answer and returns the ratings to post now, of this answer or of earlier ones.
     pub fn answered(
         &mut self,
-        visit: &Visit,
+        visit: &UserVisit,
         completion_id: String,
         version: u64,
         text: &str,

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::crowd::{Crowd, CrowdCounts, ObservedAnswer, Visit};
+use super::crowd::{Crowd, CrowdCounts, ObservedAnswer, UserVisit};
 use crate::demo::client::{Client, ClientError, UserRequest};
 use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP};
 use crate::demo::task::MAX_TOKENS;
@@ -103,7 +103,7 @@ async fn ask_all(client: &Client, task: &str, crowd: &Mutex<Crowd>, pause: &watc
     }
 }
 
-fn request(task: &str, visit: &Visit) -> UserRequest {
+fn request(task: &str, visit: &UserVisit) -> UserRequest {
     let metadata = [
         ("task", task.to_owned()),
         ("session_id", format!("user-{}", visit.user)),
