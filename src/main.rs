@@ -12,10 +12,11 @@ use clap::Parser;
 
 use hone::app::adapters::{Export, VersionChoice};
 use hone::bench::rewards::Worst;
+use hone::bench::safety::SafetyOptions;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs, Cli,
-    Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs, RewardsCommand, ServeArgs,
-    TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs,
+    BenchTrainArgs, Cli, Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs,
+    RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
 use hone::demo::{DaemonHandle, DemoError};
@@ -74,6 +75,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Bench { command: BenchCommand::Interference(args) } => {
             bench_interference(args, out)
         }
+        Command::Bench { command: BenchCommand::Safety(args) } => bench_safety(args, out),
     }
 }
 
@@ -347,6 +349,27 @@ fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome 
     let report = runtime()?.block_on(bench::interference::run(&args.into(), start_daemon))?;
     print_report(&report, json, out)?;
     let failed = report.idle.failed + report.busy.failed > 0;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn bench_safety(args: BenchSafetyArgs, out: &mut Output) -> Outcome {
+    let write = |file: &Path, text: String| {
+        std::fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))
+    };
+    // An unusable file must not show only after an hour.
+    for file in args.json.iter().chain(&args.html) {
+        write(file, String::new())?;
+    }
+    let options = SafetyOptions::from(&args);
+    let report = runtime()?.block_on(bench::safety::run(&options, start_daemon))?;
+    if let Some(file) = &args.json {
+        write(file, serde_json::to_string_pretty(&report)? + "\n")?;
+    }
+    if let Some(file) = &args.html {
+        write(file, report.html())?;
+    }
+    writeln!(out, "{report}")?;
+    let failed = args.check && !report.passed();
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

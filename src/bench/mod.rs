@@ -1,9 +1,10 @@
-//! `hone bench`: speed of Hone's components on this machine. Other processes change the times, so
-//! numbers that are compared are measured in turns within one run.
+//! `hone bench`: speed of Hone's components on this machine, and safety of what they learn. Other
+//! processes change the times, so numbers that are compared are measured in turns within one run.
 
 pub mod interference;
 pub mod machine;
 pub mod rewards;
+pub mod safety;
 pub mod sample;
 pub mod train;
 

@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum as _};
 
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
+use hone_train::policy::Promotion;
 
-use super::values::sampler_kind;
+use super::values::{promotion, sampler_kind};
 use crate::bench::interference::InterferenceOptions;
+use crate::bench::safety::{SafetyOptions, SafetyScenario};
 use crate::bench::sample::SampleOptions;
 use crate::bench::train::{Subject, TrainBenchOptions, Workload};
 use crate::bench::{rewards, train};
@@ -32,6 +34,52 @@ pub enum BenchCommand {
     Sample(BenchSampleArgs),
     /// Latency of served clients while Hone is idle and while it samples and trains
     Interference(BenchInterferenceArgs),
+    /// Satisfaction of simulated users when learning goes wrong, by how versions are published
+    Safety(BenchSafetyArgs),
+}
+
+/// `hone bench safety`.
+#[derive(Debug, Args)]
+pub struct BenchSafetyArgs {
+    /// Number of seeds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub seeds: u64,
+    /// Scenarios, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_enum, value_delimiter = ',')]
+    pub scenarios: Vec<SafetyScenario>,
+    /// How versions are published, separated by commas [default: all]
+    #[arg(long, value_name = "MODES", value_delimiter = ',', value_parser = promotion())]
+    pub modes: Vec<Promotion>,
+    /// Requests of a run; honest scenarios get twice as many with a canary
+    #[arg(long, value_name = "N", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub requests: u64,
+    /// Answers between an answer and its rating in the scenario late-feedback, whose runs then have at
+    /// least six times as many requests [default: a sixth of the requests]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub late: Option<u64>,
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the results and their plots as HTML
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Exit code 1 if a canary does not keep its promise
+    #[arg(long)]
+    pub check: bool,
+}
+
+impl From<&BenchSafetyArgs> for SafetyOptions {
+    fn from(args: &BenchSafetyArgs) -> Self {
+        let (mut scenarios, mut modes) = (args.scenarios.clone(), args.modes.clone());
+        if scenarios.is_empty() {
+            scenarios = SafetyScenario::value_variants().to_vec();
+        }
+        if modes.is_empty() {
+            modes = vec![Promotion::Direct, Promotion::Gate, Promotion::Canary];
+        }
+        let BenchSafetyArgs { seeds, requests, late, .. } = *args;
+        Self { seeds, scenarios, modes, requests, late }
+    }
 }
 
 /// `hone bench interference`.

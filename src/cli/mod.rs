@@ -9,13 +9,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use values::sampler_kind;
+use values::{promotion, sampler_kind};
 
 use hone_rollout::SamplerKind;
+use hone_train::policy::Promotion;
 
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
-pub use bench::{BenchCommand, BenchInterferenceArgs, BenchSampleArgs, BenchTrainArgs};
+pub use bench::{
+    BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs, BenchTrainArgs,
+};
 pub use common::{ConfigArgs, DataArgs, RunArgs};
 pub use generate::GenerateArgs;
 
@@ -207,6 +210,12 @@ pub struct DemoArgs {
     /// Sampler of the shadow completions
     #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
+    /// What a version must pass before all users get it
+    #[arg(long, value_name = "MODE", default_value = "direct", value_parser = promotion())]
+    pub promotion: Promotion,
+    /// With a canary, reward wrong sums after some promotions, to show a rollback
+    #[arg(long)]
+    pub sabotage: bool,
     /// Data directory, which is kept [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
@@ -220,8 +229,9 @@ pub struct DemoArgs {
 
 impl From<DemoArgs> for DemoOptions {
     fn from(args: DemoArgs) -> Self {
-        let DemoArgs { steps, seed, rewards, sampler, data, keep_serving, report } = args;
-        Self { steps, seed, data, keep_serving, report, rewards, sampler }
+        let DemoArgs { steps, seed, rewards, sampler, promotion, sabotage, .. } = args;
+        let DemoArgs { data, keep_serving, report, .. } = args;
+        Self { steps, seed, data, keep_serving, report, rewards, sampler, promotion, sabotage }
     }
 }
 

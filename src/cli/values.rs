@@ -6,6 +6,7 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 
 use hone_rollout::SamplerKind;
+use hone_train::policy::Promotion;
 
 /// The values of `--sampler`.
 pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
@@ -17,5 +18,18 @@ pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
     let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
     PossibleValuesParser::new(values).try_map(|name| {
         SamplerKind::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
+    })
+}
+
+/// The values of `--promotion` and `--modes`.
+pub(super) fn promotion() -> impl TypedValueParser<Value = Promotion> {
+    let values = [
+        ("direct", "After a comparison of served and trained log-probabilities only"),
+        ("gate", "After that, bounds on the drift, and an exam on held-out prompts"),
+        ("canary", "After the gate, and a share of the traffic until users' ratings decide"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| {
+        Promotion::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
     })
 }

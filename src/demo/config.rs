@@ -6,11 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use hone_engine::EngineConfig;
+use hone_reward::feedback::FeedbackType;
 use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
 use hone_train::config::{TrainConfig, WarningConfig};
-use hone_train::policy::{PolicyConfig, Promotion};
+use hone_train::policy::{CanaryConfig, GateConfig, PolicyConfig, Promotion};
 
 use super::options::RewardsMode;
 use super::task::{MAX_TOKENS, REWARD_MAX, THUMBS};
@@ -20,6 +21,8 @@ use crate::config::{Config, DataConfig, LogConfig, RunConfig, ServerConfig};
 pub const TASK_ASKED: &str = "addition";
 /// `metadata.task` of the evaluation, whose route has no rewards, so that it is never trained on.
 pub const TASK_HELD_OUT: &str = "held-out";
+/// `metadata.task` of the users' questions during a sabotage.
+pub const TASK_SABOTAGED: &str = "sabotaged";
 /// Samples of an optimizer step.
 pub const SAMPLES_PER_STEP: usize = 64;
 /// Samples of a prompt.
@@ -63,6 +66,42 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
     }
 }
 
+/// Publishes versions through a gate or a canary. The canary's settings are for users who rate about a
+/// hundred answers a second.
+pub fn promote(config: &mut Config, promotion: Promotion) {
+    if promotion == Promotion::Direct {
+        return;
+    }
+    let usual = &config.policy;
+    config.policy = PolicyConfig {
+        promotion,
+        publish_every: 5,
+        canary: CanaryConfig {
+            shares: vec![0.1, 0.25, 0.5],
+            stage_ratings: 10,
+            margin: 0.05,
+            max_ratings: 240,
+            ..usual.canary.clone()
+        },
+        ..usual.clone()
+    };
+}
+
+/// Adds a route whose grader rewards wrong sums. The exam would notice it, as the graders of other prompts
+/// are right, so there is none: only the users' thumbs remain.
+pub fn sabotage(config: &mut Config) {
+    let answer = RewardKind::NumericMatch(NumericMatch::default());
+    let route = RouteConfig {
+        name: TASK_SABOTAGED.to_owned(),
+        metadata: tagged(TASK_SABOTAGED),
+        // Thumbs that hardly count in training, but in the canary.
+        rewards: vec![RewardConfig::new("answer", -1.0, answer), thumbs(0.05)],
+        ..RouteConfig::default()
+    };
+    config.routes.0.insert(0, route);
+    config.policy.gate = GateConfig { holdout_share: 0.0, ..config.policy.gate.clone() };
+}
+
 /// The configuration with which `hone serve` continues after a demo.
 pub fn to_serve(demo: &Config) -> Config {
     let mut config = demo.clone();
@@ -85,7 +124,6 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
 }
 
 fn routes(mode: RewardsMode) -> RouteList {
-    let tagged = |task: &str| BTreeMap::from([("task".to_owned(), task.to_owned())]);
     RouteList(vec![
         RouteConfig {
             name: "eval".to_owned(),
@@ -100,6 +138,11 @@ fn routes(mode: RewardsMode) -> RouteList {
     ])
 }
 
+/// The metadata of the requests of a task.
+fn tagged(task: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("task".to_owned(), task.to_owned())])
+}
+
 fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
     let mut parts = Vec::new();
     if mode.has_graders() {
@@ -110,10 +153,15 @@ fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
     }
     if mode.has_thumbs() {
         let weight = if mode.has_graders() { 0.5 } else { 1.0 };
-        let thumbs = RewardKind::Feedback(FeedbackParams::default());
-        parts.push(RewardConfig::new(THUMBS, weight, thumbs));
+        parts.push(thumbs(weight));
     }
     parts
+}
+
+/// The part of the users' thumbs: a canary compares only ratings with bounds, which booleans have.
+pub fn thumbs(weight: f64) -> RewardConfig {
+    let params = FeedbackParams { kind: FeedbackType::Boolean, ..FeedbackParams::default() };
+    RewardConfig::new(THUMBS, weight, RewardKind::Feedback(params))
 }
 
 #[cfg(test)]
@@ -134,6 +182,29 @@ mod tests {
                 assert_eq!(crate::config::parse(&text).unwrap(), config, "{mode:?}");
             }
         }
+    }
+
+    #[test]
+    fn every_promotion_is_a_valid_configuration_file() {
+        for promotion in [Promotion::Direct, Promotion::Gate, Promotion::Canary] {
+            let mut config = config(RewardsMode::Both);
+            promote(&mut config, promotion);
+            assert_eq!(config.policy.promotion, promotion);
+            sabotage(&mut config);
+            let text = toml::to_string(&config).unwrap();
+            assert_eq!(crate::config::parse(&text).unwrap(), config, "{promotion:?}");
+        }
+    }
+
+    #[test]
+    fn the_sabotage_rewards_what_users_dislike_and_lets_them_judge() {
+        let mut config = config(RewardsMode::Both);
+        sabotage(&mut config);
+        let route = &config.routes.0[0];
+        assert_eq!(route.metadata["task"], TASK_SABOTAGED);
+        let weights: Vec<_> = route.rewards.iter().map(|p| (p.name.as_str(), p.weight)).collect();
+        assert_eq!(weights, [("answer", -1.0), (THUMBS, 0.05)]);
+        assert_eq!(config.policy.gate.holdout_share, 0.0);
     }
 
     #[test]

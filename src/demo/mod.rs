@@ -19,6 +19,7 @@ mod session;
 pub mod tally;
 pub mod task;
 pub mod users;
+pub mod versions;
 
 use std::io::{IsTerminal as _, Write};
 use std::pin::pin;
@@ -39,7 +40,8 @@ pub use report::DemoReport;
 pub struct DemoOutcome {
     /// The measurements.
     pub report: DemoReport,
-    /// Whether the held-out reward rose beyond its interval. If not, `hone demo` exits with 1.
+    /// Whether the held-out reward rose beyond its interval and, after a sabotage, a version was rolled
+    /// back. If not, `hone demo` exits with 1.
     pub improved: bool,
 }
 
@@ -58,6 +60,10 @@ pub async fn run(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = config::build(options.rewards, options.steps, options.seed, &dir.path, cores);
     config.rollout.sampler = options.sampler;
+    config::promote(&mut config, options.promotion);
+    if options.sabotage {
+        config::sabotage(&mut config);
+    }
     dir.write_config(&config)?;
     let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
     let mut interrupt = pin!(interrupted());
@@ -102,7 +108,10 @@ fn present(
     if let Some(file) = &options.report {
         report::write_json(&findings.report, file)?;
     }
-    Ok(DemoOutcome { report: findings.report.clone(), improved: findings.report.improved() })
+    let report = findings.report.clone();
+    let rolled_back = report.versions.as_ref().map_or(0, |versions| versions.rolled_back);
+    let improved = report.improved() && (!options.sabotage || rolled_back > 0);
+    Ok(DemoOutcome { report, improved })
 }
 
 /// Resolves at the first Ctrl-C; never if the signal cannot be received.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use hone_rollout::SamplerKind;
+use hone_train::policy::Promotion;
 
 use super::error::DemoError;
 
@@ -53,6 +54,10 @@ pub struct DemoOptions {
     pub rewards: RewardsMode,
     /// The sampler of shadow completions.
     pub sampler: SamplerKind,
+    /// What a version must pass before all users get it.
+    pub promotion: Promotion,
+    /// Whether to reward wrong sums after some promotions, so that a canary has something to roll back.
+    pub sabotage: bool,
 }
 
 impl Default for DemoOptions {
@@ -65,6 +70,8 @@ impl Default for DemoOptions {
             report: None,
             rewards: RewardsMode::default(),
             sampler: SamplerKind::default(),
+            promotion: Promotion::Direct,
+            sabotage: false,
         }
     }
 }
@@ -73,10 +80,24 @@ impl DemoOptions {
     /// Rejects options whose failure would otherwise show only after minutes.
     ///
     /// # Errors
-    /// If there is no step, or the report cannot be written.
+    /// If there is no step, a canary has no ratings, there is nothing to sabotage, or the report cannot be
+    /// written.
     pub fn check(&self) -> Result<(), DemoError> {
+        let refuse = |reason: &str| Err(DemoError::Options(reason.to_owned()));
         if self.steps == 0 {
-            return Err(DemoError::Options("--steps is 0; it must be at least 1".to_owned()));
+            return refuse("--steps is 0; it must be at least 1");
+        }
+        let is_canary = self.promotion == Promotion::Canary;
+        if is_canary && !self.rewards.has_thumbs() {
+            return refuse(
+                "--promotion is canary: --rewards must be both or feedback, because users' thumbs decide",
+            );
+        }
+        if self.sabotage && !(is_canary && self.rewards.has_graders()) {
+            return refuse(
+                "--sabotage needs --promotion canary, which rolls back, and --rewards both, whose \
+                 grader is sabotaged",
+            );
         }
         let Some(file) = &self.report else { return Ok(()) };
         let parent = match file.parent() {
@@ -109,5 +130,21 @@ mod tests {
         assert!(with(0, None).unwrap_err().to_string().contains("--steps is 0"));
         assert!(with(1, Some(parent.path().to_owned())).is_err());
         assert!(with(1, Some(parent.path().join("no/report.json"))).is_err());
+    }
+
+    #[test]
+    fn a_canary_needs_thumbs_and_sabotage_needs_a_canary() {
+        let check = |promotion, sabotage, rewards| {
+            let options = DemoOptions { promotion, sabotage, rewards, ..DemoOptions::default() };
+            options.check().map_err(|error| error.to_string())
+        };
+        let (canary, both) = (Promotion::Canary, RewardsMode::Both);
+        assert_eq!(check(canary, false, RewardsMode::Feedback), Ok(()));
+        assert_eq!(check(canary, true, both), Ok(()));
+        assert_eq!(check(Promotion::Gate, false, RewardsMode::Graded), Ok(()));
+        insta::assert_snapshot!(check(canary, false, RewardsMode::Graded).unwrap_err(), @"--promotion is canary: --rewards must be both or feedback, because users' thumbs decide");
+        let needed = "--sabotage needs --promotion canary, which rolls back, and --rewards both, whose grader is sabotaged";
+        assert_eq!(check(Promotion::Gate, true, both), Err(needed.to_owned()));
+        assert_eq!(check(canary, true, RewardsMode::Feedback), Err(needed.to_owned()));
     }
 }

@@ -70,6 +70,16 @@ impl DemoProgress {
         self.display.note(&format!("{mark} {label:<10} {text}"));
     }
 
+    /// Writes a line that stays, above the state of the phase.
+    pub fn event(&self, good: bool, label: &str, text: &str) {
+        let mark = match self.display.has_bars() {
+            true if good => "  ✓".to_owned(),
+            true => "  !".to_owned(),
+            false => clock(self.elapsed()),
+        };
+        self.display.note(&format!("{mark} {label:<11} {text}"));
+    }
+
     /// Shows the state of the learning phase.
     pub fn update(&mut self, view: &LearningView) {
         if self.display.has_bars() {

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use hone_train::policy::Promotion;
+
 use super::client::{Client, Scrape, TrainerStatus};
 use super::error::DemoError;
 use super::eval::{self, Decoding, DemoEvaluation};
@@ -15,6 +17,7 @@ use super::report::{DemoReport, Findings, count, held_out_rows, peak_rss_mib};
 use super::tally::{SharedTally, UserTally};
 use super::task::{self, Question, QuestionKind};
 use super::users::{TrainerLoad, Users};
+use super::versions::{DecisionKind, VersionHistory};
 use crate::config::Config;
 use crate::progress::clock;
 
@@ -32,6 +35,12 @@ const POLLS_FAILED: u32 = 50;
 const SETTLE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon to be ready.
 const READY: Duration = Duration::from_secs(60);
+
+/// Promoted versions before a sabotage, so that there is something to lose.
+const PROMOTED_BEFORE_SABOTAGE: usize = 4;
+/// Polls of the versions in a row that must find the trainer at rest before the phase ends, because a
+/// publication begins shortly after the last step.
+const POLLS_AT_REST: u32 = 2;
 
 /// The share of the maximum reward whose time is reported.
 const NEARLY: f64 = 0.9;
@@ -52,6 +61,17 @@ struct LearningOutcome {
     cut_short: Option<String>,
     /// Time until the running mean of the reward reached the share [`NEARLY`] of the maximum.
     nearly: Option<Duration>,
+    /// The decisions about versions, with a gate or a canary.
+    versions: Option<VersionHistory>,
+}
+
+/// The versions of a demo with a gate or a canary, as the learning phase follows them.
+#[derive(Default)]
+struct FollowedVersions {
+    history: VersionHistory,
+    sabotaged: bool,
+    /// Polls in a row without a version that is being checked.
+    polls_at_rest: u32,
 }
 
 /// Runs all phases against the daemon at `url`.
@@ -152,10 +172,12 @@ impl Session<'_> {
         let mut failed = 0;
         let (began, mut nearly) = (Instant::now(), None);
         let mut scraped: Option<Instant> = None;
+        let mut followed =
+            (self.options.promotion != Promotion::Direct).then(FollowedVersions::default);
         loop {
             ticks.tick().await;
             let due = scraped.is_none_or(|at| at.elapsed() >= SCRAPE);
-            let (status, scrape) = match self.poll(due).await {
+            let (status, scrape) = match self.poll(due, followed.as_mut(), progress).await {
                 Ok(polled) => polled,
                 Err(error) if failed >= POLLS_FAILED => return Err(error),
                 Err(_) => {
@@ -164,7 +186,7 @@ impl Session<'_> {
                 }
             };
             failed = 0;
-            load.send_replace(trainer_load(&status));
+            load.send_replace(trainer_load(&status, followed.as_ref()));
             if let Some(scrape) = scrape {
                 scraped = Some(Instant::now());
                 view.kl = scrape.value("hone_train_kl");
@@ -181,21 +203,58 @@ impl Session<'_> {
                 let reason = status.last_error.unwrap_or_else(|| "unknown reason".to_owned());
                 return Err(DemoError::Trainer(reason));
             }
-            if status.step >= steps || status.state == "finished" {
-                return Ok(LearningOutcome { step: status.step, cut_short: None, nearly });
-            }
-            if progress.elapsed() >= deadline {
+            let is_last = status.step >= steps || status.state == "finished";
+            let cut_short = if is_last && is_at_rest(&status, followed.as_ref()) {
+                None
+            } else if status.state == "paused" && status.hold.is_some() {
+                status.hold
+            } else if progress.elapsed() >= deadline {
                 let limit = clock(TIME_LIMIT);
-                let reason =
-                    format!("step {} of {steps} at the time limit of {limit}", status.step);
-                return Ok(LearningOutcome { step: status.step, cut_short: Some(reason), nearly });
-            }
+                Some(format!("step {} of {steps} at the time limit of {limit}", status.step))
+            } else {
+                continue;
+            };
+            let versions = followed.map(|followed| followed.history);
+            return Ok(LearningOutcome { step: status.step, cut_short, nearly, versions });
         }
     }
 
-    async fn poll(&self, scrape: bool) -> Result<(TrainerStatus, Option<Scrape>), DemoError> {
+    /// The trainer's status and, if `due`, the metrics; then also the versions, if they are followed.
+    async fn poll(
+        &self,
+        due: bool,
+        followed: Option<&mut FollowedVersions>,
+        progress: &DemoProgress,
+    ) -> Result<(TrainerStatus, Option<Scrape>), DemoError> {
         let status = self.client.trainer().await?;
-        Ok((status, if scrape { Some(self.client.metrics().await?) } else { None }))
+        if !due {
+            return Ok((status, None));
+        }
+        if let Some(followed) = followed {
+            self.follow(followed, progress).await?;
+        }
+        Ok((status, Some(self.client.metrics().await?)))
+    }
+
+    /// Shows the new decisions about versions, and begins the sabotage after enough promotions.
+    async fn follow(
+        &self,
+        followed: &mut FollowedVersions,
+        progress: &DemoProgress,
+    ) -> Result<(), DemoError> {
+        for decision in followed.history.observe(&self.client.policies().await?) {
+            let good = decision.decision == DecisionKind::Promoted;
+            let text = format!("version {} · {}", decision.version, decision.detail);
+            progress.event(good, decision.label(), &text);
+        }
+        let history = &followed.history;
+        followed.polls_at_rest = if history.is_pending { 0 } else { followed.polls_at_rest + 1 };
+        let begins = self.options.sabotage && history.promoted >= PROMOTED_BEFORE_SABOTAGE;
+        if begins && !followed.sabotaged {
+            followed.sabotaged = true;
+            progress.event(false, "sabotage", "from now on the grader rewards wrong sums");
+        }
+        Ok(())
     }
 
     /// Pauses the trainer and waits until it has published its last step.
@@ -248,6 +307,7 @@ impl Session<'_> {
             seed: self.options.seed,
             rewards: self.options.rewards,
             sampler: self.options.sampler,
+            versions: learned.versions.clone(),
         }
     }
 }
@@ -259,9 +319,19 @@ fn learned_line(learned: &LearningOutcome, tally: &UserTally) -> String {
     format!("{steps}{}{}", reward.unwrap_or_default(), early.unwrap_or_default())
 }
 
-fn trainer_load(status: &TrainerStatus) -> TrainerLoad {
-    let waiting = status.queued_prompts + status.in_flight_groups + status.ready_groups;
-    TrainerLoad { trainer_busy: status.busy(), waiting }
+fn trainer_load(status: &TrainerStatus, followed: Option<&FollowedVersions>) -> TrainerLoad {
+    TrainerLoad {
+        trainer_busy: status.busy(),
+        waiting: status.queued_prompts + status.in_flight_groups + status.ready_groups,
+        canary: followed.is_some_and(|followed| followed.history.is_pending),
+        sabotaged: followed.is_some_and(|followed| followed.sabotaged),
+    }
+}
+
+/// Whether no version is being checked: users' ratings must decide on the last one. Without a gate or a
+/// canary, [`Session::settle`] waits for it.
+fn is_at_rest(status: &TrainerStatus, followed: Option<&FollowedVersions>) -> bool {
+    followed.is_none_or(|followed| status.settled() && followed.polls_at_rest >= POLLS_AT_REST)
 }
 
 fn refresh(view: &mut LearningView, status: &TrainerStatus, tally: UserTally, elapsed: Duration) {

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Client, UserRequest};
-use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED};
+use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_SABOTAGED};
 use super::options::RewardsMode;
 use super::tally::SharedTally;
 use super::task;
@@ -34,6 +34,17 @@ pub struct TrainerLoad {
     pub trainer_busy: bool,
     /// Prompts without a group, and groups that were not trained on yet.
     pub waiting: u64,
+    /// Whether a canary waits for ratings, so that users must not pause.
+    pub canary: bool,
+    /// Whether questions go to the route whose grader is sabotaged.
+    pub sabotaged: bool,
+}
+
+impl TrainerLoad {
+    /// Whether further prompts would only make samples staler.
+    fn is_enough(self) -> bool {
+        self.waiting >= ENOUGH_WAITING && !self.canary
+    }
 }
 
 /// Users that ask until [`Self::stop`].
@@ -109,7 +120,7 @@ impl User {
     async fn ask(&mut self, question: &Question) {
         let request = UserRequest {
             text: question.text(),
-            metadata: metadata(self.mode, question),
+            metadata: metadata(self.mode, question, self.load.borrow().sabotaged),
             temperature: 1.0,
             seed: self.random.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
@@ -129,7 +140,7 @@ impl User {
         if self.mode.has_thumbs() {
             let up = score.thumbs_up();
             match self.client.thumb(&answer.completion_id, up).await {
-                Ok(()) => self.tally.add_thumb(up),
+                Ok(_) => self.tally.add_thumb(up),
                 Err(error) => self.tally.add_failure(&error),
             }
         }
@@ -143,18 +154,16 @@ impl User {
         }
         let patience = LONGEST_PAUSE.mul_f64(self.random.random_range(0.5..1.0));
         let until = Instant::now() + patience;
-        while !self.stopped()
-            && Instant::now() < until
-            && self.load.borrow().waiting >= ENOUGH_WAITING
-        {
+        while !self.stopped() && Instant::now() < until && self.load.borrow().is_enough() {
             sleep(CHECK_INTERVAL).await;
         }
     }
 }
 
 /// Contains the reference answer only if a grader needs it.
-fn metadata(mode: RewardsMode, question: &Question) -> BTreeMap<String, String> {
-    let mut metadata = BTreeMap::from([("task".to_owned(), TASK_ASKED.to_owned())]);
+fn metadata(mode: RewardsMode, question: &Question, sabotaged: bool) -> BTreeMap<String, String> {
+    let task = if sabotaged { TASK_SABOTAGED } else { TASK_ASKED };
+    let mut metadata = BTreeMap::from([("task".to_owned(), task.to_owned())]);
     if mode.has_graders() {
         metadata.insert("answer".to_owned(), question.answer().to_string());
     }
@@ -168,9 +177,20 @@ mod tests {
     #[test]
     fn only_graders_receive_the_reference_answer() {
         let question = Question { a: 1, b: 2, phrasing: 0 };
-        assert!(!metadata(RewardsMode::Feedback, &question).contains_key("answer"));
+        assert!(!metadata(RewardsMode::Feedback, &question, false).contains_key("answer"));
         for mode in [RewardsMode::Both, RewardsMode::Graded] {
-            assert_eq!(metadata(mode, &question)["answer"], question.answer().to_string());
+            let metadata = metadata(mode, &question, false);
+            assert_eq!(metadata["answer"], question.answer().to_string());
+            assert_eq!(metadata["task"], TASK_ASKED);
         }
+        assert_eq!(metadata(RewardsMode::Both, &question, true)["task"], TASK_SABOTAGED);
+    }
+
+    #[test]
+    fn users_do_not_pause_during_a_canary() {
+        let full = TrainerLoad { waiting: ENOUGH_WAITING, ..TrainerLoad::default() };
+        assert!(full.is_enough());
+        assert!(!TrainerLoad { waiting: ENOUGH_WAITING - 1, ..full }.is_enough());
+        assert!(!TrainerLoad { canary: true, ..full }.is_enough());
     }
 }

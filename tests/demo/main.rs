@@ -4,3 +4,4 @@ mod dataset;
 mod embedded_model;
 mod over_http;
 mod real;
+mod safety;

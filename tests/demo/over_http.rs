@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use hone::config::Config;
 use hone::demo;
 use hone::demo::{DaemonHandle, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
+use hone_train::policy::Promotion;
 
 /// Users' questions per optimizer step.
 const QUESTIONS_PER_STEP: u64 = 6;
@@ -66,6 +67,7 @@ impl Fake {
             .route("/readyz", get(async || "ok"))
             .route("/metrics", get(metrics))
             .route("/admin/train", get(train))
+            .route("/admin/policies", get(policies))
             .route("/admin/train/pause", post(pause))
             .route("/admin/train/resume", post(resume))
             .route("/v1/chat/completions", post(chat))
@@ -103,6 +105,28 @@ async fn train(State(fake): State<Fake>) -> Json<Value> {
         "state": state, "step": inner.step, "ready_groups": 0, "policy_version": inner.step,
         "metrics": {}, "last_error": failed.then_some("the loss is not a number"), "restarts": 0,
     }))
+}
+
+/// A version per step, all promoted, and one that users rated down once its questions are sabotaged.
+async fn policies(State(fake): State<Fake>) -> Json<Value> {
+    let inner = fake.inner.lock().unwrap();
+    let record = |version: u64, state: &str, reason: Option<&str>| {
+        let detail = reason.unwrap_or("not worse");
+        json!({
+            "version": version, "parent": version.checked_sub(1), "step": version, "adapter": null,
+            "sha256": null, "metrics": {}, "state": state, "reason": reason, "created": 0,
+            "pinned": false,
+            "checks": [{
+                "name": "canary/ratings", "passed": reason.is_none(), "value": 0.1, "bound": -0.05,
+                "detail": detail,
+            }],
+        })
+    };
+    let mut data: Vec<Value> = (0..=inner.step).map(|step| record(step, "retired", None)).collect();
+    if inner.questions.iter().any(|(_, metadata)| metadata["task"] == "sabotaged") {
+        data.push(record(inner.max_steps + 1, "rolled_back", Some("canary/ratings: worse")));
+    }
+    Json(json!({"object": "list", "active": inner.step, "data": data}))
 }
 
 async fn pause(State(fake): State<Fake>) -> Json<Value> {
@@ -249,6 +273,27 @@ async fn a_demo_reports_what_it_learned() {
     {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sabotaged_canary_is_rolled_back() {
+    let canary = |sabotage| DemoOptions {
+        promotion: Promotion::Canary,
+        sabotage,
+        ..options(RewardsMode::Both)
+    };
+    let (outcome, text, inner) = demo(Failure::None, canary(true)).await;
+    let outcome = outcome.unwrap();
+    let versions = outcome.report.versions.unwrap();
+    assert_eq!((versions.promoted, versions.rejected, versions.rolled_back), (5, 0, 1));
+    assert!(outcome.improved && text.contains("version 6 · canary/ratings: worse"), "{text}");
+    assert!(inner.questions.iter().any(|(_, metadata)| metadata["task"] == "addition"));
+
+    let (outcome, text, inner) = demo(Failure::None, canary(false)).await;
+    let versions = outcome.unwrap().report.versions.unwrap();
+    assert_eq!((versions.promoted, versions.rolled_back), (5, 0));
+    assert!(text.contains("5 promoted · 0 rejected · 0 rolled back"), "{text}");
+    assert!(inner.questions.iter().all(|(_, metadata)| metadata["task"] != "sabotaged"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sse::SseDecoder;
 use stream::{StreamReader, error_message};
 
-use hone_core::types::PolicyVersion;
+use hone_core::types::{PolicyRecord, PolicyVersion};
 
 use super::task::THUMBS;
 
@@ -90,6 +90,22 @@ pub struct TrainerStatus {
     /// The last failure.
     #[serde(default)]
     pub last_error: Option<String>,
+    /// Why training pauses, if it began the pause itself.
+    #[serde(default)]
+    pub hold: Option<String>,
+}
+
+/// The field of the response to feedback that users need.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct ThumbReply {
+    /// Whether the rating is trained on; `None` if that is not known yet.
+    #[serde(default)]
+    pub trained: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct ListedPolicies {
+    data: Vec<PolicyRecord>,
 }
 
 impl TrainerStatus {
@@ -166,7 +182,8 @@ impl Client {
     ///
     /// # Errors
     /// If the daemon does not accept it.
-    pub async fn thumb(&self, completion_id: &str, up: bool) -> Result<(), ClientError> {
+    pub async fn thumb(&self, completion_id: &str, up: bool) -> Result<ThumbReply, ClientError> {
+        const WHAT: &str = "feedback";
         let body = json!({
             "completion_id": completion_id,
             "choice": 0,
@@ -175,7 +192,8 @@ impl Client {
             "idempotency_key": completion_id,
         });
         let request = self.http.post(self.url("/v1/feedback")).json(&body);
-        accepted("feedback", request).await.map(drop)
+        let response = accepted(WHAT, request).await?;
+        response.json().await.map_err(|e| transport(WHAT, &e))
     }
 
     /// The trainer's status.
@@ -186,6 +204,17 @@ impl Client {
         const WHAT: &str = "trainer status";
         let response = accepted(WHAT, self.http.get(self.url("/admin/train"))).await?;
         response.json().await.map_err(|e| transport(WHAT, &e))
+    }
+
+    /// Every policy version, in order.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub async fn policies(&self) -> Result<Vec<PolicyRecord>, ClientError> {
+        const WHAT: &str = "policy versions";
+        let response = accepted(WHAT, self.http.get(self.url("/admin/policies"))).await?;
+        let listed: ListedPolicies = response.json().await.map_err(|e| transport(WHAT, &e))?;
+        Ok(listed.data)
     }
 
     /// Stops the trainer from starting optimizer steps until [`Self::resume`].

@@ -14,6 +14,7 @@ use super::eval::{Decoding, DemoEvaluation, ScoredAnswer};
 use super::options::RewardsMode;
 use super::tally::{Latency, UserTally};
 use super::task::QuestionKind;
+use super::versions::{DecisionKind, VersionHistory};
 use crate::progress::clock;
 use crate::runs::stats::{self, Estimate, Interval};
 use crate::runs::table;
@@ -77,6 +78,9 @@ pub struct DemoReport {
     pub rewards: RewardsMode,
     /// `--sampler`.
     pub sampler: SamplerKind,
+    /// The decisions about versions; absent with `--promotion direct`, which promotes every version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub versions: Option<VersionHistory>,
 }
 
 /// Answers to the held-out questions of one kind with one decoding.
@@ -277,6 +281,17 @@ impl Findings {
                 count(report.swaps, "swap"),
             ),
         );
+        if let Some(versions) = &report.versions {
+            let VersionHistory { promoted, rejected, rolled_back, decisions, .. } = versions;
+            fact(
+                "versions",
+                format!("{promoted} promoted · {rejected} rejected · {rolled_back} rolled back"),
+            );
+            for decision in decisions.iter().filter(|d| d.decision != DecisionKind::Promoted) {
+                let text = format!("version {} · {}", decision.version, decision.detail);
+                fact(decision.label(), shortened(&text));
+            }
+        }
         if let Some(seconds) = report.seconds_to_nine_tenths {
             fact("90 % of the maximum", format!("after {seconds:.1} s"));
         }

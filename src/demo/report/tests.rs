@@ -1,5 +1,6 @@
 use super::*;
 use crate::demo::tally::SharedTally;
+use crate::demo::versions::VersionDecision;
 use crate::demo::{eval, task};
 
 fn evaluation(text: &str, good: bool, version: u64) -> DemoEvaluation {
@@ -52,6 +53,7 @@ fn findings() -> Findings {
         seed: 1,
         rewards: RewardsMode::Both,
         sampler: SamplerKind::Auto,
+        versions: None,
     };
     Findings { report, before, after, tally: tally.read(), cut_short: None }
 }
@@ -166,6 +168,35 @@ fn the_report_as_text() {
     let samples = findings.samples();
     assert_eq!(samples.matches("✓ <reasoning>").count(), SAMPLES_SHOWN);
     assert_eq!(samples.matches("✗ about⏎40").count(), SAMPLES_SHOWN);
+}
+
+#[test]
+fn decisions_about_versions_are_reported() {
+    let mut findings = findings();
+    assert!(!findings.facts().contains("rolled back"));
+    let decision = |version, decision, detail: &str| VersionDecision {
+        version,
+        decision,
+        detail: detail.to_owned(),
+    };
+    findings.report.versions = Some(VersionHistory {
+        promoted: 1,
+        rolled_back: 1,
+        decisions: vec![
+            decision(1, DecisionKind::Promoted, "canary/ratings: not worse"),
+            decision(2, DecisionKind::RolledBack, "canary/ratings: worse"),
+        ],
+        ..VersionHistory::default()
+    });
+    let facts = findings.facts();
+    let lines: Vec<&str> = facts.lines().filter(|line| line.contains("rolled back")).collect();
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    versions                1 promoted · 0 rejected · 1 rolled back
+    rolled back             version 2 · canary/ratings: worse
+    ");
+    let json = serde_json::to_value(&findings.report).unwrap();
+    assert_eq!(json["versions"]["rolled_back"], 1);
+    assert_eq!(json["versions"]["decisions"][1]["decision"], "rolled_back");
 }
 
 #[test]

@@ -1,0 +1,101 @@
+//! The measurements as one HTML page with inline plots.
+
+use std::fmt::Write as _;
+
+use super::report::SafetyReport;
+use super::run::{COLUMNS, SafetyRun, mode_name};
+use super::windows::WINDOW;
+use crate::runs::report::svg::{Chart, Series, render};
+
+/// Page head. Colors follow the viewer's preference, as in the plots.
+const HEAD: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
+<meta name=\"viewport\" content=\"width=device-width\"><title>hone bench safety</title>\n<style>\n\
+:root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;\n\
+max-width: 64rem; padding: 0 1rem } table { border-collapse: collapse } td, th { padding: .2rem .6rem;\n\
+text-align: right } td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left } tr:nth-child(even)\n\
+{ background: #8882 } .table { overflow-x: auto } svg { max-width: 100%; height: auto }\n\
+.failed { font-weight: 600 }\n</style></head><body>\n<h1>hone bench safety</h1>\n";
+
+impl SafetyReport {
+    /// The page.
+    pub fn html(&self) -> String {
+        let mut page = HEAD.to_owned();
+        let _ = writeln!(
+            page,
+            "<p>True satisfaction of simulated users, from 0 to 1. Worst window: the mean over {WINDOW} \
+             consecutive answers that is furthest below the better of the base and the last good \
+             version.</p>\n<h2>Runs</h2>\n<div class=\"table\"><table>"
+        );
+        let row = |page: &mut String, tag: &str, cells: &[String], minutes: &str| {
+            let cells = cells.iter().map(String::as_str).chain([minutes]);
+            let cells: String = cells.map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
+            let _ = writeln!(page, "<tr>{cells}</tr>");
+        };
+        row(&mut page, "th", &COLUMNS.map(|(name, _)| name.to_owned()), "minutes");
+        for run in &self.runs {
+            row(&mut page, "td", &run.cells(), &format!("{:.1}", run.minutes));
+        }
+        page.push_str("</table></div>\n<h2>Verdicts</h2>\n<ul>\n");
+        for verdict in &self.verdicts {
+            let (class, mark) = if verdict.passed { ("passed", "✓") } else { ("failed", "✗") };
+            let _ = writeln!(page, "<li class=\"{class}\">{mark} {}</li>", verdict.sentence());
+        }
+        for test in &self.late_feedback {
+            let _ = writeln!(page, "<li>{}</li>", test.sentence());
+        }
+        page.push_str("</ul>\n<h2>Satisfaction over answers</h2>\n");
+        for runs in self.runs.chunk_by(|a, b| (a.scenario, a.seed) == (b.scenario, b.seed)) {
+            page.extend(render(&chart(runs)));
+        }
+        page.push_str("</body></html>\n");
+        page
+    }
+}
+
+/// The runs of one scenario and seed.
+fn chart(runs: &[SafetyRun]) -> Chart {
+    let title = runs.first().map(|run| format!("{}, seed {}", run.scenario, run.seed));
+    let series = |run: &SafetyRun| Series {
+        name: mode_name(run.mode).to_owned(),
+        points: run.curve.clone(),
+        band: Vec::new(),
+        dots: false,
+    };
+    Chart {
+        title: title.unwrap_or_default(),
+        x_label: "answers".to_owned(),
+        y_label: format!("mean of {WINDOW} answers"),
+        limit: runs.first().map(|run| (run.base, "base".to_owned())),
+        series: runs.iter().map(series).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_train::policy::Promotion;
+
+    use super::*;
+    use crate::bench::safety::scenario::SafetyScenario;
+    use crate::bench::safety::verdict::verdicts;
+
+    #[test]
+    fn the_page_has_a_row_per_run_and_a_plot_per_scenario_and_seed() {
+        let run = |scenario, mode, seed| {
+            let curve = vec![(300.0, 0.4), (301.0, 0.5)];
+            SafetyRun { curve, ..SafetyRun::empty(scenario, mode, seed) }
+        };
+        let (honest, rate) = (SafetyScenario::Honest, SafetyScenario::HighRate);
+        let runs = vec![
+            run(honest, Promotion::Direct, 1),
+            run(honest, Promotion::Canary, 1),
+            run(rate, Promotion::Canary, 1),
+            run(rate, Promotion::Canary, 2),
+        ];
+        let report = SafetyReport { verdicts: verdicts(&runs), late_feedback: Vec::new(), runs };
+        let page = report.html();
+        assert_eq!(page.matches("<tr><td>").count(), 4);
+        assert_eq!(page.matches("<svg").count(), 3);
+        assert_eq!(page.matches("<li class=").count(), report.verdicts.len());
+        assert!(page.contains("honest, seed 1") && page.ends_with("</body></html>\n"));
+    }
+}

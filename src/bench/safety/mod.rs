@@ -1,0 +1,272 @@
+//! `hone bench safety`: whether users notice when learning goes wrong.
+//!
+//! Simulated users ask a daemon on loopback the questions of the demo and rate the answers. The
+//! simulator computes their *true satisfaction* from the answers alone, so it does not depend on what the
+//! daemon is rewarded with. Each scenario breaks something, and runs with each way of publication.
+
+mod crowd;
+mod html;
+mod report;
+mod run;
+mod scenario;
+mod setup;
+mod taste;
+mod traffic;
+mod verdict;
+mod windows;
+
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use hone_core::types::PolicyState;
+use hone_train::policy::Promotion;
+
+use super::Folder;
+use crate::config::Config;
+use crate::demo::DaemonHandle;
+use crate::demo::client::Client;
+use crate::demo::config::{TASK_ASKED, TASK_HELD_OUT};
+use crate::progress::Progress;
+
+use self::crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits};
+use self::run::{mode_name, was_active};
+use self::taste::{Satisfaction, UserTaste};
+use self::windows::{Experience, WINDOW, last_mean, moving_mean, worst_window};
+
+pub use report::SafetyReport;
+pub use run::SafetyRun;
+pub use scenario::SafetyScenario;
+pub use verdict::{LateFeedbackTest, SafetyCheck, SafetyVerdict};
+pub use windows::WorstWindow;
+
+/// Longest wait for the daemon to be ready.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Answers of the base model that are measured for each seed, at most.
+const BASE_ANSWERS: u64 = 1200;
+/// Added to the seed for the users of the base model.
+const BASE_SEED: u64 = 1 << 32;
+/// Points of a curve.
+const POINTS: usize = 200;
+
+/// The options of `hone bench safety`.
+#[derive(Clone, Debug)]
+pub struct SafetyOptions {
+    /// The seeds are 1 to this.
+    pub seeds: u64,
+    /// The scenarios, in this order.
+    pub scenarios: Vec<SafetyScenario>,
+    /// How versions are published, in this order.
+    pub modes: Vec<Promotion>,
+    /// Requests of a run. With a canary, honest scenarios get twice as many.
+    pub requests: u64,
+    /// Answers between an answer and its rating where feedback is late; a sixth of the requests if absent.
+    pub late: Option<u64>,
+}
+
+/// Runs the benchmark on daemons that `start` starts, one after the other.
+///
+/// # Errors
+/// If a daemon does not start, or its status cannot be read. Failed requests of users are counted.
+pub async fn run(
+    options: &SafetyOptions,
+    start: impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
+) -> anyhow::Result<SafetyReport> {
+    let progress = Progress::new(std::io::stderr().is_terminal());
+    let mut runs = Vec::new();
+    for seed in 1..=options.seeds {
+        let base = measure_base(options, seed, &start).await?;
+        for scenario in &options.scenarios {
+            for mode in &options.modes {
+                let name = format!("{scenario}, {}, seed {seed}", mode_name(*mode));
+                let run = measure(options, *scenario, *mode, seed, &base, &start).await;
+                let run = run.with_context(|| name.clone())?;
+                progress.note(&format!(
+                    "{name}: final {:.3}, {} promoted, {} rejected, {} rolled back, {:.1} minutes",
+                    run.final_satisfaction,
+                    run.promoted,
+                    run.rejected,
+                    run.rolled_back,
+                    run.minutes
+                ));
+                runs.push(run);
+            }
+        }
+    }
+    let (verdicts, late_feedback) = (verdict::verdicts(&runs), verdict::late_feedback(&runs));
+    Ok(SafetyReport { runs, verdicts, late_feedback })
+}
+
+/// Answers of the base model to users' questions.
+async fn measure_base(
+    options: &SafetyOptions,
+    seed: u64,
+    start: &impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
+) -> anyhow::Result<Vec<ObservedAnswer>> {
+    let dir = Folder::temporary()?;
+    let total = options.requests.clamp(1, BASE_ANSWERS);
+    let silent = RatingHabits { share: 0.0, ..RatingHabits::default() };
+    let crowd = Crowd::new(seed + BASE_SEED, total, silent, None);
+    let daemon = start(setup::without_training(seed, &dir.0)).await?;
+    let sent = async {
+        let client = Client::new(daemon.url())?;
+        client.wait_ready(PATIENCE).await?;
+        anyhow::Ok(traffic::send(&client, TASK_HELD_OUT, false, crowd).await)
+    };
+    let sent = sent.await;
+    daemon.shut_down().await?;
+    let (answers, counts) = sent?;
+    anyhow::ensure!(
+        !answers.is_empty(),
+        "the base model gave no answer: {}",
+        counts.failures.join("; ")
+    );
+    Ok(answers)
+}
+
+/// What a daemon reports at the end of a run.
+struct FinalState {
+    good: Vec<u64>,
+    promoted: usize,
+    rejected: usize,
+    rolled_back: usize,
+    steps: u64,
+    hold: Option<String>,
+}
+
+async fn measure(
+    options: &SafetyOptions,
+    scenario: SafetyScenario,
+    mode: Promotion,
+    seed: u64,
+    base: &[ObservedAnswer],
+    start: &impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
+) -> anyhow::Result<SafetyRun> {
+    let began = Instant::now();
+    let dir = Folder::temporary()?;
+    let usual = scenario.requests(options.requests, options.late);
+    let total = if mode == Promotion::Canary && scenario.is_honest() { 2 * usual } else { usual };
+    let habits = scenario.habits(SafetyScenario::lag(options.requests, options.late));
+    let half = usize::try_from(total / 2).unwrap_or(usize::MAX);
+    let change_at = (scenario == SafetyScenario::TasteChange).then_some(half);
+    let crowd = Crowd::new(seed, total, habits, change_at);
+    let is_paced = !scenario.graders().is_empty();
+    let daemon = start(setup::config(scenario, mode, seed, &dir.0)?).await?;
+    let measured = async {
+        let client = Client::new(daemon.url())?;
+        client.wait_ready(PATIENCE).await?;
+        let sent = traffic::send(&client, TASK_ASKED, is_paced, crowd).await;
+        anyhow::Ok((sent, final_state(&client).await?))
+    };
+    let measured = measured.await;
+    let ended = daemon.shut_down().await;
+    let ((answers, counts), state) = measured?;
+    ended?;
+    let mut run = SafetyRun {
+        promoted: state.promoted,
+        rejected: state.rejected,
+        rolled_back: state.rolled_back,
+        steps: state.steps,
+        hold: state.hold,
+        ..SafetyRun::empty(scenario, mode, seed)
+    };
+    add_counts(&mut run, counts);
+    add_satisfaction(&mut run, base, &answers, &|version| state.good.contains(&version));
+    run.minutes = began.elapsed().as_secs_f64() / 60.0;
+    Ok(run)
+}
+
+async fn final_state(client: &Client) -> anyhow::Result<FinalState> {
+    let (status, records) = (client.trainer().await?, client.policies().await?);
+    let count = |state: PolicyState| records.iter().filter(|r| r.state == state).count();
+    let is_base = |version: u64| version == 0;
+    Ok(FinalState {
+        // A version that was withdrawn is no version to return to.
+        good: records.iter().filter(|r| r.state.was_promoted()).map(|r| r.version.0).collect(),
+        promoted: records.iter().filter(|r| was_active(r) && !is_base(r.version.0)).count(),
+        rejected: count(PolicyState::Rejected),
+        rolled_back: count(PolicyState::RolledBack),
+        steps: status.step,
+        hold: status.hold,
+    })
+}
+
+fn add_counts(run: &mut SafetyRun, counts: CrowdCounts) {
+    run.requests = counts.requests;
+    run.failed_requests = counts.failed;
+    run.failures = counts.failures;
+    run.ratings = counts.ratings;
+    run.ratings_not_trained = counts.untrained;
+}
+
+/// Computes the satisfaction of a run from its answers and those of the base.
+fn add_satisfaction(
+    run: &mut SafetyRun,
+    base: &[ObservedAnswer],
+    answers: &[ObservedAnswer],
+    is_good: &dyn Fn(u64) -> bool,
+) {
+    let expected = Experience::new(base.iter().chain(answers)).expected(answers);
+    let of_base = Satisfaction::mean(base.iter().map(|answer| answer.satisfaction));
+    let taste = answers.last().map_or(UserTaste::Form, |answer| answer.taste);
+    let values = |answers: &[ObservedAnswer]| -> Vec<f64> {
+        answers.iter().map(ObservedAnswer::value).collect()
+    };
+    let observed = values(answers);
+    run.base = of_base.under(taste);
+    run.final_satisfaction = last_mean(&values(&expected));
+    run.final_observed = last_mean(&observed);
+    run.worst_window = worst_window(&expected, is_good, of_base);
+    run.worst_window_observed = worst_window(answers, is_good, of_base);
+    run.curve = curve(&observed);
+}
+
+/// At most [`POINTS`] of the moving means, evenly spaced and with the last one.
+fn curve(values: &[f64]) -> Vec<(f64, f64)> {
+    let means = moving_mean(values);
+    let every = means.len().div_ceil(POINTS).max(1);
+    let width = values.len().min(WINDOW);
+    let points = means.iter().enumerate().map(|(start, mean)| ((start + width) as f64, *mean));
+    let last = points.clone().next_back();
+    let mut kept: Vec<(f64, f64)> = points.step_by(every).collect();
+    if kept.last() != last.as_ref() {
+        kept.extend(last);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_are_thinned_and_end_at_the_last_answer() {
+        let values: Vec<f64> = (0..6300).map(|i| f64::from(i % 2)).collect();
+        let points = curve(&values);
+        assert!(points.len() <= POINTS + 1, "{}", points.len());
+        assert_eq!((points[0], points[points.len() - 1]), ((300.0, 0.5), (6300.0, 0.5)));
+        assert_eq!(curve(&[0.0, 1.0]), [(2.0, 0.5)]);
+        assert!(curve(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_version_is_valued_by_all_its_answers() {
+        let text = "<reasoning>2</reasoning><answer>2</answer>";
+        let answer = |version, text| ObservedAnswer {
+            version,
+            taste: UserTaste::Form,
+            satisfaction: Satisfaction::of(text, 2),
+        };
+        let base: Vec<_> = [text, ""].repeat(100).into_iter().map(|t| answer(0, t)).collect();
+        // By chance, every answer of the base is bad for 300 requests, then good for 300.
+        let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
+        let mut run = SafetyRun::empty(SafetyScenario::Honest, Promotion::Gate, 1);
+        add_satisfaction(&mut run, &base, &answers, &|_| true);
+        assert!((run.base - 0.5).abs() < 1e-9);
+        assert!((run.final_satisfaction - 0.5).abs() < 1e-9, "{run:?}");
+        assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
+        assert_eq!(run.final_observed, 1.0);
+        assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! What goes wrong in each run.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use hone_reward::kinds::{FormatStrict, Length, LengthUnit, NumericMatch, RewardKind};
+use hone_reward::routes::RewardConfig;
+use hone_train::config::TrainConfig;
+
+use super::crowd::RatingHabits;
+
+/// A scenario of `hone bench safety`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SafetyScenario {
+    /// Nothing goes wrong
+    Honest,
+    /// The learning rate is 100 times too large
+    HighRate,
+    /// 30 % of the users always post the contrary of their opinion
+    InvertedRaters,
+    /// A grader rewards length; users' thumbs are honest
+    LengthGrader,
+    /// Graders reward the form and brevity, whatever the answer is; users' thumbs are honest
+    FormatGrader,
+    /// Training starts from an adapter with damaged weights
+    CorruptAdapter,
+    /// No KL penalty, no limit of the gradient, many updates per step, a large learning rate
+    KlExplosion,
+    /// Half-way, users begin to prefer brief answers
+    TasteChange,
+    /// Thumbs alone, which arrive after hundreds of further answers
+    LateFeedback,
+    /// Thumbs alone, on 2 % of the answers
+    SparseThumbs,
+}
+
+impl fmt::Display for SafetyScenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
+impl SafetyScenario {
+    /// Whether learning can improve the answers, so that a canary must not keep it from that. The other
+    /// scenarios are sabotage.
+    pub(super) fn is_honest(self) -> bool {
+        matches!(self, Self::Honest | Self::TasteChange | Self::LateFeedback | Self::SparseThumbs)
+    }
+
+    /// The parts that graders score, each with its weight. Without any, only rated answers are trained on.
+    pub(super) fn graders(self) -> Vec<RewardConfig> {
+        let part = |name: &str, weight, kind| RewardConfig::new(name, weight, kind);
+        let format =
+            |weight| part("format", weight, RewardKind::FormatStrict(FormatStrict::default()));
+        let length = |weight, ideal, spread| {
+            let shape =
+                Length { ideal, spread, unit: LengthUnit::Tokens, shape: Default::default() };
+            part("length", weight, RewardKind::Length(shape))
+        };
+        match self {
+            Self::Honest | Self::HighRate | Self::CorruptAdapter | Self::KlExplosion => {
+                vec![
+                    part("answer", 1.0, RewardKind::NumericMatch(NumericMatch::default())),
+                    format(0.5),
+                ]
+            }
+            Self::LengthGrader => vec![length(1.0, 40, 40)],
+            Self::FormatGrader => vec![format(1.0), length(2.0, 1, 24)],
+            Self::TasteChange => {
+                // The last number of any text, so that the grader does not prefer a form.
+                let extract = r"(\d+)\D*$".to_owned();
+                let sum = NumericMatch { extract, ..NumericMatch::default() };
+                vec![part("answer", 1.0, RewardKind::NumericMatch(sum))]
+            }
+            Self::InvertedRaters | Self::LateFeedback | Self::SparseThumbs => Vec::new(),
+        }
+    }
+
+    /// Weight of the users' thumbs.
+    pub(super) fn thumbs_weight(self) -> f64 {
+        match self {
+            Self::TasteChange => 1.0,
+            _ if self.graders().is_empty() => 1.0,
+            _ => 0.5,
+        }
+    }
+
+    /// How users rate. `lag` is that of [`Self::LateFeedback`], in answers.
+    pub(super) fn habits(self, lag: usize) -> RatingHabits {
+        let usual = RatingHabits::default();
+        match self {
+            Self::InvertedRaters => RatingHabits { inverted: 0.3, ..usual },
+            Self::LateFeedback => RatingHabits { lag, ..usual },
+            Self::SparseThumbs => RatingHabits { share: 0.02, ..usual },
+            _ => usual,
+        }
+    }
+
+    /// Changes the trainer's settings.
+    pub(super) fn set_train(self, train: &mut TrainConfig) {
+        match self {
+            Self::HighRate => train.learning_rate *= 100.0,
+            Self::KlExplosion => {
+                train.learning_rate *= 10.0;
+                (train.beta, train.max_grad_norm) = (0.0, 0.0);
+                train.num_iterations = 4;
+            }
+            // A step needs this many ratings.
+            Self::InvertedRaters | Self::LateFeedback => train.samples_per_step = 32,
+            Self::SparseThumbs => train.samples_per_step = 8,
+            _ => {}
+        }
+    }
+
+    /// Requests of a run with direct publication, where runs have `usual` requests.
+    pub(super) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
+        match self {
+            // Enough ratings for a few dozen steps.
+            Self::SparseThumbs => 4 * usual,
+            Self::LateFeedback => usual.max(LATE_SHARE * late.unwrap_or(0)),
+            _ => usual,
+        }
+    }
+
+    /// Answers between an answer and its rating in [`Self::LateFeedback`].
+    pub(super) fn lag(usual: u64, late: Option<u64>) -> usize {
+        usize::try_from(late.unwrap_or(usual / LATE_SHARE)).unwrap_or(usize::MAX)
+    }
+}
+
+/// A late rating arrives after one of this many parts of a run.
+const LATE_SHARE: u64 = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenarios_have_the_names_of_the_command_line() {
+        let names: Vec<String> =
+            SafetyScenario::value_variants().iter().map(ToString::to_string).collect();
+        assert_eq!(names.len(), 10);
+        assert!(names.contains(&"late-feedback".to_owned()), "{names:?}");
+        for scenario in SafetyScenario::value_variants() {
+            let json = serde_json::to_value(scenario).unwrap();
+            assert_eq!(json, scenario.to_string());
+        }
+    }
+
+    #[test]
+    fn late_ratings_arrive_within_the_run() {
+        let late = SafetyScenario::LateFeedback;
+        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (3000, 500));
+        let most = Some(10_000);
+        assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (60_000, 10_000));
+        assert_eq!(SafetyScenario::Honest.requests(3000, most), 3000);
+    }
+
+    #[test]
+    fn scenarios_without_graders_learn_from_thumbs_alone() {
+        for scenario in SafetyScenario::value_variants() {
+            assert!(scenario.thumbs_weight() > 0.0);
+            if scenario.graders().is_empty() {
+                assert_eq!(scenario.thumbs_weight(), 1.0, "{scenario}");
+            }
+        }
+    }
+}

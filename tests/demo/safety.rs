@@ -1,0 +1,54 @@
+//! `hone bench safety` on the real daemon, with few requests.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Requests of the honest run; one with a canary has twice as many.
+const REQUESTS: u64 = 80;
+
+#[test]
+fn a_scenario_is_measured_without_failed_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let (json, html) = (dir.path().join("safety.json"), dir.path().join("safety.html"));
+    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(["bench", "safety", "--scenarios", "honest", "--modes", "direct,canary"])
+        .args(["--requests", &REQUESTS.to_string(), "--json"])
+        .arg(&json)
+        .arg("--html")
+        .arg(&html)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2);
+    for (run, (mode, requests)) in runs.iter().zip([("direct", REQUESTS), ("canary", 2 * REQUESTS)])
+    {
+        assert_eq!((&run["scenario"], &run["seed"]), (&"honest".into(), &1.into()));
+        assert_eq!((&run["mode"], &run["requests"]), (&mode.into(), &requests.into()));
+        assert_eq!(run["failed_requests"], 0, "{run}");
+        assert_eq!(run["ratings"], requests, "{run}");
+        for key in ["base", "final_satisfaction", "final_observed"] {
+            assert!((0.0..=1.0).contains(&run[key].as_f64().unwrap()), "{key}: {run}");
+        }
+        for window in ["worst_window", "worst_window_observed"] {
+            let worst = &run[window];
+            let number = |key: &str| worst[key].as_f64().unwrap();
+            let shortfall = number("reference") - number("satisfaction");
+            assert!((number("shortfall") - shortfall).abs() < 1e-9, "{worst}");
+        }
+        for key in ["promoted", "rejected", "rolled_back", "steps", "ratings_not_trained"] {
+            assert!(run[key].is_u64(), "{key}: {run}");
+        }
+        assert!(run["minutes"].as_f64().unwrap() > 0.0);
+        assert!(!run["curve"].as_array().unwrap().is_empty());
+    }
+    let checks: Vec<&Value> =
+        report["verdicts"].as_array().unwrap().iter().map(|verdict| &verdict["check"]).collect();
+    assert_eq!(checks, ["worst_window", "final"]);
+    assert_eq!(report["late_feedback"], Value::Array(Vec::new()));
+    assert!(std::fs::read_to_string(html).unwrap().contains("<svg"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("verdicts failed"));
+}
