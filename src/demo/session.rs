@@ -252,6 +252,8 @@ impl Session<'_> {
         let begins = self.options.sabotage && history.promoted >= PROMOTED_BEFORE_SABOTAGE;
         if begins && !followed.sabotaged {
             followed.sabotaged = true;
+            // Users need a moment to ask the first sabotaged questions.
+            followed.polls_at_rest = 0;
             progress.event(false, "sabotage", "from now on the grader rewards wrong sums");
         }
         Ok(())

@@ -8,9 +8,13 @@ use crate::daemon::Daemon;
 use crate::teach;
 
 const CONFIG: &str = r#"
+[policy]
+promotion = "direct"
+publish_every = 1
 [train]
 samples_per_step = 8
 learning_rate = 0.01
+warmup_steps = 0
 max_staleness = 1
 feedback_max_staleness = 1
 [log]

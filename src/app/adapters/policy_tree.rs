@@ -89,14 +89,14 @@ mod tests {
         let mut records = versions.map(|(version, parent, state)| record(version, parent, state));
         records[2].pinned = true;
         assert_snapshot!(render(&records, dir.path()), @r"
-        version            step  state      files  reward
-        0                     0  retired    base    0.000
-        1                     1  retired    no      0.125
-          2                   2  retired    no      0.250
-            3                 3  retired    no      0.375
-          5                   5  retired    no      0.625
-          4                   4  rejected   no      0.500
-        6                     6  active     yes     0.750
+        version            step  state       files  reward
+        0                     0  retired     base    0.000
+        1                     1  retired     no      0.125
+          2                   2  retired     no      0.250  pinned
+            3                 3  retired     no      0.375
+          5                   5  rolled_back no      0.625
+          4                   4  rejected    no      0.500
+        6                     6  active      yes     0.750
         ");
     }
 }

@@ -12,6 +12,7 @@ mod pair;
 mod posted;
 mod prospect;
 mod rating;
+mod recording;
 
 use std::sync::Arc;
 
@@ -19,13 +20,13 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use hone_core::types::{Interaction, InteractionId, Sample, SampleId, SampleOrigin};
+use hone_core::types::{Interaction, InteractionId, SampleId, SampleOrigin};
 use hone_reward::Route;
-use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
+use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::prospect::untrained_reason;
+use self::recording::{Refusal, commit, find_interaction, prospect};
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
@@ -106,19 +107,6 @@ pub(super) async fn create(
     };
     state.metrics.feedback.with_label_values(&[outcome]).inc();
     result
-}
-
-/// The reason why nothing was recorded, as the metric counts it.
-enum Refusal {
-    Invalid(ApiError),
-    Unknown(ApiError),
-    Failed(ApiError),
-}
-
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Self {
-        Self::Failed(error.into())
-    }
 }
 
 type Recorded = Result<(&'static str, FeedbackResponse), Refusal>;
@@ -224,23 +212,6 @@ fn untrained_turns(
     last
 }
 
-/// Why recorded feedback is not trained on. Committed feedback is acknowledged even if the ledger
-/// cannot be read.
-fn prospect(
-    state: &AppState,
-    name: &str,
-    key_id: Option<&str>,
-    interaction: &Interaction,
-    sample: &Sample,
-) -> Option<String> {
-    let rewards = state.store.rewards_of(sample.id).unwrap_or_default();
-    let value = rewards.into_iter().find(|reward| reward.name == name).and_then(|r| r.value);
-    untrained_reason(state, interaction, sample, name, value, key_id).unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot determine whether feedback will be trained on");
-        None
-    })
-}
-
 fn rate_turn(state: &AppState, turn: &FeedbackEntry) -> Result<(), Refusal> {
     let Some(interaction) = state.store.interaction(turn.interaction)? else { return Ok(()) };
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
@@ -250,14 +221,6 @@ fn rate_turn(state: &AppState, turn: &FeedbackEntry) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, Refusal> {
-    let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
-    outcome.ok_or_else(|| {
-        tracing::error!("the ledger returned no outcome for feedback");
-        Refusal::Failed(ApiError::internal())
-    })
 }
 
 /// Committed feedback is acknowledged even if its sample cannot be read back.
@@ -285,17 +248,4 @@ fn response(
         trained: reason.is_none(),
         reason,
     }
-}
-
-/// The interaction of a completion. One that was just served may still be queued for the ledger, so a
-/// missing one is looked up a second time after the queue is flushed.
-async fn find_interaction(
-    state: &AppState,
-    id: InteractionId,
-) -> Result<Option<Interaction>, StoreError> {
-    if let Some(found) = state.store.interaction(id)? {
-        return Ok(Some(found));
-    }
-    state.store.flush().await?;
-    state.store.interaction(id)
 }

@@ -14,7 +14,7 @@ use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
 use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id};
-use super::{Refusal, commit, find_interaction, prospect};
+use super::recording::{Refusal, commit, find_interaction, prospect};
 use crate::http::auth::Caller;
 use crate::http::body::Fields;
 use crate::http::error::ApiError;

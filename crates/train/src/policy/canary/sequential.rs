@@ -292,6 +292,35 @@ mod tests {
         assert_eq!(SequentialTest::new(0.05, 0.05).mean(), None);
     }
 
+    #[derive(Deserialize)]
+    struct EvidenceCase {
+        name: String,
+        margin: f64,
+        differences: Vec<f64>,
+        not_worse: f64,
+        worse: f64,
+    }
+
+    #[derive(Deserialize)]
+    struct EvidenceFile {
+        cases: Vec<EvidenceCase>,
+    }
+
+    #[test]
+    fn evidence_agrees_with_the_reference() {
+        let text = include_str!("../../../../../tests/reference/canary/evidence.json");
+        let file: EvidenceFile = serde_json::from_str(text).unwrap();
+        assert_eq!(file.cases.len(), 12);
+        for case in file.cases {
+            let mut test = SequentialTest::new(0.05, case.margin);
+            case.differences.iter().for_each(|d| test.observe(*d));
+            let found = [test.evidence_not_worse(), test.evidence_worse()];
+            for (found, expected) in found.into_iter().zip([case.not_worse, case.worse]) {
+                assert!((found - expected).abs() < 1e-9, "{}: {found} {expected}", case.name);
+            }
+        }
+    }
+
     #[test]
     fn each_rating_enters_one_pair() {
         let mut arms = PairedArms::default();

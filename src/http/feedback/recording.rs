@@ -1,0 +1,60 @@
+//! Steps that every kind of feedback shares: lookup, commit, and whether it will be trained on.
+
+use hone_core::types::{Interaction, InteractionId, Sample};
+use hone_store::{FeedbackOutcome, Op, StoreError};
+
+use super::prospect::untrained_reason;
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// The reason why nothing was recorded, as the metric counts it.
+pub(super) enum Refusal {
+    Invalid(ApiError),
+    Unknown(ApiError),
+    Failed(ApiError),
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// The interaction of a completion. One that was just served may still be queued for the ledger, so a
+/// missing one is looked up a second time after the queue is flushed.
+pub(super) async fn find_interaction(
+    state: &AppState,
+    id: InteractionId,
+) -> Result<Option<Interaction>, StoreError> {
+    if let Some(found) = state.store.interaction(id)? {
+        return Ok(Some(found));
+    }
+    state.store.flush().await?;
+    state.store.interaction(id)
+}
+
+/// Records feedback.
+pub(super) async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, Refusal> {
+    let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
+    outcome.ok_or_else(|| {
+        tracing::error!("the ledger returned no outcome for feedback");
+        Refusal::Failed(ApiError::internal())
+    })
+}
+
+/// Why recorded feedback is not trained on. Committed feedback is acknowledged even if the ledger
+/// cannot be read.
+pub(super) fn prospect(
+    state: &AppState,
+    name: &str,
+    key_id: Option<&str>,
+    interaction: &Interaction,
+    sample: &Sample,
+) -> Option<String> {
+    let rewards = state.store.rewards_of(sample.id).unwrap_or_default();
+    let value = rewards.into_iter().find(|reward| reward.name == name).and_then(|r| r.value);
+    untrained_reason(state, interaction, sample, name, value, key_id).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot determine whether feedback will be trained on");
+        None
+    })
+}
