@@ -47,12 +47,17 @@ impl Engine for BridgedEngine {
     }
 
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
-        let is_canary = request.version.is_some_and(|version| self.sampler.has_canary(version));
-        if is_canary || self.is_bridging() {
-            self.sampler.generate(request).await
-        } else {
-            self.serving.generate(request).await
+        if self.is_bridging() {
+            return self.sampler.generate(request).await;
         }
+        if request.version.is_some_and(|version| self.sampler.has_canary(version)) {
+            match self.sampler.generate(request.clone()).await {
+                // The sampler's cache is too small or full; the client must not notice.
+                Err(EngineError::Invalid(_) | EngineError::Overloaded { .. }) => {}
+                result => return result,
+            }
+        }
+        self.serving.generate(request).await
     }
 
     fn active_version(&self) -> PolicyVersion {

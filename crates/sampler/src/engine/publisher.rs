@@ -15,6 +15,9 @@ use super::BatchedEngine;
 use super::bridge::BridgedEngine;
 use super::shared::PolicyWeights;
 
+/// Pause before a preempted completion starts again.
+const PREEMPTED_PAUSE: Duration = Duration::from_millis(20);
+
 /// Publishes each version to the sampler and to the serving engine, if there is one. Both then use
 /// the same version.
 pub struct BatchedPublisher {
@@ -93,7 +96,14 @@ impl Publisher for BatchedPublisher {
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
         let weights = self.staged_weights()?;
-        self.sampler.submit(request, Some(weights)).await?.collect().await
+        loop {
+            let generation = self.sampler.submit(request.clone(), Some(weights.clone())).await?;
+            match generation.collect().await {
+                // A client needed its slot.
+                Err(EngineError::Preempted) => tokio::time::sleep(PREEMPTED_PAUSE).await,
+                result => return result,
+            }
+        }
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {

@@ -67,7 +67,15 @@ fn requests(count: u64) -> Vec<GenerateRequest> {
 async fn all(engine: &Arc<BatchedEngine>, requests: &[GenerateRequest]) -> Vec<Completion> {
     let run = |request: &GenerateRequest| {
         let (engine, request) = (Arc::clone(engine), request.clone());
-        tokio::spawn(async move { engine.generate(request).await?.collect().await })
+        tokio::spawn(async move {
+            loop {
+                // Live requests preempt shadows, whose callers try again.
+                match engine.generate(request.clone()).await?.collect().await {
+                    Err(EngineError::Preempted) => {}
+                    result => return result,
+                }
+            }
+        })
     };
     let tasks: Vec<_> = requests.iter().map(run).collect();
     let mut completions = Vec::new();

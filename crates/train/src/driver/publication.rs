@@ -18,14 +18,15 @@ use super::progress::TrainProgress;
 use super::setup::TrainSetup;
 use crate::error::LearnError;
 use crate::learning::snapshot::Snapshot;
-use crate::policy::{Candidate, PolicyError, PublishOutcome, ScoredBy};
+use crate::policy::{Candidate, Policies, PolicyError, PublishOutcome, ScoredBy};
 
 /// The outcome of a publication and the time at which it was known.
 type Finished = (PublishOutcome, UnixMillis);
 
-/// A publication in progress. Dropping it waits for its end, so that a restarted trainer finds it
-/// completed in the ledger.
+/// A publication in progress. Dropping it suspends a canary and waits for the end, so that a restarted
+/// trainer finds it completed in the ledger.
 pub(super) struct Publication {
+    policies: Arc<Policies>,
     /// Number of the step that the weights come from.
     pub(super) step: u64,
     /// Arrival times of the feedback that the version is the first to be trained on.
@@ -49,6 +50,7 @@ impl Publication {
         let (parent, step) = (progress.parent, progress.steps());
         let metrics = progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
         let (policies, runtime) = (Arc::clone(&setup.policies), runtime.clone());
+        let publisher = Arc::clone(&policies);
         let base_model = setup.model_name.clone();
         let candidate = SnapshotCandidate {
             snapshot,
@@ -61,12 +63,12 @@ impl Publication {
             to_background();
             // Also after a panic.
             let _wake = WakeAtEnd(wake);
-            let outcome = runtime.block_on(policies.publish(&candidate, parent, step, metrics))?;
+            let outcome = runtime.block_on(publisher.publish(&candidate, parent, step, metrics))?;
             Ok((outcome, now_ms()))
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
         let thread = thread.map_err(TrainFailure::Thread)?;
-        Ok(Self { step, feedback_times, blocks_steps: false, thread: Some(thread) })
+        Ok(Self { policies, step, feedback_times, blocks_steps: false, thread: Some(thread) })
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -86,6 +88,7 @@ impl Publication {
 impl Drop for Publication {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
+            let _suspension = self.policies.suspend();
             let _outcome = thread.join();
         }
     }

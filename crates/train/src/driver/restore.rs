@@ -142,6 +142,12 @@ impl<'a> Trainer<'a> {
                 self.reset_to_active()?;
                 self.checkpoint()
             }
+            // The end of the last process suspended it.
+            Some(policy)
+                if policy.parent == Some(active) && policy.state == PolicyState::Canary =>
+            {
+                self.begin_publish()
+            }
             _ if self.progress.parent != active => {
                 // A crash came between an operator's activation and the checkpoint that follows it.
                 let record = versions.iter().find(|p| p.version == active);

@@ -1,5 +1,6 @@
 //! The loop of the trainer's thread, and one optimizer step from batch to publication.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -98,7 +99,8 @@ impl Trainer<'_> {
             }
         }
         // A canary would take hours. The next start continues it.
-        self.setup.policies.suspend();
+        let policies = Arc::clone(&self.setup.policies);
+        let _suspension = policies.suspend();
         self.finish_publish()?;
         Ok(())
     }

@@ -73,6 +73,8 @@ impl Policies {
             let _switch = self.switch.lock().await;
             let (record, adapter) = self.servable(version)?;
             if version == self.active() {
+                // An operator who asks for the active version does not want the canary.
+                self.interrupts.send_modify(|count| *count += 1);
                 return Ok(record);
             }
             if self.publisher.serve_now(version, adapter.as_deref()).await? {
@@ -171,8 +173,19 @@ impl Policies {
         Ok(record)
     }
 
-    /// Suspends a canary in progress, because the process ends. The next start continues it.
-    pub fn suspend(&self) {
+    /// Suspends a canary in progress, and every other publication, until the returned value is dropped.
+    /// The same weights continue the canary when they are published again, also after a restart.
+    pub fn suspend(&self) -> Suspension<'_> {
         self.suspended.send_replace(true);
+        Suspension(self)
+    }
+}
+
+/// No publication makes progress while this exists.
+pub struct Suspension<'a>(&'a Policies);
+
+impl Drop for Suspension<'_> {
+    fn drop(&mut self) {
+        self.0.suspended.send_replace(false);
     }
 }

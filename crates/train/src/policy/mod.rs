@@ -23,6 +23,7 @@ mod rollback;
 mod traffic;
 mod version_dir;
 
+pub use activation::Suspension;
 pub use canary::VersionRating;
 pub use candidate::{Candidate, PublishOutcome, ScoredBy};
 pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion, RollbackConfig};

@@ -1,6 +1,7 @@
 //! Completions of the same prompts by the candidate and by the active version.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::{StreamExt, TryStreamExt, iter};
 
@@ -12,6 +13,9 @@ use hone_reward::{Route, Routes, ScoreInput};
 use hone_store::{Store, StoreError};
 
 use super::examination::Examination;
+
+/// Pause before a completion that clients displaced starts again.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A prompt that candidate and active version complete.
 #[derive(Clone)]
@@ -131,12 +135,28 @@ impl Examiner {
             let (prompt, temperature) = (prompt.clone(), self.temperature);
             async move {
                 let candidate = examination.publisher.complete_staged(request.clone()).await?;
-                let active = self.engine.generate(request).await?.collect().await?;
+                let active = self.complete_active(request).await?;
                 Ok(ComparedPrompt { prompt, candidate, active, temperature })
             }
         };
         let numbered: Vec<_> = (0..).zip(prompts).collect();
         iter(numbered.into_iter().map(compare)).buffered(slots).try_collect().await
+    }
+
+    /// Completes a prompt with the active version, again if a client needed the slot.
+    async fn complete_active(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
+        loop {
+            let completion = match self.engine.generate(request.clone()).await {
+                Ok(generation) => generation.collect().await,
+                Err(error) => Err(error),
+            };
+            match completion {
+                Err(EngineError::Preempted | EngineError::Overloaded { .. }) => {
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     fn request(&self, prompt: &ExamPrompt, seed: u64) -> GenerateRequest {

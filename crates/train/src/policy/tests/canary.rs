@@ -155,8 +155,10 @@ async fn a_suspended_canary_continues_after_a_restart() {
     let world = World::start(equal, 12, canary(|_| {})).await;
     let publication = publish(&world);
     until("the canary begins", || world.policies.canary().is_some()).await;
-    world.policies.suspend();
-    assert!(matches!(publication.await.unwrap(), PublishOutcome::Suspended));
+    {
+        let _suspension = world.policies.suspend();
+        assert!(matches!(publication.await.unwrap(), PublishOutcome::Suspended));
+    }
     let suspended = world.store.policy(PolicyVersion(1)).unwrap().unwrap();
     assert_eq!(suspended.state, PolicyState::Canary);
 
