@@ -42,6 +42,9 @@ impl TrlConversion {
         if groups > READY_GROUPS {
             self.settings.set_count("rollout.max_ready_groups", groups, "the groups of one step");
         }
+        let comment = "TRL samples from the weights of the last step, and has no gate";
+        self.settings.set("policy.promotion", "direct", comment);
+        self.settings.set_count("policy.publish_every", 1, comment);
         Ok(())
     }
 

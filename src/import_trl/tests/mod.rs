@@ -6,6 +6,7 @@ mod names;
 use hone_train::config::{
     AdvantageScale, KlEstimator, LossKind, OptimizerKind, Recompute, ScheduleKind,
 };
+use hone_train::policy::Promotion;
 use insta::assert_snapshot;
 
 use crate::config::{Config, parse};
@@ -173,6 +174,7 @@ fn all_defaults_of_trl() {
     assert_eq!((train.micro_batch, train.samples_per_step, train.epochs), (8, 8, 3.0));
     assert_eq!((train.learning_rate, train.beta, train.seed), (1e-6, 0.0, 42));
     assert_eq!((train.warmup(), train.dual_clip), (0, 0.0));
+    assert_eq!((config.policy.promotion, config.policy.publish_every), (Promotion::Direct, 1));
     assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Linear, OptimizerKind::AdamW));
     assert_eq!((train.loss, train.clip_low, train.clip_high), (LossKind::Dapo, 0.2, 0.2));
     assert!(!config.run.tensorboard);

@@ -1,26 +1,28 @@
 //! The loop of the trainer's thread, and one optimizer step from batch to publication.
 
+mod batch;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use hone_core::types::{GroupId, StepRecord, UnixMillis, now_ms};
+use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
-use super::attempt::{AttemptMarker, StepAttempt};
-use super::command::{StepGate, StepReply, TrainCommand};
-use super::error::{TrainError, TrainFailure};
-use super::prepared::PreparedBatch;
-use super::progress::{Hold, TrainProgress};
-use super::publication::Publication;
-use super::setup::{ThreadPools, TrainSetup};
-use super::skipped::{SkipLog, SkippedBatch};
-use super::status::{StatusCell, TrainState};
-use super::step_metrics;
-use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch, VersionAges};
-use crate::data::{batch_builder, feedback_cap};
+use crate::data::batch_builder;
+use crate::data::batch_builder::{TrainBatch, VersionAges};
+use crate::driver::attempt::{AttemptMarker, StepAttempt};
+use crate::driver::command::{StepGate, StepReply, TrainCommand};
+use crate::driver::error::{TrainError, TrainFailure};
+use crate::driver::prepared::PreparedBatch;
+use crate::driver::progress::{Hold, TrainProgress};
+use crate::driver::publication::Publication;
+use crate::driver::setup::{ThreadPools, TrainSetup};
+use crate::driver::skipped::{SkipLog, SkippedBatch};
+use crate::driver::status::{StatusCell, TrainState};
+use crate::driver::step_metrics;
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
@@ -29,42 +31,39 @@ use crate::policy::PublishOutcome;
 /// How long an idle trainer waits for a command before it looks for ready groups anyway.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reason of a dropped group with a sample that does not fit in the memory.
-const TOO_LONG: &str = "too_long";
-
 /// How often a requested step looks whether a publication has ended.
 const AWAIT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The learner and everything that a step reads or changes.
-pub(super) struct Trainer<'a> {
-    pub(super) setup: &'a TrainSetup,
-    pub(super) status: &'a StatusCell,
+pub(in crate::driver) struct Trainer<'a> {
+    pub(in crate::driver) setup: &'a TrainSetup,
+    pub(in crate::driver) status: &'a StatusCell,
     /// Runs the asynchronous part of a publication.
-    pub(super) runtime: &'a Handle,
-    pub(super) pools: &'a ThreadPools,
-    pub(super) learner: Learner,
-    pub(super) progress: TrainProgress,
+    pub(in crate::driver) runtime: &'a Handle,
+    pub(in crate::driver) pools: &'a ThreadPools,
+    pub(in crate::driver) learner: Learner,
+    pub(in crate::driver) progress: TrainProgress,
     /// The publication in progress. The learner is at most one step ahead of it.
-    pub(super) publication: Option<Publication>,
+    pub(in crate::driver) publication: Option<Publication>,
     /// That step, which is recorded once the publication's version is served.
-    pub(super) ahead: Option<AheadStep>,
+    pub(in crate::driver) ahead: Option<AheadStep>,
     /// When the last publication began, or the trainer started.
-    pub(super) last_publication: Instant,
+    pub(in crate::driver) last_publication: Instant,
     /// Wakes this thread at the end of a publication.
-    pub(super) wake: Sender<TrainCommand>,
+    pub(in crate::driver) wake: Sender<TrainCommand>,
     /// Longest sample in tokens that fits in the memory.
-    pub(super) longest_sample: usize,
+    pub(in crate::driver) longest_sample: usize,
     /// Marks the step that is being computed.
-    pub(super) marker: AttemptMarker,
+    pub(in crate::driver) marker: AttemptMarker,
     /// Operator activations that the weights follow.
-    pub(super) rollbacks: u64,
+    pub(in crate::driver) rollbacks: u64,
     /// Arrival times of feedback that was trained on, but not yet in a published version.
-    pub(super) feedback_times: Vec<UnixMillis>,
-    pub(super) skip_log: SkipLog,
+    pub(in crate::driver) feedback_times: Vec<UnixMillis>,
+    pub(in crate::driver) skip_log: SkipLog,
 }
 
 /// A computed step that is not recorded yet.
-pub(super) struct AheadStep {
+pub(in crate::driver) struct AheadStep {
     prepared: PreparedBatch,
     stats: StepStats,
     started: Instant,
@@ -72,7 +71,7 @@ pub(super) struct AheadStep {
 
 impl Trainer<'_> {
     /// Runs until a stop command: commands first, then rollbacks, then at most one step.
-    pub(super) fn run(
+    pub(in crate::driver) fn run(
         &mut self,
         commands: &Receiver<TrainCommand>,
         gate: &mut StepGate,
@@ -204,50 +203,6 @@ impl Trainer<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// The oldest ready groups, once they hold `wanted` trainable samples. Drops stale groups.
-    fn next_batch(&self, wanted: usize) -> Result<Option<TrainBatch>, TrainFailure> {
-        let (setup, config) = (self.setup, &self.setup.config);
-        let mut batch = batch_builder::build_batch(
-            &setup.store,
-            &setup.routes,
-            &self.version_ages(),
-            StalenessLimits::new(config),
-            wanted,
-            config.samples_per_step,
-            &setup.metrics.train.dropped_groups,
-        )?;
-        if let Some(built) = &mut batch {
-            let dropped = self.drop_long(built)?;
-            if dropped && built.members().count() < wanted {
-                // The other groups stay ready.
-                return Ok(None);
-            }
-            feedback_cap::cap(built, &setup.routes, &setup.metrics);
-        }
-        Ok(batch)
-    }
-
-    /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
-    fn drop_long(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
-        let tokens = |group: &BatchGroup| {
-            let longest = group.members.iter().map(|member| member.sample.ids.len()).max();
-            group.prompt_ids.len() + longest.unwrap_or_default()
-        };
-        let limit = self.longest_sample;
-        let long: Vec<_> = batch.groups.extract_if(.., |group| tokens(group) > limit).collect();
-        if long.is_empty() {
-            return Ok(false);
-        }
-        for group in &long {
-            let (id, tokens) = (group.group.id, tokens(group));
-            tracing::warn!(group = %id, tokens, limit, "a sample is too long to be trained on");
-        }
-        let drops = long.iter().map(|group| (group.group.id, TOO_LONG.to_owned()));
-        let counter = &self.setup.metrics.train.dropped_groups;
-        batch_builder::drop_groups(&self.setup.store, drops, counter)?;
-        Ok(true)
-    }
-
     /// One step: prepare, optimize, record, maybe publish. It ends early in two cases:
     /// - the batch cannot be stepped on: the weights stay, and its groups are dropped
     /// - a publication is in progress: the step is recorded once its version is served, or undone
@@ -319,15 +274,6 @@ impl Trainer<'_> {
         }
     }
 
-    /// The operations that drop the members with faded samples, which are counted, and the ids of the
-    /// groups that have other members.
-    fn faded(&self, prepared: &PreparedBatch, samples: &[usize]) -> (Vec<Op>, Vec<GroupId>) {
-        let (ops, left) = prepared.batch.without(&prepared.advantages, samples);
-        let dropped = &self.setup.metrics.train.dropped_groups;
-        dropped.with_label_values(&[STALE]).inc_by(ops.len() as u64);
-        (ops, left)
-    }
-
     /// Makes the step durable: the checkpoint first, then the ledger's step record, which marks the
     /// groups as trained. After a crash between the two, [`Self::restore`] writes the record from
     /// the checkpoint; in the other order, the groups would be lost.
@@ -393,7 +339,7 @@ impl Trainer<'_> {
     }
 
     /// Starts to publish the weights. No other publication may be in progress.
-    pub(super) fn begin_publish(&mut self) -> Result<(), TrainFailure> {
+    pub(in crate::driver) fn begin_publish(&mut self) -> Result<(), TrainFailure> {
         self.last_publication = Instant::now();
         self.publication = Some(Publication::start(
             self.setup,
@@ -423,7 +369,7 @@ impl Trainer<'_> {
     /// Waits for the publication in progress, if any. If its weights are served, the step that was
     /// computed meanwhile is recorded. Otherwise that step is undone, and the learner has the active
     /// version's weights again. Returns whether they are served.
-    pub(super) fn finish_publish(&mut self) -> Result<bool, TrainFailure> {
+    pub(in crate::driver) fn finish_publish(&mut self) -> Result<bool, TrainFailure> {
         let Some(mut publication) = self.publication.take() else { return Ok(true) };
         if !publication.is_finished() {
             self.status.set_state(TrainState::Publishing);
@@ -483,7 +429,7 @@ impl Trainer<'_> {
     }
 
     /// Copies the progress to the status.
-    pub(super) fn report(&self) {
+    pub(in crate::driver) fn report(&self) {
         self.status.update(|s| {
             // The learner's count may include a step that can still be undone.
             s.step = self.progress.steps();

@@ -1,0 +1,72 @@
+//! The batch of the next step, and the members that leave it.
+
+use hone_core::types::GroupId;
+use hone_store::Op;
+
+use super::Trainer;
+use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch};
+use crate::data::{batch_builder, feedback_cap};
+use crate::driver::error::TrainFailure;
+use crate::driver::prepared::PreparedBatch;
+
+/// Reason of a dropped group with a sample that does not fit in the memory.
+const TOO_LONG: &str = "too_long";
+
+impl Trainer<'_> {
+    /// The oldest ready groups, once they hold `wanted` trainable samples. Drops stale groups.
+    pub(super) fn next_batch(&self, wanted: usize) -> Result<Option<TrainBatch>, TrainFailure> {
+        let (setup, config) = (self.setup, &self.setup.config);
+        let mut batch = batch_builder::build_batch(
+            &setup.store,
+            &setup.routes,
+            &self.version_ages(),
+            StalenessLimits::new(config),
+            wanted,
+            config.samples_per_step,
+            &setup.metrics.train.dropped_groups,
+        )?;
+        if let Some(built) = &mut batch {
+            let dropped = self.drop_long(built)?;
+            if dropped && built.members().count() < wanted {
+                // The other groups stay ready.
+                return Ok(None);
+            }
+            feedback_cap::cap(built, &setup.routes, &setup.metrics);
+        }
+        Ok(batch)
+    }
+
+    /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
+    fn drop_long(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
+        let tokens = |group: &BatchGroup| {
+            let longest = group.members.iter().map(|member| member.sample.ids.len()).max();
+            group.prompt_ids.len() + longest.unwrap_or_default()
+        };
+        let limit = self.longest_sample;
+        let long: Vec<_> = batch.groups.extract_if(.., |group| tokens(group) > limit).collect();
+        if long.is_empty() {
+            return Ok(false);
+        }
+        for group in &long {
+            let (id, tokens) = (group.group.id, tokens(group));
+            tracing::warn!(group = %id, tokens, limit, "a sample is too long to be trained on");
+        }
+        let drops = long.iter().map(|group| (group.group.id, TOO_LONG.to_owned()));
+        let counter = &self.setup.metrics.train.dropped_groups;
+        batch_builder::drop_groups(&self.setup.store, drops, counter)?;
+        Ok(true)
+    }
+
+    /// The operations that drop the members with faded samples, which are counted, and the ids of the
+    /// groups that have other members.
+    pub(super) fn faded(
+        &self,
+        prepared: &PreparedBatch,
+        samples: &[usize],
+    ) -> (Vec<Op>, Vec<GroupId>) {
+        let (ops, left) = prepared.batch.without(&prepared.advantages, samples);
+        let dropped = &self.setup.metrics.train.dropped_groups;
+        dropped.with_label_values(&[STALE]).inc_by(ops.len() as u64);
+        (ops, left)
+    }
+}
