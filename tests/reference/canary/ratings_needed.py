@@ -1,7 +1,7 @@
 """How many ratings a canary needs, by simulation of the test in crates/train/src/policy/canary.
 
 Prints the table of docs/safety.md, and writes evidence.json, with which a unit test compares the Rust
-code. Needs numpy, and takes some minutes:
+code. Needs numpy, and takes about a minute:
 
     python tests/reference/canary/ratings_needed.py
 """
@@ -18,17 +18,18 @@ sys.path.insert(0, str(HERE.parent))
 
 from provenance import made_by  # noqa: E402
 
-BETS, SMALLEST, LARGEST = 12, 0.02, 0.9
+BETS, LARGEST = 12, 0.9
 ALPHA = 0.05
-RUNS = 200
-MOST = 100_000
+RUNS = 1000
+# Pairs that are simulated at a time.
+CHUNK = 250
 UP = 0.7
 
 
-def bets(least):
-    """Bets on values of at least `least`, as BettingWealth::new."""
+def bets(margin, least):
+    """Bets on values of at least `least`, as SequentialTest::new."""
     largest = LARGEST / -least
-    return SMALLEST * (largest / SMALLEST) ** (np.arange(BETS) / (BETS - 1))
+    return margin * (largest / margin) ** (np.arange(BETS) / (BETS - 1))
 
 
 def evidence(logs):
@@ -37,43 +38,48 @@ def evidence(logs):
     return most + np.log(np.exp(logs - most[..., None]).mean(axis=-1))
 
 
+def pairs(difference, share, rng, size):
+    """Differences of pairs, and the ratings in each: ratings of one version, and the first one of the
+    other, as PairedArms."""
+    canary_first = rng.random(size) < share
+    run = np.where(canary_first, rng.geometric(1 - share, size), rng.geometric(share, size))
+    canaries, controls = np.where(canary_first, run, 1), np.where(canary_first, 1, run)
+    canary = rng.binomial(canaries, UP + difference) / canaries
+    return canary - rng.binomial(controls, UP) / controls, run + 1
+
+
+def crossed(values, grid, logs):
+    """Index of the first value of each run at which the evidence suffices, or the number of values.
+    `logs` (runs, bets) is the wealth of each bet, which advances."""
+    mixed = np.full(values.shape, -np.inf)
+    for n, bet in enumerate(grid):
+        path = logs[:, n, None] + np.log1p(bet * values).cumsum(axis=1)
+        logs[:, n] = path[:, -1]
+        np.logaddexp(mixed, path, out=mixed)
+    hits = mixed - math.log(BETS) >= -math.log(ALPHA)
+    return np.where(hits.any(axis=1), hits.argmax(axis=1), values.shape[1])
+
+
 def simulate(difference, margin, share, rng):
     """(share of runs that promote, median and 90th percentile of the ratings until the decision)."""
-    not_worse, worse = bets(margin - 1.0), bets(-1.0)
+    not_worse, worse = bets(margin, margin - 1.0), bets(margin, -1.0)
     logs = np.zeros((2, RUNS, BETS))
-    sums, counts = np.zeros((2, RUNS)), np.zeros((2, RUNS))
-    ended = np.zeros(RUNS, dtype=np.int64)
-    promoted = np.zeros(RUNS, dtype=bool)
-    needed = -math.log(ALPHA)
-    for rating in range(1, MOST + 1):
-        arm = (rng.random(RUNS) >= share).astype(np.int64)
-        up = np.where(arm == 0, UP + difference, UP)
-        value = (rng.random(RUNS) < up).astype(float)
-        runs = np.arange(RUNS)
-        sums[arm, runs] += value
-        counts[arm, runs] += 1
-        pairs = (counts[0] > 0) & (counts[1] > 0)
-        if not pairs.any():
-            continue
-        d = sums[0, pairs] / counts[0, pairs] - sums[1, pairs] / counts[1, pairs]
-        sums[:, pairs] = 0
-        counts[:, pairs] = 0
-        logs[0, pairs] += np.log1p(np.outer(d + margin, not_worse))
-        logs[1, pairs] += np.log1p(np.outer(-d, worse))
-        open_ = ended == 0
-        is_worse = open_ & (evidence(logs[1]) >= needed)
-        is_not = open_ & ~is_worse & (evidence(logs[0]) >= needed)
-        ended[is_worse | is_not] = rating
-        promoted[is_not] = True
-        if ended.all():
-            break
-    ended[ended == 0] = MOST + 1
-    return promoted.mean(), np.quantile(ended, 0.5), np.quantile(ended, 0.9)
+    seen = np.zeros(RUNS, dtype=np.int64)
+    ended, promoted = [], 0
+    while len(seen):
+        d, counts = pairs(difference, share, rng, (len(seen), CHUNK))
+        counts = seen[:, None] + counts.cumsum(axis=1)
+        is_not = crossed(d + margin, not_worse, logs[0])
+        is_worse = crossed(-d, worse, logs[1])
+        end = np.minimum(is_not, is_worse)
+        done = end < CHUNK
+        ended.extend(counts[done, end[done]])
+        promoted += int((is_not < is_worse)[done].sum())
+        logs, seen = logs[:, ~done], counts[~done, -1]
+    return promoted / RUNS, np.quantile(ended, 0.5), np.quantile(ended, 0.9)
 
 
 def shown(count):
-    if count > MOST:
-        return f"over {MOST:,}"
     digits = 10 ** max(0, int(math.log10(max(count, 1))) - 1)
     return f"{round(count / digits) * digits:,.0f}"
 
@@ -105,8 +111,8 @@ def cases():
             "best": [1.0] * 15,
         }.items():
             d = np.array(values)
-            first = np.log1p(np.outer(d + margin, bets(margin - 1.0))).sum(axis=0)
-            second = np.log1p(np.outer(-d, bets(-1.0))).sum(axis=0)
+            first = np.log1p(np.outer(d + margin, bets(margin, margin - 1.0))).sum(axis=0)
+            second = np.log1p(np.outer(-d, bets(margin, -1.0))).sum(axis=0)
             found.append(
                 {
                     "name": name,

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 /// Number of bets.
 const BETS: usize = 12;
 
-/// The smallest bet. The best bet is about the mean of d over its variance; smaller ones need more
-/// ratings than a canary gets.
+/// The smallest bet of a test without a margin. The best bet is about the mean of d over its variance;
+/// smaller ones need more ratings than a version gets.
 const SMALLEST: f64 = 0.02;
 
 /// The largest bet, as a share of the one that a single difference could ruin.
@@ -40,12 +40,12 @@ struct BettingWealth {
 }
 
 impl BettingWealth {
-    /// Bets on values of at least `least`, which is below 0.
-    fn new(least: f64) -> Self {
+    /// Bets from `smallest` on values of at least `least`, which is below 0.
+    fn new(smallest: f64, least: f64) -> Self {
         let largest = LARGEST / -least;
-        let ratio = largest / SMALLEST;
+        let ratio = largest / smallest;
         #[expect(clippy::cast_precision_loss, reason = "a small index")]
-        let bet = |i: usize| SMALLEST * ratio.powf(i as f64 / (BETS - 1) as f64);
+        let bet = |i: usize| smallest * ratio.powf(i as f64 / (BETS - 1) as f64);
         Self { bets: (0..BETS).map(bet).collect(), logs: vec![0.0; BETS] }
     }
 
@@ -84,13 +84,22 @@ pub struct SequentialTest {
 
 impl SequentialTest {
     /// A test without data. `alpha` bounds the probability of each wrong verdict; `margin` is above 0.
+    ///
+    /// The margin is the smallest bet. The mean of d is at least half a margin away from one of the two
+    /// hypotheses, and the variance of d is at most 1/2, since that of a rating from 0 to 1 is at most
+    /// 1/4. At such a mean and variance the margin as a bet still gains, so every version gets a verdict;
+    /// smaller bets would only take weight from the others.
     pub fn new(alpha: f64, margin: f64) -> Self {
+        Self::with_bets(alpha, margin, margin)
+    }
+
+    fn with_bets(alpha: f64, margin: f64, smallest: f64) -> Self {
         Self {
             needed: -alpha.ln(),
             margin,
             only_worse: false,
-            not_worse: BettingWealth::new(margin - 1.0),
-            worse: BettingWealth::new(-1.0),
+            not_worse: BettingWealth::new(smallest, margin - 1.0),
+            worse: BettingWealth::new(smallest, -1.0),
             count: 0,
             sum: 0.0,
             verdict: CanaryVerdict::Continue,
@@ -99,7 +108,7 @@ impl SequentialTest {
 
     /// A test that only finds out whether the mean is below 0.
     pub fn only_worse(alpha: f64) -> Self {
-        Self { only_worse: true, ..Self::new(alpha, 0.5) }
+        Self { only_worse: true, ..Self::with_bets(alpha, 0.5, SMALLEST) }
     }
 
     /// Adds a difference, canary minus active version. The first verdict stays.
@@ -164,9 +173,10 @@ impl RatingBlock {
 /// Pairs the ratings of canary and active version on one route and part, in the order of their arrival.
 ///
 /// A rating of the version with fewer ratings is compared with the mean of the other version's ratings
-/// since the last pair, so every rating is used once, and a change that concerns both versions, such
-/// as the time of day, cancels. Which ratings form a pair follows from their order alone, not from
-/// their values, so the expectation of each difference is that of the versions.
+/// since the last pair, so every rating is used once, and a slow change that concerns both versions,
+/// such as the time of day, cancels. Which ratings form a pair follows from their order alone, and the
+/// test sees no value before its pair is complete. If ratings are independent of each other, the
+/// expectation of each difference, given all earlier ones, is therefore that of the versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairedArms {
     canary: RatingBlock,
@@ -273,6 +283,31 @@ mod tests {
         assert!(ratings[25] < 80, "half of them need {} ratings", ratings[25]);
         let equal = share_of(CanaryVerdict::NotWorse, [0.7, 0.7], 0.5, 0.2);
         assert!(equal > 0.9, "{equal}");
+    }
+
+    /// A smallest bet that did not follow the margin would lose here, however many ratings come.
+    #[test]
+    fn a_small_margin_can_be_confirmed() {
+        let mut test = SequentialTest::new(0.05, 0.008);
+        for n in 0..200_000 {
+            test.observe(if n % 2 == 0 { 1.0 } else { -1.0 });
+        }
+        assert_eq!(test.verdict(), CanaryVerdict::NotWorse);
+    }
+
+    #[test]
+    fn medians_are_near_those_of_the_documented_table() {
+        let mut random = Uniform(5);
+        let mut found = |ups| {
+            let mut runs: Vec<_> =
+                (0..101).map(|_| run(&mut random, ups, 0.5, 0.1, 20_000)).collect();
+            runs.sort_unstable_by_key(|(_, ratings)| *ratings);
+            runs[50]
+        };
+        let (verdict, ratings) = found([0.7, 0.7]);
+        assert!(verdict == CanaryVerdict::NotWorse && ratings < 900, "{verdict:?} {ratings}");
+        let (verdict, ratings) = found([0.4, 0.7]);
+        assert!(verdict == CanaryVerdict::Worse && ratings < 140, "{verdict:?} {ratings}");
     }
 
     #[test]

@@ -28,7 +28,8 @@ impl MeanBounds {
 }
 
 /// The quantile of Student's distribution at `probability` (0.5 or more) with `freedom` degrees of
-/// freedom, to about five digits (Hill 1970, "Algorithm 396").
+/// freedom (Hill 1970, "Algorithm 396"). The error is below 0.0012 up to a probability of 0.9999 and
+/// 255 degrees of freedom.
 fn student_quantile(probability: f64, freedom: f64) -> f64 {
     let n = freedom;
     // Both tails.
