@@ -3,7 +3,7 @@
 use toml::Value;
 
 /// Sections in the order of `configs/default.toml`, with their subsections.
-const SECTIONS: [&str; 12] = [
+const SECTIONS: [&str; 13] = [
     "model",
     "data",
     "rollout",
@@ -15,6 +15,7 @@ const SECTIONS: [&str; 12] = [
     "train.entropy",
     "train.sampler_correction",
     "train.lora",
+    "policy",
     "log",
 ];
 

@@ -28,6 +28,7 @@ pub(super) fn rate(
     state.policies.rate(&VersionRating {
         version: found.version,
         sample,
+        sampled: found.created,
         route: route.name.clone(),
         part: entry.name.clone(),
         value: if weight > 0.0 { value } else { 1.0 - value },

@@ -20,6 +20,16 @@ struct RatingMean {
     sum: f64,
 }
 
+impl RatingMean {
+    /// A value that the expected rating exceeds with probability `1 - alpha` (Hoeffding 1963): the mean
+    /// of a few ratings may be far above it.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn lower_bound(self, alpha: f64) -> f64 {
+        let count = self.count.max(1) as f64;
+        self.sum / count - (-alpha.ln() / (2.0 * count)).sqrt()
+    }
+}
+
 /// What is known about one version while it is active.
 #[derive(Clone, Debug, Default)]
 struct ServedRecord {
@@ -90,11 +100,11 @@ impl ActiveGuard {
         if reference.count < self.config.min_ratings {
             return;
         }
-        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-        let before = reference.sum / reference.count as f64;
-        state.test.observe(rating.value - before + self.config.rating_drop);
+        let before = reference.lower_bound(self.config.alpha);
+        // Half of it, so that it is between -1 and 1.
+        state.test.observe((rating.value - before + self.config.rating_drop) / 2.0);
         if state.test.verdict() == CanaryVerdict::Worse && state.finding.is_none() {
-            let change = state.test.mean().unwrap_or_default() - self.config.rating_drop;
+            let change = 2.0 * state.test.mean().unwrap_or_default() - self.config.rating_drop;
             state.finding = Some(format!(
                 "the ratings changed by {change:+.3} of their range, more than \
                  policy.rollback.rating_drop {}",
@@ -179,6 +189,7 @@ mod tests {
             let rating = VersionRating {
                 version,
                 sample: SampleId::new(),
+                sampled: 0,
                 route: "chat".to_owned(),
                 part: "thumbs".to_owned(),
                 value,
@@ -194,23 +205,28 @@ mod tests {
     #[test]
     fn falling_ratings_are_a_finding() {
         let guard = guard();
-        rate(&guard, 1, 0.9, 40);
+        rate(&guard, 1, 0.9, 400);
         rate(&guard, 2, 0.8, 500);
         assert_eq!(found(&guard), None, "within the bound");
-        rate(&guard, 3, 0.3, 100);
+        rate(&guard, 3, 0.2, 200);
         let finding = found(&guard).unwrap();
         assert!(finding.contains("rating_drop 0.2"), "{finding}");
         // Another version begins without it.
         rate(&guard, 4, 0.8, 1);
         assert_eq!(found(&guard), None);
+        // The mean of few ratings says little about the version before.
+        let uncertain = self::guard();
+        rate(&uncertain, 1, 0.9, 30);
+        rate(&uncertain, 2, 0.5, 500);
+        assert_eq!(found(&uncertain), None);
     }
 
     #[test]
     fn a_version_with_few_ratings_is_no_reference() {
         let guard = guard();
-        rate(&guard, 1, 0.9, 40);
+        rate(&guard, 1, 0.9, 400);
         rate(&guard, 2, 0.1, 5);
-        rate(&guard, 3, 0.3, 100);
+        rate(&guard, 3, 0.2, 200);
         assert!(found(&guard).is_some(), "version 1 is still the reference");
         let first = self::guard();
         rate(&first, 1, 0.1, 500);

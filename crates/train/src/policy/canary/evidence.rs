@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyCheck, PolicyVersion, SampleId};
+use hone_core::types::{PolicyCheck, PolicyVersion, SampleId, UnixMillis, now_ms};
 
 use super::rating::VersionRating;
 use super::sequential::{CanaryVerdict, PairedArms, SequentialTest};
@@ -37,10 +37,12 @@ pub(super) struct CanaryEvidence {
     /// Pairs of ratings by route and part.
     arms: BTreeMap<(String, String), PairedArms>,
     test: SequentialTest,
-    rated: HashSet<(SampleId, String)>,
+    rated: HashSet<SampleId>,
     canary_counts: ArmCounts,
     control_counts: ArmCounts,
     started: Instant,
+    /// The same in the time of records.
+    began: UnixMillis,
 }
 
 impl CanaryEvidence {
@@ -55,6 +57,7 @@ impl CanaryEvidence {
             canary_counts: ArmCounts::default(),
             control_counts: ArmCounts::default(),
             started: Instant::now(),
+            began: now_ms(),
         }
     }
 
@@ -63,13 +66,14 @@ impl CanaryEvidence {
         config.shares.get(self.stage).or(config.shares.last()).copied().unwrap_or_default()
     }
 
-    /// Ratings of other versions, and later ratings of a completion, do not count.
+    /// Ratings of other versions, of completions from before the canary, and later ratings of a completion
+    /// do not count.
     pub fn rate(&mut self, rating: &VersionRating) {
         let is_canary = rating.version == self.version;
-        if !is_canary && rating.version != self.control {
+        if !is_canary && (rating.version != self.control || rating.sampled < self.began) {
             return;
         }
-        if !self.rated.insert((rating.sample, rating.part.clone())) {
+        if !self.rated.insert(rating.sample) {
             return;
         }
         let arms = self.arms.entry((rating.route.clone(), rating.part.clone())).or_default();
@@ -193,6 +197,7 @@ mod tests {
         VersionRating {
             version: PolicyVersion(version),
             sample: SampleId::new(),
+            sampled: now_ms(),
             route: "chat".to_owned(),
             part: "thumbs".to_owned(),
             value,
@@ -236,10 +241,12 @@ mod tests {
         assert_eq!(evidence.share(&config), 0.25);
         // The same completion again, and another version, do not count.
         let twice = rating(2, 0.0);
-        for rating in [&twice, &twice, &rating(7, 0.0)] {
+        let other_part = VersionRating { part: "stars".to_owned(), ..twice.clone() };
+        let early = VersionRating { sampled: 0, ..rating(1, 0.0) };
+        for rating in [&twice, &twice, &other_part, &rating(7, 0.0), &early] {
             evidence.rate(rating);
         }
-        assert_eq!(evidence.canary_counts.ratings, 6);
+        assert_eq!((evidence.canary_counts.ratings, evidence.control_counts.ratings), (6, 5));
     }
 
     #[test]

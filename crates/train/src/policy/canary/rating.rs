@@ -1,14 +1,16 @@
 //! A rating as evidence.
 
-use hone_core::types::{PolicyVersion, SampleId};
+use hone_core::types::{PolicyVersion, SampleId, UnixMillis};
 
 /// A client's rating of one version's completion.
 #[derive(Clone, Debug)]
 pub struct VersionRating {
     /// The version that generated the completion.
     pub version: PolicyVersion,
-    /// The completion. Its first rating of each part counts.
+    /// The completion. Its first rating counts: several parts are rarely independent opinions.
     pub sample: SampleId,
+    /// When the completion ended. A canary compares completions from its beginning on.
+    pub sampled: UnixMillis,
     /// The route. Ratings are compared within a route and part.
     pub route: String,
     /// The reward part.

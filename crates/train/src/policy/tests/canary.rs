@@ -49,6 +49,7 @@ fn rate(policies: &Policies, version: PolicyVersion, value: f64) {
     policies.rate(&VersionRating {
         version,
         sample: SampleId::new(),
+        sampled: hone_core::types::now_ms(),
         route: "chat".to_owned(),
         part: "thumbs".to_owned(),
         value,

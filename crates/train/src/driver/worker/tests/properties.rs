@@ -102,6 +102,7 @@ impl<'a> Process<'a> {
                 policies.rate(&VersionRating {
                     version,
                     sample: SampleId::new(),
+                    sampled: hone_core::types::now_ms(),
                     route: "route".to_owned(),
                     part: "thumbs".to_owned(),
                     value,
