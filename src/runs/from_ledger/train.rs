@@ -86,8 +86,7 @@ pub async fn run(
 
     let sizes: Vec<usize> = data.train.iter().map(RecordedGroup::len).collect();
     let (max_steps, epochs) = (config.train.max_steps, config.train.epochs);
-    let length =
-        if epochs > 0.0 { RunLength::Epochs(epochs) } else { RunLength::Steps(max_steps) };
+    let length = if epochs > 0.0 { RunLength::Epochs(epochs) } else { RunLength::Steps(max_steps) };
     let plan = steps(&sizes, length, config.train.samples_per_step, config.train.seed);
     (config.train.max_steps, config.train.epochs) = (plan.len() as u64, 0.0);
     config::validate(&config).map_err(usage)?;
