@@ -106,9 +106,11 @@ pub async fn run(
         step => run.evaluate(step, &data.held_out)?,
     };
     run.progress.finish();
-    let store = Store::open(&config.data.dir.join(LEDGER), &config.store, metrics)?;
-    run.trainer.save(&config.data.dir, &store)?;
-    store.close().await?;
+    if run.view.step > 0 {
+        let store = Store::open(&config.data.dir.join(LEDGER), &config.store, metrics)?;
+        run.trainer.save(&config.data.dir, &store)?;
+        store.close().await?;
+    }
     let held_out = merged(&data.held_out);
     let recorded = RecordReport {
         ledger: file.display().to_string(),
