@@ -17,12 +17,13 @@ fn path(dir: &Path, name: &str) -> String {
 fn a_policy_learns_from_the_records_of_another_run() {
     let dir = tempfile::tempdir().unwrap();
     let (source, data) = (path(dir.path(), "source"), path(dir.path(), "data"));
-    ok(&["train", "--config", CONFIG, "--data", &source, "--steps", "6"]);
+    let (source, data) = (source.as_str(), data.as_str());
+    ok(&["train", "--config", CONFIG, "--data", source, "--steps", "6"]);
     let ledger = dir.path().join("source/ledger.redb");
     let before = std::fs::read(&ledger).unwrap();
 
     // The configuration is the one that the run saved.
-    let args = ["train", "--from-ledger", &source, "--data", &data, "--holdout", "0.25"];
+    let args = ["train", "--from-ledger", source, "--data", data, "--holdout", "0.25"];
     let output = ok(&[&args[..], &["--epochs", "3", "--json"]].concat());
     let shown = text(&output.stderr);
     assert!(shown.contains("note: the configuration is ") && shown.contains("held out"), "{shown}");
@@ -43,10 +44,7 @@ fn a_policy_learns_from_the_records_of_another_run() {
     let steps = lines(&dir.path().join("data/run/steps.jsonl"));
     assert_eq!(Some(steps.len()), report["steps"].as_array().map(Vec::len));
     let last = steps.last().unwrap();
-    assert!(
-        (last["epoch"].as_f64().unwrap() - 3.0).abs() < 0.1 && last["kl"].is_number(),
-        "{last}"
-    );
+    assert!(last["epoch"].as_f64().unwrap() > 2.5 && last["kl"].is_number(), "{last}");
     let evaluations = lines(&dir.path().join("data/run/evaluations.jsonl"));
     assert_eq!(evaluations.len(), 2);
     assert_eq!(evaluations[1]["estimated_reward"], recorded["after"]["reward"]);
@@ -54,12 +52,12 @@ fn a_policy_learns_from_the_records_of_another_run() {
     assert!(written.contains("## Recorded completions") && written.contains("kl.svg"), "{written}");
 
     // The result is a data directory as `hone train` leaves it, and a run can continue from it.
-    let listed = ok(&["adapters", "list", "--data", &data, "--json"]).stdout;
+    let listed = ok(&["adapters", "list", "--data", data, "--json"]).stdout;
     let listed: Vec<Value> = serde_json::from_slice(&listed).unwrap();
     let states: Vec<&str> = listed.iter().map(|v| v["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["retired", "active"]);
     let next = (steps.len() + 1).to_string();
-    let args = ["train", "--config", CONFIG, "--data", &data, "--steps", &next, "--json"];
+    let args = ["train", "--config", CONFIG, "--data", data, "--steps", next.as_str(), "--json"];
     let continued: Value = serde_json::from_slice(&ok(&args).stdout).unwrap();
     assert_eq!(continued["steps"].as_array().unwrap().len(), steps.len() + 1);
 }
@@ -68,10 +66,12 @@ fn a_policy_learns_from_the_records_of_another_run() {
 fn errors_name_the_option_and_what_the_ledger_has() {
     let dir = tempfile::tempdir().unwrap();
     let (source, data) = (path(dir.path(), "source"), path(dir.path(), "data"));
-    ok(&["train", "--config", CONFIG, "--data", &source, "--steps", "1"]);
+    let (source, data) = (source.as_str(), data.as_str());
+    ok(&["train", "--config", CONFIG, "--data", source, "--steps", "1"]);
     let ledger = dir.path().join("source/ledger.redb");
     let before = std::fs::read(&ledger).unwrap();
     let missing = path(dir.path(), "missing");
+    let missing = missing.as_str();
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
     for (args, expected) in [
         (vec!["--route", "users"], "--route is users: the records have the routes default"),
@@ -91,15 +91,15 @@ fn errors_name_the_option_and_what_the_ledger_has() {
         (vec!["--dataset", "datasets/additions.jsonl"], "cannot be used with"),
         (vec!["--model", other], "the records are of another model"),
     ] {
-        let all = ["train", "--config", CONFIG, "--from-ledger", &source, "--data", &data];
+        let all = ["train", "--config", CONFIG, "--from-ledger", source, "--data", data];
         let output = hone(&[&all[..], &["--epochs", "1"], &args[..]].concat());
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
         assert!(stderr.contains(expected), "{args:?}: {stderr}");
     }
     for (from, to, expected) in [
-        (&source, &source, "which is also the data directory of the run"),
-        (&missing, &data, "ledger.redb does not exist"),
+        (source, source, "which is also the data directory of the run"),
+        (missing, data, "ledger.redb does not exist"),
     ] {
         let args = ["train", "--config", CONFIG, "--from-ledger", from, "--data", to];
         let output = hone(&args);
@@ -107,7 +107,7 @@ fn errors_name_the_option_and_what_the_ledger_has() {
         assert_eq!(output.status.code(), Some(2), "{from}: {stderr}");
         assert!(stderr.contains(expected), "{from}: {stderr}");
     }
-    let output = hone(&["train", "--since", "2026-01-01", "--data", &data]);
+    let output = hone(&["train", "--since", "2026-01-01", "--data", data]);
     assert!(text(&output.stderr).contains("--from-ledger"), "{}", text(&output.stderr));
     assert!(std::fs::read(&ledger).unwrap() == before, "the source's ledger has changed");
 }

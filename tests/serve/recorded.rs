@@ -25,8 +25,12 @@ async fn ratings_of_a_stopped_daemon_are_trained_on() {
     let source = dir.path().join("data");
     let train = || -> Output {
         Command::new(env!("CARGO_BIN_EXE_hone"))
-            .args(["train", "--epochs", "2", "--holdout", "0.3", "--json", "--config"])
-            .args([&config, &"--from-ledger".into(), &source, &"--data".into()])
+            .args(["train", "--epochs", "2", "--holdout", "0.3", "--json"])
+            .arg("--config")
+            .arg(&config)
+            .arg("--from-ledger")
+            .arg(&source)
+            .arg("--data")
             .arg(dir.path().join("offline"))
             .output()
             .unwrap()
