@@ -6,15 +6,15 @@ use anyhow::ensure;
 
 use hone_core::digest::Digest;
 
-use super::read::Recorded;
+use super::read::UsableGroup;
 
 /// 2^64, exactly.
 const KEYS: f64 = 18_446_744_073_709_551_616.0;
 
 /// The records of a run.
 pub(super) struct Split {
-    pub(super) train: Vec<Recorded>,
-    pub(super) held_out: Vec<Recorded>,
+    pub(super) train: Vec<UsableGroup>,
+    pub(super) held_out: Vec<UsableGroup>,
 }
 
 /// Whether a prompt is held out, by its digest and the share to hold out. It does not depend on the other
@@ -29,7 +29,7 @@ fn is_held_out(prompt: [u8; 16], share: f64) -> bool {
 ///
 /// # Errors
 /// If one side would be empty.
-pub(super) fn split(records: Vec<Recorded>, share: f64) -> anyhow::Result<Split> {
+pub(super) fn split(records: Vec<UsableGroup>, share: f64) -> anyhow::Result<Split> {
     let prompts = records.iter().map(|r| r.prompt).collect::<BTreeSet<_>>().len();
     let (held_out, train): (Vec<_>, Vec<_>) = records
         .into_iter()

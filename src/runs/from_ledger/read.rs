@@ -92,7 +92,7 @@ impl RecordCounts {
 }
 
 /// A group that can be trained on.
-pub(super) struct Recorded {
+pub(super) struct UsableGroup {
     pub(super) group: RecordedGroup,
     /// The digest of its prompt.
     pub(super) prompt: [u8; 16],
@@ -114,7 +114,7 @@ pub(super) fn read(
     routes: &Routes,
     filter: &LedgerFilter,
     longest: usize,
-) -> anyhow::Result<(Vec<Recorded>, RecordCounts)> {
+) -> anyhow::Result<(Vec<UsableGroup>, RecordCounts)> {
     let reserved: BTreeSet<[u8; 16]> = ledger.held_out_prompts()?.into_iter().collect();
     let quarantined = ledger.quarantined()?.into_iter().map(|key| key.key_id).collect();
     let (mut records, mut counts) = (Vec::new(), RecordCounts::default());
@@ -157,7 +157,7 @@ pub(super) fn read(
         counts.used += group.len() as u64;
         let prompt = interaction.prompt_digest();
         let reserved = interaction.held_out || reserved.contains(&prompt);
-        records.push(Recorded { group, prompt, reserved });
+        records.push(UsableGroup { group, prompt, reserved });
     }
     present.check(filter)?;
     ensure!(

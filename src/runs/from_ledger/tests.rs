@@ -15,7 +15,7 @@ use hone_store::{FeedbackEntry, LedgerReader, MERGED, Op, QuarantinedKey, Store,
 
 use super::filter::{LedgerFilter, VersionRange};
 use super::held_out::split;
-use super::read::{RecordCounts, Recorded, read};
+use super::read::{RecordCounts, UsableGroup, read};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
     reward = [{ name = \"stars\", kind = \"feedback\", weight = 2.0 }]\n\
@@ -134,7 +134,7 @@ impl Book {
     }
 
     /// Writes the ledger and reads it, with samples of up to 8 tokens.
-    fn read(self, filter: &LedgerFilter) -> anyhow::Result<(Vec<Recorded>, RecordCounts)> {
+    fn read(self, filter: &LedgerFilter) -> anyhow::Result<(Vec<UsableGroup>, RecordCounts)> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ledger.redb");
         let metrics = std::sync::Arc::new(hone_core::metrics::Metrics::new().unwrap());
@@ -188,7 +188,7 @@ fn unusable_records_are_counted_by_their_reason() {
         @"1 written by a client, 1 not trainable, 1 without log-probabilities, 1 too long, 1 of a route that the configuration lacks, 1 rated by quarantined keys, 1 without a reward"
     );
     assert_eq!((counts.found, counts.used, records.len()), (9, 2, 2));
-    let rewards = |record: &Recorded| -> Vec<f64> {
+    let rewards = |record: &UsableGroup| -> Vec<f64> {
         record.group.samples().flat_map(|s| s.rewards.into_values().collect::<Vec<_>>()).collect()
     };
     assert_eq!((rewards(&records[0]), rewards(&records[1])), (vec![0.5], vec![2.0]));
@@ -229,7 +229,7 @@ fn all_records_of_a_prompt_are_on_one_side() {
         book.graded(token, 20, |s| s.version = PolicyVersion(1));
     }
     let (records, _) = book.read(&LedgerFilter::default()).unwrap();
-    let prompts = |side: &[Recorded]| side.iter().map(|r| r.prompt).collect::<Vec<_>>();
+    let prompts = |side: &[UsableGroup]| side.iter().map(|r| r.prompt).collect::<Vec<_>>();
     let both = split(records, 0.3).unwrap();
     let (train, held_out) = (prompts(&both.train), prompts(&both.held_out));
     assert_eq!(train.len() + held_out.len(), 80);

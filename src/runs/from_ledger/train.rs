@@ -17,7 +17,7 @@ use super::estimate::{PolicyEstimate, ScoredRecord};
 use super::filter::LedgerFilter;
 use super::held_out::{Split, split};
 use super::plan::{RunLength, steps};
-use super::read::{RecordCounts, Recorded, read};
+use super::read::{RecordCounts, UsableGroup, read};
 use super::report::RecordReport;
 use crate::app::{self, LEDGER};
 use crate::config::{self, Config};
@@ -208,9 +208,10 @@ fn read_split(
 ) -> anyhow::Result<RunData> {
     let (records, counts) = read(ledger, routes, &options.filter, longest)?;
     let Split { train, held_out } = split(records, options.holdout)?;
-    let prompts = |side: &[Recorded]| side.iter().map(|r| r.prompt).collect::<BTreeSet<_>>().len();
+    let prompts =
+        |side: &[UsableGroup]| side.iter().map(|r| r.prompt).collect::<BTreeSet<_>>().len();
     let (train_prompts, held_out_prompts) = (prompts(&train), prompts(&held_out));
-    let groups = |side: Vec<Recorded>| side.into_iter().map(|r| r.group).collect::<Vec<_>>();
+    let groups = |side: Vec<UsableGroup>| side.into_iter().map(|r| r.group).collect::<Vec<_>>();
     let skipped = counts.skipped_text();
     let others = if skipped.is_empty() { skipped } else { format!("; not used: {skipped}") };
     let note = format!(

@@ -78,8 +78,9 @@ impl RecordedGroup {
     pub fn samples(&self) -> impl Iterator<Item = RecordedSample<'_>> {
         let BatchGroup { group, prompt_ids, weights, members, .. } = &self.batch;
         members.iter().map(move |member| {
-            let reward = |(name, value): (&'_ String, &f64)| {
-                Some((weights.get_key_value(name)?.0.as_str(), weights.get(name)? * value))
+            let reward = |(name, value): (&String, &f64)| {
+                let (part, weight) = weights.get_key_value(name)?;
+                Some((part.as_str(), weight * value))
             };
             RecordedSample {
                 id: member.sample.id,
