@@ -21,6 +21,7 @@ use hone::cli::{
 use hone::config::{Config, LogConfig};
 use hone::demo::{DaemonHandle, DemoError};
 use hone::runs::eval::EvalOptions;
+use hone::runs::from_ledger::train::FromLedgerOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
 use hone::{UsageError, app, bench, config, demo, import_trl as trl, logging, runs, usage};
@@ -153,7 +154,14 @@ fn run_config(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Res
     Ok(config)
 }
 
-fn train(args: TrainArgs, out: &mut Output) -> Outcome {
+fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
+    if let Some(source) = &args.ledger.from_ledger
+        && args.run.config.config.is_none()
+        && let Some(saved) = runs::from_ledger::train::saved_configuration(source)
+    {
+        print_note(&format!("the configuration is {}", saved.display()));
+        args.run.config.config = Some(saved);
+    }
     let config = run_config(args.run.config, |config| {
         set(&mut config.dataset.path, args.run.dataset);
         let train = &mut config.train;
@@ -169,21 +177,33 @@ fn train(args: TrainArgs, out: &mut Output) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let terminal = std::io::stderr().is_terminal();
-    let options = TrainOptions { report: args.report, terminal, width: TABLE_WIDTH };
     let interrupt = async {
         // If signals cannot be handled, the run cannot be interrupted.
         if app::shutdown_signal().await.is_err() {
             std::future::pending::<()>().await;
         }
     };
-    let outcome = runtime()?.block_on(runs::train::run(config, options, interrupt))?;
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(&outcome.report)?)?;
+    let (report, file) = if let Some(source) = args.ledger.from_ledger.clone() {
+        let (filter, holdout) = (args.ledger.filter(), args.ledger.holdout);
+        let options = FromLedgerOptions { source, filter, holdout, report: args.report, terminal };
+        let run = runs::from_ledger::train::run(config, options, interrupt);
+        let outcome = runtime()?.block_on(run)?;
+        (outcome.report, outcome.file)
     } else {
-        let table = runs::compare::table(&outcome.report.comparisons, ["before", "after"]);
-        writeln!(out, "{table}\nreport  {}", outcome.file.display())?;
+        let options = TrainOptions { report: args.report, terminal, width: TABLE_WIDTH };
+        let outcome = runtime()?.block_on(runs::train::run(config, options, interrupt))?;
+        (outcome.report, outcome.file)
+    };
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        let table = match &report.recorded {
+            Some(recorded) => recorded.to_string(),
+            None => runs::compare::table(&report.comparisons, ["before", "after"]),
+        };
+        writeln!(out, "{table}\nreport  {}", file.display())?;
     }
-    match outcome.report.ending {
+    match report.ending {
         Ending::Failed(reason) => Err(anyhow::Error::msg(reason)),
         Ending::Finished | Ending::EarlyStop | Ending::Interrupted => Ok(ExitCode::SUCCESS),
     }

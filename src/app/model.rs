@@ -15,6 +15,7 @@ use hone_mistral::MistralEngine;
 use hone_train::Learner;
 
 use crate::config::Config;
+use crate::usage;
 
 /// Finds the configured model, fetches it from the hub, or unpacks the embedded one.
 pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
@@ -67,6 +68,23 @@ pub(super) async fn load_engine(
         anyhow::Ok((dir, Some(engine)))
     })
     .await?
+}
+
+/// Finds the configured model for a run on the records of the data directory `source`, and claims the
+/// run's own data directory for it.
+///
+/// # Errors
+/// If the model cannot be found or trained, or a directory belongs to another model: recorded token ids
+/// apply to one model only.
+pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<ModelDir> {
+    let data = &config.data.dir;
+    std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
+    let model = open_model(config, data).await?;
+    Learner::check(&model, &config.train)?;
+    let fits = owner(source, &model).context("--from-ledger: the records are of another model");
+    fits.map_err(usage)?;
+    claim(data, &model)?;
+    Ok(model)
 }
 
 /// File that names the model that a data directory belongs to.

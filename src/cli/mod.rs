@@ -2,6 +2,7 @@
 
 mod bench;
 mod common;
+mod from_ledger;
 mod generate;
 mod values;
 
@@ -20,6 +21,7 @@ pub use bench::{
     BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs, BenchTrainArgs,
 };
 pub use common::{ConfigArgs, DataArgs, RunArgs};
+pub use from_ledger::FromLedgerArgs;
 pub use generate::GenerateArgs;
 
 /// Serves a language model and keeps training it on its own traffic.
@@ -41,7 +43,7 @@ pub enum Command {
     Demo(DemoArgs),
     /// Serve a model and keep training it
     Serve(ServeArgs),
-    /// Train on a dataset without serving, with evaluations and a final report
+    /// Train on a dataset or on a daemon's records without serving, with a final report
     Train(TrainArgs),
     /// Evaluate the active policy and the base model on a dataset
     Eval(EvalArgs),
@@ -169,6 +171,9 @@ pub struct TrainArgs {
     /// Only print the memory that the trainer needs, by part
     #[arg(long)]
     pub explain_memory: bool,
+    /// Arguments for recorded completions.
+    #[command(flatten)]
+    pub ledger: FromLedgerArgs,
 }
 
 /// `hone eval`.

@@ -1,9 +1,10 @@
-//! Runs on a dataset: the commands, and data directories of earlier commits.
+//! Runs on a dataset or on recorded completions: the commands, and data directories of earlier commits.
 
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 mod commands;
 mod data;
+mod from_ledger;
 mod generate;
 mod hub;
 mod upgrade;

@@ -9,6 +9,7 @@ use serde_json::json;
 mod daemon;
 mod live_and_offline;
 mod ratings;
+mod recorded;
 mod rollback;
 mod webhook;
 use daemon::{Daemon, text};

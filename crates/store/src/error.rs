@@ -64,6 +64,12 @@ pub enum StoreError {
     /// Another process has opened the file.
     #[error("the ledger {0} is in use by another process")]
     InUse(String),
+    /// The last process that wrote the file ended without closing it, and reading alone cannot repair
+    /// it.
+    #[error(
+        "the ledger {0} was not closed when its last process ended: `hone db check` repairs it"
+    )]
+    NotClosed(String),
     /// The queue is full; only operations that may be shed are refused.
     #[error("the ledger's queue is full")]
     Overloaded,

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use redb::{
-    Builder, Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase,
-    WriteTransaction,
+    Builder, Database, DatabaseError, Durability, ReadOnlyDatabase, ReadTransaction,
+    ReadableDatabase, WriteTransaction,
 };
 
 use hone_core::files::{remove_any, sibling, sync_parent};
@@ -151,6 +151,12 @@ pub(crate) fn open_existing(path: &Path) -> Result<Database, StoreError> {
     builder().open(path).map_err(|e| open_error(path, e))
 }
 
+/// Opens the file at `path`, which must exist, without ever writing to it. Other readers may have it
+/// open too.
+pub(crate) fn open_read_only(path: &Path) -> Result<ReadOnlyDatabase, StoreError> {
+    builder().open_read_only(path).map_err(|e| open_error(path, e))
+}
+
 /// An [`Opener`] that opens or creates the file at `path`.
 pub(crate) fn opener(path: &Path) -> Opener {
     let path = path.to_owned();
@@ -166,6 +172,7 @@ fn builder() -> Builder {
 fn open_error(path: &Path, error: DatabaseError) -> StoreError {
     match error {
         DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.display().to_string()),
+        DatabaseError::RepairAborted => StoreError::NotClosed(path.display().to_string()),
         other => StoreError::Open { path: path.to_owned(), source: Arc::new(other.into()) },
     }
 }

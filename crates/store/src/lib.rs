@@ -26,7 +26,8 @@
 //!   operations, and tried again every second.
 //! - Files of earlier versions of Hone are migrated when they are opened; newer ones are refused.
 //!
-//! [`maintain`] has the offline operations of `hone db`.
+//! [`maintain`] has the offline operations of `hone db`. [`LedgerReader`] reads a file without ever
+//! writing to it.
 
 mod check;
 mod config;
@@ -36,6 +37,7 @@ mod format;
 pub mod maintain;
 mod migrate;
 mod op;
+mod read_only;
 mod reader;
 mod store;
 mod write;
@@ -43,6 +45,7 @@ mod write;
 pub use config::StoreConfig;
 pub use error::StoreError;
 pub use op::{Committed, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED, QuarantinedKey};
+pub use read_only::{LedgerReader, RecordSource};
 pub use reader::StoreStats;
 pub use store::Store;
 

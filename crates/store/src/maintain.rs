@@ -140,10 +140,6 @@ fn export_error(error: io::Error) -> StoreError {
 
 fn open(path: &Path) -> Result<Database, StoreError> {
     let database = file::open_existing(path)?;
-    let (found, known) = (migrate::version(&database)?, schema::VERSION);
-    migrate::refuse_newer(found, known)?;
-    if found < known {
-        return Err(StoreError::OlderSchema { found, known });
-    }
+    migrate::require_current(&database)?;
     Ok(database)
 }

@@ -65,7 +65,7 @@ pub(crate) fn run(
 }
 
 /// The schema version in the file; 0 for a file without tables.
-pub(crate) fn version(database: &Database) -> Result<u32, StoreError> {
+pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreError> {
     let tx = database.begin_read()?;
     let meta = match tx.open_table(schema::META) {
         Ok(meta) => meta,
@@ -84,6 +84,13 @@ pub(crate) fn version(database: &Database) -> Result<u32, StoreError> {
 /// Returns `NewerSchema` if the file's version is newer than `known`.
 pub(crate) fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
     if found > known { Err(StoreError::NewerSchema { found, known }) } else { Ok(()) }
+}
+
+/// Returns `NewerSchema` or `OlderSchema` if the file does not have the current version.
+pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), StoreError> {
+    let (found, known) = (version(database)?, schema::VERSION);
+    refuse_newer(found, known)?;
+    if found < known { Err(StoreError::OlderSchema { found, known }) } else { Ok(()) }
 }
 
 /// Checks that every table exists with the key and value types of the current schema.

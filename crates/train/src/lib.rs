@@ -28,8 +28,10 @@ pub mod policy;
 mod testing;
 
 pub use data::packing::TrainSample;
+pub use data::recorded::{RecordedGroup, RecordedSample};
 pub use driver::{
-    TrainError, TrainFailure, TrainHandle, TrainSetup, TrainState, TrainStatus, TrainWorker,
+    OfflineSetup, OfflineTrainer, TrainError, TrainFailure, TrainHandle, TrainSetup, TrainState,
+    TrainStatus, TrainWorker,
 };
 pub use error::LearnError;
 pub use learning::learner::{Learner, StepStats};

@@ -6,6 +6,7 @@ use hone_core::types::{StepRecord, UnixMillis};
 use hone_train::monitoring::warnings::Warning;
 
 use crate::runs::early_stop::Best;
+use crate::runs::from_ledger::report::RecordReport;
 use crate::runs::stats::Estimate;
 
 /// Why a run ended.
@@ -81,4 +82,7 @@ pub struct RunReport {
     pub best: Option<Best>,
     /// The directory of the best adapter.
     pub best_checkpoint: Option<String>,
+    /// The recorded completions of a run on a ledger, and what they say about the policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<RecordReport>,
 }

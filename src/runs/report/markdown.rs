@@ -12,6 +12,7 @@ use hone_train::monitoring::metric_names;
 use super::data::{Ending, RunReport};
 use super::plots;
 use crate::progress::clock;
+use crate::runs::from_ledger::report::RecordReport;
 use crate::runs::stats::Estimate;
 use crate::runs::table::{number, one_line};
 
@@ -22,6 +23,7 @@ pub(super) fn render(report: &RunReport) -> String {
     let mut text = format!("# {}\n\n", inline(&report.name));
     summary(&mut text, report);
     comparisons(&mut text, report);
+    text.extend(report.recorded.as_ref().map(RecordReport::markdown));
     warnings(&mut text, report);
     text.push_str("## Metrics\n\n");
     let plots = plots::all(report);

@@ -71,6 +71,7 @@ fn report() -> RunReport {
         }],
         best: Some(Best { step: 60, reward: 1.18 }),
         best_checkpoint: Some("runs/additions/best".to_owned()),
+        recorded: None,
     }
 }
 

@@ -6,8 +6,8 @@
 
 mod epochs;
 mod samples;
-mod saved_config;
-mod state;
+pub(super) mod saved_config;
+pub(super) mod state;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ use super::early_stop::StopDecision;
 use super::eval_set::{EvalSet, Evaluation};
 use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
-use super::{NO_DATASET, compare, data_check, table};
+use super::{NO_DATASET, NO_LENGTH, compare, data_check, table};
 use crate::app::{self, Core};
 use crate::config;
 use crate::config::Config;
@@ -120,10 +120,7 @@ pub async fn run(
 
 /// Checks what a run requires and the daemon does not.
 fn check(config: &Config) -> anyhow::Result<()> {
-    ensure!(
-        config.train.max_steps > 0 || config.train.epochs > 0.0,
-        "train.max_steps and train.epochs are 0: one of them must be set (--steps N or --epochs E)"
-    );
+    ensure!(config.train.max_steps > 0 || config.train.epochs > 0.0, NO_LENGTH);
     ensure!(config.train.enabled, "train.enabled is false: it must be true");
     ensure!(config.rollout.enabled, "rollout.enabled is false: it must be true");
     Ok(())
@@ -343,6 +340,7 @@ impl Run {
             warnings: state.warnings,
             best: state.best.best(),
             best_checkpoint: state.best_adapter,
+            recorded: None,
         };
         core.shutdown(app::RUN_GRACE).await?;
         let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;

@@ -9,15 +9,15 @@ use crate::config::Config;
 
 /// The effective configuration: file, environment and flags together.
 #[derive(Clone, Debug)]
-pub(super) struct SavedConfig {
+pub(in crate::runs) struct SavedConfig {
     /// The keys that differ from the defaults, and the parts of the dataset's route.
-    pub(super) keys: Vec<(String, String)>,
+    pub(in crate::runs) keys: Vec<(String, String)>,
     /// All keys as TOML, without secrets.
-    pub(super) text: String,
+    pub(in crate::runs) text: String,
 }
 
 impl SavedConfig {
-    pub(super) fn new(config: &Config) -> Result<Self, toml::ser::Error> {
+    pub(in crate::runs) fn new(config: &Config) -> Result<Self, toml::ser::Error> {
         let mut keys = config::differences(config)?;
         let routes = config.routes.0.iter().filter(|r| r.name == config.rollout.dataset_route);
         for part in routes.flat_map(|route| route.parts()) {
@@ -29,7 +29,7 @@ impl SavedConfig {
 
     /// Writes `config.toml` in the run's folder, in place of that of an earlier process. `step` is the
     /// last step before this one.
-    pub(super) fn save(&self, folder: &Path, step: u64) -> Result<PathBuf, FileError> {
+    pub(in crate::runs) fn save(&self, folder: &Path, step: u64) -> Result<PathBuf, FileError> {
         let path = folder.join("config.toml");
         let head = format!("# Configuration of `hone train` from step {} on.", step + 1);
         let note = "# The keys of the server, if any, are replaced by random ones.";

@@ -63,7 +63,7 @@ impl RunState {
 }
 
 /// The run's log files.
-pub(super) struct Logs {
+pub(in crate::runs) struct Logs {
     steps: JsonlLog,
     evaluations: JsonlLog,
     events: Option<EventWriter>,
@@ -72,7 +72,11 @@ pub(super) struct Logs {
 impl Logs {
     /// Opens `steps.jsonl`, `evaluations.jsonl` and TensorBoard's events in `folder`. Their records
     /// after step `first` are dropped.
-    pub(super) fn open(folder: &Path, first: u64, tensorboard: bool) -> anyhow::Result<Self> {
+    pub(in crate::runs) fn open(
+        folder: &Path,
+        first: u64,
+        tensorboard: bool,
+    ) -> anyhow::Result<Self> {
         let events = match tensorboard {
             true => {
                 let resumed = (first > 0).then_some(first);
@@ -90,7 +94,7 @@ impl Logs {
 
     /// Appends the metrics of a step, and TensorBoard's histograms of the values that
     /// `distributions` reads.
-    pub(super) fn step(
+    pub(in crate::runs) fn step(
         &mut self,
         record: &StepRecord,
         distributions: impl FnOnce() -> Result<BTreeMap<String, Vec<f64>>, StoreError>,
@@ -104,7 +108,7 @@ impl Logs {
     }
 
     /// Appends the metrics of an evaluation.
-    pub(super) fn evaluation(&mut self, record: &StepRecord) -> anyhow::Result<()> {
+    pub(in crate::runs) fn evaluation(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.evaluations.append(record)?;
         if let Some(events) = &mut self.events {
             events.scalars(record)?;

@@ -2,7 +2,7 @@ use super::*;
 use crate::format::codec::{LedgerRecord, decode, encode};
 use crate::format::schema;
 use crate::maintain::{check, compact, export, stats};
-use crate::{StoreError, file};
+use crate::{LedgerReader, RecordSource, StoreError, file};
 
 fn fill(path: &Path) {
     let store = open(path);
@@ -114,4 +114,41 @@ fn decoding_refuses_truncated_extended_and_newer_values() {
     refuses(&group(1, 1, &[1, 2], &["exact"]));
     refuses(&policy(1, PolicyState::Rejected));
     refuses(&step(1, &[1]));
+}
+
+#[test]
+fn a_reader_finds_every_record_and_changes_no_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    assert!(matches!(LedgerReader::open(&path), Err(StoreError::Open { .. })));
+    fill(&path);
+    let before = std::fs::read(&path).unwrap();
+    let (reader, second) = (LedgerReader::open(&path).unwrap(), LedgerReader::open(&path).unwrap());
+    let groups = reader.groups().unwrap();
+    assert_eq!((groups.len(), groups[0].id), (20, group_id(1)));
+    assert_eq!(second.policies().unwrap().len(), 1);
+    assert!(reader.quarantined().unwrap().is_empty());
+    assert!(reader.held_out_prompts().unwrap().is_empty());
+    assert_eq!(reader.interaction(interaction_id(1)).unwrap(), Some(interaction(1)));
+    let member = groups[0].members[0];
+    assert_eq!(reader.sample(member).unwrap().unwrap().id, member);
+    assert!(!reader.rewards_of(member).unwrap().is_empty());
+    drop((reader, second));
+    assert!(std::fs::read(&path).unwrap() == before, "the file has changed");
+}
+
+#[test]
+fn a_reader_refuses_files_in_use_and_files_that_were_not_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("ledger.redb"), dir.path().join("copy.redb"));
+    let store = open(&path);
+    store.commit_blocking(prompt_ops(1, 2)).unwrap();
+    assert!(matches!(LedgerReader::open(&path), Err(StoreError::InUse(_))));
+    // A crash leaves the same bytes.
+    std::fs::copy(&path, &copy).unwrap();
+    drop(store);
+    let refused = LedgerReader::open(&copy).err().unwrap();
+    assert!(matches!(refused, StoreError::NotClosed(_)), "{refused}");
+    assert!(check(&copy).is_ok());
+    assert!(LedgerReader::open(&copy).is_ok());
 }

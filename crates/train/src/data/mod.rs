@@ -9,9 +9,12 @@
 //!    `TrainSample`.
 //! 5. `packing` splits the step into shards and lays each shard out for one forward pass. It is
 //!    called by the learner.
+//!
+//! `recorded` has the groups of a ledger that another process wrote, which replace step 1.
 
 pub(crate) mod adaptive_weights;
 pub(crate) mod advantage;
 pub(crate) mod batch_builder;
 pub(crate) mod feedback_cap;
 pub(crate) mod packing;
+pub(crate) mod recorded;

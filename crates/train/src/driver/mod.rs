@@ -13,6 +13,8 @@
 //! 5. *Maybe publish*: a thread `hone-publish` writes the version, loads it into the engine, probes
 //!    and activates it, while this thread computes the next step.
 //!
+//! [`OfflineTrainer`] takes steps 1, 2 and 4 alone, on groups that another process recorded.
+//!
 //! A batch that cannot be stepped on changes nothing but the ledger, where its groups are dropped.
 //!
 //! Callers may rely on this:
@@ -44,4 +46,5 @@ pub use error::{TrainError, TrainFailure};
 pub use handle::TrainHandle;
 pub use setup::TrainSetup;
 pub use status::{TrainState, TrainStatus};
+pub use trainer::{OfflineSetup, OfflineTrainer};
 pub use worker::TrainWorker;

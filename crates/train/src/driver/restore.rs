@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use hone_core::files::{at, remove_any};
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
+use hone_engine::ModelDir;
 use hone_model::ModelSpec;
 use hone_store::Op;
 
@@ -19,6 +20,7 @@ use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::SkipLog;
 use super::status::StatusCell;
 use super::trainer::Trainer;
+use crate::config::TrainConfig;
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 use crate::data::batch_builder;
@@ -38,7 +40,11 @@ impl<'a> Trainer<'a> {
         pools: &'a ThreadPools,
         wake: &Sender<TrainCommand>,
     ) -> Result<Self, TrainFailure> {
-        let longest_sample = longest_sample(setup, pools.train.current_num_threads())?;
+        let longest_sample = longest_sample(
+            (&setup.model, &setup.config),
+            (setup.reserved_memory, setup.base.is_some()),
+            pools.train.current_num_threads(),
+        )?;
         let learner = pools.train.install(|| match &setup.base {
             Some(base) => Learner::with_model(base.clone(), &setup.config),
             None => Learner::new(&setup.model, &setup.config),
@@ -322,28 +328,26 @@ impl<'a> Trainer<'a> {
 }
 
 /// Adds the checkpoint's path to an error of the progress in it.
-fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnError {
+pub(super) fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnError {
     at(checkpoint)(error.into()).into()
 }
 
 /// Reason of the groups of a step that ended the process.
 const INTERRUPTED: &str = "interrupted";
 
-/// The longest sample that fits in the available memory. Refuses a run that does not fit, before the
-/// model is loaded.
-fn longest_sample(setup: &TrainSetup, threads: usize) -> LearnResult<usize> {
-    let context = setup.model.context();
+/// The longest sample that fits in the available memory, of which other parts of the process will need
+/// `reserved` bytes. Refuses a run that does not fit, before the model is loaded.
+pub(super) fn longest_sample(
+    (model, config): (&ModelDir, &TrainConfig),
+    (reserved, base_is_loaded): (usize, bool),
+    threads: usize,
+) -> LearnResult<usize> {
+    let context = model.context();
     let Some(available) = available_memory() else {
-        let set = setup.config.max_tokens;
-        return Ok(if set > 0 { set } else { context });
+        return Ok(if config.max_tokens > 0 { config.max_tokens } else { context });
     };
-    let spec = ModelSpec::from_config(&setup.model.config).map_err(LearnError::from)?;
-    let base = BaseMemory::read(&spec, &setup.model.weights, setup.config.base_dtype)?;
-    let room = MemoryRoom {
-        available,
-        reserved: setup.reserved_memory,
-        base_is_loaded: setup.base.is_some(),
-        threads,
-    };
-    room.longest_sample(&spec, base, &setup.config, context)
+    let spec = ModelSpec::from_config(&model.config).map_err(LearnError::from)?;
+    let base = BaseMemory::read(&spec, &model.weights, config.base_dtype)?;
+    let room = MemoryRoom { available, reserved, base_is_loaded, threads };
+    room.longest_sample(&spec, base, config, context)
 }

@@ -33,7 +33,7 @@ pub use registry::{Policies, PolicySetup};
 pub use rollback::Rollback;
 pub(crate) use rollback::is_activated;
 pub use version_dir::adapter_digest;
-pub(crate) use version_dir::version_name;
+pub(crate) use version_dir::{relative_dir, version_name, write_version};
 
 #[cfg(test)]
 mod tests;

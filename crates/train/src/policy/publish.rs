@@ -123,7 +123,8 @@ impl Policies {
             pinned: false,
             checks: Vec::new(),
         };
-        record.sha256 = Some(version_dir::write(&dir, candidate, &record)?);
+        record.sha256 =
+            Some(version_dir::write_version(&dir, |new| candidate.write(new), &record)?);
         self.save(&mut record).await?;
         Ok(record)
     }

@@ -8,8 +8,8 @@ use hone_core::files::{at, replace_dir};
 use hone_core::types::{PolicyRecord, PolicyVersion};
 use hone_model::adapter::peft::WEIGHTS_FILE;
 
-use super::candidate::Candidate;
 use super::error::PolicyError;
+use crate::error::LearnError;
 
 /// The directory of all versions, relative to the data directory.
 pub(super) const ADAPTERS: &str = "adapters";
@@ -20,7 +20,7 @@ pub(crate) fn version_name(version: PolicyVersion) -> String {
 }
 
 /// A version's directory relative to the data directory.
-pub(super) fn relative_dir(version: PolicyVersion) -> String {
+pub(crate) fn relative_dir(version: PolicyVersion) -> String {
     format!("{ADAPTERS}/{}", version_name(version))
 }
 
@@ -32,16 +32,16 @@ pub fn adapter_digest(dir: &Path) -> io::Result<String> {
     sha256_file(&dir.join(WEIGHTS_FILE))
 }
 
-/// Writes the candidate's files and a manifest to `dir`, which is complete or absent after a crash.
-/// Replaces what an interrupted publication left there. Returns the weights' SHA-256.
-pub(super) fn write(
+/// Writes the PEFT files of `write_adapter` and a manifest to `dir`, which is complete or absent after a
+/// crash. Replaces what an interrupted publication left there. Returns the weights' SHA-256.
+pub(crate) fn write_version(
     dir: &Path,
-    candidate: &dyn Candidate,
+    write_adapter: impl FnOnce(&Path) -> Result<(), LearnError>,
     record: &PolicyRecord,
 ) -> Result<String, PolicyError> {
     let mut digest = String::new();
     replace_dir(dir, |new| {
-        candidate.write(new)?;
+        write_adapter(new)?;
         digest = adapter_digest(new).map_err(at(&new.join(WEIGHTS_FILE)))?;
         let manifest = serde_json::json!({
             "version": record.version,

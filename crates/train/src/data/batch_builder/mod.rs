@@ -11,14 +11,14 @@ use hone_core::types::{
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
-use hone_store::{Op, QUARANTINED, Store, StoreError};
+use hone_store::{Op, QUARANTINED, RecordSource, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
 use crate::config::TrainConfig;
 
 /// One trainable completion with its rewards.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GroupMember {
     pub(crate) sample: Sample,
     /// Value of each reward part that the group lists and its route weights. Missing values are
@@ -28,7 +28,7 @@ pub(crate) struct GroupMember {
     pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
     /// Weights below 1 that `feedback_cap` gave to parts.
     pub(crate) cap_weights: BTreeMap<String, f64>,
-    /// Whether it is older than `train.max_staleness`.
+    /// Whether it is older than `train.max_staleness`, or recorded by another process.
     pub(crate) late: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct FeedbackOrigin {
 }
 
 /// A group with everything that training needs from the ledger.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BatchGroup {
     pub(crate) group: Group,
     pub(crate) prompt_ids: Vec<TokenId>,
@@ -178,7 +178,7 @@ impl TrainBatch {
 /// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without
 /// truncation by top-p, top-k or min-p: the recorded ones are renormalized over the kept tokens, so
 /// the logarithm of the kept mass is added.
-fn full_logprobs(sample: &Sample) -> Vec<f32> {
+pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
@@ -358,8 +358,8 @@ pub(crate) fn drop_groups(
 }
 
 /// Reads a group's prompt, trainable samples and rewards.
-fn load(
-    store: &Store,
+pub(crate) fn load(
+    store: &impl RecordSource,
     routes: &Routes,
     quarantined: &BTreeSet<String>,
     group: Group,
@@ -412,7 +412,7 @@ fn load(
 /// Aggregates a feedback reward again without the ratings of quarantined keys; returns whether it
 /// had such ratings.
 fn leave_out(
-    store: &Store,
+    store: &impl RecordSource,
     quarantined: &BTreeSet<String>,
     rule: Aggregate,
     reward: &mut Reward,

@@ -1,6 +1,7 @@
 //! The loop of the trainer's thread, and one optimizer step from batch to publication.
 
 mod batch;
+mod offline;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -27,6 +28,8 @@ use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
 use crate::policy::PublishOutcome;
+
+pub use offline::{OfflineSetup, OfflineTrainer};
 
 /// How long an idle trainer waits for a command before it looks for ready groups anyway.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,0 +1,225 @@
+//! Training on groups that another process recorded, without an engine and without a ledger to take the
+//! groups from.
+//!
+//! A step is that of the live trainer: the same batch, advantages and learner. The differences: the
+//! caller chooses the groups, every sample has the weight of late feedback, and nothing is durable before
+//! [`OfflineTrainer::save`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, StepRecord, now_ms};
+use hone_engine::ModelDir;
+use hone_model::kernels::parallel::with_threads;
+use hone_reward::Routes;
+use hone_store::{Op, Store};
+
+use crate::config::TrainConfig;
+use crate::data::batch_builder::TrainBatch;
+use crate::data::feedback_cap;
+use crate::data::recorded::{RecordedGroup, RecordedSample};
+use crate::driver::error::TrainFailure;
+use crate::driver::prepared::PreparedBatch;
+use crate::driver::progress::TrainProgress;
+use crate::driver::restore::{json_error, longest_sample};
+use crate::driver::setup::ThreadPools;
+use crate::driver::step_metrics;
+use crate::error::{LearnError, Result as LearnResult};
+use crate::learning::checkpoint;
+use crate::learning::learner::Learner;
+use crate::memory;
+use crate::policy::{relative_dir, write_version};
+
+/// A version that no sample has, so that no recorded log-probability has to equal the trainer's.
+const NO_VERSION: u64 = u64::MAX;
+
+/// What an [`OfflineTrainer`] trains, and how.
+pub struct OfflineSetup {
+    /// The keys of `[train]`.
+    pub config: TrainConfig,
+    /// Token limit of a completion, the divisor of the `dr_grpo` loss.
+    pub max_completion_tokens: usize,
+    /// The base model's directory.
+    pub model: ModelDir,
+    /// The routes, which define the weight of each reward part.
+    pub routes: Arc<Routes>,
+    /// The process's metrics.
+    pub metrics: Arc<Metrics>,
+}
+
+/// A learner that takes steps on recorded groups.
+pub struct OfflineTrainer {
+    setup: OfflineSetup,
+    pool: ThreadPool,
+    learner: Learner,
+    progress: TrainProgress,
+    records: Vec<StepRecord>,
+    left_out: u64,
+}
+
+impl OfflineTrainer {
+    /// Loads the model, and starts from a fresh adapter or from `train.lora.init_adapter`.
+    ///
+    /// # Errors
+    /// If the model or the adapter cannot be read or trained, or training does not fit in the memory.
+    pub fn new(setup: OfflineSetup) -> Result<Self, TrainFailure> {
+        let ThreadPools { train: pool, .. } = ThreadPools::new(setup.config.threads)?;
+        let threads = pool.current_num_threads();
+        let longest = longest_sample((&setup.model, &setup.config), (0, false), threads)?;
+        let mut learner = pool.install(|| Learner::new(&setup.model, &setup.config))?;
+        learner.set_longest_shard(longest);
+        let progress = TrainProgress::new(setup.config.baseline_window);
+        Ok(Self { setup, pool, learner, progress, records: Vec::new(), left_out: 0 })
+    }
+
+    /// The longest sample that can be trained on, prompt and completion together in tokens: by
+    /// `train.max_tokens`, or what fits in the memory.
+    ///
+    /// # Errors
+    /// If the model cannot be read or training does not fit in the memory.
+    pub fn longest_sample(model: &ModelDir, config: &TrainConfig) -> Result<usize, TrainFailure> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if config.threads == 0 { cores } else { config.threads };
+        Ok(longest_sample((model, config), (0, false), threads)?)
+    }
+
+    /// One optimizer step on groups. The inner error is why there was none: the weights are as before.
+    ///
+    /// # Errors
+    /// If a tensor operation fails.
+    pub fn step(
+        &mut self,
+        groups: &[&RecordedGroup],
+    ) -> Result<Result<StepRecord, String>, TrainFailure> {
+        let started = Instant::now();
+        let prepared = self.prepare(groups);
+        let (learner, samples) = (&mut self.learner, &prepared.samples);
+        let max_tokens = self.setup.max_completion_tokens;
+        let stats = self.pool.install(|| learner.step(samples, NO_VERSION, max_tokens));
+        let stats = match stats {
+            Ok(stats) => stats,
+            Err(error @ LearnError::Sample { .. }) => return Ok(Err(error.to_string())),
+            Err(error) => return Err(error.into()),
+        };
+        self.left_out += stats.faded.len() as u64;
+        if let Some(reason) = stats.skipped {
+            return Ok(Err(prepared.skip(reason).message));
+        }
+        let weights = &mut self.progress.weights;
+        weights.observe(&self.setup.routes, &prepared.batch);
+        let elapsed = started.elapsed();
+        let mut metrics = step_metrics::collect(stats.metrics, &prepared, weights, elapsed);
+        // The versions are those of another ledger.
+        metrics.remove("staleness_versions");
+        let step = self.learner.step_count();
+        // The groups are in another ledger, too.
+        let record = StepRecord { step, groups: Vec::new(), metrics, created: now_ms() };
+        self.progress.baselines = prepared.baselines;
+        self.progress.add_step(record.clone());
+        self.records.push(record.clone());
+        Ok(Ok(record))
+    }
+
+    /// The batch of a step, as the live trainer prepares it.
+    fn prepare(&self, groups: &[&RecordedGroup]) -> PreparedBatch {
+        let OfflineSetup { routes, metrics, config, .. } = &self.setup;
+        let groups = groups.iter().map(|group| group.batch.clone()).collect();
+        let mut batch = TrainBatch { groups };
+        feedback_cap::cap(&mut batch, routes, metrics);
+        self.progress.weights.apply(routes, &mut batch);
+        let mut baselines = self.progress.baselines.clone();
+        let advantages = baselines.advantages(&batch.rewards(), config);
+        let samples = batch.train_samples(&advantages);
+        PreparedBatch { batch, advantages, samples, baselines, staleness: 0.0 }
+    }
+
+    /// Number of samples that steps left out, because the policy has moved too far away from them. A
+    /// sample of several steps counts for each of them.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// The records of all steps, oldest first.
+    pub fn records(&self) -> &[StepRecord] {
+        &self.records
+    }
+
+    /// Natural-log probability of each sampled token under the policy that would be served, sample by
+    /// sample.
+    ///
+    /// # Errors
+    /// If a sample is malformed or a tensor operation fails.
+    pub fn score(&self, samples: &[RecordedSample<'_>]) -> Result<Vec<Vec<f32>>, TrainFailure> {
+        let policy = self.learner.snapshot()?;
+        let parallel = memory::shards_in_parallel(self.learner.spec());
+        let score = |sample: &RecordedSample<'_>| {
+            policy.score(sample.prompt_ids, sample.ids, sample.temperature)
+        };
+        let scored: LearnResult<Vec<Vec<f32>>> = self.pool.install(|| {
+            if parallel {
+                samples.par_iter().map(score).collect()
+            } else {
+                let threads = rayon::current_num_threads();
+                with_threads(threads, || samples.iter().map(score).collect())
+            }
+        });
+        Ok(scored?)
+    }
+
+    /// Writes what a data directory of `hone train` has: the checkpoint of the last step, the adapter as
+    /// policy version 1, and in `store` the steps and the version, which is the active one. `None`
+    /// without a step.
+    ///
+    /// # Errors
+    /// If a file or the ledger cannot be written.
+    pub fn save(
+        &mut self,
+        data: &Path,
+        store: &Store,
+    ) -> Result<Option<PolicyRecord>, TrainFailure> {
+        let Some(last) = self.records.last() else { return Ok(None) };
+        let (version, created) = (PolicyVersion(1), now_ms());
+        let base = PolicyRecord {
+            version: PolicyVersion::BASE,
+            parent: None,
+            step: 0,
+            adapter: None,
+            sha256: None,
+            metrics: std::collections::BTreeMap::new(),
+            state: PolicyState::Retired,
+            reason: None,
+            created,
+            pinned: false,
+            checks: Vec::new(),
+        };
+        let mut record = PolicyRecord {
+            version,
+            parent: Some(PolicyVersion::BASE),
+            step: last.step,
+            adapter: Some(relative_dir(version)),
+            metrics: last.metrics.clone(),
+            state: PolicyState::Active,
+            ..base.clone()
+        };
+        let checkpoints = data.join("checkpoints");
+        let dir = checkpoint::step_dir(&checkpoints, last.step);
+        self.progress.set_published(version);
+        let extra =
+            serde_json::to_value(&self.progress).map_err(|error| json_error(&dir, error))?;
+        self.learner.save(&dir, &extra)?;
+        let (policy, name) = (self.learner.snapshot()?, &self.setup.model.name);
+        let adapter = data.join(relative_dir(version));
+        record.sha256 = Some(write_version(&adapter, |new| policy.write(new, name), &record)?);
+        let steps = self.records.iter().map(|step| Op::Step(Box::new(step.clone())));
+        let mut ops = vec![Op::Policy(Box::new(base))];
+        ops.extend(steps);
+        ops.push(Op::Policy(Box::new(record.clone())));
+        store.commit_blocking(ops)?;
+        Ok(Some(record))
+    }
+}

@@ -1,0 +1,262 @@
+//! Which records of a ledger a run uses, and on which side they are.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use hone_core::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
+    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+};
+use hone_reward::Routes;
+use hone_reward::feedback::{Aggregate, aggregator};
+use hone_reward::routes::RouteList;
+use hone_store::{FeedbackEntry, LedgerReader, MERGED, Op, QuarantinedKey, Store, StoreConfig};
+
+use super::filter::{LedgerFilter, VersionRange};
+use super::held_out::split;
+use super::read::{RecordCounts, UsableGroup, read};
+
+const ROUTES: &str = "[[route]]\nname = \"users\"\n\
+    reward = [{ name = \"stars\", kind = \"feedback\", weight = 2.0 }]\n\
+    [[route]]\nname = \"graded\"\n\
+    reward = [{ name = \"exact\", kind = \"regex\", pattern = \"a\", weight = 0.5 }]";
+
+fn routes() -> Routes {
+    #[derive(Deserialize)]
+    struct Tables {
+        route: RouteList,
+    }
+    Routes::new(&toml::from_str::<Tables>(ROUTES).unwrap().route).unwrap()
+}
+
+/// The records of a ledger before they are written.
+#[derive(Default)]
+struct Book(Vec<Op>);
+
+impl Book {
+    /// A prompt of the tokens `[token, 7]`.
+    fn prompt(&mut self, token: u32, held_out: bool) -> Interaction {
+        let interaction = Interaction {
+            id: InteractionId::new(),
+            created: 1,
+            source: PromptSource::Live,
+            route: "graded".to_owned(),
+            model: "default".to_owned(),
+            key_id: None,
+            messages: Vec::new(),
+            metadata: BTreeMap::new(),
+            params: SamplingParams::default(),
+            prompt_ids: vec![token, 7],
+            template_hash: String::new(),
+            stop: Vec::new(),
+            held_out,
+        };
+        self.0.push(Op::Interaction(Box::new(interaction.clone())));
+        interaction
+    }
+
+    /// A completion of three tokens that ended at `created`, changed by `change`.
+    fn sample(
+        &mut self,
+        prompt: &Interaction,
+        created: u64,
+        change: impl FnOnce(&mut Sample),
+    ) -> Sample {
+        let mut sample = Sample {
+            id: SampleId::new(),
+            interaction: prompt.id,
+            choice: 0,
+            origin: SampleOrigin::Served,
+            created,
+            ids: vec![1, 2, 3],
+            logprobs: vec![-1.0, -0.5, -0.25],
+            kept: Vec::new(),
+            text: String::new(),
+            finish: FinishReason::Stop,
+            version: PolicyVersion(0),
+            params: SamplingParams::default(),
+            untrainable: None,
+        };
+        change(&mut sample);
+        self.0.push(Op::Sample(Box::new(sample.clone())));
+        sample
+    }
+
+    fn grade(&mut self, sample: &Sample, value: Option<f64>) {
+        self.0.push(Op::Reward(Box::new(Reward {
+            id: RewardId::new(),
+            sample: sample.id,
+            name: "exact".to_owned(),
+            value,
+            source: RewardSource::Grader,
+            created: 5,
+            idempotency_key: None,
+            comment: None,
+            key_id: None,
+        })));
+    }
+
+    fn rate(&mut self, sample: &Sample, key: &str) {
+        self.0.push(Op::Feedback(Box::new(FeedbackEntry {
+            interaction: sample.interaction,
+            choice: 0,
+            name: "stars".to_owned(),
+            value: Some(1.0),
+            comment: None,
+            idempotency_key: None,
+            key_id: Some(key.to_owned()),
+            created: 5,
+            join: aggregator(Aggregate::Mean),
+        })));
+    }
+
+    fn group(&mut self, route: &str, members: &[Sample], state: GroupState) {
+        let part = if route == "users" { "stars" } else { "exact" };
+        self.0.push(Op::Group(Box::new(Group {
+            id: GroupId::new(),
+            interaction: members[0].interaction,
+            route: route.to_owned(),
+            members: members.iter().map(|sample| sample.id).collect(),
+            parts: vec![part.to_owned()],
+            oldest_version: PolicyVersion(0),
+            created: 9,
+            state,
+        })));
+    }
+
+    /// A graded group of one completion of a prompt of its own.
+    fn graded(&mut self, token: u32, created: u64, change: impl FnOnce(&mut Sample)) {
+        let prompt = self.prompt(token, false);
+        let sample = self.sample(&prompt, created, change);
+        self.grade(&sample, Some(1.0));
+        self.group("graded", &[sample], GroupState::Trained(1));
+    }
+
+    /// Writes the ledger and reads it, with samples of up to 8 tokens.
+    fn read(self, filter: &LedgerFilter) -> anyhow::Result<(Vec<UsableGroup>, RecordCounts)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ledger.redb");
+        let metrics = std::sync::Arc::new(hone_core::metrics::Metrics::new().unwrap());
+        let store = Store::open(&path, &StoreConfig::default(), metrics).unwrap();
+        store.commit_blocking(self.0).unwrap();
+        drop(store);
+        read(&LedgerReader::open(&path).unwrap(), &routes(), filter, 8)
+    }
+}
+
+/// A ledger with one record of every kind.
+fn mixed() -> Book {
+    let mut book = Book::default();
+    let prompt = book.prompt(1, false);
+    let good = book.sample(&prompt, 10, |_| {});
+    let text = book.sample(&prompt, 10, |s| s.origin = SampleOrigin::Correction);
+    let greedy = book.sample(&prompt, 10, |s| s.untrainable = Some("greedy".to_owned()));
+    let blank = book.sample(&prompt, 10, |s| s.logprobs.clear());
+    let long = book.sample(&prompt, 10, |s| {
+        s.ids = vec![1; 7];
+        s.logprobs = vec![-1.0; 7];
+    });
+    let unscored = book.sample(&prompt, 10, |_| {});
+    for sample in [&good, &text, &greedy, &blank, &long] {
+        book.grade(sample, Some(1.0));
+    }
+    book.grade(&unscored, None);
+    let members = [good, text, greedy, blank, long, unscored];
+    // The daemon dropped it; its importance weights make it usable.
+    book.group("graded", &members, GroupState::Dropped("stale".to_owned()));
+    book.group("other", &members[..1], GroupState::Ready);
+    book.group("graded", &members[..1], GroupState::Dropped(MERGED.to_owned()));
+    let prompt = book.prompt(2, false);
+    let rated = book.sample(&prompt, 20, |s| s.version = PolicyVersion(3));
+    book.rate(&rated, "good");
+    book.group("users", &[rated], GroupState::Ready);
+    let prompt = book.prompt(3, false);
+    let spam = book.sample(&prompt, 30, |_| {});
+    book.rate(&spam, "bad");
+    book.group("users", &[spam], GroupState::Ready);
+    let (key_id, reason) = ("bad".to_owned(), "{}".to_owned());
+    book.0.push(Op::Quarantine(QuarantinedKey { key_id, reason, since: 6 }));
+    book
+}
+
+#[test]
+fn unusable_records_are_counted_by_their_reason() {
+    let (records, counts) = mixed().read(&LedgerFilter::default()).unwrap();
+    insta::assert_snapshot!(
+        counts.skipped_text(),
+        @"1 written by a client, 1 not trainable, 1 without log-probabilities, 1 too long, 1 of a route that the configuration lacks, 1 rated by quarantined keys, 1 without a reward"
+    );
+    assert_eq!((counts.found, counts.used, records.len()), (9, 2, 2));
+    let rewards = |record: &UsableGroup| -> Vec<f64> {
+        record.group.samples().flat_map(|s| s.rewards.into_values().collect::<Vec<_>>()).collect()
+    };
+    assert_eq!((rewards(&records[0]), rewards(&records[1])), (vec![0.5], vec![2.0]));
+    let sample = records[0].group.samples().next().unwrap();
+    assert_eq!((sample.prompt_ids, sample.ids), (&[1, 7][..], &[1, 2, 3][..]));
+    assert_eq!(sample.logprobs, [-1.0, -0.5, -0.25]);
+}
+
+#[test]
+fn filters_select_records() {
+    let used = |filter: LedgerFilter| mixed().read(&filter).map(|(_, counts)| counts.used);
+    let users = LedgerFilter { routes: vec!["users".to_owned()], ..LedgerFilter::default() };
+    assert_eq!(used(users.clone()).unwrap(), 1);
+    let third = VersionRange { first: 3, last: 9 };
+    assert_eq!(used(LedgerFilter { policies: vec![third], ..users.clone() }).unwrap(), 1);
+    assert_eq!(used(LedgerFilter { until: Some(20), ..LedgerFilter::default() }).unwrap(), 1);
+    let graded = LedgerFilter { routes: vec!["graded".to_owned()], ..LedgerFilter::default() };
+    let together = LedgerFilter { policies: vec![third], ..graded };
+    insta::assert_snapshot!(
+        used(together).unwrap_err(),
+        @"no record passes all of --since, --until, --route and --policy; each of them selects some"
+    );
+    insta::assert_snapshot!(
+        used(LedgerFilter { since: Some(25), ..users }).unwrap_err(),
+        @"of 1 records, 0 can be trained on: 1 rated by quarantined keys; rewards need the weights in the daemon's --config"
+    );
+    insta::assert_snapshot!(
+        Book::default().read(&LedgerFilter::default()).map(|_| ()).unwrap_err(),
+        @"the ledger has no completion that was scored or rated"
+    );
+}
+
+#[test]
+fn all_records_of_a_prompt_are_on_one_side() {
+    let mut book = Book::default();
+    for token in 0..40 {
+        book.graded(token, 10, |_| {});
+        book.graded(token, 20, |s| s.version = PolicyVersion(1));
+    }
+    let (records, _) = book.read(&LedgerFilter::default()).unwrap();
+    let prompts = |side: &[UsableGroup]| side.iter().map(|r| r.prompt).collect::<Vec<_>>();
+    let both = split(records, 0.3).unwrap();
+    let (train, held_out) = (prompts(&both.train), prompts(&both.held_out));
+    assert_eq!(train.len() + held_out.len(), 80);
+    assert!(held_out.iter().all(|prompt| !train.contains(prompt)));
+}
+
+#[test]
+fn prompts_of_exams_are_held_out_and_no_side_may_be_empty() {
+    let book = |exam: bool| {
+        let mut book = Book::default();
+        book.graded(1, 10, |_| {});
+        book.graded(2, 10, |_| {});
+        if exam {
+            // Only another request with the second prompt was marked.
+            book.prompt(2, true);
+        }
+        book.read(&LedgerFilter::default()).unwrap().0
+    };
+    let with_exam = split(book(true), 1e-9).unwrap();
+    assert_eq!((with_exam.train.len(), with_exam.held_out.len()), (1, 1));
+    let refused = |share: f64| split(book(false), share).map(|_| ()).unwrap_err();
+    insta::assert_snapshot!(
+        refused(1e-9),
+        @"--holdout is 0.000000001: of 2 recorded prompts it holds out none; use a larger share"
+    );
+    insta::assert_snapshot!(
+        refused(0.999_999_999),
+        @"--holdout is 0.999999999: of 2 recorded prompts it leaves none to train on; use a smaller share"
+    );
+}

@@ -1,0 +1,346 @@
+//! The run: read, split, train, compare, write.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+
+use hone_core::metrics::Metrics;
+use hone_core::types::{SampleId, StepRecord, UnixMillis, now_ms};
+use hone_reward::Routes;
+use hone_store::{LedgerReader, Store, StoreError};
+use hone_train::{OfflineSetup, OfflineTrainer, RecordedGroup, RecordedSample};
+
+use super::estimate::{PolicyEstimate, ScoredRecord};
+use super::filter::LedgerFilter;
+use super::held_out::{Split, split};
+use super::plan::{RunLength, steps};
+use super::read::{RecordCounts, UsableGroup, read};
+use super::report::RecordReport;
+use crate::app::{self, LEDGER};
+use crate::config::{self, Config};
+use crate::runs::NO_LENGTH;
+use crate::runs::progress::{RunProgress, RunView};
+use crate::runs::report::{Ending, RunReport};
+use crate::runs::train::saved_config::SavedConfig;
+use crate::runs::train::state::Logs;
+use crate::usage;
+
+/// The options of a run that are not in the configuration.
+#[derive(Clone, Debug)]
+pub struct FromLedgerOptions {
+    /// The data directory of a stopped daemon, or its ledger's file. It is never changed.
+    pub source: PathBuf,
+    /// The records to use.
+    pub filter: LedgerFilter,
+    /// Share of the prompts to hold out, between 0 and 1.
+    pub holdout: f64,
+    /// Directory of the report; `run/report` in the run's data directory if absent.
+    pub report: Option<PathBuf>,
+    /// Whether progress is a bar on a terminal.
+    pub terminal: bool,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub struct FromLedgerOutcome {
+    /// The report's contents.
+    pub report: RunReport,
+    /// The report's file.
+    pub file: PathBuf,
+}
+
+/// The configuration that `hone train` keeps in a data directory; `None` if there is none.
+pub fn saved_configuration(source: &Path) -> Option<PathBuf> {
+    let file = source.join("run/config.toml");
+    file.is_file().then_some(file)
+}
+
+/// Trains on the records of a ledger until `train.max_steps`, the end of `train.epochs`, or `interrupt`,
+/// and writes the adapter, a checkpoint, logs and a report to the data directory, which must not have a
+/// ledger yet.
+///
+/// # Errors
+/// If the configuration permits no step, the ledger cannot be read or is in use, its tokens are of
+/// another model, an option selects no record, one side of the split would be empty, or a file cannot be
+/// written. A step that fails ends the run; the steps before it are kept.
+pub async fn run(
+    mut config: Config,
+    options: FromLedgerOptions,
+    interrupt: impl Future<Output = ()>,
+) -> anyhow::Result<FromLedgerOutcome> {
+    let file = ledger_file(&options.source);
+    check(&config, &options, &file).map_err(usage)?;
+    let started = now_ms();
+    let metrics = Arc::new(Metrics::new()?);
+    let ledger = open(&file)?;
+    let source = file.parent().unwrap_or(Path::new("."));
+    let model = app::model_of_records(&config, source).await?;
+    let rewards = app::reward_tools(&config, metrics.clone()).await?;
+    let routes = Arc::new(rewards.routes(&config).await?);
+    let longest = OfflineTrainer::longest_sample(&model, &config.train)?;
+    let data = read_split(&ledger, &routes, &options, longest).map_err(usage)?;
+    drop(ledger);
+
+    let sizes: Vec<usize> = data.train.iter().map(RecordedGroup::len).collect();
+    let (max_steps, epochs) = (config.train.max_steps, config.train.epochs);
+    let length = if epochs > 0.0 { RunLength::Epochs(epochs) } else { RunLength::Steps(max_steps) };
+    let plan = steps(&sizes, length, config.train.samples_per_step, config.train.seed);
+    (config.train.max_steps, config.train.epochs) = (plan.len() as u64, 0.0);
+    config::validate(&config).map_err(usage)?;
+    let trainer = OfflineTrainer::new(OfflineSetup {
+        config: config.train.clone(),
+        max_completion_tokens: config.rollout.max_tokens as usize,
+        model: model.clone(),
+        routes,
+        metrics: metrics.clone(),
+    })?;
+    let mut run = LedgerRun::new(&config, &options, trainer, data.train)?;
+    run.progress.note(&data.note);
+    let before = run.evaluate(0, &data.held_out)?;
+    let ending = run.steps(&plan, interrupt).await;
+    let after = match run.view.step {
+        0 => before,
+        step => run.evaluate(step, &data.held_out)?,
+    };
+    run.progress.finish();
+    if run.view.step > 0 {
+        let store = Store::open(&config.data.dir.join(LEDGER), &config.store, metrics)?;
+        run.trainer.save(&config.data.dir, &store)?;
+        store.close().await?;
+    }
+    let held_out = merged(&data.held_out);
+    let recorded = RecordReport {
+        ledger: file.display().to_string(),
+        records: data.counts,
+        train_prompts: data.train_prompts,
+        train_records: sizes.iter().sum(),
+        held_out_prompts: data.held_out_prompts,
+        held_out_records: held_out.len(),
+        left_out: run.trainer.left_out(),
+        skipped_batches: run.view.skipped,
+        mean_reward: held_out.iter().map(reward).sum::<f64>() / held_out.len() as f64,
+        before,
+        after,
+    };
+    let LedgerRun { trainer, saved_config, config_file, folder, .. } = run;
+    let report = RunReport {
+        name: recorded.ledger.clone(),
+        model: model.name,
+        started,
+        ended: now_ms(),
+        ending,
+        configuration: saved_config.keys,
+        configuration_text: saved_config.text,
+        configuration_file: Some(config_file.display().to_string()),
+        steps: trainer.records().to_vec(),
+        held_out: Vec::new(),
+        comparisons: Vec::new(),
+        samples: Vec::new(),
+        warnings: Vec::new(),
+        best: None,
+        best_checkpoint: None,
+        recorded: Some(recorded),
+    };
+    let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;
+    Ok(FromLedgerOutcome { report, file })
+}
+
+/// The ledger of a data directory, or the file itself.
+fn ledger_file(source: &Path) -> PathBuf {
+    if source.is_file() { source.to_owned() } else { source.join(LEDGER) }
+}
+
+/// Checks what needs no record.
+fn check(config: &Config, options: &FromLedgerOptions, file: &Path) -> anyhow::Result<()> {
+    let (train, source) = (&config.train, options.source.display());
+    ensure!(train.max_steps > 0 || train.epochs > 0.0, NO_LENGTH);
+    ensure!(train.enabled, "train.enabled is false: it must be true");
+    ensure!(
+        options.holdout > 0.0 && options.holdout < 1.0,
+        "--holdout is {}: it must be between 0 and 1",
+        options.holdout
+    );
+    ensure!(file.is_file(), "--from-ledger is {source}: {} does not exist", file.display());
+    let (data, own) = (config.data.dir.display(), config.data.dir.join(LEDGER));
+    let same = own.canonicalize().is_ok_and(|own| file.canonicalize().is_ok_and(|f| f == own));
+    ensure!(
+        !same,
+        "--from-ledger is {source}, which is also the data directory of the run: the records are \
+         never changed; choose another directory with --data"
+    );
+    ensure!(
+        !own.exists(),
+        "data.dir {data} has a ledger already: a run on records begins in a directory without one; \
+         choose it with --data"
+    );
+    Ok(())
+}
+
+fn open(file: &Path) -> anyhow::Result<LedgerReader> {
+    LedgerReader::open(file).map_err(|error| {
+        let advice = match &error {
+            StoreError::InUse(_) => "; stop its daemon, or use a snapshot of its directory",
+            _ => "",
+        };
+        anyhow::anyhow!("--from-ledger: {error}{advice}")
+    })
+}
+
+/// The records of a run.
+struct RunData {
+    counts: RecordCounts,
+    train: Vec<RecordedGroup>,
+    train_prompts: usize,
+    held_out: Vec<RecordedGroup>,
+    held_out_prompts: usize,
+    /// The numbers in words.
+    note: String,
+}
+
+fn read_split(
+    ledger: &LedgerReader,
+    routes: &Routes,
+    options: &FromLedgerOptions,
+    longest: usize,
+) -> anyhow::Result<RunData> {
+    let (records, counts) = read(ledger, routes, &options.filter, longest)?;
+    let Split { train, held_out } = split(records, options.holdout)?;
+    let prompts =
+        |side: &[UsableGroup]| side.iter().map(|r| r.prompt).collect::<BTreeSet<_>>().len();
+    let (train_prompts, held_out_prompts) = (prompts(&train), prompts(&held_out));
+    let groups = |side: Vec<UsableGroup>| side.into_iter().map(|r| r.group).collect::<Vec<_>>();
+    let skipped = counts.skipped_text();
+    let others = if skipped.is_empty() { skipped } else { format!("; not used: {skipped}") };
+    let note = format!(
+        "{} of {} records: {train_prompts} prompts to train on, {held_out_prompts} held out{others}",
+        counts.used, counts.found
+    );
+    let (train, held_out) = (groups(train), groups(held_out));
+    Ok(RunData { counts, train, train_prompts, held_out, held_out_prompts, note })
+}
+
+/// Every completion of the groups once, with the rewards of all groups that have it.
+fn merged(groups: &[RecordedGroup]) -> Vec<RecordedSample<'_>> {
+    let mut samples: BTreeMap<SampleId, RecordedSample<'_>> = BTreeMap::new();
+    for sample in groups.iter().flat_map(RecordedGroup::samples) {
+        match samples.get_mut(&sample.id) {
+            Some(known) => known.rewards.extend(sample.rewards),
+            None => _ = samples.insert(sample.id, sample),
+        }
+    }
+    samples.into_values().collect()
+}
+
+/// The weighted sum of a completion's rewards.
+fn reward(sample: &RecordedSample<'_>) -> f64 {
+    sample.rewards.values().sum()
+}
+
+struct LedgerRun {
+    trainer: OfflineTrainer,
+    groups: Vec<RecordedGroup>,
+    logs: Logs,
+    saved_config: SavedConfig,
+    config_file: PathBuf,
+    /// The directory `run` in the data directory.
+    folder: PathBuf,
+    progress: RunProgress,
+    view: RunView,
+    began: Instant,
+}
+
+impl LedgerRun {
+    fn new(
+        config: &Config,
+        options: &FromLedgerOptions,
+        trainer: OfflineTrainer,
+        groups: Vec<RecordedGroup>,
+    ) -> anyhow::Result<Self> {
+        let folder = config.data.dir.join("run");
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let saved_config = SavedConfig::new(config)?;
+        let steps = config.train.max_steps;
+        Ok(Self {
+            trainer,
+            groups,
+            logs: Logs::open(&folder, 0, config.run.tensorboard)?,
+            config_file: saved_config.save(&folder, 0)?,
+            saved_config,
+            folder,
+            progress: RunProgress::new(options.terminal, steps / 40),
+            view: RunView::new(0, steps),
+            began: Instant::now(),
+        })
+    }
+
+    /// Takes the steps of a plan, until one fails or the run is interrupted.
+    async fn steps(&mut self, plan: &[Vec<usize>], interrupt: impl Future<Output = ()>) -> Ending {
+        tokio::pin!(interrupt);
+        let (mut trained, mut skipped) = (0_usize, None);
+        for groups in plan {
+            let is_interrupted = tokio::select! {
+                biased;
+                () = &mut interrupt => true,
+                () = tokio::task::yield_now() => false,
+            };
+            if is_interrupted {
+                return Ending::Interrupted;
+            }
+            trained += groups.len();
+            let epoch = trained as f64 / self.groups.len() as f64;
+            match self.step(groups, epoch) {
+                Ok(None) => {}
+                Ok(Some(reason)) => skipped = Some(reason),
+                Err(error) => return Ending::Failed(format!("{error:#}")),
+            }
+        }
+        match skipped {
+            Some(reason) if self.view.step == 0 => {
+                Ending::Failed(format!("no step was taken: {reason}"))
+            }
+            _ => Ending::Finished,
+        }
+    }
+
+    /// Takes one step; returns why there was none.
+    fn step(&mut self, groups: &[usize], epoch: f64) -> anyhow::Result<Option<String>> {
+        let groups: Vec<&RecordedGroup> = groups.iter().map(|group| &self.groups[*group]).collect();
+        match self.trainer.step(&groups)? {
+            Ok(record) => {
+                self.view.add_step(&record, self.began.elapsed());
+                let mut logged = record;
+                logged.metrics.insert("epoch".to_owned(), epoch);
+                self.logs.step(&logged, || Ok(BTreeMap::new()))?;
+                self.progress.update(&mut self.view);
+                Ok(None)
+            }
+            Err(reason) => {
+                self.view.skipped += 1;
+                self.progress.update_skipped(&mut self.view);
+                Ok(Some(reason))
+            }
+        }
+    }
+
+    /// What the held-out records say about the current policy.
+    fn evaluate(
+        &mut self,
+        step: u64,
+        held_out: &[RecordedGroup],
+    ) -> anyhow::Result<PolicyEstimate> {
+        let samples = merged(held_out);
+        let scored = self.trainer.score(&samples)?;
+        let record = |(sample, scored): (&RecordedSample<'_>, &Vec<f32>)| {
+            ScoredRecord::new(sample.route, reward(sample), &sample.logprobs, scored)
+        };
+        let records: Vec<ScoredRecord> = samples.iter().zip(&scored).map(record).collect();
+        let estimate = PolicyEstimate::of(&records);
+        let created: UnixMillis = now_ms();
+        let metrics = estimate.metrics();
+        self.logs.evaluation(&StepRecord { step, groups: Vec::new(), metrics, created })?;
+        Ok(estimate)
+    }
+}
