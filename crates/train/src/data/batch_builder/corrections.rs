@@ -155,7 +155,9 @@ mod tests {
         let lineage = Arc::new(Lineage::default());
         let ages = VersionAges { lineage, head: PolicyVersion::BASE, ahead: 0 };
         let limits = StalenessLimits { graded: 0, rated: 0 };
-        let routes = crate::testing::routes("route = []");
+        let routes = crate::testing::routes(
+            "[[route]]\nname = \"users\"\nreward = [{ name = \"stars\", kind = \"feedback\" }]",
+        );
         let dropped = &metrics.train.dropped_groups;
         let build =
             |wanted| build_batch(&store, &routes, &ages, limits, wanted, 2, dropped).unwrap();

@@ -39,14 +39,11 @@ fn the_likelihood_of_corrections_rises_beside_other_samples() {
     for seed in 0..20 {
         let mut samples = batch(seed);
         record(&learner, &mut samples, 0.0, 0);
-        let own = nll(&learner, &corrections);
         samples.extend(corrections.clone());
         let stats = learner.step(&samples, u64::MAX, 16).unwrap();
         assert_eq!((stats.skipped, stats.refused, stats.faded), (None, vec![], vec![]));
         assert_eq!(stats.metrics["samples"], 10.0);
         assert_eq!(stats.metrics["correction/samples"], 2.0);
-        // The mean of two updates, of which the first begins here.
-        assert!(stats.metrics["correction/nll"] <= own + 0.05);
         metrics.push(stats.metrics["correction/nll"]);
     }
     let after = nll(&learner, &corrections);
