@@ -102,7 +102,7 @@ impl<'a> PostedFeedback<'a> {
         self.fields.invalid("correction", "text without special tokens")
     }
 
-    /// The ledger entry of the rating of one completion for a part, if the completion's route accepts it.
+    /// The ledger entry of one completion's rating for a part, if the completion's route accepts it.
     pub(super) fn entry(
         &self,
         state: &AppState,
