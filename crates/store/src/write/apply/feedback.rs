@@ -250,8 +250,8 @@ impl LedgerTables<'_> {
     }
 }
 
-/// The id of row `number` of a conversation, a preference or a correction with a rating. It is a function of the operation's id, so that a
-/// repeated operation finds the rows that it created.
+/// The id of row `number` of a conversation, a preference or a correction with a rating. It is a
+/// function of the operation's id, so that a repeated operation finds the rows that it created.
 pub(super) fn id_of_turn(id: RewardId, number: usize) -> RewardId {
     RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
 }
