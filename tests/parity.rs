@@ -137,6 +137,7 @@ impl Pair {
                 version,
                 truncated: false,
                 late: false,
+                correction: false,
             });
         }
         (largest, samples)

@@ -53,6 +53,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         learning: LearningLimits {
             enabled: config.train.enabled,
             max_staleness: config.train.feedback_max_staleness,
+            correction_weight: config.train.correction_weight,
         },
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),

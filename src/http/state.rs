@@ -20,6 +20,8 @@ pub struct LearningLimits {
     pub enabled: bool,
     /// `train.feedback_max_staleness`.
     pub max_staleness: u64,
+    /// `train.correction_weight`.
+    pub correction_weight: f64,
 }
 
 /// The parts of the daemon that the handlers use.

@@ -3,6 +3,7 @@
 
 mod admin;
 mod chat;
+mod corrections;
 mod disconnects;
 mod feedback;
 mod graders;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -57,6 +57,7 @@ impl FakeRollout {
 pub struct FakeTrainer {
     pub training: AtomicBool,
     paused: AtomicBool,
+    pub longest_sample: AtomicUsize,
 }
 
 #[async_trait]
@@ -68,7 +69,8 @@ impl TrainControl for FakeTrainer {
             (false, true) => TrainState::Paused,
             (false, false) => TrainState::Waiting,
         };
-        TrainStatus { state, step: 7, ..TrainStatus::default() }
+        let max_sample_tokens = self.longest_sample.load(Ordering::SeqCst);
+        TrainStatus { state, step: 7, max_sample_tokens, ..TrainStatus::default() }
     }
     fn pause(&self) -> Result<(), TrainError> {
         self.paused.store(true, Ordering::SeqCst);
@@ -192,7 +194,7 @@ impl Server {
             routes: RouteList::default(),
             graders: Backends::default(),
             holdout_share: 0.0,
-            learning: LearningLimits { enabled: true, max_staleness: 2 },
+            learning: LearningLimits { enabled: true, max_staleness: 2, correction_weight: 0.5 },
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();

@@ -85,7 +85,9 @@ impl Checker<'_> {
             let prompt = row.interaction.0.as_bytes();
             let indexed = self.samples_of.get((prompt, *key))?.map(|v| v.value());
             let expected = (row.origin == SampleOrigin::Served, row.choice);
-            let paired = row.ids.len() == row.logprobs.len();
+            let is_correction = row.origin == SampleOrigin::Correction;
+            let expected_logprobs = if is_correction { 0 } else { row.ids.len() };
+            let paired = row.logprobs.len() == expected_logprobs;
             let masses = row.kept.is_empty() || row.kept.len() == row.ids.len();
             Ok(vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
@@ -102,10 +104,12 @@ impl Checker<'_> {
             Ok(vec![(right, "wrong key"), (known, "its sample is missing")])
         })?;
         self.each(problems, schema::FEEDBACK, name, |key, row: Reward| {
+            // A correction has a sample in place of a value.
+            let has_sample = self.samples.get(*key)?.is_some();
             let current = self.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
             Ok(vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
-                (current.is_some(), "its reward is missing"),
+                (has_sample || current.is_some(), "its reward is missing"),
             ])
         })?;
         self.each(problems, schema::GROUPS, name, |key, row: Group| {

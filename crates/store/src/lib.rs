@@ -44,7 +44,10 @@ mod write;
 
 pub use config::StoreConfig;
 pub use error::StoreError;
-pub use op::{Committed, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED, QuarantinedKey};
+pub use op::{
+    Committed, CorrectionEntry, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
+    QuarantinedKey,
+};
 pub use read_only::{LedgerReader, RecordSource};
 pub use reader::StoreStats;
 pub use store::Store;

@@ -2,7 +2,7 @@
 
 use hone_core::types::{
     Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, Sample,
-    SampleId, StepRecord, UnixMillis,
+    SampleId, StepRecord, TokenId, UnixMillis,
 };
 
 /// Reason of groups dropped because all their feedback is quarantined.
@@ -30,6 +30,10 @@ pub enum Op {
     /// Records two ratings of one client for one part: both, or neither. Records nothing if the
     /// first entry's idempotency key is known.
     Preference(Box<[FeedbackEntry; 2]>),
+    /// Records a client's corrected text for one completion, as a group of its own, together with a
+    /// rating if there is one. It replaces the correction of the same client for the same choice that
+    /// waits for the trainer. Records nothing if the idempotency key is known.
+    Correction(Box<CorrectionEntry>),
     /// Quarantines an API key. If it is quarantined already, the first reason stays.
     Quarantine(QuarantinedKey),
     /// Ends the quarantine of an API key. Feedback whose group was dropped with the reason
@@ -70,7 +74,10 @@ impl Op {
             Self::Interaction(_) => "interactions",
             Self::Sample(_) => "samples",
             Self::Reward(_) => "rewards",
-            Self::Feedback(_) | Self::Conversation(_) | Self::Preference(_) => "feedback",
+            Self::Feedback(_)
+            | Self::Conversation(_)
+            | Self::Preference(_)
+            | Self::Correction(_) => "feedback",
             Self::Quarantine(_) | Self::Release(_) => "quarantine",
             Self::Group(_) | Self::GroupState(..) | Self::DropMembers { .. } => "groups",
             Self::Policy(_) => "policy_versions",
@@ -103,6 +110,31 @@ pub struct FeedbackEntry {
     pub join: fn(&[Rating]) -> Option<f64>,
 }
 
+/// The text that a completion should have been, as a client posts it.
+#[derive(Clone, Debug)]
+pub struct CorrectionEntry {
+    /// The corrected completion.
+    pub interaction: InteractionId,
+    /// Index among the completion's served choices.
+    pub choice: u32,
+    /// The corrected text.
+    pub text: String,
+    /// Its tokens, the stop token included.
+    pub ids: Vec<TokenId>,
+    /// Why it is not trained on; `None` if it waits for the trainer.
+    pub unused: Option<String>,
+    /// The rating that was posted with it. Its idempotency key is ignored.
+    pub rating: Option<FeedbackEntry>,
+    /// The client's remark.
+    pub comment: Option<String>,
+    /// Posts with the same key count once.
+    pub idempotency_key: Option<String>,
+    /// Identifies the API key, which identifies the client.
+    pub key_id: Option<String>,
+    /// When it arrived.
+    pub created: UnixMillis,
+}
+
 /// An API key whose feedback is recorded but not trained on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuarantinedKey {
@@ -114,10 +146,10 @@ pub struct QuarantinedKey {
     pub since: UnixMillis,
 }
 
-/// The result of an [`Op::Feedback`], [`Op::Conversation`] or [`Op::Preference`].
+/// The result of an [`Op::Feedback`], [`Op::Conversation`], [`Op::Preference`] or [`Op::Correction`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedbackOutcome {
-    /// Recorded for this sample; of two samples, for the first.
+    /// Recorded for this served sample; of two samples, for the first.
     Recorded(SampleId),
     /// The idempotency key was recorded earlier, for this sample.
     Duplicate(SampleId),
@@ -145,7 +177,7 @@ impl FeedbackOutcome {
 /// The result of a committed batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Committed {
-    /// One outcome for each [`Op::Feedback`], [`Op::Conversation`] and [`Op::Preference`] of the
-    /// batch, in order.
+    /// One outcome for each [`Op::Feedback`], [`Op::Conversation`], [`Op::Preference`] and
+    /// [`Op::Correction`] of the batch, in order.
     pub feedback: Vec<FeedbackOutcome>,
 }

@@ -256,6 +256,11 @@ pub(crate) fn waiting_ratings(tx: &ReadTransaction) -> Result<u64, StoreError> {
     Ok(count)
 }
 
+/// Number of corrections that wait for the trainer.
+pub(crate) fn waiting_corrections(tx: &ReadTransaction) -> Result<usize, StoreError> {
+    Ok(ready_groups(tx, usize::MAX)?.iter().filter(|group| group.is_correction()).count())
+}
+
 /// Number of groups in state `Ready`.
 pub(crate) fn ready_count(tx: &ReadTransaction) -> Result<usize, StoreError> {
     let ready = tx.open_table(schema::READY)?.len()?;

@@ -80,6 +80,8 @@ impl Store {
         metrics.train.ready_groups.set(i64::try_from(ready_count).unwrap_or(i64::MAX));
         let waiting = file.read(reader::waiting_ratings)?;
         metrics.feedback_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        let waiting = file.read(reader::waiting_corrections)?;
+        metrics.corrections_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
         let (ready_sender, ready) = watch::channel(ready_count);
         let (feedback_sender, feedback) = watch::channel(0);
         let policies: Vec<PolicyRecord> =
@@ -251,6 +253,12 @@ impl Store {
             let feedback = tx.open_table(schema::FEEDBACK)?;
             reader::ratings(&tx.open_table(schema::RATINGS)?, &feedback, id, name)
         })
+    }
+
+    /// The row of feedback that recorded a correction, with the client's API key, by the correction's
+    /// sample.
+    pub fn correction(&self, id: SampleId) -> Result<Option<Reward>, StoreError> {
+        self.read(|tx| reader::find(tx, schema::FEEDBACK, id.0.as_bytes()))
     }
 
     /// QuarantinedKey API keys, by id.

@@ -52,6 +52,7 @@ pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
                 version: 1,
                 truncated: false,
                 late: false,
+                correction: false,
             }
         })
         .collect()

@@ -243,6 +243,7 @@ impl Data {
                 version: 0,
                 truncated: false,
                 late: false,
+                correction: false,
             })
         };
         self.samples.into_iter().map(sample).collect()

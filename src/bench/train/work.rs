@@ -87,6 +87,7 @@ mod tests {
             version: 0,
             truncated: false,
             late: false,
+            correction: false,
         };
         let work = Work::new(&spec, &[sample(vec![1, 2]), sample(vec![4])], 1);
         // Four tokens are computed: three of the prompt, and the first of the first completion.

@@ -1,5 +1,5 @@
 //! `POST /v1/feedback`: a client's judgment of a completion, of a pair of completions or of a whole
-//! conversation.
+//! conversation, or the text that a completion should have been.
 //!
 //! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
 //! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
@@ -8,6 +8,7 @@
 //!
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
+mod correction;
 mod pair;
 mod posted;
 mod prospect;
@@ -24,6 +25,7 @@ use hone_core::types::{Interaction, InteractionId, SampleId, SampleOrigin};
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
+use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
 use self::recording::{Refusal, commit, find_interaction, prospect};
@@ -42,6 +44,7 @@ pub(super) enum FeedbackResponse {
     Completion(CompletionFeedback),
     Session(SessionFeedback),
     Pair(PairFeedback),
+    Correction(CorrectionFeedback),
 }
 
 /// The response to feedback on one completion.
@@ -92,9 +95,18 @@ pub(super) async fn create(
         recorded.map(|(status, answer)| (status, FeedbackResponse::Pair(answer)))
     } else {
         match PostedFeedback::read(&body, caller) {
-            Ok(posted) => match posted.target {
-                Target::Completion(id, choice) => completion(&state, &posted, id, choice).await,
-                Target::Session(session) => conversation(&state, &posted, session).await,
+            Ok(posted) => match (posted.target, posted.correction, posted.name) {
+                (Target::Completion(id, choice), Some(text), _) => {
+                    let recorded = correction::record(&state, &posted, text, id, choice).await;
+                    recorded.map(|(status, answer)| (status, FeedbackResponse::Correction(answer)))
+                }
+                (Target::Completion(id, choice), None, Some(name)) => {
+                    completion(&state, &posted, name, id, choice).await
+                }
+                (Target::Session(session), _, Some(name)) => {
+                    conversation(&state, &posted, name, session).await
+                }
+                (_, _, None) => Err(Refusal::Invalid(posted.missing_name())),
             },
             Err(error) => Err(Refusal::Invalid(error)),
         }
@@ -114,6 +126,7 @@ type Recorded = Result<(&'static str, FeedbackResponse), Refusal>;
 async fn completion(
     state: &AppState,
     posted: &PostedFeedback<'_>,
+    name: &str,
     id: InteractionId,
     choice: u32,
 ) -> Recorded {
@@ -122,7 +135,7 @@ async fn completion(
         || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-    let entry = posted.entry(state, route, id, choice).map_err(Refusal::Invalid)?;
+    let entry = posted.entry(state, route, name, id, choice).map_err(Refusal::Invalid)?;
     let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
         FeedbackOutcome::Recorded(sample) => ("recorded", sample),
         FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
@@ -140,7 +153,12 @@ async fn completion(
     Ok((status, FeedbackResponse::Completion(response)))
 }
 
-async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &str) -> Recorded {
+async fn conversation(
+    state: &AppState,
+    posted: &PostedFeedback<'_>,
+    name: &str,
+    session: &str,
+) -> Recorded {
     // The last turn may still be queued for the ledger.
     state.store.flush().await?;
     let turns = state.store.turns_of(posted.caller.key_id.as_deref(), session, MAX_TURNS + 1)?;
@@ -161,7 +179,7 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
     for id in turns {
         let Some(interaction) = state.store.interaction(id)? else { continue };
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-        entries.push(posted.entry(state, route, id, 0).map_err(Refusal::Invalid)?);
+        entries.push(posted.entry(state, route, name, id, 0).map_err(Refusal::Invalid)?);
         interactions.push(interaction);
     }
     let last = entries.last().cloned();
@@ -173,17 +191,17 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
         FeedbackOutcome::Credited(turns) => ("recorded", turns),
         _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
     };
-    tracing::debug!(session, name = posted.name, turns, status, "feedback on a conversation");
+    tracing::debug!(session, name, turns, status, "feedback on a conversation");
     if let Some(last) = last
         && status == "recorded"
     {
         // One opinion counts once. A session meets one version throughout a canary.
         rate_turn(state, &last)?;
     }
-    let name = posted.name.to_owned();
+    let reason = untrained_turns(state, posted, name, &interactions);
+    let name = name.to_owned();
     let session_id = session.to_owned();
     let object = "feedback";
-    let reason = untrained_turns(state, posted, &interactions);
     let trained = reason.is_none();
     let answer = SessionFeedback { object, status, session_id, name, turns, trained, reason };
     Ok((status, FeedbackResponse::Session(answer)))
@@ -193,6 +211,7 @@ async fn conversation(state: &AppState, posted: &PostedFeedback<'_>, session: &s
 fn untrained_turns(
     state: &AppState,
     posted: &PostedFeedback<'_>,
+    name: &str,
     turns: &[Interaction],
 ) -> Option<String> {
     let mut last = None;
@@ -200,13 +219,8 @@ fn untrained_turns(
         let mut served = state.store.samples_of(interaction.id).unwrap_or_default();
         served.retain(|sample| sample.origin == SampleOrigin::Served);
         if let [sample] = &served[..] {
-            last = Some(prospect(
-                state,
-                posted.name,
-                posted.caller.key_id.as_deref(),
-                interaction,
-                sample,
-            )?);
+            last =
+                Some(prospect(state, name, posted.caller.key_id.as_deref(), interaction, sample)?);
         }
     }
     last

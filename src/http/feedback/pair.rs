@@ -8,13 +8,13 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin, now_ms};
+use hone_core::types::{Interaction, InteractionId, Sample, now_ms};
 use hone_reward::Route;
 use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
 use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id};
-use super::recording::{Refusal, commit, find_interaction, prospect};
+use super::recording::{Refusal, commit, find_choice, find_interaction, prospect};
 use crate::http::auth::Caller;
 use crate::http::body::Fields;
 use crate::http::error::ApiError;
@@ -120,19 +120,7 @@ async fn find(
     let interaction = find_interaction(state, id).await?;
     let unknown = || Refusal::Unknown(ApiError::no_such_completion(name, &id.completion_id()));
     let interaction = interaction.ok_or_else(unknown)?;
-    let is_named =
-        |sample: &Sample| sample.origin == SampleOrigin::Served && sample.choice == choice;
-    let found = |samples: Vec<Sample>| samples.into_iter().find(is_named);
-    let mut sample = found(state.store.samples_of(id)?);
-    if sample.is_none() {
-        // Another choice of the completion may still be queued for the ledger.
-        state.store.flush().await?;
-        sample = found(state.store.samples_of(id)?);
-    }
-    let sample = sample.ok_or_else(|| {
-        let message = format!("{choice_name} is {choice}: the completion has no such choice");
-        Refusal::Unknown(ApiError::field(choice_name, message))
-    })?;
+    let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
 }
 

@@ -23,8 +23,20 @@ pub(super) const KEY_CHARS: usize = 255;
 /// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
 /// The accepted fields.
-const FIELDS: [&str; 7] =
-    ["completion_id", "choice", "session_id", "name", "value", "comment", "idempotency_key"];
+const FIELDS: [&str; 8] = [
+    "completion_id",
+    "choice",
+    "session_id",
+    "name",
+    "value",
+    "correction",
+    "comment",
+    "idempotency_key",
+];
+/// The form of a rating's name.
+const NAME_FORM: &str = "the name of a reward part";
+/// The form of a corrected text.
+const CORRECTION_FORM: &str = "the text that the answer should have been, not blank";
 
 /// The object of the feedback.
 #[derive(Clone, Copy)]
@@ -40,26 +52,38 @@ pub(super) enum Target<'a> {
 pub(super) struct PostedFeedback<'a> {
     fields: Fields<'a>,
     pub(super) target: Target<'a>,
-    pub(super) name: &'a str,
-    comment: Option<&'a str>,
-    idempotency_key: Option<&'a str>,
+    /// The rated part; `None` for a correction without a rating.
+    pub(super) name: Option<&'a str>,
+    /// The corrected text.
+    pub(super) correction: Option<&'a str>,
+    pub(super) comment: Option<&'a str>,
+    pub(super) idempotency_key: Option<&'a str>,
     pub(super) caller: Caller,
-    arrived: UnixMillis,
+    pub(super) arrived: UnixMillis,
 }
 
 impl<'a> PostedFeedback<'a> {
     /// Validates every field except the value.
     pub(super) fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
         let fields = Fields::only(body, &FIELDS)?;
-        let part = "the name of a reward part";
+        let target = target(&fields)?;
+        let correction = fields.read("correction", CORRECTION_FORM, |value| {
+            value.as_str().filter(|text| !text.trim().is_empty())
+        })?;
+        if correction.is_some() && matches!(target, Target::Session(_)) {
+            return Err(fields.invalid("correction", "absent beside session_id"));
+        }
         let name = fields.short_text("name", NAME_CHARS)?;
-        let name = name.ok_or_else(|| fields.missing("name", part))?;
-        if name.is_empty() {
-            return Err(fields.invalid("name", part));
+        if name.is_some_and(str::is_empty) {
+            return Err(fields.invalid("name", NAME_FORM));
+        }
+        if name.is_none() && fields.get("value").is_some() {
+            return Err(fields.missing("name", NAME_FORM));
         }
         Ok(Self {
-            target: target(&fields)?,
+            target,
             name,
+            correction,
             comment: fields.short_text("comment", COMMENT_CHARS)?,
             idempotency_key: fields.short_text("idempotency_key", KEY_CHARS)?,
             caller,
@@ -68,26 +92,37 @@ impl<'a> PostedFeedback<'a> {
         })
     }
 
-    /// The ledger entry for one completion, if the completion's route accepts the feedback.
+    /// The error of a post that has neither a name nor a correction.
+    pub(super) fn missing_name(&self) -> ApiError {
+        self.fields.missing("name", format_args!("{NAME_FORM}, or correction must be given"))
+    }
+
+    /// The error of a corrected text that contains a special token.
+    pub(super) fn special_token(&self) -> ApiError {
+        self.fields.invalid("correction", "text without special tokens")
+    }
+
+    /// The ledger entry of one completion's rating for a part, if the completion's route accepts it.
     pub(super) fn entry(
         &self,
         state: &AppState,
         route: Option<&Route>,
+        name: &str,
         interaction: InteractionId,
         choice: u32,
     ) -> Result<FeedbackEntry, ApiError> {
-        refuse_graded_part(state, route, self.name)?;
-        let params = route.and_then(|route| route.feedback(self.name));
+        refuse_graded_part(state, route, name)?;
+        let params = route.and_then(|route| route.feedback(name));
         let rule = params.map(|params| params.aggregate).unwrap_or_default();
         let value = match params {
-            Some(params) => read_value(self.name, params, self.fields.get("value"), self.comment)
+            Some(params) => read_value(name, params, self.fields.get("value"), self.comment)
                 .map_err(|error| ApiError::field(error.field, error.to_string()))?,
             None => Some(value(&self.fields)?),
         };
         Ok(FeedbackEntry {
             interaction,
             choice,
-            name: self.name.to_owned(),
+            name: name.to_owned(),
             value,
             comment: self.comment.map(str::to_owned),
             idempotency_key: self.idempotency_key.map(str::to_owned),

@@ -65,7 +65,8 @@ fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>
     }
 }
 
-fn is_quarantined(state: &AppState, key_id: Option<&str>) -> Result<bool, StoreError> {
+/// Whether feedback of an API key is quarantined.
+pub(super) fn is_quarantined(state: &AppState, key_id: Option<&str>) -> Result<bool, StoreError> {
     let Some(key_id) = key_id else { return Ok(false) };
     Ok(state.store.quarantined()?.iter().any(|key| key.key_id == key_id))
 }

@@ -1,6 +1,6 @@
 //! Steps that every kind of feedback shares: lookup, commit, and whether it will be trained on.
 
-use hone_core::types::{Interaction, InteractionId, Sample};
+use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin};
 use hone_store::{FeedbackOutcome, Op, StoreError};
 
 use super::prospect::untrained_reason;
@@ -31,6 +31,28 @@ pub(super) async fn find_interaction(
     }
     state.store.flush().await?;
     state.store.interaction(id)
+}
+
+/// The sample of a served choice, which the field `name` has.
+pub(super) async fn find_choice(
+    state: &AppState,
+    id: InteractionId,
+    choice: u32,
+    name: &str,
+) -> Result<Sample, Refusal> {
+    let is_named =
+        |sample: &Sample| sample.origin == SampleOrigin::Served && sample.choice == choice;
+    let found = |samples: Vec<Sample>| samples.into_iter().find(is_named);
+    let mut sample = found(state.store.samples_of(id)?);
+    if sample.is_none() {
+        // Another choice of the completion may still be queued for the ledger.
+        state.store.flush().await?;
+        sample = found(state.store.samples_of(id)?);
+    }
+    sample.ok_or_else(|| {
+        let message = format!("{name} is {choice}: the completion has no such choice");
+        Refusal::Unknown(ApiError::field(name, message))
+    })
 }
 
 /// Records feedback.

@@ -44,6 +44,11 @@ metric_set! {
         feedback_waiting: IntGauge("hone_feedback_waiting_ratings",
             "Ratings that wait for the trainer: those received so far, without those whose outcome \
              is final."),
+        corrections_received: IntCounter("hone_feedback_corrections_received_total",
+            "Corrections recorded. One that waits for the trainer again, because its step was undone \
+             or a quarantine ended, counts again."),
+        corrections_waiting: IntGauge("hone_feedback_waiting_corrections",
+            "Corrections that wait for the trainer."),
 
         engine_slots: IntGaugeVec("hone_engine_sequences",
             "Sequences that are being generated, by priority.", &["priority"]),

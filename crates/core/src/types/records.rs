@@ -83,15 +83,17 @@ pub struct Sample {
     pub id: SampleId,
     /// Its prompt.
     pub interaction: InteractionId,
-    /// Index among the served choices (`n`); 0 for shadow samples.
+    /// Index among the served choices (`n`), for a correction that of the corrected one; 0 for shadow
+    /// samples.
     pub choice: u32,
-    /// Served or shadow.
+    /// Served, shadow or correction.
     pub origin: SampleOrigin,
     /// When sampling ended.
     pub created: UnixMillis,
     /// Sampled tokens, the stop token included.
     pub ids: Vec<TokenId>,
-    /// Natural-log probability of each token under the behavior policy; as long as `ids`.
+    /// Natural-log probability of each token under the behavior policy; as long as `ids`. Empty for a
+    /// correction, which no policy sampled.
     pub logprobs: Vec<f32>,
     /// Probability mass that truncation kept at each token; empty without truncation. With it, the
     /// log-probability before truncation is `logprobs + ln(kept)`.
@@ -100,7 +102,8 @@ pub struct Sample {
     pub text: String,
     /// Why sampling ended.
     pub finish: FinishReason,
-    /// The version that produced every token; a sample never mixes versions.
+    /// The version that produced every token; a sample never mixes versions. For a correction, the
+    /// version of the corrected completion.
     pub version: PolicyVersion,
     /// The sampling parameters, seed included.
     pub params: SamplingParams,
@@ -186,6 +189,14 @@ pub struct Group {
     pub created: UnixMillis,
     /// Progress toward training.
     pub state: GroupState,
+}
+
+impl Group {
+    /// Whether the group is a client's correction: it has the id of its only sample, and no reward
+    /// part, because nothing is compared.
+    pub fn is_correction(&self) -> bool {
+        self.parts.is_empty() && matches!(&self.members[..], [own] if own.0 == self.id.0)
+    }
 }
 
 /// Life cycle of a policy version.

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use tokenizers::{DecoderWrapper, Tokenizer};
 
-use hone_core::types::{Message, TokenId};
+use hone_core::types::{Message, Role, TokenId};
 
 use crate::error::EngineError;
 use crate::model_dir::ModelDir;
@@ -86,6 +86,35 @@ impl Codec {
         encoding
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|error| EngineError::component("tokenizer", error))
+    }
+
+    /// The ids of a text as a whole answer: its tokens, then [`Self::turn_end`]. `None` if the text
+    /// contains a special token, which no answer contains before its end.
+    ///
+    /// # Errors
+    /// [`EngineError::Component`] if the tokenizer fails.
+    pub fn answer(&self, text: &str) -> Result<Option<Vec<TokenId>>, EngineError> {
+        let mut ids = self.encode(text)?;
+        if ids.iter().any(|id| self.special.contains(id) || self.stop_ids.contains(id)) {
+            return Ok(None);
+        }
+        ids.extend(self.turn_end());
+        Ok(Some(ids))
+    }
+
+    /// The token that ends an answer: the stop token that the template writes after one, or the first
+    /// stop token if it writes none.
+    pub fn turn_end(&self) -> Option<TokenId> {
+        let message = |role, content: &str| Message { role, content: content.to_owned() };
+        let question = message(Role::User, "a");
+        let asked = self.template.render(std::slice::from_ref(&question)).ok();
+        let answered = self.template.render(&[question, message(Role::Assistant, "b")]).ok();
+        let rest = asked.zip(answered).and_then(|(asked, answered)| {
+            let (_, rest) = answered.strip_prefix(&asked)?.split_once('b')?;
+            self.encode(rest).ok()
+        });
+        let written = rest.into_iter().flatten().find(|id| self.stop_ids.contains(id));
+        written.or_else(|| self.stop_ids.first().copied())
     }
 
     /// The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.

@@ -3,8 +3,6 @@ use std::sync::{Arc, OnceLock};
 
 use proptest::prelude::*;
 
-use hone_core::types::Role;
-
 use super::*;
 
 fn codec() -> &'static Arc<Codec> {
@@ -54,6 +52,16 @@ fn renders_the_prompt_without_additions() {
     assert_eq!(codec().stop_ids(), [2, 0]);
     assert_eq!(codec().template_hash().len(), 16);
     assert!(codec().token_bytes(1_000_000).is_empty());
+}
+
+#[test]
+fn an_answer_ends_with_the_stop_token_of_the_template() {
+    let end = codec().encode("<|im_end|>").unwrap();
+    assert_eq!(codec().turn_end().as_slice(), end);
+    let ids = codec().answer("four").unwrap().unwrap();
+    assert_eq!(ids, [codec().encode("four").unwrap(), end].concat());
+    assert_eq!(codec().answer("four<|im_end|>").unwrap(), None);
+    assert_eq!(codec().answer("<|im_start|>user").unwrap(), None);
 }
 
 #[test]

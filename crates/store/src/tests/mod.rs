@@ -3,6 +3,7 @@
 
 mod basic;
 mod concurrency;
+mod corrections;
 mod faults;
 mod golden;
 mod maintain;

@@ -210,6 +210,7 @@ impl Writer {
         let change = i64::try_from(counts.received).unwrap_or(i64::MAX)
             - i64::try_from(ended).unwrap_or(i64::MAX);
         self.metrics.feedback_waiting.add(change);
+        self.report_corrections(&counts);
         self.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
         let ready = usize::try_from(ready).unwrap_or(usize::MAX);
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
@@ -230,6 +231,18 @@ impl Writer {
                 let _ = reply.send(Ok(answer));
             }
         }
+    }
+
+    fn report_corrections(&self, counts: &AppliedCounts) {
+        let (received, mut ended) = (counts.corrections_received, 0);
+        self.metrics.corrections_received.inc_by(received);
+        for (outcome, count) in &counts.corrections {
+            ended += count;
+            self.metrics.train.corrections.with_label_values(&[outcome]).inc_by(*count);
+        }
+        let change =
+            i64::try_from(received).unwrap_or(i64::MAX) - i64::try_from(ended).unwrap_or(i64::MAX);
+        self.metrics.corrections_waiting.add(change);
     }
 
     fn refuse(&self, job: WriteJob, error: StoreError) {

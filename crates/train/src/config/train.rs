@@ -119,6 +119,8 @@ pub struct TrainConfig {
     pub feedback_max_staleness: u64,
     /// Largest importance weight of such a sample that is older than `max_staleness`.
     pub feedback_clip_max: f64,
+    /// Weight of the negative log-likelihood of clients' corrections in the loss; 0 trains on none.
+    pub correction_weight: f64,
     /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
     /// more than this in the mean, in nats; 0 never refuses.
     pub max_sampler_difference: f64,
@@ -214,6 +216,7 @@ impl Default for TrainConfig {
             max_steps_per_day: 0,
             feedback_max_staleness: 512,
             feedback_clip_max: 1.0,
+            correction_weight: 0.0,
             max_sampler_difference: 0.05,
             threads: 0,
             priority: BackgroundPriority::default(),

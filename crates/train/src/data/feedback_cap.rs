@@ -114,7 +114,7 @@ mod tests {
     fn capped(rule: &str) -> (TrainBatch, u64) {
         let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
         let groups = keys.map(|(key, created)| rated(key, 1.0, created)).into();
-        let mut batch = TrainBatch { groups };
+        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
         let text = format!(
             "[[route]]\nname = \"users\"\nreward = [{{ name = \"thumbs\", kind = \"feedback\", \
              max_key_share = 0.5, share_rule = \"{rule}\" }}]"
@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn without_a_cap_nothing_changes() {
-        let mut batch = TrainBatch { groups: vec![rated("a", 1.0, 1), rated("b", 0.0, 2)] };
+        let groups = vec![rated("a", 1.0, 1), rated("b", 0.0, 2)];
+        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
         let text = "[[route]]\nname = \"users\"\n\
                     reward = [{ name = \"thumbs\", kind = \"feedback\" }]";
         let routes = crate::testing::routes(text);

@@ -2,11 +2,12 @@
 //!
 //! A step passes through the files in this order:
 //!
-//! 1. `batch_builder` loads ready groups with their samples and rewards: a `TrainBatch`.
+//! 1. `batch_builder` loads ready groups with their samples and rewards, and corrections: a
+//!    `TrainBatch`.
 //! 2. `feedback_cap` limits the part of the batch's feedback that comes from one API key.
 //! 3. `adaptive_weights` sets the current weights of adaptive reward parts.
-//! 4. `advantage` computes advantages from the rewards; each member that has one becomes a
-//!    `TrainSample`.
+//! 4. `advantage` computes advantages from the rewards; each member that has one, and
+//!    each correction, becomes a `TrainSample`.
 //! 5. `packing` splits the step into shards and lays each shard out for one forward pass. It is
 //!    called by the learner.
 //!

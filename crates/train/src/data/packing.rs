@@ -17,7 +17,8 @@ pub struct TrainSample {
     pub prompt_ids: Vec<u32>,
     /// Sampled token ids, the stop token included.
     pub ids: Vec<u32>,
-    /// Natural-log probability of each of `ids` at `temperature`, recorded by the sampler.
+    /// Natural-log probability of each of `ids` at `temperature`, recorded by the sampler; empty for a
+    /// correction.
     pub logprobs: Vec<f32>,
     /// Sampling temperature, above 0.
     pub temperature: f32,
@@ -29,6 +30,9 @@ pub struct TrainSample {
     pub truncated: bool,
     /// Whether it is older than `train.max_staleness` and has the weight of late feedback.
     pub late: bool,
+    /// Whether a client wrote it. Its loss is then its negative log-likelihood, weighted by
+    /// `train.correction_weight`; neither `advantage` nor `version` applies.
+    pub correction: bool,
 }
 
 impl TrainSample {
@@ -44,7 +48,7 @@ impl TrainSample {
         if self.ids.is_empty() {
             return wrong("`ids` is empty".to_owned());
         }
-        if self.logprobs.len() != self.ids.len() {
+        if !self.correction && self.logprobs.len() != self.ids.len() {
             return wrong(format!("{} ids but {} logprobs", self.ids.len(), self.logprobs.len()));
         }
         if let Some(id) = self.prompt_ids.iter().chain(&self.ids).find(|id| **id as usize >= vocab)
@@ -216,6 +220,7 @@ mod tests {
             version: 1,
             truncated: false,
             late: false,
+            correction: false,
         }
     }
 

@@ -29,11 +29,13 @@ pub(super) struct StepAttempt {
 impl StepAttempt {
     pub(super) fn of(batch: &TrainBatch) -> Self {
         let members = || batch.members();
+        let corrections = || batch.corrections.iter();
         let tokens = members().map(|(g, m)| g.prompt_ids.len() + m.sample.ids.len());
+        let samples = members().map(|(_, member)| member.sample.id);
         Self {
             groups: batch.group_ids(),
-            samples: members().map(|(_, member)| member.sample.id).collect(),
-            longest: tokens.max().unwrap_or_default(),
+            samples: samples.chain(corrections().map(|one| one.sample)).collect(),
+            longest: tokens.chain(corrections().map(|one| one.tokens())).max().unwrap_or_default(),
         }
     }
 }

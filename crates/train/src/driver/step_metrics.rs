@@ -78,6 +78,7 @@ pub(super) fn export(
         ("truncated_ratio", &train.truncated),
         ("num_tokens", &train.seen_tokens),
         ("loss_token_fraction", &train.loss_token_fraction),
+        ("correction/nll", &train.correction_nll),
     ] {
         if let Some(value) = metric(name) {
             gauge.set(value);

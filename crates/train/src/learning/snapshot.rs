@@ -34,6 +34,7 @@ impl Snapshot {
             version: 0,
             truncated: false,
             late: false,
+            correction: false,
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;

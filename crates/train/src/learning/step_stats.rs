@@ -30,6 +30,9 @@ pub struct StepStats {
     ///   `terminated_length`, `_min`, `_max` -> `completions/{mean,min,max}_terminated_length`;
     ///   `truncated_ratio` -> `completions/clipped_ratio`: of all samples, trained on or not
     /// - `tokens`: completion tokens trained on; `samples` trained on
+    /// - `correction/nll`: mean over the tokens of the corrections of their negative log-probability, in
+    ///   nats; `correction/samples`: their number. Absent without corrections, which count in `loss`,
+    ///   `num_tokens` and `loss_token_fraction` only
     /// - `loss_token_fraction`: completion tokens per token that the forward pass computed, prompts
     ///   included; above 1 if many short completions share a prompt
     ///

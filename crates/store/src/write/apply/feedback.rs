@@ -19,7 +19,7 @@ impl LedgerTables<'_> {
         entry: &FeedbackEntry,
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
-        if let Some((sample, first)) = self.find_idempotent(entry)? {
+        if let Some((sample, first)) = self.find_first(entry)? {
             // If the row is the same, this operation is being repeated; it is not another post.
             return Ok(if first == id {
                 FeedbackOutcome::Recorded(sample)
@@ -30,9 +30,7 @@ impl LedgerTables<'_> {
         if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
             return Ok(FeedbackOutcome::UnknownCompletion);
         }
-        let served = self.served_choices(entry.interaction)?;
-        let Some((_, sample)) = served.into_iter().find(|(choice, _)| *choice == entry.choice)
-        else {
+        let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
             return Ok(FeedbackOutcome::UnknownChoice);
         };
         if self.feedback.get(id.0.as_bytes())?.is_none() {
@@ -49,7 +47,7 @@ impl LedgerTables<'_> {
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
         let Some(first) = turns.first() else { return Ok(FeedbackOutcome::Credited(0)) };
-        if let Some((_, known)) = self.find_idempotent(first)?
+        if let Some((_, known)) = self.find_first(first)?
             && known != id
         {
             return Ok(FeedbackOutcome::AlreadyCredited(self.count_credited(known)?));
@@ -76,7 +74,7 @@ impl LedgerTables<'_> {
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
         let [first, second] = pair;
-        if let Some((sample, known)) = self.find_idempotent(first)?
+        if let Some((sample, known)) = self.find_first(first)?
             && known != id
         {
             return Ok(FeedbackOutcome::Duplicate(sample));
@@ -86,9 +84,9 @@ impl LedgerTables<'_> {
             if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
                 return Ok(FeedbackOutcome::UnknownCompletion);
             }
-            let served = self.served_choices(entry.interaction)?;
-            let found = served.into_iter().find(|(choice, _)| *choice == entry.choice);
-            let Some((_, sample)) = found else { return Ok(FeedbackOutcome::UnknownChoice) };
+            let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
+                return Ok(FeedbackOutcome::UnknownChoice);
+            };
             samples.push(sample);
         }
         // The first row holds the idempotency key for both.
@@ -114,16 +112,35 @@ impl LedgerTables<'_> {
     }
 
     /// The sample and row of the first feedback with the entry's idempotency key.
-    fn find_idempotent(
+    fn find_first(
         &self,
         entry: &FeedbackEntry,
     ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
-        let Some(key) = entry.idempotency_key.as_deref() else { return Ok(None) };
-        let found = self.idempotency.get((entry.key_id.as_deref(), key))?;
+        self.find_idempotent(entry.key_id.as_deref(), entry.idempotency_key.as_deref())
+    }
+
+    /// The sample and row of an API key's first feedback with this idempotency key.
+    pub(super) fn find_idempotent(
+        &self,
+        key_id: Option<&str>,
+        key: Option<&str>,
+    ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
+        let Some(key) = key else { return Ok(None) };
+        let found = self.idempotency.get((key_id, key))?;
         Ok(found.map(|guard| {
             let (sample, reward) = guard.value();
             (SampleId(Uuid::from_bytes(*sample)), RewardId(Uuid::from_bytes(*reward)))
         }))
+    }
+
+    /// The sample of a served choice.
+    pub(super) fn served_choice(
+        &self,
+        interaction: InteractionId,
+        choice: u32,
+    ) -> Result<Option<SampleId>, StoreError> {
+        let served = self.served_choices(interaction)?;
+        Ok(served.into_iter().find(|(index, _)| *index == choice).map(|(_, sample)| sample))
     }
 
     /// Index and sample of each served choice.
@@ -141,7 +158,7 @@ impl LedgerTables<'_> {
         Ok(found)
     }
 
-    fn record_feedback(
+    pub(super) fn record_feedback(
         &mut self,
         entry: &FeedbackEntry,
         id: RewardId,
@@ -233,8 +250,8 @@ impl LedgerTables<'_> {
     }
 }
 
-/// The id of row `number` of a conversation or a preference. It is a function of the operation's id, so that a
-/// repeated operation finds the rows that it created.
-fn id_of_turn(id: RewardId, number: usize) -> RewardId {
+/// The id of row `number` of a conversation, a preference or a correction with a rating. It is a
+/// function of the operation's id, so that a repeated operation finds the rows that it created.
+pub(super) fn id_of_turn(id: RewardId, number: usize) -> RewardId {
     RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
 }

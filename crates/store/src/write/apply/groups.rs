@@ -13,7 +13,7 @@ use crate::op::{MERGED, QUARANTINED};
 use crate::reader;
 
 /// Outcome of ratings that were trained on.
-const TRAINED: &str = "trained";
+pub(super) const TRAINED: &str = "trained";
 
 impl LedgerTables<'_> {
     pub(super) fn add_group(&mut self, row: &Group) -> Result<(), StoreError> {
@@ -73,8 +73,12 @@ impl LedgerTables<'_> {
         let ratings = self.ratings_in(&group)?;
         if was_waiting {
             self.count_outcome(state, ratings.iter().map(|(member, part)| (*member, part)))?;
+            if group.is_correction() {
+                self.count_correction(state);
+            }
         } else if *state == GroupState::Ready {
             self.counts.received += ratings.len() as u64;
+            self.counts.corrections_received += u64::from(group.is_correction());
         }
         self.put_group(&Group { state: state.clone(), ..group })
     }

@@ -4,6 +4,7 @@
 //! row's id for that reason. The writer can therefore repeat a commit after an I/O error even if
 //! the first attempt may have succeeded.
 
+mod corrections;
 mod feedback;
 mod groups;
 mod quarantine;
@@ -36,6 +37,7 @@ impl LedgerTables<'_> {
             Op::Feedback(entry) => return self.add_feedback(entry, feedback_id).map(Some),
             Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
             Op::Preference(pair) => return self.add_preference(pair, feedback_id).map(Some),
+            Op::Correction(entry) => return self.add_correction(entry, feedback_id).map(Some),
             Op::Quarantine(row) => self.quarantine_key(row)?,
             Op::Release(key_id) => self.release_key(key_id)?,
             Op::Group(row) => self.add_group(row)?,

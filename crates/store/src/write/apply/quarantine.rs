@@ -20,7 +20,7 @@ impl LedgerTables<'_> {
         Ok(())
     }
 
-    /// Ends a key's quarantine. This reads every rating, which is acceptable because operators do
+    /// Ends a key's quarantine. This reads all feedback, which is acceptable because operators do
     /// it rarely.
     pub(super) fn release_key(&mut self, key_id: &str) -> Result<(), StoreError> {
         if self.quarantine.remove(key_id)?.is_none() {
@@ -45,7 +45,7 @@ impl LedgerTables<'_> {
                 }
             }
         }
-        Ok(())
+        self.release_corrections(key_id)
     }
 
     /// Whether the last group that contains a part of a sample was dropped because of a quarantine.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use redb::{ReadableTableMetadata, Table, WriteTransaction};
 
-use hone_core::types::{Group, GroupState, Reward, SampleId};
+use hone_core::types::{Group, GroupState, Interaction, InteractionId, Reward, SampleId};
 
 use crate::error::StoreError;
 use crate::format::codec::encode;
@@ -22,6 +22,10 @@ pub(crate) struct AppliedCounts {
     pub(crate) received: u64,
     /// Ratings whose outcome became final: `trained`, or why they are not used.
     pub(crate) ratings: BTreeMap<String, u64>,
+    /// Corrections that were recorded, or that wait for the trainer again.
+    pub(crate) corrections_received: u64,
+    /// Corrections whose outcome became final: `trained`, or why they are not used.
+    pub(crate) corrections: BTreeMap<String, u64>,
 }
 
 /// Every table, opened in one write transaction.
@@ -113,6 +117,11 @@ impl<'t> LedgerTables<'t> {
         self.rewards.insert((sample, row.name.as_str()), encode(row)?.as_slice())?;
         self.count_written("rewards");
         Ok(previous)
+    }
+
+    /// The prompt under `id`.
+    pub(super) fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
+        reader::get(&self.interactions, id.0.as_bytes())
     }
 
     /// The group under `id`.

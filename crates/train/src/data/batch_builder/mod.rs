@@ -1,5 +1,7 @@
 //! Builds one optimizer step's batch from ready groups in the ledger.
 
+pub(crate) mod corrections;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -13,6 +15,7 @@ use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
 use hone_store::{Op, QUARANTINED, RecordSource, Store, StoreError};
 
+use self::corrections::BatchCorrection;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
 use crate::config::TrainConfig;
@@ -56,15 +59,22 @@ pub(crate) struct BatchGroup {
 }
 
 /// The groups of one optimizer step.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TrainBatch {
     pub(crate) groups: Vec<BatchGroup>,
+    /// Corrections, each of which is a group in the ledger.
+    pub(crate) corrections: Vec<BatchCorrection>,
 }
 
 impl TrainBatch {
     /// Every member, group by group. Advantages and training samples have the same order.
     pub(crate) fn members(&self) -> impl Iterator<Item = (&BatchGroup, &GroupMember)> {
         self.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)))
+    }
+
+    /// Number of completions and corrections.
+    pub(crate) fn sample_count(&self) -> usize {
+        self.members().count() + self.corrections.len()
     }
 
     /// The input of `Baselines::advantages`.
@@ -86,7 +96,7 @@ impl TrainBatch {
         self.groups.iter().map(group).collect()
     }
 
-    /// One sample for every member that has an advantage.
+    /// One sample for every member that has an advantage, then one for every correction.
     pub(crate) fn train_samples(&self, advantages: &Advantages) -> Vec<TrainSample> {
         self.members()
             .zip(advantages.values.iter().flatten())
@@ -100,23 +110,27 @@ impl TrainBatch {
                     version: member.sample.version.0,
                     truncated: member.sample.finish != FinishReason::Stop,
                     late: member.late,
+                    correction: false,
                 })
             })
+            .chain(self.corrections.iter().map(BatchCorrection::train_sample))
             .collect()
     }
 
-    /// The groups' ids in order.
+    /// The groups' ids in order, then those of the corrections.
     pub(crate) fn group_ids(&self) -> Vec<GroupId> {
-        self.groups.iter().map(|g| g.group.id).collect()
+        let groups = self.groups.iter().map(|g| g.group.id);
+        groups.chain(self.corrections.iter().map(|correction| correction.group)).collect()
     }
 
-    /// The id of the group whose member is [`Self::train_samples`]`[index]`; empty if out of range.
+    /// The id of the group of [`Self::train_samples`]`[index]`; empty if out of range.
     pub(crate) fn group_of(&self, advantages: &Advantages, index: usize) -> Vec<GroupId> {
         self.members()
             .zip(advantages.values.iter().flatten())
             .filter(|(_, advantage)| advantage.is_some())
-            .nth(index)
             .map(|((group, _), _)| group.group.id)
+            .chain(self.corrections.iter().map(|correction| correction.group))
+            .nth(index)
             .into_iter()
             .collect()
     }
@@ -153,6 +167,7 @@ impl TrainBatch {
                 None => left.push(id),
             }
         }
+        left.extend(self.corrections.iter().map(|correction| correction.group));
         (ops, left)
     }
 
@@ -171,7 +186,9 @@ impl TrainBatch {
 
     /// Arrival times of the feedback in this batch.
     pub(crate) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
-        self.members().flat_map(|(_, m)| m.feedback.values().map(|origin| origin.created))
+        let ratings = self.members().flat_map(|(_, m)| m.feedback.values());
+        let ratings = ratings.map(|origin| origin.created);
+        ratings.chain(self.corrections.iter().map(|correction| correction.created))
     }
 }
 
@@ -258,6 +275,11 @@ pub(crate) fn build_batch(
         Some(_) => None,
     };
     for group in store.ready_groups(max_samples.max(1))? {
+        if group.is_correction() {
+            members += 1;
+            ready.push(group);
+            continue;
+        }
         let is_rated = is_rated(routes, &group);
         match too_old(group.oldest_version, is_rated) {
             // Rated completions are independent of each other, so some of them can be used alone.
@@ -271,12 +293,22 @@ pub(crate) fn build_batch(
         }
     }
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
-    let (mut groups, mut samples) = (Vec::new(), 0);
+    let (mut groups, mut corrections, mut samples) = (Vec::new(), Vec::new(), 0);
     if members >= min_samples {
         for group in ready {
             // Some recorded members may not be trainable, so only the loaded ones count.
             if samples >= max_samples {
                 break;
+            }
+            if group.is_correction() {
+                match BatchCorrection::load(store, &quarantined, &group)? {
+                    Ok(correction) => {
+                        samples += 1;
+                        corrections.push(correction);
+                    }
+                    Err(reason) => drops.push(dropped(group.id, reason)),
+                }
+                continue;
             }
             let mut loaded = load(store, routes, &quarantined, group)?;
             let is_rated = loaded.is_rated;
@@ -304,7 +336,7 @@ pub(crate) fn build_batch(
     if !drops.is_empty() {
         drop_groups(store, drops, dropped_groups)?;
     }
-    Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups }))
+    Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
 }
 
 /// Whether all values of a group are ratings by clients.

@@ -412,5 +412,5 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
 
 #[test]
 fn a_batch_without_members_has_a_staleness_of_zero() {
-    assert_eq!(TrainBatch { groups: Vec::new() }.staleness(&ages(&[])), 0.0);
+    assert_eq!(TrainBatch::default().staleness(&ages(&[])), 0.0);
 }

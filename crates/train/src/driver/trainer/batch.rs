@@ -9,6 +9,8 @@ use crate::data::{batch_builder, feedback_cap};
 use crate::driver::error::TrainFailure;
 use crate::driver::prepared::PreparedBatch;
 
+/// Reason of a dropped correction that has no weight in the loss.
+const NO_CORRECTION_WEIGHT: &str = "correction_weight";
 /// Reason of a dropped group with a sample that does not fit in the memory.
 const TOO_LONG: &str = "too_long";
 
@@ -26,14 +28,27 @@ impl Trainer<'_> {
             &setup.metrics.train.dropped_groups,
         )?;
         if let Some(built) = &mut batch {
-            let dropped = self.drop_long(built)?;
-            if dropped && built.members().count() < wanted {
+            let unused = self.drop_corrections(built)?;
+            let dropped = self.drop_long(built)? || unused;
+            if dropped && built.sample_count() < wanted {
                 // The other groups stay ready.
                 return Ok(None);
             }
             feedback_cap::cap(built, &setup.routes, &setup.metrics);
         }
         Ok(batch)
+    }
+
+    /// Drops the corrections if `train.correction_weight` is 0: they arrived while it was not.
+    fn drop_corrections(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
+        if batch.corrections.is_empty() || self.setup.config.correction_weight > 0.0 {
+            return Ok(false);
+        }
+        let unused = batch.corrections.drain(..);
+        let drops = unused.map(|one| (one.group, NO_CORRECTION_WEIGHT.to_owned()));
+        let counter = &self.setup.metrics.train.dropped_groups;
+        batch_builder::drop_groups(&self.setup.store, drops, counter)?;
+        Ok(true)
     }
 
     /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
@@ -43,15 +58,17 @@ impl Trainer<'_> {
             group.prompt_ids.len() + longest.unwrap_or_default()
         };
         let limit = self.longest_sample;
-        let long: Vec<_> = batch.groups.extract_if(.., |group| tokens(group) > limit).collect();
+        let groups = batch.groups.extract_if(.., |group| tokens(group) > limit);
+        let mut long: Vec<_> = groups.map(|group| (group.group.id, tokens(&group))).collect();
+        let corrections = batch.corrections.extract_if(.., |one| one.tokens() > limit);
+        long.extend(corrections.map(|one| (one.group, one.tokens())));
         if long.is_empty() {
             return Ok(false);
         }
-        for group in &long {
-            let (id, tokens) = (group.group.id, tokens(group));
+        for (id, tokens) in &long {
             tracing::warn!(group = %id, tokens, limit, "a sample is too long to be trained on");
         }
-        let drops = long.iter().map(|group| (group.group.id, TOO_LONG.to_owned()));
+        let drops = long.into_iter().map(|(id, _)| (id, TOO_LONG.to_owned()));
         let counter = &self.setup.metrics.train.dropped_groups;
         batch_builder::drop_groups(&self.setup.store, drops, counter)?;
         Ok(true)

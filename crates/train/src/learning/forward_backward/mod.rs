@@ -33,7 +33,7 @@ pub(crate) struct ForwardBackward<'a> {
     /// Indices of the samples that the pass computes.
     pub active: &'a [usize],
     pub adaptive: AdaptiveCoefficients,
-    /// Completion length of each sample; 0 for samples that are not trained on.
+    /// Completion length of each sample; 0 for corrections and for samples that are not trained on.
     pub lengths: Vec<usize>,
     /// The divisor of the `dr_grpo` loss.
     pub max_completion_tokens: usize,
@@ -166,7 +166,11 @@ impl ForwardBackward<'_> {
             }
         }
         let (lengths, max_tokens) = (&self.lengths, self.max_completion_tokens);
-        Ok(Objective::new(self.config, &self.adaptive, lengths, max_tokens, &entropies))
+        let tokens = |index: &usize| self.samples[*index].ids.len();
+        let corrections = self.active.iter().filter(|index| self.samples[**index].correction);
+        let corrected = corrections.map(tokens).sum();
+        Ok(Objective::new(self.config, &self.adaptive, lengths, max_tokens, &entropies)
+            .with_corrections(corrected))
     }
 
     /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
@@ -213,6 +217,12 @@ impl ForwardBackward<'_> {
         let mut gradients = Vec::with_capacity(logprobs.len());
         for (index, rows) in self.rows(indices) {
             let sample = &self.samples[index];
+            let reference = reference.as_ref().map(|all| &all[rows.clone()]);
+            output.logprobs.reference.extend(reference.map(|all| (index, all.to_vec())));
+            if sample.correction {
+                objective.add_correction(&logprobs[rows], &mut gradients, &mut output.totals);
+                continue;
+            }
             let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
             let without_dropout = without_dropout.as_ref().map(|all| &all[rows.clone()]);
             let cached = self.cache.old.get(&index).map(Vec::as_slice);
@@ -223,7 +233,6 @@ impl ForwardBackward<'_> {
             let weight =
                 late.map_or(1.0, |old| late_weight(old, &recorded, self.config.feedback_clip_max));
             output.late_weights.extend(late.map(|_| (index, weight)));
-            let reference = reference.as_ref().map(|all| &all[rows.clone()]);
             let sequence = LossSequence {
                 logprobs: &logprobs[rows.clone()],
                 entropies: &entropies[rows],
@@ -234,7 +243,6 @@ impl ForwardBackward<'_> {
             };
             objective.add_sequence(index, &sequence, &mut gradients, &mut output.totals);
             output.logprobs.old.extend(old.map(|old| (index, old.to_vec())));
-            output.logprobs.reference.extend(reference.map(|all| (index, all.to_vec())));
             if let Some(recomputed) = without_dropout
                 && self.current_version == Some(sample.version)
             {
@@ -253,7 +261,9 @@ impl ForwardBackward<'_> {
 
     /// Whether a sample's loss needs log-probabilities from before the step's first update.
     fn needs_old(&self, index: usize) -> bool {
-        self.config.sampler_correction.mode != CorrectionMode::None || self.samples[index].late
+        let sample = &self.samples[index];
+        let is_corrected = self.config.sampler_correction.mode != CorrectionMode::None;
+        !sample.correction && (is_corrected || sample.late)
     }
 
     /// A shard's log-probabilities without dropout, to compare them with the recorded ones or to

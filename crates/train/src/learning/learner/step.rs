@@ -62,7 +62,11 @@ impl Learner {
         self.timing = StepTiming::default();
         let mut stats = StepStats::default();
         let masks_truncated = self.config.mask_truncated_completions;
-        let trains_on = |index: &usize| !(masks_truncated && samples[*index].truncated);
+        let without_corrections = self.config.correction_weight == 0.0;
+        let trains_on = |index: &usize| {
+            let sample = &samples[*index];
+            !(masks_truncated && sample.truncated || without_corrections && sample.correction)
+        };
         let mut active: Vec<usize> = (0..samples.len()).filter(trains_on).collect();
         let learning_rate = schedule::learning_rate(&self.config, self.steps)
             * schedule::restart_factor(&self.config, self.restart);
@@ -131,7 +135,9 @@ impl Learner {
         let dropout_seed = self.rng.random();
         while !active.is_empty() {
             let mut lengths = vec![0; samples.len()];
-            active.iter().for_each(|index| lengths[*index] = samples[*index].ids.len());
+            for index in active.iter().filter(|index| !samples[**index].correction) {
+                lengths[*index] = samples[*index].ids.len();
+            }
             let mut pass = ForwardBackward {
                 model: &self.model,
                 lora: &self.lora,
@@ -172,7 +178,8 @@ impl Learner {
     ) {
         let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
         self.tokens += tokens as u64;
-        let lengths = samples.iter().map(|s| (s.ids.len(), s.truncated));
+        let sampled = samples.iter().filter(|s| !s.correction);
+        let lengths = sampled.map(|s| (s.ids.len(), s.truncated));
         stats.metrics.extend(completion_metrics(lengths));
         let mut put = |name: &str, value| stats.metrics.insert(name.to_owned(), value);
         put("num_tokens", self.tokens as f64);

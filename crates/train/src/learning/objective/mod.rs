@@ -4,6 +4,7 @@
 //! [`Objective::new`] fixes what depends on the whole optimizer step: the tokens' weights and the
 //! entropy threshold. [`Objective::add_sequence`] then handles the sequences one by one.
 
+mod corrections;
 mod totals;
 
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,8 @@ pub(crate) struct Objective<'a> {
     weights: Vec<f64>,
     /// Coefficients of all samples, except for the token weight.
     coefficients: LossCoefficients,
+    /// Weight of each token of a correction.
+    correction: f64,
 }
 
 impl<'a> Objective<'a> {
@@ -87,7 +90,7 @@ impl<'a> Objective<'a> {
             beta: adaptive.beta,
         };
         let weights = sequence_weights(config.loss, lengths, max_completion_tokens);
-        Self { config, weights, coefficients }
+        Self { config, weights, coefficients, correction: 0.0 }
     }
 
     /// Appends `[dloss/dlogp, dloss/dentropy]` of every token of sample `index` to `gradients`, and

@@ -69,6 +69,10 @@ pub(crate) struct StepTotals {
     vespo_weight: ValueSummary,
     /// |recorded - recomputed| log-probabilities of samples of the current version.
     difference: ValueSummary,
+    /// Number of corrections, of their tokens, and the sum of the tokens' negative log-probabilities.
+    corrections: f64,
+    correction_tokens: f64,
+    correction_nll: f64,
 }
 
 impl StepTotals {
@@ -99,6 +103,14 @@ impl StepTotals {
         loss.vespo_weight.iter().for_each(|weight| self.vespo_weight.add(*weight));
     }
 
+    /// Adds one correction with the sum of its tokens' negative log-probabilities. Its loss is added
+    /// elsewhere.
+    pub fn add_correction(&mut self, tokens: usize, nll: f64) {
+        self.corrections += 1.0;
+        self.correction_tokens += tokens as f64;
+        self.correction_nll += nll;
+    }
+
     /// Adds one sample's |recorded - recomputed| log-probabilities; returns their mean.
     pub fn add_difference(&mut self, recorded: &[f64], recomputed: &[f64]) -> f64 {
         let mut own = ValueSummary::default();
@@ -125,6 +137,9 @@ impl StepTotals {
         self.off_policy += other.off_policy;
         self.cut_low += other.cut_low;
         self.cut_high += other.cut_high;
+        self.corrections += other.corrections;
+        self.correction_tokens += other.correction_tokens;
+        self.correction_nll += other.correction_nll;
         for (own, other) in [
             (&mut self.clipped_low, &other.clipped_low),
             (&mut self.clipped_high, &other.clipped_high),
@@ -150,11 +165,18 @@ impl StepTotals {
     /// Inserts the metrics that [`StepStats`](crate::learning::step_stats::StepStats) documents.
     pub fn insert_metrics(&self, config: &TrainConfig, metrics: &mut BTreeMap<String, f64>) {
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
-        if self.tokens > 0.0 {
+        let trained = self.tokens + self.correction_tokens;
+        if trained > 0.0 {
             put("loss", self.loss / self.passes);
+            put("loss_token_fraction", trained / self.computed_tokens.max(1.0));
+        }
+        if self.corrections > 0.0 {
+            put("correction/nll", self.correction_nll / self.correction_tokens);
+            put("correction/samples", self.corrections / self.passes);
+        }
+        if self.tokens > 0.0 {
             put("entropy", self.entropy / self.tokens);
             put("tokens", self.tokens / self.passes);
-            put("loss_token_fraction", self.tokens / self.computed_tokens.max(1.0));
             put("samples", self.samples / self.passes);
             if let Some(kl) = self.kl() {
                 put("kl", kl);

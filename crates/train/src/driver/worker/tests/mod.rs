@@ -1,5 +1,6 @@
 //! Steps, commands, dropped groups, rollbacks and crashes.
 
+mod corrections;
 mod properties;
 mod world;
 

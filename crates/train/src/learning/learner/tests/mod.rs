@@ -1,6 +1,7 @@
 //! Steps and settings.
 
 mod checkpoints;
+mod corrections;
 mod init_adapter;
 mod late;
 mod resume;
@@ -73,6 +74,7 @@ fn repeated_steps_learn_a_preferred_answer() {
         version: 0,
         truncated: false,
         late: false,
+        correction: false,
     };
     let mut samples = vec![sample(vec![30, 31, 2], 1.0), sample(vec![40, 41, 2], -1.0)];
     let margin = |learner: &Learner, samples: &[TrainSample]| {

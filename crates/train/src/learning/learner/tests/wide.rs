@@ -110,6 +110,7 @@ fn samples() -> Vec<TrainSample> {
             version: 1,
             truncated: false,
             late: false,
+            correction: false,
         })
         .collect()
 }

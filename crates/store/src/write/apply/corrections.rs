@@ -1,0 +1,174 @@
+//! Applies corrections. A correction is a sample with a group of its own, so that a step trains on it,
+//! is undone and is repeated as with any other group. No policy sampled it and it has no reward, so
+//! nothing compares it with other completions.
+//!
+//! The sample, the group and the row of feedback have the same id, that of the operation: a repeated
+//! operation finds what it recorded, and the row has the API key of a group.
+
+use redb::ReadableTable;
+
+use hone_core::types::{
+    FinishReason, Group, GroupId, GroupState, InteractionId, Reward, RewardId, RewardSource,
+    Sample, SampleId, SampleOrigin, SamplingParams,
+};
+
+use super::feedback::id_of_turn;
+use super::groups::TRAINED;
+use super::tables::LedgerTables;
+use crate::error::StoreError;
+use crate::format::codec::{decode, encode};
+use crate::op::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, QUARANTINED};
+use crate::reader;
+
+/// Name of a correction's row of feedback. It is no reward part.
+const NAME: &str = "correction";
+/// Reason of a correction that waited when the same client corrected the completion again.
+const REPLACED: &str = "replaced";
+
+impl LedgerTables<'_> {
+    /// Records a correction, and the rating that was posted with it.
+    pub(super) fn add_correction(
+        &mut self,
+        entry: &CorrectionEntry,
+        id: RewardId,
+    ) -> Result<FeedbackOutcome, StoreError> {
+        let known = self.find_idempotent(entry.key_id.as_deref(), entry.idempotency_key.as_deref());
+        if let Some((sample, first)) = known?
+            && first != id
+        {
+            return Ok(FeedbackOutcome::Duplicate(sample));
+        }
+        let Some(prompt) = self.interaction(entry.interaction)? else {
+            return Ok(FeedbackOutcome::UnknownCompletion);
+        };
+        let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
+            return Ok(FeedbackOutcome::UnknownChoice);
+        };
+        if let Some(rating) = &entry.rating {
+            // The correction's row holds the idempotency key for both.
+            let rating = FeedbackEntry { idempotency_key: None, ..rating.clone() };
+            let row = id_of_turn(id, 1);
+            if self.feedback.get(row.0.as_bytes())?.is_none() {
+                self.record_feedback(&rating, row, sample)?;
+            }
+        }
+        if self.feedback.get(id.0.as_bytes())?.is_none() {
+            self.record_correction(entry, id, sample, prompt.route)?;
+        }
+        Ok(FeedbackOutcome::Recorded(sample))
+    }
+
+    fn record_correction(
+        &mut self,
+        entry: &CorrectionEntry,
+        id: RewardId,
+        corrected: SampleId,
+        route: String,
+    ) -> Result<(), StoreError> {
+        let original: Option<Sample> = reader::get(&self.samples, corrected.0.as_bytes())?;
+        let version = original.map(|sample| sample.version).unwrap_or_default();
+        self.replace_waiting(entry)?;
+        let posted = Reward {
+            id,
+            sample: corrected,
+            name: NAME.to_owned(),
+            value: None,
+            source: RewardSource::Feedback,
+            created: entry.created,
+            idempotency_key: entry.idempotency_key.clone(),
+            comment: entry.comment.clone(),
+            key_id: entry.key_id.clone(),
+        };
+        self.feedback.insert(id.0.as_bytes(), encode(&posted)?.as_slice())?;
+        self.count_written("feedback");
+        if let Some(key) = entry.idempotency_key.as_deref() {
+            self.idempotency.insert(
+                (entry.key_id.as_deref(), key),
+                (corrected.0.as_bytes(), id.0.as_bytes()),
+            )?;
+        }
+        self.add_sample(&Sample {
+            id: SampleId(id.0),
+            interaction: entry.interaction,
+            choice: entry.choice,
+            origin: SampleOrigin::Correction,
+            created: entry.created,
+            ids: entry.ids.clone(),
+            logprobs: Vec::new(),
+            kept: Vec::new(),
+            text: entry.text.clone(),
+            finish: FinishReason::Stop,
+            version,
+            params: SamplingParams::default(),
+            untrainable: None,
+        })?;
+        let state = match &entry.unused {
+            Some(reason) => GroupState::Dropped(reason.clone()),
+            None => GroupState::Ready,
+        };
+        self.counts.corrections_received += 1;
+        self.count_correction(&state);
+        self.add_group(&Group {
+            id: GroupId(id.0),
+            interaction: entry.interaction,
+            route,
+            members: vec![SampleId(id.0)],
+            parts: Vec::new(),
+            oldest_version: version,
+            created: entry.created,
+            state,
+        })
+    }
+
+    /// Drops the correction of the same client for the same choice, if it waits for the trainer.
+    fn replace_waiting(&mut self, entry: &CorrectionEntry) -> Result<(), StoreError> {
+        for group in self.corrections_of(entry.interaction)? {
+            let sample: Option<Sample> = reader::get(&self.samples, group.id.0.as_bytes())?;
+            let row: Option<Reward> = reader::get(&self.feedback, group.id.0.as_bytes())?;
+            if group.state == GroupState::Ready
+                && sample.is_some_and(|sample| sample.choice == entry.choice)
+                && row.is_some_and(|row| row.key_id == entry.key_id)
+            {
+                self.set_group_state(group.id, &GroupState::Dropped(REPLACED.to_owned()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The groups of a prompt's corrections.
+    fn corrections_of(&self, interaction: InteractionId) -> Result<Vec<Group>, StoreError> {
+        let mut found = Vec::new();
+        for entry in reader::entries_of(&self.groups_of, interaction.0.as_bytes())? {
+            let group = self.group(entry?.0.value().1)?;
+            found.extend(group.filter(Group::is_correction));
+        }
+        Ok(found)
+    }
+
+    /// Makes the corrections of a released key ready that were dropped because of its quarantine.
+    pub(super) fn release_corrections(&mut self, key_id: &str) -> Result<(), StoreError> {
+        let mut dropped = Vec::new();
+        for entry in self.feedback.iter()? {
+            let row: Reward = decode(entry?.1.value())?;
+            if row.key_id.as_deref() != Some(key_id) || row.name != NAME {
+                continue;
+            }
+            if let Some(group) = self.group(row.id.0.as_bytes())?
+                && matches!(&group.state, GroupState::Dropped(why) if why == QUARANTINED)
+            {
+                dropped.push(group.id);
+            }
+        }
+        dropped.into_iter().try_for_each(|id| self.set_group_state(id, &GroupState::Ready))
+    }
+
+    /// Counts a correction whose group gets this state, if that is final.
+    pub(super) fn count_correction(&mut self, state: &GroupState) {
+        let outcome = match state {
+            GroupState::Ready => return,
+            GroupState::Trained(_) => TRAINED,
+            GroupState::Dropped(reason) => reason.as_str(),
+        };
+        *self.counts.corrections.entry(outcome.to_owned()).or_default() += 1;
+    }
+}

@@ -1,0 +1,145 @@
+//! Corrections: the text that a completion should have been.
+//!
+//! The text becomes the tokens of an answer to the recorded prompt, which the trainer learns from by
+//! supervised training (`train.correction_weight`). A rating may be posted with it.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use hone_core::types::{Interaction, InteractionId, Sample};
+use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op};
+
+use super::posted::PostedFeedback;
+use super::prospect::is_quarantined;
+use super::rating;
+use super::recording::{Refusal, commit, find_choice, find_interaction, prospect};
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// The response to a correction.
+#[derive(Serialize)]
+pub(in crate::http) struct CorrectionFeedback {
+    object: &'static str,
+    /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    status: &'static str,
+    completion_id: String,
+    choice: u32,
+    /// The version that generated the completion.
+    policy_version: u64,
+    /// `train.correction_weight`.
+    weight: f64,
+    /// Whether the text will be trained on, unless something later prevents it.
+    trained: bool,
+    /// Why it will not be: a label of `hone_train_corrections_total`, or `disabled`.
+    reason: Option<String>,
+    /// What becomes of the rating that was posted with it; null without one.
+    rating: Option<RatingProspect>,
+}
+
+/// What becomes of a rating that was posted with a correction.
+#[derive(Serialize)]
+struct RatingProspect {
+    name: String,
+    /// Weight of the part in the completion's route; null if the route has no such part.
+    weight: Option<f64>,
+    trained: bool,
+    reason: Option<String>,
+}
+
+/// Records a correction of one choice, with its rating if there is one.
+pub(super) async fn record(
+    state: &AppState,
+    posted: &PostedFeedback<'_>,
+    text: &str,
+    id: InteractionId,
+    choice: u32,
+) -> Result<(&'static str, CorrectionFeedback), Refusal> {
+    let completion_id = id.completion_id();
+    let unknown =
+        || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
+    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let sample = find_choice(state, id, choice, "choice").await?;
+    if interaction.prompt_ids.is_empty() {
+        let message = format!(
+            "completion_id is {completion_id:?}: its prompt was recorded without token ids, which a \
+             correction needs"
+        );
+        return Err(Refusal::Invalid(ApiError::field("completion_id", message)));
+    }
+    let ids = state.engine.codec().answer(text).map_err(|error| Refusal::Failed(error.into()))?;
+    let ids = ids.ok_or_else(|| Refusal::Invalid(posted.special_token()))?;
+    let route = state.routes.get(&interaction.route).map(Arc::as_ref);
+    let entry = |name| posted.entry(state, route, name, id, choice);
+    let rating = posted.name.map(entry).transpose().map_err(Refusal::Invalid)?;
+    let unused = unused(state, &interaction, &sample, text, ids.len()).map(str::to_owned);
+    let key_id = posted.caller.key_id.as_deref();
+    let op = Op::Correction(Box::new(CorrectionEntry {
+        interaction: id,
+        choice,
+        text: text.to_owned(),
+        ids,
+        unused: unused.clone(),
+        rating: rating.clone(),
+        comment: posted.comment.map(str::to_owned),
+        idempotency_key: posted.idempotency_key.map(str::to_owned),
+        key_id: key_id.map(str::to_owned),
+        created: posted.arrived,
+    }));
+    let status = match commit(state, op).await? {
+        FeedbackOutcome::Duplicate(_) => "duplicate",
+        FeedbackOutcome::Recorded(_) => "recorded",
+        _ => return Err(unknown()),
+    };
+    tracing::debug!(completion_id, status, unused, "a correction");
+    if let Some(rating) = &rating
+        && status == "recorded"
+    {
+        rating::rate(state, route, rating, sample.id);
+    }
+    let reason = match unused {
+        None if !state.learning.enabled => Some("disabled".to_owned()),
+        None if is_quarantined(state, key_id)? => Some("quarantined".to_owned()),
+        other => other,
+    };
+    let rating_prospect = |rating: FeedbackEntry| {
+        let reason = prospect(state, &rating.name, key_id, &interaction, &sample);
+        let weight = route.and_then(|route| route.weight(&rating.name));
+        RatingProspect { name: rating.name, weight, trained: reason.is_none(), reason }
+    };
+    let answer = CorrectionFeedback {
+        object: "feedback",
+        status,
+        completion_id,
+        choice,
+        policy_version: sample.version.0,
+        weight: state.learning.correction_weight,
+        trained: reason.is_none(),
+        reason,
+        rating: rating.map(rating_prospect),
+    };
+    Ok((status, answer))
+}
+
+/// Why a corrected text of `tokens` tokens is never trained on; `None` if it waits for the trainer.
+fn unused(
+    state: &AppState,
+    interaction: &Interaction,
+    sample: &Sample,
+    text: &str,
+    tokens: usize,
+) -> Option<&'static str> {
+    // 0 until the trainer has started, which then drops a text that is too long.
+    let longest = state.train.status().max_sample_tokens;
+    if interaction.held_out {
+        Some("held_out")
+    } else if text == sample.text {
+        Some("unchanged")
+    } else if longest > 0 && interaction.prompt_ids.len() + tokens > longest {
+        Some("too_long")
+    } else if state.learning.correction_weight == 0.0 {
+        Some("correction_weight")
+    } else {
+        None
+    }
+}
