@@ -42,6 +42,7 @@ mod write;
 
 pub use config::StoreConfig;
 pub use error::StoreError;
+pub use file::CACHE_BYTES;
 pub use op::{Committed, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED, QuarantinedKey};
 pub use reader::StoreStats;
 pub use store::Store;

@@ -8,7 +8,6 @@ use tokio::runtime::Handle;
 
 use hone_core::files::{at, remove_any};
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
-use hone_model::ModelSpec;
 use hone_store::Op;
 
 use super::attempt::AttemptMarker;
@@ -22,11 +21,9 @@ use super::trainer::Trainer;
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 use crate::data::batch_builder;
-use crate::error::{LearnError, Result as LearnResult};
+use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
-use crate::memory::BaseMemory;
-use crate::memory::memory_check::{MemoryRoom, available_memory};
 use crate::policy::{is_activated, version_name};
 
 impl<'a> Trainer<'a> {
@@ -38,7 +35,6 @@ impl<'a> Trainer<'a> {
         pools: &'a ThreadPools,
         wake: &Sender<TrainCommand>,
     ) -> Result<Self, TrainFailure> {
-        let longest_sample = longest_sample(setup, pools.train.current_num_threads())?;
         let learner = pools.train.install(|| match &setup.base {
             Some(base) => Learner::with_model(base.clone(), &setup.config),
             None => Learner::new(&setup.model, &setup.config),
@@ -50,7 +46,7 @@ impl<'a> Trainer<'a> {
             pools,
             learner,
             progress: TrainProgress::new(setup.config.baseline_window),
-            longest_sample,
+            longest_sample: setup.longest_sample,
             marker: AttemptMarker::new(&setup.checkpoints),
             publication: None,
             ahead: None,
@@ -67,8 +63,8 @@ impl<'a> Trainer<'a> {
                 serde_json::from_value(extra).map_err(|error| json_error(dir, error))?;
             trainer.progress.baselines.set_window(setup.config.baseline_window);
         }
-        trainer.learner.set_longest_shard(longest_sample);
-        status.update(|s| s.max_sample_tokens = longest_sample);
+        trainer.learner.set_longest_shard(setup.longest_sample);
+        status.update(|s| s.max_sample_tokens = setup.longest_sample);
         trainer.drop_interrupted()?;
         trainer.reconcile()?;
         // An adapter to start from is published before the first step, because the base's samples
@@ -328,22 +324,3 @@ fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnError {
 
 /// Reason of the groups of a step that ended the process.
 const INTERRUPTED: &str = "interrupted";
-
-/// The longest sample that fits in the available memory. Refuses a run that does not fit, before the
-/// model is loaded.
-fn longest_sample(setup: &TrainSetup, threads: usize) -> LearnResult<usize> {
-    let context = setup.model.context();
-    let Some(available) = available_memory() else {
-        let set = setup.config.max_tokens;
-        return Ok(if set > 0 { set } else { context });
-    };
-    let spec = ModelSpec::from_config(&setup.model.config).map_err(LearnError::from)?;
-    let base = BaseMemory::read(&spec, &setup.model.weights, setup.config.base_dtype)?;
-    let room = MemoryRoom {
-        available,
-        reserved: setup.reserved_memory,
-        base_is_loaded: setup.base.is_some(),
-        threads,
-    };
-    room.longest_sample(&spec, base, &setup.config, context)
-}

@@ -1,7 +1,9 @@
-//! The memory that a step needs, estimated from shapes. The estimate decides how large shards are,
-//! how many run in parallel, and which layers the backward pass recomputes.
+//! Memory, estimated from shapes. [`MemoryPlan`] is that of a step: it decides how large shards are, how
+//! many run in parallel, and which layers the backward pass recomputes. [`ProcessMemory`] adds the rest
+//! of the process, which decides how long a sample may be.
 
-pub(crate) mod memory_check;
+pub(crate) mod available;
+mod process;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,6 +18,8 @@ use hone_model::{ModelError, ModelSpec};
 
 use crate::config::{OptimizerKind, Recompute, TrainConfig};
 use crate::error::Result;
+
+pub use process::{MemoryPart, MemoryPhase, MemoryPlanner, ProcessMemory, ProcessSetup};
 
 /// Hidden size from which one shard at a time runs on all threads. Below it, matrix products are too
 /// small to be split between threads, so each shard has its own thread.
@@ -233,6 +237,12 @@ impl MemoryPlan {
     pub fn total(&self) -> usize {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
+
+    /// Name and bytes of the parts that exist only during a step.
+    fn step_parts(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let held = ["base weights", "adapter", "optimizer moments"];
+        self.parts().into_iter().filter(move |(name, _)| !held.contains(name))
+    }
 }
 
 impl fmt::Display for MemoryPlan {
@@ -274,7 +284,7 @@ mod tests {
 
     /// Sum of the parts that exist only during a step.
     fn step(plan: &MemoryPlan) -> usize {
-        plan.total() - plan.base - plan.adapter - plan.moments
+        plan.step_parts().map(|(_, bytes)| bytes).sum()
     }
 
     fn base(spec: &ModelSpec, stored: DType) -> BaseMemory {

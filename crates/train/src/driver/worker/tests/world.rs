@@ -209,14 +209,19 @@ impl World {
         };
         change(&mut config);
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
+        let model = ModelDir::open(Path::new(fixture)).unwrap();
+        let longest_sample = match config.max_tokens {
+            0 => model.context(),
+            tokens => tokens,
+        };
         let worker = TrainWorker::start(TrainSetup {
             config,
             policy,
             step_limit: None,
             peak_rates: Vec::new(),
             max_completion_tokens: 8,
-            model: ModelDir::open(Path::new(fixture)).unwrap(),
-            reserved_memory: 0,
+            model,
+            longest_sample,
             is_idle: Arc::new(|| true),
             base: None,
             model_name: "tiny".to_owned(),
