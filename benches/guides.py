@@ -72,11 +72,10 @@ def write_shape(folder: Path, tokenizer: Path, shape: tuple[int, ...]) -> None:
 
 
 def planned(command: list[str], model: Path, folder: Path) -> str:
-    """The total of `--explain-memory`, in GiB."""
-    arguments = [*command, "--model", str(model), "--data", str(folder), "--explain-memory"]
+    """The peak of `--explain-memory`, in GiB."""
+    arguments = [*command, "--model", str(model), "--data", str(folder), "--explain-memory", "--json"]
     shown = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
-    total = next(line for line in shown.splitlines() if line.startswith("total "))
-    return f"{float(total.split()[1]) / 1024:.1f}"
+    return f"{json.loads(shown)['peak'] / 2**30:.1f}"
 
 
 def measured(command: list[str], model: Path, folder: Path, steps: int) -> tuple[str, str]:

@@ -12,7 +12,6 @@ use hone_core::metrics::Metrics;
 use hone_engine::ModelDir;
 use hone_hub::Hub;
 use hone_mistral::MistralEngine;
-use hone_train::Learner;
 
 use crate::config::Config;
 
@@ -43,28 +42,23 @@ pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<M
     Ok(dir)
 }
 
-/// Opens the model, claims the data directory for it and, if `serving`, loads it into the engine.
-/// All that blocks runs off the async threads.
+/// Claims the data directory for the model and, if `serving`, loads it into the engine. All that
+/// blocks runs off the async threads.
 pub(super) async fn load_engine(
     config: &Config,
     data: &Path,
+    dir: &ModelDir,
     serving: bool,
     metrics: Arc<Metrics>,
-) -> anyhow::Result<(ModelDir, Option<Arc<MistralEngine>>)> {
-    let dir = open_model(config, data).await?;
-    let (config, data) = (config.clone(), data.to_owned());
+) -> anyhow::Result<Option<Arc<MistralEngine>>> {
+    let (config, data, dir) = (config.clone(), data.to_owned(), dir.clone());
     tokio::task::spawn_blocking(move || {
-        if config.train.enabled {
-            // A model that cannot be trained is refused before it is served.
-            Learner::check(&dir, &config.train)?;
-        }
         claim(&data, &dir)?;
         if !serving {
-            return Ok((dir, None));
+            return Ok(None);
         }
         let normalized = dir.write_normalized(&data.join("models"))?;
-        let engine = MistralEngine::start(&dir, &normalized, &config.engine, metrics)?;
-        anyhow::Ok((dir, Some(engine)))
+        anyhow::Ok(Some(MistralEngine::start(&dir, &normalized, &config.engine, metrics)?))
     })
     .await?
 }

@@ -46,7 +46,6 @@ impl<'a> Trainer<'a> {
             pools,
             learner,
             progress: TrainProgress::new(setup.config.baseline_window),
-            longest_sample: setup.longest_sample,
             marker: AttemptMarker::new(&setup.checkpoints),
             publication: None,
             ahead: None,

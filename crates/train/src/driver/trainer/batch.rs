@@ -8,6 +8,7 @@ use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch}
 use crate::data::{batch_builder, feedback_cap};
 use crate::driver::error::TrainFailure;
 use crate::driver::prepared::PreparedBatch;
+use crate::memory;
 
 /// Reason of a dropped group with a sample that does not fit in the memory.
 const TOO_LONG: &str = "too_long";
@@ -31,9 +32,23 @@ impl Trainer<'_> {
                 // The other groups stay ready.
                 return Ok(None);
             }
+            if self.publication.is_some() && self.has_long_shard(built) {
+                return Ok(None);
+            }
             feedback_cap::cap(built, &setup.routes, &setup.metrics);
         }
         Ok(batch)
+    }
+
+    /// Whether a shard of the batch is longer than usual. The memory plan has no room for such a shard
+    /// beside the copy that a publication loads, so the step waits for its end.
+    fn has_long_shard(&self, batch: &TrainBatch) -> bool {
+        let usual = memory::shard_tokens(self.learner.spec());
+        let tokens = |group: &BatchGroup| {
+            let completions = group.members.iter().map(|member| member.sample.ids.len());
+            group.prompt_ids.len() + completions.sum::<usize>()
+        };
+        batch.groups.iter().any(|group| tokens(group) > usual)
     }
 
     /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
@@ -42,7 +57,7 @@ impl Trainer<'_> {
             let longest = group.members.iter().map(|member| member.sample.ids.len()).max();
             group.prompt_ids.len() + longest.unwrap_or_default()
         };
-        let limit = self.longest_sample;
+        let limit = self.setup.longest_sample;
         let long: Vec<_> = batch.groups.extract_if(.., |group| tokens(group) > limit).collect();
         if long.is_empty() {
             return Ok(false);

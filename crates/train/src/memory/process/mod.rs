@@ -87,7 +87,7 @@ pub struct MemoryPart {
 /// Estimated bytes of the process, by part and by phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProcessMemory {
-    /// The longest sample of a step, in tokens.
+    /// Tokens of the longest shard of a step.
     pub tokens: usize,
     /// Every part.
     pub parts: Vec<MemoryPart>,
@@ -120,7 +120,7 @@ impl fmt::Display for ProcessMemory {
         write!(
             f,
             "peak = start {:.1} + generation {:.1} + the larger of step {:.1} and usual step + staging \
-             {:.1}; samples of up to {} tokens",
+             {:.1}; shards of up to {} tokens",
             self.start as f64 / MIB,
             self.generation as f64 / MIB,
             self.step as f64 / MIB,
@@ -168,7 +168,9 @@ impl MemoryPlanner<'_> {
         let adapters = copies.min(1) + if self.setup.sequences > 0 { 2 } else { 0 };
         add(staging, "staged adapter", adapters * self.adapter(&step));
         add(staging, "staged tokenizers", copies * self.tokenizer());
-        let sum = |phase| parts.iter().filter(|p| p.phase == phase).map(|p| p.bytes).sum::<usize>();
+        let sum = |phase: MemoryPhase| -> usize {
+            parts.iter().filter(|part| part.phase == phase).map(|part| part.bytes).sum()
+        };
         let [start, generation, step, staging] =
             [MemoryPhase::Start, generation, MemoryPhase::Step, staging].map(sum);
         let usual = self.step(self.usual_tokens());
