@@ -4,7 +4,8 @@
 
 It starts `hone serve`, rates two short conversations and takes a step, so that there is a baseline. Then
 it sends a conversation of about `--tokens` tokens, rates it, and takes a step that trains on it and
-publishes a version. All the while it reads the resident memory of the process from /proc. The plan is
+publishes a version. While the step runs, a client sends the conversation again, because the plan counts
+both at once. All the while the script reads the resident memory of the process from /proc. The plan is
 that of `hone serve --explain-memory --json` with the same configuration.
 
 The exit code is 1 if the measured peak is outside 0.85 to 1.15 of the planned one, or if the
@@ -13,7 +14,6 @@ conversation was neither trained on nor rejected.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,12 +24,14 @@ import urllib.request
 from pathlib import Path
 
 MIB = 1 << 20
-# The measured peak as a share of the planned one.
+# Bounds of the measured peak as a share of the planned one.
 BOUNDS = (0.85, 1.15)
 # Seconds between two readings of the resident memory.
 INTERVAL = 0.01
 # Seconds that a request or a phase may take.
 PATIENCE = 1800
+# A sentence that is repeated.
+SENTENCE = "What is 12 + 30? "
 
 CONFIG = """
 [server]
@@ -44,6 +46,7 @@ enabled = {rollouts}
 group_size = 2
 max_tokens = {completion}
 max_batch_tokens = {cache}
+feedback_wait_ms = 600000
 
 [train]
 max_tokens = {longest}
@@ -55,6 +58,21 @@ priority = "normal"
 promotion = "direct"
 publish_every = 1
 parity_tolerance = 1000.0
+
+[[route]]
+name = "default"
+
+[[route.reward]]
+name = "thumbs"
+kind = "feedback"
+weight = 1.0
+
+[[route.reward]]
+name = "length"
+kind = "length"
+weight = 0.1
+ideal = 20
+spread = 20
 """
 
 
@@ -64,9 +82,9 @@ class Memory(threading.Thread):
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self.status = Path(f"/proc/{pid}/status")
-        self.phase = "start"
-        self.peaks: dict[str, dict[str, int]] = {}
-        self.ends: dict[str, dict[str, int]] = {}
+        self.phase = "load"
+        self.now = 0
+        self.peaks: dict[str, int] = {}
 
     def run(self) -> None:
         while True:
@@ -74,14 +92,11 @@ class Memory(threading.Thread):
                 lines = self.status.read_text().splitlines()
             except OSError:
                 return
-            fields = dict(line.split(":", 1) for line in lines)
-            if "VmRSS" not in fields:
+            resident = next((line for line in lines if line.startswith("VmRSS:")), None)
+            if resident is None:
                 return
-            now = {key: int(fields[key].split()[0]) << 10 for key in ("VmRSS", "RssAnon", "RssFile")}
-            phase = self.phase
-            if now["VmRSS"] > self.peaks.get(phase, now)["VmRSS"] or phase not in self.peaks:
-                self.peaks[phase] = now
-            self.ends[phase] = now
+            self.now = int(resident.split()[1]) << 10
+            self.peaks[self.phase] = max(self.now, self.peaks.get(self.phase, 0))
             time.sleep(INTERVAL)
 
 
@@ -100,6 +115,7 @@ class Daemon:
         self.url = line.split()[-1]
 
     def call(self, path: str, body: dict | None = None, method: str | None = None) -> dict:
+        """Sends a request; a text that is not JSON is returned as `text`."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
@@ -124,6 +140,7 @@ class Daemon:
             raise SystemExit(f"the rating was refused: {answer}")
 
     def train(self) -> dict:
+        """The trainer's status."""
         return self.call("/admin/train")
 
     def wait_for(self, what: str, holds) -> dict:
@@ -136,36 +153,33 @@ class Daemon:
             if holds(status):
                 return status
             time.sleep(0.05)
-        raise SystemExit(f"no {what} within {PATIENCE} s: {status}")
+        raise SystemExit(f"no {what} within {PATIENCE} s: {status}\n{self.log.read_text()}")
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples whose name and labels start with `name`."""
-        text = self.call("/metrics")["text"]
-        lines = [line for line in text.splitlines() if line.startswith(name)]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+    def dropped(self) -> float:
+        """Groups that the trainer has dropped."""
+        lines = self.call("/metrics")["text"].splitlines()
+        samples = [line for line in lines if line.startswith("hone_train_dropped_groups_total")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in samples)
 
-    def step(self, phase: str) -> dict:
-        """Waits for a group, and takes a step. Its publication is a phase of its own."""
-        before = self.train()
-        dropped = self.metric("hone_train_dropped_groups_total")
-        arrived = lambda s: s["ready_groups"] > 0 and s["in_flight_groups"] + s["queued_prompts"] == 0
-        self.wait_for("group", arrived)
-        self.memory.phase = phase
-        result: dict = {}
-        take = lambda: result.update(self.call("/admin/train/step", method="POST"))
-        caller = threading.Thread(target=take)
-        caller.start()
-        while caller.is_alive():
-            if self.train()["state"] == "publishing":
-                self.memory.phase = f"{phase}: publication"
-            caller.join(0.01)
-        self.memory.phase = "after"
-        status = self.train()
-        return {
-            "trained": status["step"] > before["step"],
-            "rejected": self.metric("hone_train_dropped_groups_total") > dropped,
-            "status": status,
-        }
+    def step(self, beside: str = "") -> dict:
+        """Waits for a group, takes a step, and sends the conversation `beside` while it runs."""
+        before, dropped = self.train(), self.dropped()
+        is_sampled = lambda s: s["in_flight_groups"] + s["queued_prompts"] == 0
+        self.wait_for("group", lambda s: s["ready_groups"] > 0 and is_sampled(s))
+        self.memory.phase = "long step" if beside else "short step"
+        threads = [threading.Thread(target=self.call, args=("/admin/train/step", None, "POST"))]
+        if beside:
+            threads.append(threading.Thread(target=self.chat, args=(beside,)))
+        for thread in threads:
+            thread.start()
+        while threads[0].is_alive():
+            if beside and self.train()["state"] == "publishing":
+                self.memory.phase = "publication"
+            threads[0].join(0.02)
+        for thread in threads:
+            thread.join()
+        trained = self.train()["step"] > before["step"]
+        return {"trained": trained, "rejected": self.dropped() > dropped}
 
     def stop(self) -> None:
         self.child.terminate()
@@ -173,55 +187,62 @@ class Daemon:
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict:
-    longest = arguments.tokens + arguments.tokens // 8
+    """Measures one daemon and returns the report."""
+    longest = arguments.tokens + 4 * arguments.completion
     config = folder / "hone.toml"
     config.write_text(
         CONFIG.format(
             completion=arguments.completion,
             data=folder / "data",
             rollouts=str(not arguments.no_rollouts).lower(),
-            cache=max(32_768, 2 * longest),
+            cache=longest + 64,
             longest=longest,
         )
     )
     command = [arguments.hone, "serve", "--config", str(config), "--model", str(arguments.model)]
-    plan = None
-    if not arguments.no_plan:
-        explain = [*command, "--explain-memory", "--json"]
-        shown = subprocess.run(explain, check=True, capture_output=True, text=True).stdout
-        plan = json.loads(shown)
+    explain = [*command, "--explain-memory", "--json"]
+    plan = json.loads(subprocess.run(explain, check=True, capture_output=True, text=True).stdout)
     daemon = Daemon(command, folder / "log.txt")
+    memory = daemon.memory
     try:
         daemon.wait_for("trainer", lambda s: s.get("max_sample_tokens", 0) > 0)
-        daemon.memory.phase = "short"
+        started = memory.now
+        memory.phase = "short step"
         for value in (1, 0):
             daemon.rate(daemon.chat("What is 2 + 3?")["id"], value)
-        daemon.step("short step")
-        daemon.memory.phase = "conversation"
-        # Each repetition has as many tokens as the difference between two and one.
-        word = "What is 12 + 30? "
-        short = [daemon.chat(word * n)["usage"]["prompt_tokens"] for n in (1, 2)]
-        count = (arguments.tokens - short[0]) // (short[1] - short[0])
-        answer = daemon.chat(word * count)
-        daemon.memory.phase = "rollout"
+        daemon.step()
+        memory.phase = "conversation"
+        probes = [daemon.chat(SENTENCE * n) for n in (1, 2)]
+        for probe in probes:
+            daemon.rate(probe["id"], 0)
+        one, two = (probe["usage"]["prompt_tokens"] for probe in probes)
+        count = 1 + (arguments.tokens - one) // (two - one)
+        answer = daemon.chat(SENTENCE * count)
         daemon.rate(answer["id"], 1)
-        outcome = daemon.step("step")
-        time.sleep(1)
+        outcome = daemon.step(beside=SENTENCE * count)
         limit = daemon.train()["max_sample_tokens"]
-        print([l for l in daemon.call("/metrics")["text"].splitlines() if l.startswith(("hone_rollout", "hone_train_dropped", "hone_train_skipped"))])
     finally:
         daemon.stop()
-    memory = daemon.memory
-    peak = max(peak["VmRSS"] for peak in memory.peaks.values())
+    held = plan["start"] + plan["generation"]
+    planned = {
+        "start": plan["start"],
+        "conversation": held,
+        "long step": held + plan["step"],
+        "publication": held + plan["staging"],
+        "peak": plan["peak"],
+    }
+    measured = {**memory.peaks, "start": started, "peak": max(memory.peaks.values())}
+    phases = {
+        name: {"planned": size, "measured": measured[name], "ratio": measured[name] / size}
+        for name, size in planned.items()
+        if name in measured
+    }
     return {
         "tokens": answer["usage"]["total_tokens"],
         "max_sample_tokens": limit,
-        "trained": outcome["trained"],
-        "rejected": outcome["rejected"],
+        **outcome,
         "plan": plan,
-        "peaks": memory.peaks,
-        "ends": memory.ends,
-        "peak": peak,
+        "phases": phases,
     }
 
 
@@ -229,20 +250,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hone", required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=6000)
-    parser.add_argument("--completion", type=int, default=32)
-    parser.add_argument("--no-rollouts", action="store_true")
-    parser.add_argument("--no-plan", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tokens", type=int, default=6000, help="length of the conversation")
+    parser.add_argument("--completion", type=int, default=32, help="tokens of its completion")
+    parser.add_argument("--no-rollouts", action="store_true", help="sample no shadows")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = run(arguments, Path(folder))
-    for name, peak in report["peaks"].items():
-        end = report["ends"][name]
-        f = lambda d: " ".join(f"{k} {v / MIB:8.1f}" for k, v in d.items())
-        print(f"{name:<24} peak {f(peak)}   end {f(end)}")
-    print({k: v for k, v in report.items() if k not in ("peaks", "ends", "plan")})
-    return 0
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        outcome = "trained" if report["trained"] else "rejected" if report["rejected"] else "lost"
+        limit = report["max_sample_tokens"]
+        print(f"a conversation of {report['tokens']} tokens, limit {limit}: {outcome}")
+        print("| phase | planned, MiB | measured, MiB | ratio |")
+        print("| --- " * 4 + "|")
+        for name, row in report["phases"].items():
+            sizes = f"{row['planned'] / MIB:,.0f} | {row['measured'] / MIB:,.0f}"
+            print(f"| {name} | {sizes} | {row['ratio']:.2f} |")
+    low, high = BOUNDS
+    within = low <= report["phases"]["peak"]["ratio"] <= high
+    return 0 if within and (report["trained"] or report["rejected"]) else 1
 
 
 if __name__ == "__main__":
