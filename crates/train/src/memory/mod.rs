@@ -89,6 +89,16 @@ fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
     }
 }
 
+/// Lengths of shards in tokens beyond which `train.recompute = "auto"` keeps one layer fewer.
+fn kept_limits(
+    config: &TrainConfig,
+    spec: &ModelSpec,
+    in_flight: usize,
+) -> impl Iterator<Item = usize> {
+    let token = layer_values(spec, config.lora.r) * in_flight * F32;
+    (1..=spec.num_layers).map(move |layers| KEPT_BYTES / (token * layers))
+}
+
 /// Memory of the frozen weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseMemory {
@@ -243,6 +253,11 @@ impl MemoryPlan {
         let held = ["base weights", "adapter", "optimizer moments"];
         self.parts().into_iter().filter(move |(name, _)| !held.contains(name))
     }
+
+    /// Sum of the parts that exist only during a step.
+    fn step(&self) -> usize {
+        self.step_parts().map(|(_, bytes)| bytes).sum()
+    }
 }
 
 impl fmt::Display for MemoryPlan {
@@ -282,11 +297,6 @@ mod tests {
         .unwrap()
     }
 
-    /// Sum of the parts that exist only during a step.
-    fn step(plan: &MemoryPlan) -> usize {
-        plan.step_parts().map(|(_, bytes)| bytes).sum()
-    }
-
     fn base(spec: &ModelSpec, stored: DType) -> BaseMemory {
         BaseMemory::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
     }
@@ -300,7 +310,7 @@ mod tests {
         // The largest matrix is one of the MLP, once for each of two threads.
         assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
         assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half}");
-        assert_eq!(step(&half) - half.widened, step(&wide));
+        assert_eq!(half.step() - half.widened, wide.step());
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
     }
@@ -323,7 +333,7 @@ mod tests {
             spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
         assert_eq!(plan.base, weights);
         assert_eq!(plan.layer_inputs, 4 * 2 * 100 * spec.hidden_size * (spec.num_layers + 1));
-        assert_eq!(plan.total() - step(&plan), plan.base + plan.adapter + plan.moments);
+        assert_eq!(plan.total() - plan.step(), plan.base + plan.adapter + plan.moments);
         let table = plan.to_string();
         assert!(table.contains("base weights") && table.contains("2 shard(s) of 100 tokens"));
     }

@@ -13,7 +13,7 @@ use std::fmt;
 use hone_model::ModelSpec;
 use serde::Serialize;
 
-use super::{BaseMemory, F32, MemoryPlan, shard_tokens, widths};
+use super::{BaseMemory, F32, MemoryPlan, kept_limits, shard_tokens, widths};
 use crate::config::{Recompute, TrainConfig};
 use crate::error::{LearnError, Result};
 
@@ -173,8 +173,7 @@ impl MemoryPlanner<'_> {
         };
         let [start, generation, step, staging] =
             [MemoryPhase::Start, generation, MemoryPhase::Step, staging].map(sum);
-        let usual = self.step(self.usual_tokens());
-        let usual_step = usual.step_parts().map(|(_, bytes)| bytes).sum();
+        let usual_step = self.step(self.usual_tokens()).step();
         let peak = start + generation + step.max(usual_step + staging);
         ProcessMemory { tokens, parts, start, generation, step, usual_step, staging, peak }
     }
@@ -239,8 +238,14 @@ impl MemoryPlanner<'_> {
         parts.map(part).to_vec()
     }
 
+    /// The plan of the step that takes most with shards of up to `tokens` tokens. A longer shard takes
+    /// less than a shorter one where it keeps fewer layers.
     fn step(&self, tokens: usize) -> MemoryPlan {
-        MemoryPlan::new(self.spec, self.base, self.config, self.threads, tokens)
+        let of = |tokens| MemoryPlan::new(self.spec, self.base, self.config, self.threads, tokens);
+        let longest = of(tokens);
+        let limits = kept_limits(self.config, self.spec, longest.in_flight);
+        let shorter = limits.filter(|limit| (1..tokens).contains(limit)).map(of);
+        shorter.fold(longest, |most, plan| if plan.step() > most.step() { plan } else { most })
     }
 
     /// Tokens of the usual shards, which hold several samples.
