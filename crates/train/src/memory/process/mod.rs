@@ -106,13 +106,13 @@ pub struct ProcessMemory {
 }
 
 impl fmt::Display for ProcessMemory {
-    /// A table with a line per part, in MiB, and the peak.
+    /// A table with a line per part that is not empty, in MiB, and the peak.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MIB: f64 = (1 << 20) as f64;
         let mut line = |phase: &str, part: &str, bytes: usize| {
             writeln!(f, "{phase:<11} {part:<22} {:>9.1} MiB", bytes as f64 / MIB)
         };
-        for MemoryPart { part, phase, bytes } in &self.parts {
+        for MemoryPart { part, phase, bytes } in self.parts.iter().filter(|p| p.bytes > 0) {
             line(phase.as_str(), part, *bytes)?;
         }
         line("usual step", "", self.usual_step)?;
