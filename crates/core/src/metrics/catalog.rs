@@ -19,7 +19,7 @@ metric_set! {
         memory_planned: IntGaugeVec("hone_memory_planned_bytes",
             "Memory that the plan predicts for each part of the process.", &["part"]),
         memory_planned_peak: IntGauge("hone_memory_planned_peak_bytes",
-            "Peak of the process's memory that the plan predicts, from the parts that overlap in time."),
+            "Peak of the process's memory that the plan predicts."),
         memory_resident: IntGauge("hone_memory_resident_bytes",
             "Resident memory of the process when the metrics were read."),
         memory_resident_peak: IntGauge("hone_memory_resident_peak_bytes",
