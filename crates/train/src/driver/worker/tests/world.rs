@@ -247,6 +247,17 @@ impl World {
         version: u64,
         rewards: [f64; 2],
     ) -> GroupId {
+        self.group_of(vec![1, 2, 3], token, version, rewards).await
+    }
+
+    /// As [`Self::rewarded_group`], for this prompt.
+    pub(super) async fn group_of(
+        &self,
+        prompt_ids: Vec<TokenId>,
+        token: TokenId,
+        version: u64,
+        rewards: [f64; 2],
+    ) -> GroupId {
         let interaction = InteractionId::new();
         let mut ops = vec![Op::Interaction(Box::new(Interaction {
             id: interaction,
@@ -258,7 +269,7 @@ impl World {
             messages: Vec::new(),
             metadata: std::collections::BTreeMap::new(),
             params: SamplingParams::default(),
-            prompt_ids: vec![1, 2, 3],
+            prompt_ids,
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,
