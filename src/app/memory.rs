@@ -1,6 +1,7 @@
 //! The memory plan of a configuration, which the start checks and `--explain-memory` prints.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -94,7 +95,7 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
     let native = config.rollout.sampler.is_native(true);
     let serves = has_clients || !native;
     let samples = native && (config.rollout.enabled || !serves);
-    let size = |path: &std::path::Path| {
+    let size = |path: &PathBuf| {
         let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
         usize::try_from(bytes).unwrap_or(usize::MAX)
     };
@@ -102,7 +103,7 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
         replicas: if serves { config.engine.replicas.max(1) } else { 0 },
         sequences: if samples { slots(config) } else { 0 },
         cache_positions: if samples { config.rollout.max_batch_tokens } else { 0 },
-        weight_files: model.weights.iter().map(|path| size(path)).sum(),
+        weight_files: model.weights.iter().map(size).sum(),
         tokenizer_file: size(&model.path.join("tokenizer.json")),
         ledger_cache: hone_store::CACHE_BYTES,
     }

@@ -112,8 +112,8 @@ impl fmt::Display for ProcessMemory {
         let mut line = |phase: &str, part: &str, bytes: usize| {
             writeln!(f, "{phase:<11} {part:<22} {:>9.1} MiB", bytes as f64 / MIB)
         };
-        for MemoryPart { part, phase, bytes } in self.parts.iter().filter(|p| p.bytes > 0) {
-            line(phase.as_str(), part, *bytes)?;
+        for part in self.parts.iter().filter(|part| part.bytes > 0) {
+            line(part.phase.as_str(), part.part, part.bytes)?;
         }
         line("usual step", "", self.usual_step)?;
         line("peak", "", self.peak)?;
