@@ -23,6 +23,9 @@ FOLDER = Path("configs/examples/guides")
 SHAPES = {"0.5 B": (896, 24, 14, 2, 4864), "1.5 B": (1536, 28, 12, 2, 8960)}
 VOCABULARY = 151_936
 
+# Bounds the plan, whose samples are as long as the context otherwise. No completion here is longer.
+LONGEST = {"HONE_TRAIN_MAX_TOKENS": "2048"}
+
 
 def write_shape(folder: Path, tokenizer: Path, shape: tuple[int, ...]) -> None:
     """Writes a Qwen2 directory whose weights are a hole in a file."""
@@ -72,16 +75,19 @@ def write_shape(folder: Path, tokenizer: Path, shape: tuple[int, ...]) -> None:
 
 
 def planned(command: list[str], model: Path, folder: Path) -> str:
-    """The total of `--explain-memory`, in GiB."""
-    arguments = [*command, "--model", str(model), "--data", str(folder), "--explain-memory"]
-    shown = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
-    total = next(line for line in shown.splitlines() if line.startswith("total "))
-    return f"{float(total.split()[1]) / 1024:.1f}"
+    """The peak of `--explain-memory`, in GiB."""
+    arguments = [*command, "--model", str(model), "--data", str(folder), "--explain-memory", "--json"]
+    environment = {**os.environ, **LONGEST}
+    shown = subprocess.run(
+        arguments, check=True, capture_output=True, text=True, env=environment
+    ).stdout
+    return f"{json.loads(shown)['peak'] / 2**30:.1f}"
 
 
 def measured(command: list[str], model: Path, folder: Path, steps: int) -> tuple[str, str]:
     """Seconds of a step, and the peak memory in GiB."""
-    environment = {**os.environ, "HONE_RUN_EVAL_PROMPTS": "1", "HONE_RUN_EVAL_SAMPLES": "1"}
+    evaluation = {"HONE_RUN_EVAL_PROMPTS": "1", "HONE_RUN_EVAL_SAMPLES": "1"}
+    environment = {**os.environ, **LONGEST, **evaluation}
     arguments = [*command, "--model", str(model), "--data", str(folder), "--steps", str(steps)]
     with open(folder / "output.txt", "wb") as output:
         child = subprocess.Popen(arguments, env=environment, stdout=output, stderr=output)

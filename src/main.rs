@@ -113,6 +113,9 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
         let why = "it must be 0 for `hone serve`, whose training ends only at train.max_steps";
         return Err(usage(anyhow::anyhow!("train.epochs is {epochs}: {why}")));
     }
+    if args.explain_memory {
+        return explain_memory(&config, true, args.json, out);
+    }
     logging::init(&config.log);
     runtime()?.block_on(async {
         let service = app::start(config).await?;
@@ -123,6 +126,11 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
         service.shutdown().await?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Prints the memory plan of `hone serve`, or without clients of `hone train`.
+fn explain_memory(config: &Config, has_clients: bool, json: bool, out: &mut Output) -> Outcome {
+    print_report(&runtime()?.block_on(app::explain_memory(config, has_clients))?, json, out)
 }
 
 /// Starts a daemon in this process.
@@ -173,8 +181,7 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
         };
     })?;
     if args.explain_memory {
-        writeln!(out, "{}", runtime()?.block_on(app::explain_memory(&config))?)?;
-        return Ok(ExitCode::SUCCESS);
+        return explain_memory(&config, false, args.json, out);
     }
     let terminal = std::io::stderr().is_terminal();
     let interrupt = async {

@@ -15,12 +15,12 @@ use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
 use hone_store::Store;
 use hone_train::policy::{Policies, PolicySetup};
-use hone_train::{TrainHandle, TrainSetup, TrainWorker};
+use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
 use super::background::Background;
 use super::examiner::examiner;
-use super::memory::reserved_memory;
-use super::model::load_engine;
+use super::memory::MemoryReport;
+use super::model::{load_engine, open_model};
 use super::rewards::reward_tools;
 use super::sampler::RolloutSampler;
 use crate::config::Config;
@@ -93,8 +93,18 @@ impl Core {
         let routes = Arc::new(rewards.routes(config).await?);
 
         let native = config.rollout.sampler.is_native(true);
-        let (model, serving) =
-            load_engine(config, &data, has_clients || !native, metrics.clone()).await?;
+        let model = open_model(config, &data).await?;
+        let mut longest_sample = model.context();
+        if config.train.enabled {
+            // What cannot be trained is refused before it is served.
+            Learner::check(&model, &config.train)?;
+            let memory = MemoryReport::of(config, &model, has_clients)?;
+            memory.check()?;
+            memory.export(&metrics);
+            longest_sample = memory.max_sample_tokens;
+        }
+        let serves = has_clients || !native;
+        let serving = load_engine(config, &data, &model, serves, metrics.clone()).await?;
         if config.uses_self_judge() {
             rewards.self_judge.load(&model, &data).await?;
         }
@@ -152,7 +162,6 @@ impl Core {
                 metrics.clone(),
             )
         })?;
-        let reserved = reserved_memory(config, &model, serving.is_some(), sampler.is_some())?;
         let setup = TrainSetup {
             config: config.train.clone(),
             policy: config.policy.clone(),
@@ -160,7 +169,7 @@ impl Core {
             peak_rates: peak_rates(config)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model,
-            reserved_memory: reserved,
+            longest_sample,
             is_idle: {
                 let engine = engine.clone();
                 Arc::new(move || {

@@ -14,6 +14,7 @@ use hone_hub::Hub;
 use hone_mistral::MistralEngine;
 use hone_train::Learner;
 
+use super::memory::MemoryReport;
 use crate::config::Config;
 use crate::usage;
 
@@ -44,47 +45,45 @@ pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<M
     Ok(dir)
 }
 
-/// Opens the model, claims the data directory for it and, if `serving`, loads it into the engine.
-/// All that blocks runs off the async threads.
+/// Claims the data directory for the model and, if `serving`, loads it into the engine. All that
+/// blocks runs off the async threads.
 pub(super) async fn load_engine(
     config: &Config,
     data: &Path,
+    dir: &ModelDir,
     serving: bool,
     metrics: Arc<Metrics>,
-) -> anyhow::Result<(ModelDir, Option<Arc<MistralEngine>>)> {
-    let dir = open_model(config, data).await?;
-    let (config, data) = (config.clone(), data.to_owned());
+) -> anyhow::Result<Option<Arc<MistralEngine>>> {
+    let (config, data, dir) = (config.clone(), data.to_owned(), dir.clone());
     tokio::task::spawn_blocking(move || {
-        if config.train.enabled {
-            // A model that cannot be trained is refused before it is served.
-            Learner::check(&dir, &config.train)?;
-        }
         claim(&data, &dir)?;
         if !serving {
-            return Ok((dir, None));
+            return Ok(None);
         }
         let normalized = dir.write_normalized(&data.join("models"))?;
-        let engine = MistralEngine::start(&dir, &normalized, &config.engine, metrics)?;
-        anyhow::Ok((dir, Some(engine)))
+        anyhow::Ok(Some(MistralEngine::start(&dir, &normalized, &config.engine, metrics)?))
     })
     .await?
 }
 
 /// Finds the configured model for a run on the records of the data directory `source`, and claims the
-/// run's own data directory for it.
+/// run's own data directory for it. Returns the model and the longest sample in tokens for which there is
+/// memory.
 ///
 /// # Errors
-/// If the model cannot be found or trained, or a directory belongs to another model: recorded token ids
-/// apply to one model only.
-pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<ModelDir> {
+/// If the model cannot be found or trained, training does not fit in the memory, or a directory belongs
+/// to another model: recorded token ids apply to one model only.
+pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<(ModelDir, usize)> {
     let data = &config.data.dir;
     std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
     let model = open_model(config, data).await?;
     Learner::check(&model, &config.train)?;
     let fits = owner(source, &model).context("--from-ledger: the records are of another model");
     fits.map_err(usage)?;
+    let memory = MemoryReport::of_trainer(config, &model)?;
+    memory.check()?;
     claim(data, &model)?;
-    Ok(model)
+    Ok((model, memory.max_sample_tokens))
 }
 
 /// File that names the model that a data directory belongs to.

@@ -17,6 +17,14 @@ use crate::config::Config;
 /// Number of concurrent sequences if `rollout.max_concurrent` is 0.
 const SLOTS: usize = 64;
 
+/// The number of sequences that the native sampler computes at once.
+pub(super) fn slots(config: &Config) -> usize {
+    match config.rollout.max_concurrent {
+        0 => SLOTS,
+        slots => slots,
+    }
+}
+
 /// The native sampler and the weights that it shares with the trainer.
 pub(super) struct RolloutSampler {
     pub base: Model,
@@ -39,16 +47,13 @@ impl RolloutSampler {
         let mut native = SamplerConfig {
             name: dir.name.clone(),
             context: dir.context(),
-            slots: SLOTS,
+            slots: slots(config),
             max_batch_tokens: config.rollout.max_batch_tokens,
             ..SamplerConfig::default()
         };
         if config.train.priority != BackgroundPriority::Normal {
             // The operating system's scheduler already prefers the serving threads.
             native.busy_share = 1.0;
-        }
-        if config.rollout.max_concurrent > 0 {
-            native.slots = config.rollout.max_concurrent;
         }
         if config.train.threads > 0 {
             native.threads = config.train.threads;

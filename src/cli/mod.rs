@@ -131,6 +131,12 @@ pub struct ServeArgs {
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
+    /// Only print the memory that the process needs, by part, without loading the model
+    #[arg(long)]
+    pub explain_memory: bool,
+    /// Print the memory as JSON
+    #[arg(long, requires = "explain_memory")]
+    pub json: bool,
 }
 
 /// `hone validate`.
@@ -165,10 +171,10 @@ pub struct TrainArgs {
     /// Directory of the final report [default: run/report in the data directory]
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
-    /// Print the report as JSON
+    /// Print the report, or the memory, as JSON
     #[arg(long)]
     pub json: bool,
-    /// Only print the memory that the trainer needs, by part
+    /// Only print the memory that the process needs, by part, without loading the model
     #[arg(long)]
     pub explain_memory: bool,
     /// Arguments for recorded completions.

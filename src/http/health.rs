@@ -9,6 +9,8 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
+use hone_core::memory;
+
 use super::error::ApiError;
 use super::state::AppState;
 
@@ -30,6 +32,9 @@ pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Result<Json<Val
 pub(super) async fn metrics(
     State(state): State<Arc<AppState>>,
 ) -> Result<impl IntoResponse, ApiError> {
+    let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    state.metrics.memory_resident.set(bytes(memory::resident()));
+    state.metrics.memory_resident_peak.set(bytes(memory::peak_resident()));
     let text = state.metrics.encode();
     let text = text.map_err(|error| ApiError::logged("cannot encode the metrics", &error))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))

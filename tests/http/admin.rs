@@ -98,7 +98,9 @@ async fn probes_and_metrics_are_answered() {
     assert_eq!(server.get("/readyz").await, (200, json!({"status": "ready"})));
     let response = server.client.get(server.url("/metrics")).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    assert!(response.text().await.unwrap().contains("hone_build_info{version="));
+    let text = response.text().await.unwrap();
+    assert!(text.contains("hone_build_info{version="));
+    assert!(text.contains("\nhone_memory_resident_peak_bytes "), "{text}");
     server.ready.store(false, Ordering::SeqCst);
     let (status, answer) = server.get("/readyz").await;
     assert_eq!((status, &answer["error"]["type"]), (503, &json!("server_error")), "{answer}");

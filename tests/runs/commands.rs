@@ -181,6 +181,40 @@ fn memory_is_explained_without_a_run() {
 }
 
 #[test]
+fn a_daemon_that_does_not_fit_is_explained_and_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let explain = |config: &str| {
+        let args = ["serve", "--config", config, "--data", data, "--explain-memory", "--json"];
+        serde_json::from_slice::<Value>(&ok(&args).stdout).unwrap()
+    };
+    let sizes = |plan: &Value, names: &[&str]| -> Vec<u64> {
+        names.iter().map(|name| plan[name].as_u64().unwrap()).collect()
+    };
+    let fits = explain("configs/default.toml");
+    let [start, generation, step, usual, staging, peak] =
+        sizes(&fits, &["start", "generation", "step", "usual_step", "staging", "peak"])[..]
+    else {
+        panic!("{fits}")
+    };
+    assert_eq!(peak, start + generation + step.max(usual + staging));
+    let parts = fits["parts"].as_array().unwrap();
+    assert!(parts.iter().any(|p| p["part"] == "serving weights" && p["phase"] == "start"));
+    assert_eq!(fits["refused"], Value::Null);
+    assert!(!dir.path().join(hone::app::LEDGER).exists(), "nothing was started");
+
+    let config = dir.path().join("long.toml");
+    std::fs::write(&config, "[train]\nmax_tokens = 16000000\n").unwrap();
+    let config = config.to_str().unwrap();
+    let reason = explain(config)["refused"].as_str().unwrap().to_owned();
+    assert!(reason.starts_with("`train.max_tokens` is 16000000, for which"), "{reason}");
+    let refused = hone(&["serve", "--config", config, "--data", data, "--bind", "127.0.0.1:0"]);
+    let stderr = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("error: `train.max_tokens` is 16000000, for which"), "{stderr}");
+}
+
+#[test]
 fn rewards_are_tested_on_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("completions.jsonl");

@@ -1,4 +1,5 @@
 //! Resident memory of this process, from Linux's `/proc/self`. Every value is 0 on other systems.
+//! [`trim`] reduces it.
 
 use std::fs;
 
@@ -16,6 +17,16 @@ pub fn peak_resident() -> u64 {
 /// the system allowed it.
 pub fn reset_peak() -> bool {
     fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// Returns freed pages to the operating system. glibc keeps them for later allocations; with another
+/// C library this does nothing. Stops all threads that allocate meanwhile.
+pub fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: malloc_trim takes no pointer and may be called at any time from any thread.
+        unsafe { libc::malloc_trim(0) };
+    }
 }
 
 /// The bytes of an entry of `/proc/self/status` that is given in kB.
@@ -37,5 +48,6 @@ mod tests {
         assert!(resident() >= 64 << 20, "{}", resident());
         assert!(peak_resident() >= 64 << 20, "{}", peak_resident());
         drop(block);
+        trim();
     }
 }

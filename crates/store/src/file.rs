@@ -18,7 +18,7 @@ use hone_core::files::{remove_any, sibling, sync_parent};
 use crate::error::StoreError;
 
 /// Size of redb's page cache. Its default of 1 GiB is too much next to a model.
-const CACHE_BYTES: usize = 64 << 20;
+pub const CACHE_BYTES: usize = 64 << 20;
 
 /// Opens the file, at first and again after an error.
 pub(crate) type Opener = Box<dyn Fn() -> Result<Database, StoreError> + Send + Sync>;

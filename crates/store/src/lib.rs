@@ -44,6 +44,7 @@ mod write;
 
 pub use config::StoreConfig;
 pub use error::StoreError;
+pub use file::CACHE_BYTES;
 pub use op::{
     Committed, CorrectionEntry, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
     QuarantinedKey,

@@ -38,4 +38,4 @@ pub use learning::learner::{Learner, StepStats};
 pub use learning::snapshot::Snapshot;
 pub use learning::step_timing::StepTiming;
 pub use memory::MemoryPlan;
-pub use memory::memory_check::available_memory;
+pub use memory::available::available_memory;

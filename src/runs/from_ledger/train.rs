@@ -77,11 +77,10 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new()?);
     let ledger = open(&file)?;
     let source = file.parent().unwrap_or(Path::new("."));
-    let model = app::model_of_records(&config, source).await?;
+    let (model, longest_sample) = app::model_of_records(&config, source).await?;
     let rewards = app::reward_tools(&config, metrics.clone()).await?;
     let routes = Arc::new(rewards.routes(&config).await?);
-    let longest = OfflineTrainer::longest_sample(&model, &config.train)?;
-    let data = read_split(&ledger, &routes, &options, longest).map_err(usage)?;
+    let data = read_split(&ledger, &routes, &options, longest_sample).map_err(usage)?;
     drop(ledger);
 
     let sizes: Vec<usize> = data.train.iter().map(RecordedGroup::len).collect();
@@ -94,6 +93,7 @@ pub async fn run(
         config: config.train.clone(),
         max_completion_tokens: config.rollout.max_tokens as usize,
         model: model.clone(),
+        longest_sample,
         routes,
         metrics: metrics.clone(),
     })?;

@@ -16,6 +16,15 @@ metric_set! {
         build_info: IntGaugeVec("hone_build_info",
             "Constant 1, labeled with the running version.", &["version"]),
 
+        memory_planned: IntGaugeVec("hone_memory_planned_bytes",
+            "Memory that the plan predicts for each part of the process.", &["part"]),
+        memory_planned_peak: IntGauge("hone_memory_planned_peak_bytes",
+            "Peak of the process's memory that the plan predicts."),
+        memory_resident: IntGauge("hone_memory_resident_bytes",
+            "Resident memory of the process when the metrics were read."),
+        memory_resident_peak: IntGauge("hone_memory_resident_peak_bytes",
+            "Largest resident memory of the process since its start."),
+
         http_requests: IntCounterVec("hone_http_requests_total",
             "HTTP requests answered, by route pattern and status code.", &["route", "code"]),
         http_request_duration: HistogramVec("hone_http_request_duration_seconds",

@@ -70,11 +70,7 @@ impl PipelineLoader {
             return;
         }
         *trimmed = Some(Instant::now());
-        #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        {
-            // SAFETY: malloc_trim takes no pointer and may be called at any time from any thread.
-            unsafe { libc::malloc_trim(0) };
-        }
+        hone_core::memory::trim();
     }
 
     /// Loads the model in f32 on the CPU, with `adapter` merged into its weights. Blocks.

@@ -108,8 +108,8 @@ pub struct TrainConfig {
     pub baseline_window: f64,
     /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
     pub max_staleness: u64,
-    /// Longest sample, prompt and completion together in tokens; 0 is what fits in the memory. Groups
-    /// with a longer one are dropped.
+    /// Longest sample, prompt and completion together in tokens; 0 is what the memory plan permits.
+    /// Groups with a longer one are dropped.
     pub max_tokens: usize,
     /// When steps may be taken.
     pub when: TrainWhen,

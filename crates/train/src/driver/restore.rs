@@ -8,8 +8,6 @@ use tokio::runtime::Handle;
 
 use hone_core::files::{at, remove_any};
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
-use hone_engine::ModelDir;
-use hone_model::ModelSpec;
 use hone_store::Op;
 
 use super::attempt::AttemptMarker;
@@ -20,15 +18,12 @@ use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::SkipLog;
 use super::status::StatusCell;
 use super::trainer::Trainer;
-use crate::config::TrainConfig;
 use crate::data::adaptive_weights::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 use crate::data::batch_builder;
-use crate::error::{LearnError, Result as LearnResult};
+use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
-use crate::memory::BaseMemory;
-use crate::memory::memory_check::{MemoryRoom, available_memory};
 use crate::policy::{is_activated, version_name};
 
 impl<'a> Trainer<'a> {
@@ -40,11 +35,6 @@ impl<'a> Trainer<'a> {
         pools: &'a ThreadPools,
         wake: &Sender<TrainCommand>,
     ) -> Result<Self, TrainFailure> {
-        let longest_sample = longest_sample(
-            (&setup.model, &setup.config),
-            (setup.reserved_memory, setup.base.is_some()),
-            pools.train.current_num_threads(),
-        )?;
         let learner = pools.train.install(|| match &setup.base {
             Some(base) => Learner::with_model(base.clone(), &setup.config),
             None => Learner::new(&setup.model, &setup.config),
@@ -56,7 +46,6 @@ impl<'a> Trainer<'a> {
             pools,
             learner,
             progress: TrainProgress::new(setup.config.baseline_window),
-            longest_sample,
             marker: AttemptMarker::new(&setup.checkpoints),
             publication: None,
             ahead: None,
@@ -73,8 +62,8 @@ impl<'a> Trainer<'a> {
                 serde_json::from_value(extra).map_err(|error| json_error(dir, error))?;
             trainer.progress.baselines.set_window(setup.config.baseline_window);
         }
-        trainer.learner.set_longest_shard(longest_sample);
-        status.update(|s| s.max_sample_tokens = longest_sample);
+        trainer.learner.set_longest_shard(setup.longest_sample);
+        status.update(|s| s.max_sample_tokens = setup.longest_sample);
         trainer.drop_interrupted()?;
         trainer.reconcile()?;
         // An adapter to start from is published before the first step, because the base's samples
@@ -334,20 +323,3 @@ pub(super) fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnEr
 
 /// Reason of the groups of a step that ended the process.
 const INTERRUPTED: &str = "interrupted";
-
-/// The longest sample that fits in the available memory, of which other parts of the process will need
-/// `reserved` bytes. Refuses a run that does not fit, before the model is loaded.
-pub(super) fn longest_sample(
-    (model, config): (&ModelDir, &TrainConfig),
-    (reserved, base_is_loaded): (usize, bool),
-    threads: usize,
-) -> LearnResult<usize> {
-    let context = model.context();
-    let Some(available) = available_memory() else {
-        return Ok(if config.max_tokens > 0 { config.max_tokens } else { context });
-    };
-    let spec = ModelSpec::from_config(&model.config).map_err(LearnError::from)?;
-    let base = BaseMemory::read(&spec, &model.weights, config.base_dtype)?;
-    let room = MemoryRoom { available, reserved, base_is_loaded, threads };
-    room.longest_sample(&spec, base, config, context)
-}

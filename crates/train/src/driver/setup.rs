@@ -33,9 +33,9 @@ pub struct TrainSetup {
     pub max_completion_tokens: usize,
     /// The base model's directory.
     pub model: ModelDir,
-    /// Bytes that other parts of the process will still allocate: the copy of the model that a
-    /// publication loads, and the sampler's cache.
-    pub reserved_memory: usize,
+    /// The longest sample, and shard, in tokens that a step may compute, from
+    /// [`MemoryPlanner::longest_sample`](crate::memory::MemoryPlanner::longest_sample).
+    pub longest_sample: usize,
     /// Whether no client's request runs or waits, for `train.when = "idle"`.
     pub is_idle: Arc<dyn Fn() -> bool + Send + Sync>,
     /// The base model's weights if they are already loaded, so that they are not loaded twice.

@@ -1,9 +1,10 @@
-//! The memory that a step needs, estimated from shapes. The estimate decides how large shards are,
-//! how many run in parallel, and which layers the backward pass recomputes.
+//! Memory, estimated from shapes. [`MemoryPlan`] is that of a step: it decides how large shards are, how
+//! many run in parallel, and which layers the backward pass recomputes. [`ProcessMemory`] adds the rest
+//! of the process, which decides how long a sample may be.
 
-pub(crate) mod memory_check;
+pub(crate) mod available;
+mod process;
 
-use std::fmt;
 use std::path::PathBuf;
 
 use candle_core::DType;
@@ -16,6 +17,8 @@ use hone_model::{ModelError, ModelSpec};
 
 use crate::config::{OptimizerKind, Recompute, TrainConfig};
 use crate::error::Result;
+
+pub use process::{MemoryPart, MemoryPhase, MemoryPlanner, ProcessMemory, ProcessSetup};
 
 /// Hidden size from which one shard at a time runs on all threads. Below it, matrix products are too
 /// small to be split between threads, so each shard has its own thread.
@@ -83,6 +86,16 @@ fn kept(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
             (KEPT_BYTES / layer).min(spec.num_layers)
         }
     }
+}
+
+/// Lengths of shards in tokens beyond which `train.recompute = "auto"` keeps one layer fewer.
+fn kept_limits(
+    config: &TrainConfig,
+    spec: &ModelSpec,
+    in_flight: usize,
+) -> impl Iterator<Item = usize> {
+    let token = layer_values(spec, config.lora.r) * in_flight * F32;
+    (1..=spec.num_layers).map(move |layers| KEPT_BYTES / (token * layers))
 }
 
 /// Memory of the frozen weights.
@@ -214,7 +227,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Name and bytes of each part, in the order of the table.
+    /// Name and bytes of each part.
     fn parts(&self) -> [(&'static str, usize); 9] {
         [
             ("base weights", self.base),
@@ -233,22 +246,16 @@ impl MemoryPlan {
     pub fn total(&self) -> usize {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
-}
 
-impl fmt::Display for MemoryPlan {
-    /// A table with a line per part, in MiB.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MIB: f64 = (1 << 20) as f64;
-        for (name, bytes) in self.parts() {
-            writeln!(f, "{name:<18} {:>9.1} MiB", bytes as f64 / MIB)?;
-        }
-        writeln!(f, "{:<18} {:>9.1} MiB", "total", self.total() as f64 / MIB)?;
-        let (kept, layers) = self.kept_layers;
-        write!(
-            f,
-            "{} shard(s) of {} tokens at a time, {kept} of {layers} layers kept",
-            self.in_flight, self.tokens
-        )
+    /// Name and bytes of the parts that exist only during a step.
+    fn step_parts(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let held = ["base weights", "adapter", "optimizer moments"];
+        self.parts().into_iter().filter(move |(name, _)| !held.contains(name))
+    }
+
+    /// Sum of the parts that exist only during a step.
+    fn step(&self) -> usize {
+        self.step_parts().map(|(_, bytes)| bytes).sum()
     }
 }
 
@@ -272,11 +279,6 @@ mod tests {
         .unwrap()
     }
 
-    /// Sum of the parts that exist only during a step.
-    fn step(plan: &MemoryPlan) -> usize {
-        plan.total() - plan.base - plan.adapter - plan.moments
-    }
-
     fn base(spec: &ModelSpec, stored: DType) -> BaseMemory {
         BaseMemory::new(spec, BaseDtype::Auto, |_| Ok(stored)).unwrap()
     }
@@ -289,8 +291,8 @@ mod tests {
         assert_eq!(wide.widened, 0);
         // The largest matrix is one of the MLP, once for each of two threads.
         assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
-        assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half}");
-        assert_eq!(step(&half) - half.widened, step(&wide));
+        assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half:?}");
+        assert_eq!(half.step() - half.widened, wide.step());
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
     }
@@ -313,9 +315,8 @@ mod tests {
             spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
         assert_eq!(plan.base, weights);
         assert_eq!(plan.layer_inputs, 4 * 2 * 100 * spec.hidden_size * (spec.num_layers + 1));
-        assert_eq!(plan.total() - step(&plan), plan.base + plan.adapter + plan.moments);
-        let table = plan.to_string();
-        assert!(table.contains("base weights") && table.contains("2 shard(s) of 100 tokens"));
+        assert_eq!(plan.total() - plan.step(), plan.base + plan.adapter + plan.moments);
+        assert_eq!((plan.in_flight, plan.tokens), (2, 100));
     }
 
     #[test]
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(plan(Recompute::Always, 4096).kept, 0);
         for tokens in [64, 1024, 4096, 100_000] {
             let plan = plan(Recompute::Auto, tokens);
-            assert!(plan.kept <= super::KEPT_BYTES, "{plan}");
+            assert!(plan.kept <= super::KEPT_BYTES, "{plan:?}");
         }
         assert_eq!(plan(Recompute::Auto, 64).kept_layers.0, 24);
         assert!((1..24).contains(&plan(Recompute::Auto, 4096).kept_layers.0));

@@ -8,6 +8,7 @@ use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch}
 use crate::data::{batch_builder, feedback_cap};
 use crate::driver::error::TrainFailure;
 use crate::driver::prepared::PreparedBatch;
+use crate::memory;
 
 /// Reason of a dropped correction that has no weight in the loss.
 const NO_CORRECTION_WEIGHT: &str = "correction_weight";
@@ -34,6 +35,9 @@ impl Trainer<'_> {
                 // The other groups stay ready.
                 return Ok(None);
             }
+            if self.publication.is_some() && self.has_long_shard(built) {
+                return Ok(None);
+            }
             feedback_cap::cap(built, &setup.routes, &setup.metrics);
         }
         Ok(batch)
@@ -51,13 +55,24 @@ impl Trainer<'_> {
         Ok(true)
     }
 
+    /// Whether a shard of the batch is longer than usual. The memory plan has no room for such a shard
+    /// beside the copy that a publication loads, so the step waits for its end.
+    fn has_long_shard(&self, batch: &TrainBatch) -> bool {
+        let usual = memory::shard_tokens(self.learner.spec());
+        let tokens = |group: &BatchGroup| {
+            let completions = group.members.iter().map(|member| member.sample.ids.len());
+            group.prompt_ids.len() + completions.sum::<usize>()
+        };
+        batch.groups.iter().any(|group| tokens(group) > usual)
+    }
+
     /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
     fn drop_long(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
         let tokens = |group: &BatchGroup| {
             let longest = group.members.iter().map(|member| member.sample.ids.len()).max();
             group.prompt_ids.len() + longest.unwrap_or_default()
         };
-        let limit = self.longest_sample;
+        let limit = self.setup.longest_sample;
         let groups = batch.groups.extract_if(.., |group| tokens(group) > limit);
         let mut long: Vec<_> = groups.map(|group| (group.group.id, tokens(&group))).collect();
         let corrections = batch.corrections.extract_if(.., |one| one.tokens() > limit);

@@ -27,6 +27,7 @@ use crate::driver::step_metrics;
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
+use crate::memory;
 use crate::policy::PublishOutcome;
 
 pub use offline::{OfflineSetup, OfflineTrainer};
@@ -54,8 +55,6 @@ pub(in crate::driver) struct Trainer<'a> {
     pub(in crate::driver) last_publication: Instant,
     /// Wakes this thread at the end of a publication.
     pub(in crate::driver) wake: Sender<TrainCommand>,
-    /// Longest sample in tokens that fits in the memory.
-    pub(in crate::driver) longest_sample: usize,
     /// Marks the step that is being computed.
     pub(in crate::driver) marker: AttemptMarker,
     /// Operator activations that the weights follow.
@@ -344,6 +343,10 @@ impl Trainer<'_> {
     /// Starts to publish the weights. No other publication may be in progress.
     pub(in crate::driver) fn begin_publish(&mut self) -> Result<(), TrainFailure> {
         self.last_publication = Instant::now();
+        if !memory::shards_in_parallel(self.learner.spec()) {
+            // What a wide model's step freed is as large as the copy that the engine loads.
+            hone_core::memory::trim();
+        }
         self.publication = Some(Publication::start(
             self.setup,
             (self.runtime, &self.pools.probe, self.wake.clone()),

@@ -26,7 +26,7 @@ use crate::data::recorded::{RecordedGroup, RecordedSample};
 use crate::driver::error::TrainFailure;
 use crate::driver::prepared::PreparedBatch;
 use crate::driver::progress::TrainProgress;
-use crate::driver::restore::{json_error, longest_sample};
+use crate::driver::restore::json_error;
 use crate::driver::setup::ThreadPools;
 use crate::driver::step_metrics;
 use crate::error::{LearnError, Result as LearnResult};
@@ -46,6 +46,8 @@ pub struct OfflineSetup {
     pub max_completion_tokens: usize,
     /// The base model's directory.
     pub model: ModelDir,
+    /// The longest sample in tokens, prompt and completion together, for which there is memory.
+    pub longest_sample: usize,
     /// The routes, which define the weight of each reward part.
     pub routes: Arc<Routes>,
     /// The process's metrics.
@@ -66,26 +68,13 @@ impl OfflineTrainer {
     /// Loads the model, and starts from a fresh adapter or from `train.lora.init_adapter`.
     ///
     /// # Errors
-    /// If the model or the adapter cannot be read or trained, or training does not fit in the memory.
+    /// If the model or the adapter cannot be read or trained.
     pub fn new(setup: OfflineSetup) -> Result<Self, TrainFailure> {
         let ThreadPools { train: pool, .. } = ThreadPools::new(setup.config.threads)?;
-        let threads = pool.current_num_threads();
-        let longest = longest_sample((&setup.model, &setup.config), (0, false), threads)?;
         let mut learner = pool.install(|| Learner::new(&setup.model, &setup.config))?;
-        learner.set_longest_shard(longest);
+        learner.set_longest_shard(setup.longest_sample);
         let progress = TrainProgress::new(setup.config.baseline_window);
         Ok(Self { setup, pool, learner, progress, records: Vec::new(), left_out: 0 })
-    }
-
-    /// The longest sample that can be trained on, prompt and completion together in tokens: by
-    /// `train.max_tokens`, or what fits in the memory.
-    ///
-    /// # Errors
-    /// If the model cannot be read or training does not fit in the memory.
-    pub fn longest_sample(model: &ModelDir, config: &TrainConfig) -> Result<usize, TrainFailure> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = if config.threads == 0 { cores } else { config.threads };
-        Ok(longest_sample((model, config), (0, false), threads)?)
     }
 
     /// One optimizer step on groups. The inner error is why there was none: the weights are as before.
@@ -129,7 +118,7 @@ impl OfflineTrainer {
     fn prepare(&self, groups: &[&RecordedGroup]) -> PreparedBatch {
         let OfflineSetup { routes, metrics, config, .. } = &self.setup;
         let groups = groups.iter().map(|group| group.batch.clone()).collect();
-        let mut batch = TrainBatch { groups };
+        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
         feedback_cap::cap(&mut batch, routes, metrics);
         self.progress.weights.apply(routes, &mut batch);
         let mut baselines = self.progress.baselines.clone();

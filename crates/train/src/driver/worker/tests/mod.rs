@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 use hone_core::types::{GroupState, PolicyState, PolicyVersion};
 
 use crate::config::{TrainConfig, ZeroVariance};
@@ -56,6 +58,32 @@ async fn the_next_step_is_computed_while_a_version_is_loaded() {
     let parents: Vec<_> = world.policies.list().unwrap().into_iter().map(|p| p.parent).collect();
     assert_eq!(parents[1..], [Some(PolicyVersion(0)), Some(PolicyVersion(1))]);
     assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_with_a_long_shard_waits_for_the_publication() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start_with(dir.path(), |config| config.max_tokens = 400).await;
+    let handle = world.worker.handle();
+    handle.pause().unwrap();
+    world.wait_for_state(TrainState::Paused).await;
+    world.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
+    let short = [world.group(4, 0).await, world.group(6, 0).await];
+    let mut long = Vec::new();
+    for token in [7, 8] {
+        // The usual shards of this model have 256 tokens.
+        long.push(world.group_of(vec![1; 300], token, 0, [0.0, 1.0]).await);
+    }
+    handle.resume().unwrap();
+    world.until("staging", |w| w.publisher.requested.load(Ordering::Acquire) > 0).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(handle.status().state, TrainState::Waiting);
+    assert!(short.iter().all(|id| world.state(*id) == GroupState::Trained(1)));
+    assert!(long.iter().all(|id| world.state(*id) == GroupState::Ready));
+    world.publisher.staging.add_permits(1000);
+    world.wait_for_version(2).await;
+    assert!(long.iter().all(|id| world.state(*id) == GroupState::Trained(2)));
     world.stop().await;
 }
 

@@ -209,14 +209,19 @@ impl World {
         };
         change(&mut config);
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
+        let model = ModelDir::open(Path::new(fixture)).unwrap();
+        let longest_sample = match config.max_tokens {
+            0 => model.context(),
+            tokens => tokens,
+        };
         let worker = TrainWorker::start(TrainSetup {
             config,
             policy,
             step_limit: None,
             peak_rates: Vec::new(),
             max_completion_tokens: 8,
-            model: ModelDir::open(Path::new(fixture)).unwrap(),
-            reserved_memory: 0,
+            model,
+            longest_sample,
             is_idle: Arc::new(|| true),
             base: None,
             model_name: "tiny".to_owned(),
@@ -242,6 +247,17 @@ impl World {
         version: u64,
         rewards: [f64; 2],
     ) -> GroupId {
+        self.group_of(vec![1, 2, 3], token, version, rewards).await
+    }
+
+    /// As [`Self::rewarded_group`], for this prompt.
+    pub(super) async fn group_of(
+        &self,
+        prompt_ids: Vec<TokenId>,
+        token: TokenId,
+        version: u64,
+        rewards: [f64; 2],
+    ) -> GroupId {
         let interaction = InteractionId::new();
         let mut ops = vec![Op::Interaction(Box::new(Interaction {
             id: interaction,
@@ -253,7 +269,7 @@ impl World {
             messages: Vec::new(),
             metadata: std::collections::BTreeMap::new(),
             params: SamplingParams::default(),
-            prompt_ids: vec![1, 2, 3],
+            prompt_ids,
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,

@@ -1,0 +1,277 @@
+"""Trains on one long conversation, and compares the memory that `hone serve` takes with its plan.
+
+    python benches/memory_long.py --hone target/release/hone --model models-local/smollm2 --tokens 6000
+
+It starts `hone serve`, rates two short conversations and takes a step, so that there is a baseline. Then
+it sends a conversation of about `--tokens` tokens, rates it, and takes a step that trains on it and
+publishes a version. While the step runs, a client sends the conversation again, because the plan counts
+both at once. All the while the script reads the resident memory of the process from /proc. The plan is
+that of `hone serve --explain-memory --json` with the same configuration.
+
+The exit code is 1 if the measured peak is outside 0.85 to 1.15 of the planned one, or if the
+conversation was neither trained on nor rejected.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+MIB = 1 << 20
+# Bounds of the measured peak as a share of the planned one.
+BOUNDS = (0.85, 1.15)
+# Seconds between two readings of the resident memory.
+INTERVAL = 0.01
+# Seconds that a request or a phase may take.
+PATIENCE = 1800
+# A sentence that is repeated.
+SENTENCE = "What is 12 + 30? "
+
+CONFIG = """
+[server]
+bind = "127.0.0.1:0"
+default_max_tokens = {completion}
+
+[data]
+dir = "{data}"
+
+[rollout]
+enabled = {rollouts}
+group_size = 2
+max_tokens = {completion}
+max_batch_tokens = {cache}
+feedback_wait_ms = 600000
+
+[train]
+max_tokens = {longest}
+samples_per_step = 64
+max_sampler_difference = 0.0
+priority = "normal"
+
+[policy]
+promotion = "direct"
+publish_every = 1
+parity_tolerance = 1000.0
+
+[[route]]
+name = "default"
+
+[[route.reward]]
+name = "thumbs"
+kind = "feedback"
+weight = 1.0
+
+[[route.reward]]
+name = "length"
+kind = "length"
+weight = 0.1
+ideal = 20
+spread = 20
+"""
+
+
+class Memory(threading.Thread):
+    """Reads the resident memory of a process until it ends, and keeps the peak of each phase."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.status = Path(f"/proc/{pid}/status")
+        self.phase = "load"
+        self.now = 0
+        self.peaks: dict[str, int] = {}
+
+    def run(self) -> None:
+        while True:
+            try:
+                lines = self.status.read_text().splitlines()
+            except OSError:
+                return
+            resident = next((line for line in lines if line.startswith("VmRSS:")), None)
+            if resident is None:
+                return
+            self.now = int(resident.split()[1]) << 10
+            self.peaks[self.phase] = max(self.now, self.peaks.get(self.phase, 0))
+            time.sleep(INTERVAL)
+
+
+class Daemon:
+    """A running `hone serve`."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as errors:
+            self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self.memory = Memory(self.child.pid)
+        self.memory.start()
+        line = self.child.stdout.readline()
+        if not line.startswith("listening on "):
+            raise SystemExit(f"hone serve did not start:\n{log.read_text()}")
+        self.url = line.split()[-1]
+
+    def call(self, path: str, body: dict | None = None, method: str | None = None) -> dict:
+        """Sends a request; a text that is not JSON is returned as `text`."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+                text = response.read().decode()
+        except urllib.error.HTTPError as error:
+            return {"status": error.code, **json.loads(error.read() or "{}")}
+        return json.loads(text) if text.startswith("{") else {"text": text}
+
+    def chat(self, content: str) -> dict:
+        messages = [{"role": "user", "content": content}]
+        answer = self.call("/v1/chat/completions", {"model": "default", "messages": messages})
+        if "id" not in answer:
+            raise SystemExit(f"the conversation was refused: {answer}")
+        return answer
+
+    def rate(self, completion: str, value: float) -> None:
+        rating = {"completion_id": completion, "name": "thumbs", "value": value}
+        answer = self.call("/v1/feedback", rating)
+        if not answer.get("trained"):
+            raise SystemExit(f"the rating was refused: {answer}")
+
+    def train(self) -> dict:
+        """The trainer's status."""
+        return self.call("/admin/train")
+
+    def wait_for(self, what: str, holds) -> dict:
+        """Waits until the trainer's status fulfils a condition."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            if self.child.poll() is not None:
+                raise SystemExit(f"hone serve ended:\n{self.log.read_text()}")
+            status = self.train()
+            if holds(status):
+                return status
+            time.sleep(0.05)
+        raise SystemExit(f"no {what} within {PATIENCE} s: {status}\n{self.log.read_text()}")
+
+    def dropped(self) -> float:
+        """Groups that the trainer has dropped."""
+        lines = self.call("/metrics")["text"].splitlines()
+        samples = [line for line in lines if line.startswith("hone_train_dropped_groups_total")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in samples)
+
+    def step(self, beside: str = "") -> dict:
+        """Waits for a group, takes a step, and sends the conversation `beside` while it runs."""
+        before, dropped = self.train(), self.dropped()
+        is_sampled = lambda s: s["in_flight_groups"] + s["queued_prompts"] == 0
+        self.wait_for("group", lambda s: s["ready_groups"] > 0 and is_sampled(s))
+        self.memory.phase = "long step" if beside else "short step"
+        threads = [threading.Thread(target=self.call, args=("/admin/train/step", None, "POST"))]
+        if beside:
+            threads.append(threading.Thread(target=self.chat, args=(beside,)))
+        for thread in threads:
+            thread.start()
+        while threads[0].is_alive():
+            if beside and self.train()["state"] == "publishing":
+                self.memory.phase = "publication"
+            threads[0].join(0.02)
+        for thread in threads:
+            thread.join()
+        trained = self.train()["step"] > before["step"]
+        return {"trained": trained, "rejected": self.dropped() > dropped}
+
+    def stop(self) -> None:
+        self.child.terminate()
+        self.child.wait(timeout=PATIENCE)
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> dict:
+    """Measures one daemon and returns the report."""
+    longest = arguments.tokens + 4 * arguments.completion
+    config = folder / "hone.toml"
+    config.write_text(
+        CONFIG.format(
+            completion=arguments.completion,
+            data=folder / "data",
+            rollouts=str(not arguments.no_rollouts).lower(),
+            cache=longest + 64,
+            longest=longest,
+        )
+    )
+    command = [arguments.hone, "serve", "--config", str(config), "--model", str(arguments.model)]
+    explain = [*command, "--explain-memory", "--json"]
+    plan = json.loads(subprocess.run(explain, check=True, capture_output=True, text=True).stdout)
+    daemon = Daemon(command, folder / "log.txt")
+    memory = daemon.memory
+    try:
+        daemon.wait_for("trainer", lambda s: s.get("max_sample_tokens", 0) > 0)
+        started = memory.now
+        memory.phase = "short step"
+        for value in (1, 0):
+            daemon.rate(daemon.chat("What is 2 + 3?")["id"], value)
+        daemon.step()
+        memory.phase = "conversation"
+        probes = [daemon.chat(SENTENCE * n) for n in (1, 2)]
+        for probe in probes:
+            daemon.rate(probe["id"], 0)
+        one, two = (probe["usage"]["prompt_tokens"] for probe in probes)
+        count = 1 + (arguments.tokens - one) // (two - one)
+        answer = daemon.chat(SENTENCE * count)
+        daemon.rate(answer["id"], 1)
+        outcome = daemon.step(beside=SENTENCE * count)
+        limit = daemon.train()["max_sample_tokens"]
+    finally:
+        daemon.stop()
+    held = plan["start"] + plan["generation"]
+    planned = {
+        "start": plan["start"],
+        "conversation": held,
+        "long step": held + plan["step"],
+        "publication": held + plan["staging"],
+        "peak": plan["peak"],
+    }
+    measured = {**memory.peaks, "start": started, "peak": max(memory.peaks.values())}
+    phases = {
+        name: {"planned": size, "measured": measured[name], "ratio": measured[name] / size}
+        for name, size in planned.items()
+        if name in measured
+    }
+    return {
+        "tokens": answer["usage"]["total_tokens"],
+        "max_sample_tokens": limit,
+        **outcome,
+        "plan": plan,
+        "phases": phases,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hone", required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=6000, help="length of the conversation")
+    parser.add_argument("--completion", type=int, default=32, help="tokens of its completion")
+    parser.add_argument("--no-rollouts", action="store_true", help="sample no shadows")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(arguments, Path(folder))
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        outcome = "trained" if report["trained"] else "rejected" if report["rejected"] else "lost"
+        limit = report["max_sample_tokens"]
+        print(f"a conversation of {report['tokens']} tokens, limit {limit}: {outcome}")
+        print("| phase | planned, MiB | measured, MiB | ratio |")
+        print("| --- " * 4 + "|")
+        for name, row in report["phases"].items():
+            sizes = f"{row['planned'] / MIB:,.0f} | {row['measured'] / MIB:,.0f}"
+            print(f"| {name} | {sizes} | {row['ratio']:.2f} |")
+    low, high = BOUNDS
+    within = low <= report["phases"]["peak"]["ratio"] <= high
+    return 0 if within and (report["trained"] or report["rejected"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+//! The memory of the whole process: weights, caches, a step and a publication.
+//!
+//! Which parts overlap in time:
+//!
+//! - The parts of [`MemoryPhase::Start`] and [`MemoryPhase::Generation`] are held at all times, because
+//!   clients send conversations and the sampler draws completions while a step or a publication runs.
+//! - A step of the usual shards may run while a version is staged.
+//! - A step with a longer shard waits for the end of a publication, and a publication starts after a
+//!   step. So these two never overlap.
+
+use std::fmt;
+
+use hone_model::ModelSpec;
+use serde::Serialize;
+
+use super::{BaseMemory, F32, MemoryPlan, kept_limits, shard_tokens, widths};
+use crate::config::{Recompute, TrainConfig};
+use crate::error::{LearnError, Result};
+
+/// Bytes of the program's code, threads and small allocations, measured after the start of `hone serve`.
+const PROGRAM: usize = 96 << 20;
+
+/// Bytes that a byte of `tokenizer.json` takes once it is loaded, measured with SmolLM2's tokenizer.
+const TOKENIZER: usize = 12;
+
+/// Positions by which the serving engine's cache of keys and values grows.
+const CACHE_BLOCK: usize = 512;
+
+/// Bytes of weight files up to which a publication loads the copies of all engines at once.
+const SMALL: usize = 64 << 20;
+
+/// The parts of the process beside the trainer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessSetup {
+    /// Serving engines of one version, each with its own weights in f32. Two versions are loaded. 0
+    /// without a serving engine.
+    pub replicas: usize,
+    /// Sequences that the native sampler computes at once; 0 without the sampler.
+    pub sequences: usize,
+    /// Positions of the native sampler's cache; 0 without the sampler.
+    pub cache_positions: usize,
+    /// Bytes of the model's weight files, which are mapped while an engine loads them.
+    pub weight_files: usize,
+    /// Bytes of the model's `tokenizer.json`.
+    pub tokenizer_file: usize,
+    /// Bytes of the ledger's page cache.
+    pub ledger_cache: usize,
+}
+
+/// When the process holds a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryPhase {
+    /// From the start on.
+    Start,
+    /// While completions are generated, for clients or for the trainer.
+    Generation,
+    /// During a step with the longest sample.
+    Step,
+    /// While a version is loaded beside the ones that are served.
+    Staging,
+}
+
+impl MemoryPhase {
+    /// The name in tables.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Generation => "generation",
+            Self::Step => "step",
+            Self::Staging => "staging",
+        }
+    }
+}
+
+/// A part of the process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryPart {
+    /// Unique name.
+    pub part: &'static str,
+    /// When it is held.
+    pub phase: MemoryPhase,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// Estimated bytes of the process, by part and by phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ProcessMemory {
+    /// Tokens of the longest shard of a step.
+    pub tokens: usize,
+    /// Every part.
+    pub parts: Vec<MemoryPart>,
+    /// Sum of the parts that are held from the start on.
+    pub start: usize,
+    /// Sum of the parts that are held while completions are generated.
+    pub generation: usize,
+    /// Sum of the parts of a step with the longest sample.
+    pub step: usize,
+    /// The same for a step of the usual shards.
+    pub usual_step: usize,
+    /// Sum of the parts of a publication.
+    pub staging: usize,
+    /// `start + generation + max(step, usual_step + staging)`.
+    pub peak: usize,
+}
+
+impl fmt::Display for ProcessMemory {
+    /// A table with a line per part that is not empty, in MiB, and the peak.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = (1 << 20) as f64;
+        let mut line = |phase: &str, part: &str, bytes: usize| {
+            writeln!(f, "{phase:<11} {part:<22} {:>9.1} MiB", bytes as f64 / MIB)
+        };
+        for part in self.parts.iter().filter(|part| part.bytes > 0) {
+            line(part.phase.as_str(), part.part, part.bytes)?;
+        }
+        line("usual step", "", self.usual_step)?;
+        line("peak", "", self.peak)?;
+        write!(
+            f,
+            "peak = start {:.1} + generation {:.1} + the larger of step {:.1} and usual step + staging \
+             {:.1}; shards of up to {} tokens",
+            self.start as f64 / MIB,
+            self.generation as f64 / MIB,
+            self.step as f64 / MIB,
+            (self.usual_step + self.staging) as f64 / MIB,
+            self.tokens
+        )
+    }
+}
+
+/// Computes the memory of a process for samples of any length.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryPlanner<'a> {
+    /// The model's shape.
+    pub spec: &'a ModelSpec,
+    /// The memory of the trainer's weights, which the native sampler shares.
+    pub base: BaseMemory,
+    /// The keys of `[train]`.
+    pub config: &'a TrainConfig,
+    /// Threads of the trainer's pool.
+    pub threads: usize,
+    /// The model's context length in tokens.
+    pub context: usize,
+    /// The other parts of the process.
+    pub setup: ProcessSetup,
+}
+
+impl MemoryPlanner<'_> {
+    /// The plan for samples of up to `tokens` tokens, but at least for the usual shards.
+    pub fn plan(&self, tokens: usize) -> ProcessMemory {
+        let tokens = tokens.max(self.usual_tokens());
+        let step = self.step(tokens);
+        let mut parts = self.held(&step);
+        let mut add = |phase, part, bytes| parts.push(MemoryPart { part, phase, bytes });
+        let (generation, staging) = (MemoryPhase::Generation, MemoryPhase::Staging);
+        let position = self.position_bytes();
+        add(generation, "sampler cache", self.setup.cache_positions * position);
+        add(generation, "conversations", self.setup.replicas * self.conversation(tokens));
+        for (part, bytes) in step.step_parts() {
+            add(MemoryPhase::Step, part, bytes);
+        }
+        let copies = self.staged_copies();
+        add(staging, "staged weights", copies * self.weights() * F32);
+        add(staging, "mapped files", if copies > 0 { self.setup.weight_files } else { 0 });
+        // The sampler reads the adapter and copies it.
+        let adapters = copies.min(1) + if self.setup.sequences > 0 { 2 } else { 0 };
+        add(staging, "staged adapter", adapters * self.adapter(&step));
+        add(staging, "staged tokenizers", copies * self.tokenizer());
+        let sum = |phase: MemoryPhase| -> usize {
+            parts.iter().filter(|part| part.phase == phase).map(|part| part.bytes).sum()
+        };
+        let [start, generation, step, staging] =
+            [MemoryPhase::Start, generation, MemoryPhase::Step, staging].map(sum);
+        let usual_step = self.step(self.usual_tokens()).step();
+        let peak = start + generation + step.max(usual_step + staging);
+        ProcessMemory { tokens, parts, start, generation, step, usual_step, staging, peak }
+    }
+
+    /// The longest sample, in tokens, that a step can compute within `limit` bytes for the process:
+    /// `train.max_tokens`, or what fits, at most the context. Without a limit everything fits.
+    ///
+    /// # Errors
+    /// [`LearnError::Memory`] if not even the usual shards fit, and [`LearnError::MaxTokens`] if they
+    /// do, but samples of `train.max_tokens` do not.
+    pub fn longest_sample(&self, limit: Option<usize>) -> Result<usize> {
+        let wanted = self.config.max_tokens;
+        let most = if wanted > 0 { wanted } else { self.context };
+        let Some(limit) = limit else { return Ok(most) };
+        let fits = |tokens: usize| self.plan(tokens).peak <= limit;
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        let usual = self.usual_tokens();
+        if !fits(usual) {
+            let config = TrainConfig { recompute: Recompute::Always, ..self.config.clone() };
+            return Err(LearnError::Memory {
+                needed: mib(self.plan(usual).peak),
+                available: limit >> 20,
+                least: mib(MemoryPlanner { config: &config, ..*self }.plan(usual).peak),
+            });
+        }
+        if fits(most) {
+            return Ok(most);
+        }
+        // The plan grows with the tokens.
+        let (mut low, mut high) = (usual, most);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        if wanted == 0 {
+            return Ok(low);
+        }
+        Err(LearnError::MaxTokens {
+            max_tokens: wanted,
+            needed: mib(self.plan(wanted).peak),
+            available: limit >> 20,
+            fits: low,
+        })
+    }
+
+    /// The parts that are held from the start on.
+    fn held(&self, step: &MemoryPlan) -> Vec<MemoryPart> {
+        let ProcessSetup { replicas, sequences, ledger_cache, .. } = self.setup;
+        let sampler_adapter = if sequences > 0 { self.adapter(step) } else { 0 };
+        let parts = [
+            ("program", PROGRAM),
+            // The codec's own, and one for each serving engine.
+            ("tokenizers", (1 + 2 * replicas) * self.tokenizer()),
+            ("ledger cache", ledger_cache),
+            ("serving weights", 2 * replicas * self.weights() * F32),
+            ("base weights", step.base),
+            ("adapter", step.adapter + sampler_adapter),
+            ("optimizer moments", step.moments),
+            ("sampler logits", sequences * self.spec.vocab_size * F32),
+        ];
+        let part = |(part, bytes)| MemoryPart { part, phase: MemoryPhase::Start, bytes };
+        parts.map(part).to_vec()
+    }
+
+    /// The plan of the step that takes most with shards of up to `tokens` tokens. A longer shard takes
+    /// less than a shorter one where it keeps fewer layers.
+    fn step(&self, tokens: usize) -> MemoryPlan {
+        let of = |tokens| MemoryPlan::new(self.spec, self.base, self.config, self.threads, tokens);
+        let longest = of(tokens);
+        let limits = kept_limits(self.config, self.spec, longest.in_flight);
+        let shorter = limits.filter(|limit| (1..tokens).contains(limit)).map(of);
+        shorter.fold(longest, |most, plan| if plan.step() > most.step() { plan } else { most })
+    }
+
+    /// Tokens of the usual shards, which hold several samples.
+    fn usual_tokens(&self) -> usize {
+        shard_tokens(self.spec)
+    }
+
+    /// Number of values of the model's weights.
+    fn weights(&self) -> usize {
+        self.spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum()
+    }
+
+    /// Bytes of one copy of the adapter.
+    fn adapter(&self, step: &MemoryPlan) -> usize {
+        step.gradients / (1 + step.in_flight)
+    }
+
+    fn tokenizer(&self) -> usize {
+        TOKENIZER * self.setup.tokenizer_file
+    }
+
+    /// Bytes of the keys and values of one position.
+    fn position_bytes(&self) -> usize {
+        let ModelSpec { num_layers, num_kv_heads, head_dim, .. } = self.spec;
+        2 * num_layers * num_kv_heads * head_dim * F32
+    }
+
+    /// Copies of the model that a publication loads at once.
+    fn staged_copies(&self) -> usize {
+        let is_small = self.setup.weight_files <= SMALL;
+        if is_small { self.setup.replicas } else { self.setup.replicas.min(1) }
+    }
+
+    /// Bytes that a serving engine takes for a conversation of `tokens` tokens. mistral.rs computes the
+    /// whole prompt at once with a mask of `tokens` x `tokens`. Before the first decoded token it copies
+    /// the keys and values, and the allocator keeps what it freed of the prompt's activations.
+    fn conversation(&self, tokens: usize) -> usize {
+        let tokens = tokens.min(self.context);
+        let (hidden, inner, q, kv) = widths(self.spec);
+        let mask = tokens * tokens * F32;
+        let cache = tokens.next_multiple_of(CACHE_BLOCK) * self.position_bytes();
+        // The residual stream, its norm and an output; and the larger of attention's values, before and
+        // after the rotation, and the MLP's.
+        let layer = (3 * hidden + (2 * (q + 2 * kv)).max(3 * inner)) * tokens * F32;
+        mask + 2 * cache + layer
+    }
+}
+
+#[cfg(test)]
+mod tests;
