@@ -39,15 +39,6 @@ impl MemoryReport {
         Self::with(config, model, setup(config, model, has_clients))
     }
 
-    /// The plan of a run that neither serves nor samples.
-    ///
-    /// # Errors
-    /// If the model's configuration or the headers of its weight files cannot be read.
-    pub(super) fn of_trainer(config: &Config, model: &ModelDir) -> anyhow::Result<Self> {
-        let ledger_cache = hone_store::CACHE_BYTES;
-        Self::with(config, model, ProcessSetup { ledger_cache, ..ProcessSetup::default() })
-    }
-
     fn with(config: &Config, model: &ModelDir, setup: ProcessSetup) -> anyhow::Result<Self> {
         let spec = ModelSpec::from_config(&model.config)?;
         let train = &config.train;
@@ -120,6 +111,19 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
         tokenizer_file: size(&model.path.join("tokenizer.json")),
         ledger_cache: hone_store::CACHE_BYTES,
     }
+}
+
+/// The longest sample, in tokens, for which a run that neither serves nor samples has memory.
+///
+/// # Errors
+/// If the model's configuration or the headers of its weight files cannot be read, or training does not
+/// fit into the memory.
+pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Result<usize> {
+    let ledger_cache = hone_store::CACHE_BYTES;
+    let setup = ProcessSetup { ledger_cache, ..ProcessSetup::default() };
+    let memory = MemoryReport::with(config, model, setup)?;
+    memory.check()?;
+    Ok(memory.max_sample_tokens)
 }
 
 /// The memory plan of `hone serve`, or without clients of `hone train`. Loads no weights.

@@ -20,7 +20,7 @@ mod validate;
 
 pub use self::core::{Core, LEDGER, RUN_GRACE};
 pub use dataset::fetch_dataset;
-pub use memory::{MemoryReport, explain_memory};
+pub use memory::{MemoryReport, explain_memory, longest_recorded_sample};
 pub use model::model_of_records;
 pub use rewards::{RewardTools, load_rewards, reward_tools};
 pub use service::{Service, shutdown_signal, start};

@@ -14,7 +14,6 @@ use hone_hub::Hub;
 use hone_mistral::MistralEngine;
 use hone_train::Learner;
 
-use super::memory::MemoryReport;
 use crate::config::Config;
 use crate::usage;
 
@@ -67,23 +66,20 @@ pub(super) async fn load_engine(
 }
 
 /// Finds the configured model for a run on the records of the data directory `source`, and claims the
-/// run's own data directory for it. Returns the model and the longest sample in tokens for which there is
-/// memory.
+/// run's own data directory for it.
 ///
 /// # Errors
-/// If the model cannot be found or trained, training does not fit in the memory, or a directory belongs
-/// to another model: recorded token ids apply to one model only.
-pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<(ModelDir, usize)> {
+/// If the model cannot be found or trained, or a directory belongs to another model: recorded token ids
+/// apply to one model only.
+pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<ModelDir> {
     let data = &config.data.dir;
     std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
     let model = open_model(config, data).await?;
     Learner::check(&model, &config.train)?;
     let fits = owner(source, &model).context("--from-ledger: the records are of another model");
     fits.map_err(usage)?;
-    let memory = MemoryReport::of_trainer(config, &model)?;
-    memory.check()?;
     claim(data, &model)?;
-    Ok((model, memory.max_sample_tokens))
+    Ok(model)
 }
 
 /// File that names the model that a data directory belongs to.

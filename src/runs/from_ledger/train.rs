@@ -77,7 +77,8 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new()?);
     let ledger = open(&file)?;
     let source = file.parent().unwrap_or(Path::new("."));
-    let (model, longest_sample) = app::model_of_records(&config, source).await?;
+    let model = app::model_of_records(&config, source).await?;
+    let longest_sample = app::longest_recorded_sample(&config, &model)?;
     let rewards = app::reward_tools(&config, metrics.clone()).await?;
     let routes = Arc::new(rewards.routes(&config).await?);
     let data = read_split(&ledger, &routes, &options, longest_sample).map_err(usage)?;
