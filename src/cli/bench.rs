@@ -50,11 +50,12 @@ pub struct BenchSafetyArgs {
     /// How versions are published, separated by commas [default: all]
     #[arg(long, value_name = "MODES", value_delimiter = ',', value_parser = promotion())]
     pub modes: Vec<Promotion>,
-    /// Requests of a run; honest scenarios get twice as many with a canary
-    #[arg(long, value_name = "N", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    /// Requests of a run; scenarios with late or few ratings have more, and honest ones twice as many
+    /// with a canary
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub requests: u64,
     /// Answers between an answer and its rating in the scenario late-feedback, whose runs then have at
-    /// least six times as many requests [default: a sixth of the requests]
+    /// least 2.5 times as many requests [default: a sixth of the requests]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub late: Option<u64>,
     /// Write the results as JSON

@@ -112,7 +112,7 @@ async fn measure_base(
     let sent = async {
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
-        anyhow::Ok(traffic::send(&client, TASK_HELD_OUT, false, crowd).await)
+        anyhow::Ok(traffic::send(&client, TASK_HELD_OUT, None, crowd).await)
     };
     let sent = sent.await;
     daemon.shut_down().await?;
@@ -151,12 +151,13 @@ async fn measure(
     let half = usize::try_from(total / 2).unwrap_or(usize::MAX);
     let change_at = (scenario == SafetyScenario::TasteChange).then_some(half);
     let crowd = Crowd::new(seed, total, habits, change_at);
-    let is_paced = !scenario.graders().is_empty();
-    let daemon = start(setup::config(scenario, mode, seed, &dir.0)?).await?;
+    let config = setup::config(scenario, mode, seed, &dir.0)?;
+    let most_waiting = Some(setup::most_waiting(scenario, &config));
+    let daemon = start(config).await?;
     let measured = async {
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
-        let sent = traffic::send(&client, TASK_ASKED, is_paced, crowd).await;
+        let sent = traffic::send(&client, TASK_ASKED, most_waiting, crowd).await;
         anyhow::Ok((sent, final_state(&client).await?))
     };
     let measured = measured.await;

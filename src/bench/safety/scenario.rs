@@ -116,12 +116,13 @@ impl SafetyScenario {
         }
     }
 
-    /// Requests of a run with direct publication, where runs have `usual` requests.
+    /// Requests of a run with direct publication, where runs have `usual` requests. Enough ratings for the
+    /// policy to stop improving, so that the ends of runs can be compared.
     pub(super) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
         match self {
-            // Enough ratings for a few dozen steps.
-            Self::SparseThumbs => 4 * usual,
-            Self::LateFeedback => usual.max(LATE_SHARE * late.unwrap_or(0)),
+            Self::SparseThumbs => 12 * usual,
+            // More than twice the lag, because nothing is learned before the first ratings arrive.
+            Self::LateFeedback => (4 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
             _ => usual,
         }
     }
@@ -130,9 +131,18 @@ impl SafetyScenario {
     pub(super) fn lag(usual: u64, late: Option<u64>) -> usize {
         usize::try_from(late.unwrap_or(usual / LATE_SHARE)).unwrap_or(usize::MAX)
     }
+
+    /// Steps of a candidate, except in direct mode. With late ratings a decision takes long, so candidates
+    /// have more steps.
+    pub(super) fn publish_every(self) -> u64 {
+        match self {
+            Self::LateFeedback => 16,
+            _ => 8,
+        }
+    }
 }
 
-/// A late rating arrives after one of this many parts of a run.
+/// By default, a late rating arrives after the answers of one of this many parts of the usual requests.
 const LATE_SHARE: u64 = 6;
 
 #[cfg(test)]
@@ -154,9 +164,9 @@ mod tests {
     #[test]
     fn late_ratings_arrive_within_the_run() {
         let late = SafetyScenario::LateFeedback;
-        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (3000, 500));
+        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (12_000, 500));
         let most = Some(10_000);
-        assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (60_000, 10_000));
+        assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (25_000, 10_000));
         assert_eq!(SafetyScenario::Honest.requests(3000, most), 3000);
     }
 

@@ -64,22 +64,50 @@ fn usual(mode: RewardsMode, seed: u64, dir: &Path) -> Config {
     Config { log: LogConfig { level: "off".to_owned(), ..LogConfig::default() }, ..demo }
 }
 
+/// Prompts and groups that may wait for the trainer: those of the current step and the next one. With more,
+/// users of a run that samples shadow completions would wait for the engines, and those of a run with
+/// thumbs alone would end their requests before the trainer has used their ratings.
+pub(super) fn most_waiting(scenario: SafetyScenario, config: &Config) -> u64 {
+    let is_sampled = !scenario.graders().is_empty();
+    let group = if is_sampled { config.rollout.group_size } else { 1 };
+    2 * (config.train.samples_per_step / group) as u64
+}
+
 /// Settings for the size of these runs: thousands of requests, and a model that learns its task in a
 /// hundred steps.
 fn policy(scenario: SafetyScenario, promotion: Promotion) -> PolicyConfig {
     let usual = PolicyConfig::default();
-    let sparse = scenario == SafetyScenario::SparseThumbs;
     PolicyConfig {
         promotion,
-        publish_every: if promotion == Promotion::Direct { 1 } else { usual.publish_every },
+        publish_every: if promotion == Promotion::Direct { 1 } else { scenario.publish_every() },
         gate: GateConfig { prompts: 16, holdout_share: 0.05, ..usual.gate },
-        canary: CanaryConfig {
-            stage_ratings: if sparse { 3 } else { 10 },
-            margin: 0.1,
-            max_ratings: if sparse { 40 } else { 300 },
-            ..usual.canary
-        },
+        canary: canary(scenario),
         ..usual
+    }
+}
+
+/// Larger first shares and fewer ratings than a service with more traffic would choose.
+fn canary(scenario: SafetyScenario) -> CanaryConfig {
+    let usual = CanaryConfig {
+        stage_ratings: 10,
+        margin: 0.1,
+        max_ratings: 300,
+        ..CanaryConfig::default()
+    };
+    match scenario {
+        SafetyScenario::SparseThumbs => CanaryConfig {
+            shares: vec![0.25, 0.5],
+            stage_ratings: 3,
+            // A few ratings find only large losses.
+            margin: 0.2,
+            max_ratings: 40,
+            ..usual
+        },
+        // Honest users do notice a loss of the usual margin.
+        SafetyScenario::LateFeedback => {
+            CanaryConfig { shares: vec![0.25, 0.5], margin: 0.05, ..usual }
+        }
+        _ => CanaryConfig { shares: vec![0.1, 0.25, 0.5], ..usual },
     }
 }
 

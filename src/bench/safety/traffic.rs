@@ -10,14 +10,10 @@ use tokio::time::sleep;
 
 use super::crowd::{Crowd, CrowdCounts, ObservedAnswer, UserVisit};
 use crate::demo::client::{Client, ClientError, UserRequest};
-use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP};
 use crate::demo::task::MAX_TOKENS;
 
 /// Requests at a time.
 const PARALLEL: usize = 4;
-/// While shadow completions need the engines, users pause if this many prompts or groups wait: those of
-/// the current step and the next one.
-const ENOUGH_WAITING: u64 = 2 * (SAMPLES_PER_STEP / GROUP_SIZE) as u64;
 /// Longest pause. Prompts of which nothing comes must not end the traffic.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How often a pausing user looks whether to go on.
@@ -27,13 +23,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A pause after a failed request.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 
-/// Sends every request of `crowd` with `metadata.task` = `task`. With `is_paced`, users ask only as fast as
-/// the trainer uses their prompts, except during a canary and while training pauses. Returns the answers
-/// in the order of their arrival.
+/// Sends every request of `crowd` with `metadata.task` = `task`. With `most_waiting`, users pause while that
+/// many prompts and groups wait for the trainer, except during a canary and while training pauses. Returns
+/// the answers in the order of their arrival.
 pub(super) async fn send(
     client: &Client,
     task: &str,
-    is_paced: bool,
+    most_waiting: Option<u64>,
     crowd: Crowd,
 ) -> (Vec<ObservedAnswer>, CrowdCounts) {
     let crowd = Arc::new(Mutex::new(crowd));
@@ -45,28 +41,34 @@ pub(super) async fn send(
         users.spawn(async move { ask_all(&client, &task, &crowd, &pause).await });
     }
     let everyone = async { while users.join_next().await.is_some() {} };
+    let pacing = async {
+        match most_waiting {
+            Some(most) => watch_load(client, &sender, most).await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         () = everyone => {}
-        () = watch_load(client, &sender), if is_paced => {}
+        () = pacing => {}
     }
     let mut crowd = lock(&crowd);
     (std::mem::take(&mut crowd.answers), std::mem::take(&mut crowd.counts))
 }
 
-/// Sets `pause` while enough prompts wait for the trainer. Never returns.
-async fn watch_load(client: &Client, pause: &watch::Sender<bool>) {
+/// Sets `pause` while `most_waiting` prompts and groups wait for the trainer. Never returns.
+async fn watch_load(client: &Client, pause: &watch::Sender<bool>, most_waiting: u64) {
     loop {
         // A failed poll must not stop the users, who count failures.
-        let wait = should_pause(client).await.unwrap_or(false);
+        let wait = should_pause(client, most_waiting).await.unwrap_or(false);
         pause.send_replace(wait);
         sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn should_pause(client: &Client) -> Result<bool, ClientError> {
+async fn should_pause(client: &Client, most_waiting: u64) -> Result<bool, ClientError> {
     let status = client.trainer().await?;
     let waiting = status.queued_prompts + status.in_flight_groups + status.ready_groups;
-    if status.settled() || waiting < ENOUGH_WAITING {
+    if status.settled() || waiting < most_waiting {
         return Ok(false);
     }
     let share = client.metrics().await?.value("hone_policy_canary_share_ratio");
