@@ -73,6 +73,8 @@ metric_set! {
             &["outcome"]),
         correction_nll: Gauge("hone_train_correction_nll",
             "Negative log-likelihood of the last step's corrections, mean over tokens, in nats."),
+        replayed: IntCounter("hone_train_replayed_samples_total",
+            "Samples of earlier steps that steps trained on again."),
         ready_groups: IntGauge("hone_train_ready_groups", "Groups that wait for the trainer."),
         skipped_steps: IntCounterVec("hone_train_skipped_steps_total",
             "Steps skipped, by reason.", &["reason"]),

@@ -3,6 +3,7 @@
 mod check;
 mod objective;
 mod optimizer;
+mod replay;
 mod timetable;
 mod train;
 mod warnings;
@@ -12,6 +13,7 @@ pub use objective::{
     KlEstimator, LossKind, RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 pub use optimizer::{OptimizerKind, Recompute, ScheduleKind};
+pub use replay::ReplayConfig;
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};
 pub use train::TrainConfig;

@@ -10,6 +10,7 @@ use super::objective::{
     RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 use super::optimizer::{OptimizerKind, Recompute, ScheduleKind};
+use super::replay::ReplayConfig;
 use super::timetable::TrainWhen;
 
 /// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
@@ -138,6 +139,8 @@ pub struct TrainConfig {
     pub entropy: EntropyConfig,
     /// `[train.sampler_correction]`
     pub sampler_correction: CorrectionConfig,
+    /// `[train.replay]`
+    pub replay: ReplayConfig,
     /// `[train.lora]`
     pub lora: LoraConfig,
 }
@@ -225,6 +228,7 @@ impl Default for TrainConfig {
             kl: KlConfig::default(),
             entropy: EntropyConfig::default(),
             sampler_correction: CorrectionConfig::default(),
+            replay: ReplayConfig::default(),
             lora: LoraConfig::default(),
         }
     }

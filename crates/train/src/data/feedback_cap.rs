@@ -13,8 +13,8 @@ use super::batch_builder::TrainBatch;
 type Feedback = (UnixMillis, (usize, usize), Option<String>);
 
 /// Applies `max_key_share` of every feedback part to the batch. A dropped value becomes missing,
-/// not 0; a down-weighted value scales the advantage.
-pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: &Metrics) {
+/// not 0; a down-weighted value scales the advantage. Without `metrics` nothing is counted.
+pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: Option<&Metrics>) {
     for ((route, part), feedback) in feedback_by_part(batch) {
         let params = routes.get(&route).and_then(|found| found.feedback(&part));
         let Some(params) = params.filter(|params| params.max_key_share < 1.0) else { continue };
@@ -34,7 +34,9 @@ pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: &Metrics) {
                 member.feedback.remove(&part);
             }
         }
-        metrics.reward_feedback_capped.with_label_values(&[&route, &part]).inc_by(capped);
+        if let Some(metrics) = metrics {
+            metrics.reward_feedback_capped.with_label_values(&[&route, &part]).inc_by(capped);
+        }
         if capped > 0 {
             tracing::debug!(route, part, capped, "feedback of a key exceeded `max_key_share`");
         }
@@ -121,7 +123,7 @@ mod tests {
         );
         let routes = crate::testing::routes(&text);
         let metrics = Metrics::new().unwrap();
-        cap(&mut batch, &routes, &metrics);
+        cap(&mut batch, &routes, Some(&metrics));
         let count = metrics.reward_feedback_capped.with_label_values(&["users", "thumbs"]).get();
         (batch, count)
     }
@@ -155,7 +157,7 @@ mod tests {
         let text = "[[route]]\nname = \"users\"\n\
                     reward = [{ name = \"thumbs\", kind = \"feedback\" }]";
         let routes = crate::testing::routes(text);
-        cap(&mut batch, &routes, &Metrics::new().unwrap());
+        cap(&mut batch, &routes, None);
         assert!(batch.rewards().iter().all(|g| g.parts[0].cap_weights == [1.0]));
     }
 }

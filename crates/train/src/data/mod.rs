@@ -11,7 +11,8 @@
 //! 5. `packing` splits the step into shards and lays each shard out for one forward pass. It is
 //!    called by the learner.
 //!
-//! `recorded` has the groups of a ledger that another process wrote, which replace step 1.
+//! `recorded` has the groups of a ledger that another process wrote, which replace step 1. `replay` draws
+//! groups of earlier steps, which pass through the same files.
 
 pub(crate) mod adaptive_weights;
 pub(crate) mod advantage;
@@ -19,3 +20,4 @@ pub(crate) mod batch_builder;
 pub(crate) mod feedback_cap;
 pub(crate) mod packing;
 pub(crate) mod recorded;
+pub(crate) mod replay;

@@ -9,8 +9,10 @@ use crate::data::packing::TrainSample;
 pub(super) struct PreparedBatch {
     pub(super) batch: TrainBatch,
     pub(super) advantages: Advantages,
-    /// Every member that has an advantage.
+    /// Every member that has an advantage, the corrections, and then samples of earlier steps.
     pub(super) samples: Vec<TrainSample>,
+    /// Number of the samples of earlier steps.
+    pub(super) replayed: usize,
     /// The running baselines including this batch, which replace the old ones if a step is taken.
     pub(super) baselines: Baselines,
     /// Mean number of versions between sampling and training.
@@ -26,6 +28,17 @@ impl PreparedBatch {
             message = format!("all {} groups of the batch have equal rewards", groups.len());
         }
         SkippedBatch { reason, message, groups }
+    }
+
+    /// Takes the samples of earlier steps out, if the sample with this index is one of them.
+    pub(super) fn without_replay_of(&mut self, index: usize) -> bool {
+        let fresh = self.samples.len() - self.replayed;
+        let is_replayed = index >= fresh;
+        if is_replayed {
+            self.samples.truncate(fresh);
+            self.replayed = 0;
+        }
+        is_replayed
     }
 
     /// The group of a sample that cannot be trained on, as skipped.

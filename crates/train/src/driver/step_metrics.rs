@@ -27,6 +27,7 @@ pub(super) fn collect(
         ("staleness_versions", Some(prepared.staleness)),
         ("dropped_groups", Some(advantages.dropped_groups as f64)),
         ("step_seconds", Some(elapsed.as_secs_f64())),
+        ("replay/samples", (prepared.replayed > 0).then_some(prepared.replayed as f64)),
     ] {
         metrics.extend(value.map(|v| (name.to_owned(), v)));
     }
@@ -103,13 +104,9 @@ pub(super) fn export(
             }
         }
     }
-    if let Some(tokens) = metric("tokens") {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a count of tokens"
-        )]
-        train.tokens.inc_by(tokens as u64);
+    for (name, counter) in [("tokens", &train.tokens), ("replay/samples", &train.replayed)] {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts")]
+        counter.inc_by(metric(name).unwrap_or_default() as u64);
     }
     let metric = |name: &str| metric(name).unwrap_or(f64::NAN);
     tracing::info!(

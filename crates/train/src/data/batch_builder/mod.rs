@@ -58,6 +58,22 @@ pub(crate) struct BatchGroup {
     pub(crate) is_rated: bool,
 }
 
+impl BatchGroup {
+    /// Tokens of the prompt and all completions, which share one shard.
+    pub(crate) fn tokens(&self) -> usize {
+        self.prompt_ids.len() + self.lengths().sum::<usize>()
+    }
+
+    /// Tokens of the prompt and the longest completion.
+    pub(crate) fn longest_tokens(&self) -> usize {
+        self.prompt_ids.len() + self.lengths().max().unwrap_or_default()
+    }
+
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.members.iter().map(|member| member.sample.ids.len())
+    }
+}
+
 /// The groups of one optimizer step.
 #[derive(Debug, Default)]
 pub(crate) struct TrainBatch {

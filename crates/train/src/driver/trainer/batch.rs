@@ -4,6 +4,7 @@ use hone_core::types::GroupId;
 use hone_store::Op;
 
 use super::Trainer;
+use crate::data::batch_builder::corrections::BatchCorrection;
 use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch};
 use crate::data::{batch_builder, feedback_cap};
 use crate::driver::error::TrainFailure;
@@ -38,7 +39,7 @@ impl Trainer<'_> {
             if self.publication.is_some() && self.has_long_shard(built) {
                 return Ok(None);
             }
-            feedback_cap::cap(built, &setup.routes, &setup.metrics);
+            feedback_cap::cap(built, &setup.routes, Some(&setup.metrics));
         }
         Ok(batch)
     }
@@ -58,23 +59,22 @@ impl Trainer<'_> {
     /// Whether a shard of the batch is longer than usual. The memory plan has no room for such a shard
     /// beside the copy that a publication loads, so the step waits for its end.
     fn has_long_shard(&self, batch: &TrainBatch) -> bool {
-        let usual = memory::shard_tokens(self.learner.spec());
-        let tokens = |group: &BatchGroup| {
-            let completions = group.members.iter().map(|member| member.sample.ids.len());
-            group.prompt_ids.len() + completions.sum::<usize>()
-        };
-        batch.groups.iter().any(|group| tokens(group) > usual)
+        let groups = batch.groups.iter().map(BatchGroup::tokens);
+        let corrections = batch.corrections.iter().map(BatchCorrection::tokens);
+        groups.chain(corrections).any(|tokens| self.is_long_shard(tokens))
+    }
+
+    /// Whether a shard of so many tokens is longer than usual.
+    pub(super) fn is_long_shard(&self, tokens: usize) -> bool {
+        tokens > memory::shard_tokens(self.learner.spec())
     }
 
     /// Drops the groups with a sample that does not fit in the memory, before anything is computed.
     fn drop_long(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
-        let tokens = |group: &BatchGroup| {
-            let longest = group.members.iter().map(|member| member.sample.ids.len()).max();
-            group.prompt_ids.len() + longest.unwrap_or_default()
-        };
         let limit = self.setup.longest_sample;
-        let groups = batch.groups.extract_if(.., |group| tokens(group) > limit);
-        let mut long: Vec<_> = groups.map(|group| (group.group.id, tokens(&group))).collect();
+        let groups = batch.groups.extract_if(.., |group| group.longest_tokens() > limit);
+        let mut long: Vec<_> =
+            groups.map(|group| (group.group.id, group.longest_tokens())).collect();
         let corrections = batch.corrections.extract_if(.., |one| one.tokens() > limit);
         long.extend(corrections.map(|one| (one.group, one.tokens())));
         if long.is_empty() {

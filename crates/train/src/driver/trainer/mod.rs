@@ -2,6 +2,7 @@
 
 mod batch;
 mod offline;
+mod replay;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -211,8 +212,9 @@ impl Trainer<'_> {
     fn step(&mut self, batch: TrainBatch) -> Result<(), TrainFailure> {
         self.status.set_state(TrainState::Training);
         let started = Instant::now();
-        let prepared = self.prepare(batch);
-        match self.optimize(&prepared)? {
+        let mut prepared = self.prepare(batch);
+        self.add_replay(&mut prepared)?;
+        match self.optimize(&mut prepared)? {
             Ok(stats) => self.ahead = Some(AheadStep { prepared, stats, started }),
             Err(skipped) => return self.drop_groups(skipped),
         }
@@ -240,14 +242,14 @@ impl Trainer<'_> {
         let mut baselines = self.progress.baselines.clone();
         let advantages = baselines.advantages(&batch.rewards(), &self.setup.config);
         let samples = batch.train_samples(&advantages);
-        PreparedBatch { batch, advantages, samples, baselines, staleness }
+        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
     }
 
     /// Updates the weights. The inner error is a batch that cannot be stepped on; the weights then
     /// stay as they were.
     fn optimize(
         &mut self,
-        prepared: &PreparedBatch,
+        prepared: &mut PreparedBatch,
     ) -> Result<Result<StepStats, SkippedBatch>, TrainFailure> {
         let peak = self.setup.peak_rate(self.learner.step_count() + 1);
         self.learner.set_peak_rate(peak * self.progress.rate_factor());
@@ -268,8 +270,12 @@ impl Trainer<'_> {
                 Ok(Err(skipped))
             }
             Ok(stats) => Ok(Ok(stats)),
-            // A restart would meet the same sample again, so its group is dropped instead.
             Err(LearnError::Sample { index, reason }) => {
+                if prepared.without_replay_of(index) {
+                    tracing::warn!(reason, "samples of earlier steps cannot be trained on again");
+                    return self.optimize(prepared);
+                }
+                // A restart would meet the same sample again, so its group is dropped instead.
                 Ok(Err(prepared.skip_sample(index, reason)))
             }
             Err(error) => Err(error.into()),

@@ -119,12 +119,12 @@ impl OfflineTrainer {
         let OfflineSetup { routes, metrics, config, .. } = &self.setup;
         let groups = groups.iter().map(|group| group.batch.clone()).collect();
         let mut batch = TrainBatch { groups, ..TrainBatch::default() };
-        feedback_cap::cap(&mut batch, routes, metrics);
+        feedback_cap::cap(&mut batch, routes, Some(metrics));
         self.progress.weights.apply(routes, &mut batch);
         let mut baselines = self.progress.baselines.clone();
         let advantages = baselines.advantages(&batch.rewards(), config);
         let samples = batch.train_samples(&advantages);
-        PreparedBatch { batch, advantages, samples, baselines, staleness: 0.0 }
+        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness: 0.0 }
     }
 
     /// Number of samples that steps left out, because the policy has moved too far away from them. A

@@ -2,6 +2,7 @@
 
 mod corrections;
 mod properties;
+mod replay;
 mod world;
 
 use std::sync::Arc;
