@@ -103,10 +103,7 @@ fn canary(scenario: SafetyScenario) -> CanaryConfig {
             max_ratings: 40,
             ..usual
         },
-        // Honest users do notice a loss of the usual margin.
-        SafetyScenario::LateFeedback => {
-            CanaryConfig { shares: vec![0.25, 0.5], margin: 0.05, ..usual }
-        }
+        SafetyScenario::LateFeedback => CanaryConfig { shares: vec![0.25, 0.5], ..usual },
         _ => CanaryConfig { shares: vec![0.1, 0.25, 0.5], ..usual },
     }
 }
