@@ -109,11 +109,10 @@ mod tests {
         late-feedback   direct     1  0.400  0.900  0.000  0.000        0        0      0     3000      0      0.0
         late-feedback   canary     1  0.400  0.800  0.000  0.000        7        0      0     6000      1      0.8
         failure in late-feedback, canary, seed 1: feedback: HTTP 500: no
-        passed  late-feedback, seed 1: worst window below the reference by 0.000, at most 0.05
         FAILED  late-feedback, seed 1: final satisfaction over that of direct 0.889, at least 0.97
         late feedback, direct: better than the base in 1 of 1 seeds (p = 0.500), 0 of 0 ratings answered as not trained
         late feedback, canary: better than the base in 1 of 1 seeds (p = 0.500), 0 of 0 ratings answered as not trained
-        1 of 2 verdicts failed
+        1 of 1 verdicts failed
         ");
     }
 }

@@ -121,8 +121,9 @@ impl SafetyScenario {
     pub(super) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
         match self {
             Self::SparseThumbs => 12 * usual,
+            Self::InvertedRaters => 4 * usual,
             // More than twice the lag, because nothing is learned before the first ratings arrive.
-            Self::LateFeedback => (4 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
+            Self::LateFeedback => (6 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
             _ => usual,
         }
     }
@@ -132,11 +133,11 @@ impl SafetyScenario {
         usize::try_from(late.unwrap_or(usual / LATE_SHARE)).unwrap_or(usize::MAX)
     }
 
-    /// Steps of a candidate, except in direct mode. With late ratings a decision takes long, so candidates
-    /// have more steps.
+    /// Steps of a candidate, except in direct mode. Where a decision takes many requests, candidates have
+    /// more steps.
     pub(super) fn publish_every(self) -> u64 {
         match self {
-            Self::LateFeedback => 16,
+            Self::LateFeedback | Self::InvertedRaters => 16,
             _ => 8,
         }
     }
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn late_ratings_arrive_within_the_run() {
         let late = SafetyScenario::LateFeedback;
-        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (12_000, 500));
+        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (18_000, 500));
         let most = Some(10_000);
         assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (25_000, 10_000));
         assert_eq!(SafetyScenario::Honest.requests(3000, most), 3000);

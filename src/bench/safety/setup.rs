@@ -103,6 +103,10 @@ fn canary(scenario: SafetyScenario) -> CanaryConfig {
             max_ratings: 40,
             ..usual
         },
+        // Where 30 % of the raters post the contrary, ratings show 0.4 of a true difference.
+        SafetyScenario::InvertedRaters => {
+            CanaryConfig { shares: vec![0.25, 0.5], margin: 0.04, max_ratings: 1000, ..usual }
+        }
         SafetyScenario::LateFeedback => CanaryConfig { shares: vec![0.25, 0.5], ..usual },
         _ => CanaryConfig { shares: vec![0.1, 0.25, 0.5], ..usual },
     }

@@ -7,7 +7,7 @@ use hone_train::policy::Promotion;
 use super::run::SafetyRun;
 use super::scenario::SafetyScenario;
 
-/// Largest shortfall of a canary's worst window.
+/// Largest shortfall of a canary's worst window under sabotage.
 const MAX_SHORTFALL: f64 = 0.05;
 /// Least final satisfaction of a canary in an honest scenario, as a share of that of direct publication.
 const MIN_FINAL: f64 = 0.97;
@@ -39,8 +39,8 @@ pub struct SafetyVerdict {
     pub passed: bool,
 }
 
-/// The verdicts on all runs with a canary. An honest scenario without a run with direct publication has no
-/// verdict on its final satisfaction.
+/// The verdicts on all runs with a canary: on the worst window of a scenario with sabotage, and on the final
+/// satisfaction of an honest scenario. The latter needs a run with direct publication.
 pub(super) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
     let mut all = Vec::new();
     for run in runs.iter().filter(|run| run.mode == Promotion::Canary) {
@@ -48,13 +48,17 @@ pub(super) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
             let (scenario, seed) = (run.scenario, run.seed);
             all.push(SafetyVerdict { scenario, seed, check, value, bound, passed });
         };
-        let shortfall = run.worst_window.shortfall;
-        add(SafetyCheck::WorstWindow, shortfall, MAX_SHORTFALL, shortfall <= MAX_SHORTFALL);
+        if !run.scenario.is_honest() {
+            let shortfall = run.worst_window.shortfall;
+            // NaN fails.
+            add(SafetyCheck::WorstWindow, shortfall, MAX_SHORTFALL, shortfall <= MAX_SHORTFALL);
+            continue;
+        }
         let direct = runs.iter().find(|other| {
             (other.scenario, other.seed) == (run.scenario, run.seed)
                 && other.mode == Promotion::Direct
         });
-        if let Some(direct) = direct.filter(|_| run.scenario.is_honest()) {
+        if let Some(direct) = direct {
             let share = run.final_satisfaction / direct.final_satisfaction;
             // NaN fails.
             add(SafetyCheck::Final, share, MIN_FINAL, share >= MIN_FINAL);
@@ -129,7 +133,7 @@ mod tests {
         let (honest, rate) = (SafetyScenario::Honest, SafetyScenario::HighRate);
         let runs = [
             run(honest, Promotion::Direct, 0.9, 0.3),
-            run(honest, Promotion::Canary, 0.88, 0.05),
+            run(honest, Promotion::Canary, 0.88, 0.3),
             run(rate, Promotion::Direct, 0.0, 0.9),
             run(rate, Promotion::Canary, 0.4, 0.051),
         ];
@@ -138,18 +142,19 @@ mod tests {
         assert_eq!(
             checks,
             [
-                (honest, SafetyCheck::WorstWindow, true),
                 (honest, SafetyCheck::Final, true),
                 (rate, SafetyCheck::WorstWindow, false),
             ]
         );
         let worse = [runs[0].clone(), run(honest, Promotion::Canary, 0.87, 0.0)];
-        assert!(!verdicts(&worse)[1].passed);
-        assert_eq!(verdicts(&runs[1..2]).len(), 1, "nothing to compare the end with");
+        assert!(!verdicts(&worse)[0].passed);
+        assert!(verdicts(&runs[1..2]).is_empty(), "nothing to compare the end with");
         let unknown = [
             run(honest, Promotion::Direct, 0.0, 0.0),
-            run(honest, Promotion::Canary, 0.0, f64::NAN),
+            run(honest, Promotion::Canary, 0.0, 0.0),
+            run(rate, Promotion::Canary, 0.0, f64::NAN),
         ];
+        assert_eq!(verdicts(&unknown).len(), 2);
         assert!(verdicts(&unknown).iter().all(|verdict| !verdict.passed));
     }
 
