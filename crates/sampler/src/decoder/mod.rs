@@ -148,7 +148,7 @@ impl Decoder {
         self.embed(tokens, scratch, width)?;
         let (hidden, q_width) = (spec.hidden_size, spec.num_heads * spec.head_dim);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            let linear = LinearPass { adapter, layer: index, width, threads };
+            let linear = LinearPass { adapter, layer: index, width, tokens: rows, threads };
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
@@ -289,7 +289,7 @@ impl Decoder {
     /// Computes the logits of the first `rows` rows, a part of the vocabulary at a time.
     fn head(&self, rows: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
         let (vocab, width) = (self.weights.spec.vocab_size, rows.next_multiple_of(COLUMN_BLOCK));
-        let x = TokenColumns { values: &scratch.normed, width };
+        let x = TokenColumns { values: &scratch.normed, width, tokens: rows };
         let logits = &mut scratch.logits[..rows * vocab];
         for first in (0..vocab).step_by(scratch.head_part) {
             let count = scratch.head_part.min(vocab - first);
@@ -309,6 +309,7 @@ struct LinearPass<'a> {
     adapter: Option<&'a AdapterWeights>,
     layer: usize,
     width: usize,
+    tokens: usize,
     threads: usize,
 }
 
@@ -322,8 +323,8 @@ impl LinearPass<'_> {
         x: &[f32],
         lora: &mut [f32],
     ) -> Result<()> {
-        let width = self.width;
-        let x = TokenColumns { values: &x[..group.inner * width], width };
+        let Self { width, tokens, .. } = *self;
+        let x = TokenColumns { values: &x[..group.inner * width], width, tokens };
         // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
         par_outputs(out, width, group.inner, self.threads, |first, mut out| {
             // The part may begin and end within any of the layers.
@@ -355,7 +356,7 @@ impl LinearPass<'_> {
                 self.threads,
             );
             let b = WeightMatrix { values: &pair.b, inner: pair.r };
-            add_matmul(out, b, TokenColumns { values: lora, width }, self.threads);
+            add_matmul(out, b, TokenColumns { values: lora, width, tokens }, self.threads);
         }
         Ok(())
     }
