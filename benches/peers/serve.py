@@ -12,7 +12,6 @@ minute that everything runs, and writes nothing. `--tables-only` and `--check` a
 """
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
@@ -65,11 +64,11 @@ def catalog(args, formats):
     # mistral.rs widens the weights; transformers runs in the faster type.
     return {
         "native-q8_0": engines.Hone("native", q8_0, label="Hone, native", **eight),
-        "llama-q8_0": engines.Llama(q8_0, label="llama.cpp", **eight),
+        "llama-q8_0": engines.Llama(q8_0, args.threads, label="llama.cpp", **eight),
         "native-bf16": engines.Hone("native", directory, label="Hone, native", **sixteen),
         "native-quantize": engines.Hone(
             "native", directory, "--quantize", "q8_0", label="Hone, native, --quantize", **eight),
-        "llama-bf16": engines.Llama(bf16, label="llama.cpp", **sixteen),
+        "llama-bf16": engines.Llama(bf16, args.threads, label="llama.cpp", **sixteen),
         "mistralrs": engines.Hone("mistralrs", directory, label="Hone, mistral.rs", weights="f32", size=2 * half),
         "transformers": engines.Transformers(
             directory, args.threads, label="transformers", weights="bf16 or f32", size=half),
@@ -275,8 +274,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="only check that the tables are those of the results")
     args = parser.parse_args()
     if args.tables_only or args.check:
-        results = {}
-        with contextlib.suppress(FileNotFoundError), open(RESULTS) as file:
+        with open(RESULTS) as file:
             results = json.load(file)
         lines = serving_tables.lines(results)
         if not args.check:

@@ -115,9 +115,10 @@ class LlamaServer(Server):
         self.address = ("127.0.0.1", machine.free_port())
         host, port = self.address
         super().__init__(
-            [run.llama_server, "-m", model, "-np", slots, "-c", slots * context, "-t", run.threads, "-tb", run.threads,
-             "-fa", setting["flash_attention"], "-kvu" if setting["unified"] else "-no-kvu", "-b", 2048, "-ub",
-             setting["batch"], "--cache-ram", 0, "--no-webui", "--offline", "--host", host, "--port", port],
+            [run.llama_server, "-m", model, "-np", slots, "-c", slots * context,
+             "-t", setting["threads"], "-tb", setting["threads"], "-fa", setting["flash_attention"],
+             "-kvu" if setting["unified"] else "-no-kvu", "-b", 2048, "-ub", setting["batch"],
+             "--cache-ram", 0, "--no-webui", "--offline", "--host", host, "--port", port],
             run, stdout=run.log)
 
     def wait_until_ready(self):
@@ -185,15 +186,17 @@ class Hone(Engine):
 
 
 class Llama(Engine):
-    def __init__(self, model, **described):
+    def __init__(self, model, threads, **described):
         super().__init__(**described)
-        self.model = model
+        self.model, self.threads = model, threads
 
     def settings(self, slots, first):
         unified = [False, True] if slots > 1 else [False]
         batches = [512, 2048] if first else [512]
-        return [{"flash_attention": flash, "unified": one, "batch": batch}
-                for batch in batches for one in unified for flash in ("on", "off")]
+        # Its threads wait in loops, so that one fewer can be faster while others serve HTTP.
+        threads = [self.threads, self.threads - 1] if self.threads > 1 else [1]
+        return [{"flash_attention": flash, "unified": one, "batch": batch, "threads": count}
+                for count in threads for batch in batches for one in unified for flash in ("on", "off")]
 
     def session(self, run, setting, slots, context):
         return LlamaServer(run, self.model, setting, slots, -(-context // 256) * 256)

@@ -192,7 +192,7 @@ class Engines(unittest.TestCase):
                 pass
 
     def test_settings_are_distinct_and_the_first_is_a_guess(self):
-        for engine in (engines.Llama("m", label="", weights="", size=1),
+        for engine in (engines.Llama("m", 2, label="", weights="", size=1),
                        engines.Transformers("m", 2, label="", weights="", size=1)):
             for slots, first in ((1, False), (4, False), (1, True)):
                 found = engine.settings(slots, first)
