@@ -72,13 +72,14 @@ impl MemoryReport {
         // What is resident now is part of the plan.
         let resident = usize::try_from(memory::resident()).unwrap_or(usize::MAX);
         let available = available_memory().map(|bytes| bytes.saturating_add(resident));
-        let (max_sample_tokens, refused) = match planner.longest_sample(available) {
-            _ if !setup.trains => {
-                let tokens = model.context();
-                (tokens, refusal(planner.plan(tokens).peak, available))
+        let (max_sample_tokens, refused) = if setup.trains {
+            match planner.longest_sample(available) {
+                Ok(tokens) => (tokens, None),
+                Err(error) => (train.max_tokens, Some(error.to_string())),
             }
-            Ok(tokens) => (tokens, None),
-            Err(error) => (train.max_tokens, Some(error.to_string())),
+        } else {
+            let tokens = model.context();
+            (tokens, refusal(planner.plan(tokens).peak, available))
         };
         let plan = planner.plan(max_sample_tokens);
         Ok(Self { plan, max_sample_tokens, available, refused })

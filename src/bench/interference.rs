@@ -1,6 +1,6 @@
 //! `hone bench interference`: the effect of rollouts and training on the latency of clients.
 //!
-//! A daemon on loopback serves the embedded model. It alternates between serving only (idle) and
+//! A daemon on loopback serves the embedded model, or another one. It alternates between serving only (idle) and
 //! sampling and training at full speed (busy), so that other processes affect both. The clients'
 //! requests are the same in both.
 
@@ -16,19 +16,24 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use hone_dataset::DatasetConfig;
+use hone_engine::EngineBackend;
+use hone_reward::kinds::{Length, LengthUnit, RewardKind};
+use hone_reward::routes::RewardConfig;
 use hone_rollout::{RolloutConfig, SamplerKind};
 use hone_train::config::{ScheduleKind, TrainConfig};
 
 use super::{Folder, machine};
 use crate::config::{Config, LogConfig};
 use crate::demo::client::{Client, Scrape, UserRequest};
-use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
+use crate::demo::config::{
+    GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT, serve_with,
+};
 use crate::demo::tally::percentile;
 use crate::demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
 use crate::demo::{DaemonHandle, RewardsMode};
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Prompts of the rollouts.
 const PROMPTS: usize = 512;
@@ -45,6 +50,10 @@ pub struct InterferenceOptions {
     /// Mean pause of a client between requests in milliseconds. Pauses are uniform from 0 to twice as
     /// much.
     pub pause_ms: f64,
+    /// A Hugging Face directory or a hub id; `None` for the embedded model.
+    pub model: Option<String>,
+    /// The engine of the clients.
+    pub backend: EngineBackend,
     /// The sampler of the rollouts.
     pub sampler: SamplerKind,
 }
@@ -67,6 +76,10 @@ pub struct ClientStats {
 /// The measurements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InterferenceReport {
+    /// The model; `None` is the embedded one.
+    pub model: Option<String>,
+    /// The engine of the clients.
+    pub backend: EngineBackend,
     /// The sampler of the rollouts.
     pub sampler: SamplerKind,
     /// Clients.
@@ -99,7 +112,9 @@ impl fmt::Display for InterferenceReport {
         let Self { users, seconds, idle, busy, .. } = self;
         writeln!(
             f,
-            "{users} client(s), {seconds:.0} s of each in turns, sampler: {:?}",
+            "{users} client(s), {seconds:.0} s of each in turns, model: {}, backend: {:?}, sampler: {:?}",
+            self.model.as_deref().unwrap_or("embedded"),
+            self.backend,
             self.sampler
         )?;
         writeln!(f, "                          idle        busy       ratio")?;
@@ -146,7 +161,19 @@ fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
     });
     std::fs::write(&dataset, rows.collect::<String>()).context("cannot write the prompts")?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
+    let mut demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
+    serve_with(&mut demo, options.backend);
+    if let Some(model) = &options.model {
+        demo.model.path.clone_from(model);
+        // Another model may answer every question of a group equally well or badly, which leaves nothing
+        // to train on. The lengths of its answers differ.
+        let (ideal, unit) = (120, LengthUnit::Characters);
+        let length = Length { ideal, spread: 2 * ideal, unit, shape: Default::default() };
+        let length = RewardConfig::new("length", 0.5, RewardKind::Length(length));
+        for route in demo.routes.0.iter_mut().filter(|route| !route.rewards.is_empty()) {
+            route.rewards.push(length.clone());
+        }
+    }
     Ok(Config {
         dataset: DatasetConfig { path: dataset, ..DatasetConfig::default() },
         // Warnings that nothing is learned are expected.
@@ -220,6 +247,8 @@ async fn measure(
     client.pause().await?;
     let seconds = busy.seconds.max(1e-9);
     Ok(InterferenceReport {
+        model: options.model.clone(),
+        backend: options.backend,
         sampler: options.sampler,
         users: options.users,
         seconds: options.seconds * f64::from(options.rounds.max(1)),
@@ -325,19 +354,29 @@ mod tests {
 
     #[test]
     fn the_configuration_is_valid_as_a_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = InterferenceOptions {
-            rounds: 1,
-            seconds: 1.0,
-            users: 1,
-            pause_ms: 10.0,
-            sampler: SamplerKind::Engine,
-        };
-        let config = config(&options, dir.path()).unwrap();
-        crate::config::validate(&config).unwrap();
-        assert_eq!(crate::config::parse(&toml::to_string(&config).unwrap()).unwrap(), config);
-        let rows = std::fs::read_to_string(config.dataset_in_use().unwrap().path).unwrap();
-        assert_eq!(rows.lines().count(), PROMPTS);
+        for (backend, model, parts) in [
+            (EngineBackend::Mistralrs, None, 2),
+            (EngineBackend::Native, Some("models/embedded".to_owned()), 3),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let options = InterferenceOptions {
+                rounds: 1,
+                seconds: 1.0,
+                users: 1,
+                pause_ms: 10.0,
+                model,
+                backend,
+                sampler: SamplerKind::Engine,
+            };
+            let config = config(&options, dir.path()).unwrap();
+            crate::config::validate(&config).unwrap();
+            assert_eq!(crate::config::parse(&toml::to_string(&config).unwrap()).unwrap(), config);
+            assert_eq!(config.model.path, options.model.unwrap_or_default());
+            let trained = config.routes.0.iter().find(|route| route.name == TASK_ASKED).unwrap();
+            assert_eq!(trained.rewards.len(), parts);
+            let rows = std::fs::read_to_string(config.dataset_in_use().unwrap().path).unwrap();
+            assert_eq!(rows.lines().count(), PROMPTS);
+        }
     }
 
     #[test]
@@ -351,6 +390,8 @@ mod tests {
         let mut failed = seen(2.0);
         failed.failures.push("no answer".to_owned());
         let report = InterferenceReport {
+            model: None,
+            backend: EngineBackend::Mistralrs,
             sampler: SamplerKind::Native,
             users: 2,
             seconds: 30.0,
@@ -364,7 +405,7 @@ mod tests {
         assert_eq!(report.idle.first_token_ms, [50.0, 99.0]);
         assert_eq!(report.first_token_ratio(), 2.0);
         insta::assert_snapshot!(report, @r"
-        2 client(s), 30 s of each in turns, sampler: Native
+        2 client(s), 30 s of each in turns, model: embedded, backend: Mistralrs, sampler: Native
                                   idle        busy       ratio
         first token p50        50.00 ms   100.00 ms     2.00
         first token p99        99.00 ms   198.00 ms     2.00

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum as _};
 
+use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
 use hone_train::policy::Promotion;
 
-use super::values::{promotion, sampler_kind};
+use super::values::{engine_backend, promotion, sampler_kind};
 use crate::bench::interference::InterferenceOptions;
 use crate::bench::safety::{SafetyOptions, SafetyScenario};
 use crate::bench::sample::SampleOptions;
@@ -98,6 +99,12 @@ pub struct BenchInterferenceArgs {
     /// Mean pause of a client between requests, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pub pause: u32,
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Engine that answers the clients
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    pub backend: EngineBackend,
     /// Sampler of the rollouts
     #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
@@ -108,9 +115,10 @@ pub struct BenchInterferenceArgs {
 
 impl From<BenchInterferenceArgs> for InterferenceOptions {
     fn from(args: BenchInterferenceArgs) -> Self {
-        let BenchInterferenceArgs { rounds, seconds, users, pause, sampler, json: _ } = args;
+        let BenchInterferenceArgs { rounds, seconds, users, pause, .. } = args;
+        let BenchInterferenceArgs { model, backend, sampler, .. } = args;
         let (users, pause_ms) = (users.into(), pause.into());
-        Self { rounds, seconds: seconds.into(), users, pause_ms, sampler }
+        Self { rounds, seconds: seconds.into(), users, pause_ms, model, backend, sampler }
     }
 }
 
