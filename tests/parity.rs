@@ -45,7 +45,7 @@ impl Pair {
         let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap();
         let normalized = dir.write_normalized(files.path()).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
-        let config = EngineConfig { replicas: 1, queue: 8 };
+        let config = EngineConfig { queue: 8, ..EngineConfig::default() };
         let engine = MistralEngine::start(&dir, &normalized, &config, metrics.clone()).unwrap();
         let config = TrainConfig {
             lora,

@@ -105,8 +105,7 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new()?);
     let base = load_base(config, &dir).await?;
     let (codec, purpose) = (Arc::new(Codec::load(&dir)?), NativePurpose::Sampling);
-    let engine =
-        start_native(config, &dir, &base, codec, purpose, Arc::new(|| false), metrics)?;
+    let engine = start_native(config, &dir, &base, codec, purpose, Arc::new(|| false), metrics)?;
     let publisher = BatchedPublisher::new(None, Arc::clone(&engine));
     publisher.stage(version, adapter.as_deref()).await?;
     publisher.activate().await?;

@@ -59,6 +59,9 @@ pub struct BenchSafetyArgs {
     /// least 2.5 times as many requests [default: a sixth of the requests]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub late: Option<u64>,
+    /// Engine that answers the users
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    pub backend: EngineBackend,
     /// Write the results as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -79,8 +82,8 @@ impl From<&BenchSafetyArgs> for SafetyOptions {
         if modes.is_empty() {
             modes = vec![Promotion::Direct, Promotion::Gate, Promotion::Canary];
         }
-        let BenchSafetyArgs { seeds, requests, late, .. } = *args;
-        Self { seeds, scenarios, modes, requests, late }
+        let BenchSafetyArgs { seeds, requests, late, backend, .. } = *args;
+        Self { seeds, scenarios, modes, requests, late, backend }
     }
 }
 

@@ -210,7 +210,10 @@ mod tests {
             serve_with(&mut config, backend);
             let text = toml::to_string(&config).unwrap();
             assert_eq!(crate::config::parse(&text).unwrap(), config, "{backend:?}");
-            assert_eq!((config.engine.backend, parallel_requests(&config.engine)), (backend, parallel));
+            assert_eq!(
+                (config.engine.backend, parallel_requests(&config.engine)),
+                (backend, parallel)
+            );
         }
     }
 

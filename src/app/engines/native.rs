@@ -73,12 +73,15 @@ impl NativePurpose {
             Self::Sampling => {}
             Self::Judging => settings.queue = JUDGE_QUEUE,
         }
+        if self == Self::Serving {
+            // `train.threads` bounds what learning takes, not what clients get.
+            return settings;
+        }
         if config.train.priority != BackgroundPriority::Normal {
             // The operating system's scheduler already prefers the serving threads.
             settings.busy_share = 1.0;
         }
-        // `train.threads` bounds what learning takes, not what clients get.
-        if self != Self::Serving && config.train.threads > 0 {
+        if config.train.threads > 0 {
             settings.threads = config.train.threads;
         }
         settings
