@@ -201,6 +201,16 @@ fn a_daemon_that_does_not_fit_is_explained_and_refused() {
     let parts = fits["parts"].as_array().unwrap();
     assert!(parts.iter().any(|p| p["part"] == "serving weights" && p["phase"] == "start"));
     assert_eq!(fits["refused"], Value::Null);
+    // The native engine alone holds the trainer's weights and adapters, but no other copy.
+    let native = ["serve", "--backend", "native", "--data", data, "--explain-memory", "--json"];
+    let native: Value = serde_json::from_slice(&ok(&native).stdout).unwrap();
+    for (part, held) in
+        [("serving weights", false), ("conversations", false), ("sampler cache", true)]
+    {
+        let found = native["parts"].as_array().unwrap().iter().find(|p| p["part"] == part);
+        assert_eq!(found.unwrap()["bytes"] != 0, held, "{part}: {native}");
+    }
+    assert!(native["start"].as_u64() < fits["start"].as_u64());
     assert!(!dir.path().join(hone::app::LEDGER).exists(), "nothing was started");
 
     let config = dir.path().join("long.toml");

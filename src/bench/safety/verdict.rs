@@ -141,7 +141,10 @@ mod tests {
         let checks: Vec<_> = found.iter().map(|v| (v.scenario, v.check, v.passed)).collect();
         assert_eq!(
             checks,
-            [(honest, SafetyCheck::Final, true), (rate, SafetyCheck::WorstWindow, false),]
+            [
+                (honest, SafetyCheck::Final, true),
+                (rate, SafetyCheck::WorstWindow, false),
+            ]
         );
         let worse = [runs[0].clone(), run(honest, Promotion::Canary, 0.87, 0.0)];
         assert!(!verdicts(&worse)[0].passed);
