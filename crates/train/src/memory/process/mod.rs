@@ -31,7 +31,7 @@ const SMALL: usize = 64 << 20;
 
 /// What the process does, and its parts beside the trainer.
 ///
-/// mistral.rs holds two versions of the weights in f32 for each replica. The native engine holds none of
+/// mistral.rs holds two versions of the weights in f32 for each replica. The native engine has no weights of
 /// its own, only adapters: it reads the trainer's base.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessSetup {
