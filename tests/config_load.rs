@@ -8,6 +8,7 @@ use insta::assert_snapshot;
 use toml::{Table, Value};
 
 use hone::config::{Config, environment_names, load_from, parse, validate};
+use hone_engine::EngineBackend;
 use hone_reward::kinds::{NumericMatch, RewardKind};
 use hone_reward::routes::RewardConfig;
 
@@ -103,6 +104,7 @@ fn the_environment_overrides_the_file() {
         ("HONE_RUN_WARNINGS_REWARD_MAX", "1.5"),
         ("HONE_ROLLOUT_DATASET", "prompts.jsonl"),
         ("HONE_MODEL_PATH", "/models/tiny"),
+        ("HONE_ENGINE_BACKEND", "native"),
         ("HONE_PORT", "tcp://10.0.0.1:8080"),
         ("PATH", "/bin"),
     ];
@@ -119,6 +121,7 @@ fn the_environment_overrides_the_file() {
     assert_eq!(config.run.warnings.reward_max, Some(1.5));
     assert_eq!(config.rollout.dataset.unwrap(), Path::new("prompts.jsonl"));
     assert_eq!(config.model.path, "/models/tiny");
+    assert_eq!(config.engine.backend, EngineBackend::Native);
 }
 
 #[test]

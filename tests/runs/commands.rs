@@ -356,21 +356,23 @@ fn a_self_judge_is_tested_without_a_server() {
     .unwrap();
     let row = r#"{"prompt": "What is 2 + 3?", "completion": "5"}"#;
     std::fs::write(&judged, format!("{row}\n{row}\n")).unwrap();
-    let data = dir.path().join("data");
-    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
-        .args(["rewards", "test", judged.to_str().unwrap(), "--json", "--config"])
-        .arg(&config)
-        .env("HONE_DATA_DIR", &data)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let scored = text(&output.stdout);
-    let rows = serde_json::from_str::<Value>(&scored).unwrap()["samples"].clone();
-    assert_eq!(rows.as_array().unwrap().len(), 2, "{scored}");
-    // The embedded model only adds, so it answers every judge prompt with a number.
-    let judged = rows[0]["parts"]["judged"].as_f64().unwrap();
-    assert!((0.0..=1.0).contains(&judged), "{scored}");
-    assert_eq!(rows[1]["parts"]["judged"], judged, "the same question has the same answer");
+    for backend in ["mistralrs", "native"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+            .args(["rewards", "test", judged.to_str().unwrap(), "--json", "--config"])
+            .arg(&config)
+            .env("HONE_DATA_DIR", dir.path().join(backend))
+            .env("HONE_ENGINE_BACKEND", backend)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let scored = text(&output.stdout);
+        let rows = serde_json::from_str::<Value>(&scored).unwrap()["samples"].clone();
+        assert_eq!(rows.as_array().unwrap().len(), 2, "{scored}");
+        // The embedded model only adds, so it answers every judge prompt with a number.
+        let judged = rows[0]["parts"]["judged"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&judged), "{scored}");
+        assert_eq!(rows[1]["parts"]["judged"], judged, "the same question has the same answer");
+    }
 }
 
 #[test]
