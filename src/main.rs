@@ -107,7 +107,10 @@ fn set<T>(key: &mut T, flag: Option<T>) {
 }
 
 fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
-    let config = load_with(args.config, |config| set(&mut config.server.bind, args.bind))?;
+    let config = load_with(args.config, |config| {
+        set(&mut config.engine.backend, args.backend);
+        set(&mut config.server.bind, args.bind);
+    })?;
     let epochs = config.train.epochs;
     if epochs > 0.0 {
         let why = "it must be 0 for `hone serve`, whose training ends only at train.max_steps";
@@ -171,6 +174,7 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
         args.run.config.config = Some(saved);
     }
     let config = run_config(args.run.config, |config| {
+        set(&mut config.engine.backend, args.run.backend);
         set(&mut config.dataset.path, args.run.dataset);
         let train = &mut config.train;
         // The flag determines the length, whichever key the file uses.
@@ -218,6 +222,7 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
 
 fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     let config = run_config(args.run.config, |config| {
+        set(&mut config.engine.backend, args.run.backend);
         set(&mut config.dataset.path, args.run.dataset);
         set(&mut config.run.eval_samples, args.samples);
         set(&mut config.run.samples_shown, args.show);

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use hone_engine::EngineBackend;
+
+use super::values::engine_backend;
 
 /// The arguments of every command that loads a model.
 #[derive(Debug, Args)]
@@ -24,6 +27,9 @@ pub struct RunArgs {
     /// Common arguments.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Engine that generates and judges [default: engine.backend]
+    #[arg(long, value_name = "BACKEND", value_parser = engine_backend())]
+    pub backend: Option<EngineBackend>,
     /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
     #[arg(long, value_name = "FILE|HF_URL")]
     pub dataset: Option<PathBuf>,

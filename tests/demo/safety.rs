@@ -9,10 +9,20 @@ const REQUESTS: u64 = 80;
 
 #[test]
 fn a_scenario_is_measured_without_failed_requests() {
+    measured("mistralrs");
+}
+
+#[test]
+fn a_scenario_is_measured_without_failed_requests_of_the_native_engine() {
+    measured("native");
+}
+
+fn measured(backend: &str) {
     let dir = tempfile::tempdir().unwrap();
     let (json, html) = (dir.path().join("safety.json"), dir.path().join("safety.html"));
     let output = Command::new(env!("CARGO_BIN_EXE_hone"))
         .args(["bench", "safety", "--scenarios", "honest", "--modes", "direct,canary"])
+        .args(["--backend", backend])
         .args(["--requests", &REQUESTS.to_string(), "--json"])
         .arg(&json)
         .arg("--html")

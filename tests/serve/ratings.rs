@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use hone_engine::EngineBackend;
+
+use crate::backend::with_each_backend;
 use crate::daemon::Daemon;
 use crate::teach;
 
@@ -35,11 +38,12 @@ async fn rate(daemon: &Daemon, answer: &Value, name: &str) -> Value {
     reply["reason"].clone()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn received_ratings_are_trained_unused_by_reason_or_waiting() {
+with_each_backend!(received_ratings_are_trained_unused_by_reason_or_waiting);
+
+async fn received_ratings_are_trained_unused_by_reason_or_waiting(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
-    let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
+    let daemon = Daemon::start(backend, dir.path(), CONFIG, &["--model", model]);
     let old = daemon.ask("What is 5 + 6?", 1).await;
     let first = teach(&daemon, 0).await;
     let second = teach(&daemon, first).await;
