@@ -44,10 +44,11 @@ pub use windows::WorstWindow;
 
 /// Longest wait for the daemon to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Answers of the base model that are measured for each seed, at most.
-const BASE_ANSWERS: u64 = 1200;
-/// Added to the seed for the users of the base model.
-const BASE_SEED: u64 = 1 << 32;
+/// Most held-out questions that the base of each seed and the end of each run answer.
+const EXAM_ANSWERS: u64 = 1200;
+/// Added to the seed for the users who ask the held-out questions. The base and the ends of all runs of a
+/// seed answer the same ones, so that differences between questions cancel.
+const EXAM_SEED: u64 = 1 << 32;
 /// Points of a curve.
 const POINTS: usize = 200;
 
@@ -101,16 +102,21 @@ pub async fn run(
     Ok(SafetyReport { runs, verdicts, late_feedback })
 }
 
-/// Answers of the base model to users' questions.
+/// The users who ask the held-out questions of a seed. They post no ratings.
+fn examiners(options: &SafetyOptions, seed: u64) -> Crowd {
+    let total = options.requests.clamp(1, EXAM_ANSWERS);
+    let silent = RatingHabits { share: 0.0, ..RatingHabits::default() };
+    Crowd::new(seed + EXAM_SEED, total, silent, None)
+}
+
+/// Answers of the base model to held-out questions.
 async fn measure_base(
     options: &SafetyOptions,
     seed: u64,
     start: &impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
 ) -> anyhow::Result<Vec<ObservedAnswer>> {
     let dir = Folder::temporary()?;
-    let total = options.requests.clamp(1, BASE_ANSWERS);
-    let silent = RatingHabits { share: 0.0, ..RatingHabits::default() };
-    let crowd = Crowd::new(seed + BASE_SEED, total, silent, None);
+    let crowd = examiners(options, seed);
     let mut config = setup::without_training(seed, &dir.0);
     serve_with(&mut config, options.backend);
     let daemon = start(config).await?;
@@ -164,11 +170,14 @@ async fn measure(
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
         let sent = traffic::send(&client, TASK_ASKED, most_waiting, crowd).await;
-        anyhow::Ok((sent, final_state(&client).await?))
+        client.pause().await?;
+        let exam = examiners(options, seed);
+        let (at_end, _) = traffic::send(&client, TASK_HELD_OUT, None, exam).await;
+        anyhow::Ok((sent, at_end, final_state(&client).await?))
     };
     let measured = measured.await;
     let ended = daemon.shut_down().await;
-    let ((answers, counts), state) = measured?;
+    let ((answers, counts), at_end, state) = measured?;
     ended?;
     let mut run = SafetyRun {
         promoted: state.promoted,
@@ -179,7 +188,8 @@ async fn measure(
         ..SafetyRun::empty(scenario, mode, seed)
     };
     add_counts(&mut run, counts);
-    add_satisfaction(&mut run, base, &answers, &|version| state.good.contains(&version));
+    let is_good = |version| state.good.contains(&version);
+    add_satisfaction(&mut run, base, &answers, &at_end, &is_good);
     run.minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok(run)
 }
@@ -207,22 +217,27 @@ fn add_counts(run: &mut SafetyRun, counts: CrowdCounts) {
     run.ratings_not_trained = counts.untrained;
 }
 
-/// Computes the satisfaction of a run from its answers and those of the base.
+/// Computes the satisfaction of a run from its answers, and from those of the base and `at_end` to held-out
+/// questions.
 fn add_satisfaction(
     run: &mut SafetyRun,
     base: &[ObservedAnswer],
     answers: &[ObservedAnswer],
+    at_end: &[ObservedAnswer],
     is_good: &dyn Fn(u64) -> bool,
 ) {
-    let expected = Experience::new(base.iter().chain(answers)).expected(answers);
-    let of_base = Satisfaction::mean(base.iter().map(|answer| answer.satisfaction));
+    let expected = Experience::new(base.iter().chain(answers).chain(at_end)).expected(answers);
+    let mean = |answers: &[ObservedAnswer]| {
+        Satisfaction::mean(answers.iter().map(|answer| answer.satisfaction))
+    };
+    let of_base = mean(base);
     let taste = answers.last().map_or(UserTaste::Form, |answer| answer.taste);
     let values = |answers: &[ObservedAnswer]| -> Vec<f64> {
         answers.iter().map(ObservedAnswer::value).collect()
     };
     let observed = values(answers);
     run.base = of_base.under(taste);
-    run.final_satisfaction = last_mean(&values(&expected));
+    run.final_satisfaction = mean(at_end).under(taste);
     run.final_observed = last_mean(&observed);
     run.worst_window = worst_window(&expected, is_good, of_base);
     run.worst_window_observed = worst_window(answers, is_good, of_base);
@@ -269,9 +284,10 @@ mod tests {
         // By chance, every answer of the base is bad for 300 requests, then good for 300.
         let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
         let mut run = SafetyRun::empty(SafetyScenario::Honest, Promotion::Gate, 1);
-        add_satisfaction(&mut run, &base, &answers, &|_| true);
+        let at_end: Vec<_> = [text, text, text, ""].map(|t| answer(1, t)).into();
+        add_satisfaction(&mut run, &base, &answers, &at_end, &|_| true);
         assert!((run.base - 0.5).abs() < 1e-9);
-        assert!((run.final_satisfaction - 0.5).abs() < 1e-9, "{run:?}");
+        assert!((run.final_satisfaction - 0.75).abs() < 1e-9, "{run:?}");
         assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
         assert_eq!(run.final_observed, 1.0);
         assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");

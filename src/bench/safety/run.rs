@@ -19,7 +19,8 @@ pub struct SafetyRun {
     pub seed: u64,
     /// Satisfaction with the base model, from 0 to 1, under the taste that users had at the end.
     pub base: f64,
-    /// Satisfaction with the versions that gave the last 300 answers.
+    /// Mean satisfaction with the answers to held-out questions at the end, while training pauses, under the
+    /// taste that users had at the end.
     pub final_satisfaction: f64,
     /// Mean satisfaction with the last 300 answers.
     pub final_observed: f64,

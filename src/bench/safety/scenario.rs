@@ -122,6 +122,7 @@ impl SafetyScenario {
         match self {
             Self::SparseThumbs => 12 * usual,
             Self::InvertedRaters => 4 * usual,
+            Self::Honest => 3 * usual,
             // More than twice the lag, because nothing is learned before the first ratings arrive.
             Self::LateFeedback => (6 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
             _ => usual,
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (18_000, 500));
         let most = Some(10_000);
         assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (25_000, 10_000));
-        assert_eq!(SafetyScenario::Honest.requests(3000, most), 3000);
+        assert_eq!(SafetyScenario::HighRate.requests(3000, most), 3000);
     }
 
     #[test]
