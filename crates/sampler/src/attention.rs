@@ -47,9 +47,10 @@ impl<'a> KvView<'a> {
     fn visible(self, window: Option<usize>) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
         let len = self.len;
         let first = window.map_or(0, |window| len.saturating_sub(window));
-        let pages = self.pages.iter().enumerate().take(len.div_ceil(PAGE)).skip(first / PAGE);
-        pages.map(move |(i, page)| {
-            let start = i * PAGE;
+        let first_page = first / PAGE;
+        let pages = &self.pages[first_page..len.div_ceil(PAGE)];
+        pages.iter().enumerate().map(move |(i, page)| {
+            let start = (first_page + i) * PAGE;
             VisiblePage { page, from: first.saturating_sub(start), to: (len - start).min(PAGE) }
         })
     }

@@ -119,13 +119,14 @@ impl BatchScheduler {
     }
 
     /// Pauses while another engine serves clients, so that passes take at most `busy_share` of the time.
-    /// Returns the number of threads for the next pass.
-    fn throttle(&self) -> usize {
+    /// Returns the number of threads for the next pass, which may compute a part of a prompt.
+    fn throttle(&self, part: Option<&PromptPart>) -> usize {
         let SamplerConfig { threads, busy_threads, busy_share, serves_clients, .. } =
             self.shared.config;
         let threads = threads.max(1);
-        let has_live = || self.running.iter().chain(&self.prefilling).any(EngineSequence::is_live);
-        if serves_clients || has_live() || !(self.shared.live_traffic)() {
+        let part = part.map(|part| &part.sequence);
+        let mut all = self.running.iter().chain(&self.prefilling).chain(part);
+        if serves_clients || all.any(EngineSequence::is_live) || !(self.shared.live_traffic)() {
             return threads;
         }
         let pause = self.last_pass.mul_f64(1.0 / busy_share - 1.0).min(MAX_PAUSE);
@@ -199,7 +200,7 @@ impl BatchScheduler {
 
     /// Computes a part in a pass of its own. Returns false if the pass was interrupted.
     fn compute_part(&mut self, mut part: PromptPart) -> bool {
-        let threads = self.throttle();
+        let threads = self.throttle(Some(&part));
         let start = Instant::now();
         let shared = Arc::clone(&self.shared);
         if let Some(scratch) = self.scratch.first_mut() {
@@ -243,18 +244,22 @@ impl BatchScheduler {
     /// Decodes one token of the plan's sequences, and computes the part of a prompt.
     fn step(&mut self, plan: IterationPlan, mut part: Option<PromptPart>) {
         let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows);
-        let mut rows = 0;
+        let (mut rows, mut failed) = (0, false);
         for group in self.running.chunk_by_mut(EngineSequence::same_weights) {
             let count = plan.rows(group, newest);
             rows += count;
             for sequence in group.iter_mut().take(count) {
                 if !sequence.pages.ensure_pages(&mut self.pool, 1) {
                     sequence.fail(EngineError::Internal(SamplerError::NoPage.to_string()));
+                    failed = true;
                 }
             }
         }
+        if failed {
+            self.remove_finished();
+        }
         if rows > 0 || part.is_some() {
-            let threads = self.throttle();
+            let threads = self.throttle(part.as_ref());
             let start = Instant::now();
             self.compute_step(plan, newest, part.as_mut(), threads);
             self.last_pass = start.elapsed();
