@@ -30,6 +30,9 @@ pub enum SamplerError {
     /// The cache has no page for a token, although pages are reserved at admission.
     #[error("the cache has no page left for a token")]
     NoPage,
+    /// A sequence has no token to compute.
+    #[error("a sequence has no token for the next step")]
+    NoToken,
     /// A pass has more rows than its scratch buffers hold.
     #[error("{rows} rows do not fit in {limit}")]
     TooManyRows {
