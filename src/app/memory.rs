@@ -108,7 +108,7 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
         sequences: if samples { slots(config) } else { 0 },
         cache_positions: if samples { config.rollout.max_batch_tokens } else { 0 },
         weight_files: model.weights.iter().map(size).sum(),
-        tokenizer_file: size(&model.path.join("tokenizer.json")),
+        tokenizer_file: model.tokenizer_json().map_or(0, |text| text.len()),
         ledger_cache: hone_store::CACHE_BYTES,
     }
 }
