@@ -158,7 +158,7 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
         cache_positions: native().map(|purpose| purpose.cache_positions(config)).sum(),
         versions: purpose.map_or(0, NativePurpose::versions),
         weight_files: model.weights.iter().map(size).sum(),
-        tokenizer_file: size(&model.path.join("tokenizer.json")),
+        tokenizer_file: model.tokenizer_json().map_or(0, |text| text.len()),
         ledger_cache: hone_store::CACHE_BYTES,
     }
 }

@@ -114,9 +114,8 @@ fn claim_files(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
 /// SHA-256 of the model's configuration and tokenizer, and of the lengths of its weight files.
 fn fingerprint(model: &ModelDir) -> anyhow::Result<String> {
     let mut hasher = Sha256::new();
-    for file in ["config.json", "tokenizer.json"] {
-        hasher.update(std::fs::read(model.path.join(file))?);
-    }
+    hasher.update(model.config_json()?);
+    hasher.update(model.tokenizer_json()?);
     for file in &model.weights {
         hasher.update(std::fs::metadata(file)?.len().to_le_bytes());
     }

@@ -9,7 +9,9 @@ use hone_model::ModelError;
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
     /// The model's weights cannot be read in place.
-    #[error("the sampler needs contiguous f32, f16 or bf16 weights in main memory: {0}")]
+    #[error(
+        "the sampler needs quantized weights, or contiguous f32, f16 or bf16 ones in main memory: {0}"
+    )]
     Weights(String),
     /// A setting is out of range.
     #[error("{0}")]

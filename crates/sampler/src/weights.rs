@@ -1,12 +1,16 @@
 //! The weights of the decoder: the model's own tensors, and a copy of an adapter.
 
+use std::cell::Cell;
+
 use candle_core::{CpuStorage, DType, Storage, Tensor};
+use half::{bf16, f16};
 
 use hone_core::types::TokenId;
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::storage::with_upcast;
 use hone_model::spec::AttentionOptions;
+use hone_model::weights::{BaseMatrix, BlockFormat, dequantize};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
@@ -16,7 +20,7 @@ use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
 pub(crate) struct SamplerLinear {
     pub kind: LinearKind,
     /// `[out, inner]`
-    weight: Tensor,
+    weight: BaseMatrix,
     /// `[out]`
     bias: Option<Vec<f32>>,
     pub out: usize,
@@ -53,8 +57,8 @@ pub(crate) struct DecoderLayer {
 /// The base model. Matrices share the model's storage; norms and biases are copied.
 pub(crate) struct BaseWeights {
     pub spec: ModelSpec,
-    embedding: Tensor,
-    head: Tensor,
+    embedding: BaseMatrix,
+    head: BaseMatrix,
     /// The final norm.
     pub norm: Vec<f32>,
     pub layers: Vec<DecoderLayer>,
@@ -66,7 +70,7 @@ impl BaseWeights {
     /// Shares a model's weights.
     ///
     /// # Errors
-    /// If they are not contiguous f32, f16 or bf16 in main memory.
+    /// If they are neither contiguous f32, f16 or bf16 in main memory nor quantized.
     pub fn new(model: &Model) -> Result<Self> {
         let spec = model.spec().clone();
         let layers = (0..spec.num_layers).map(|layer| DecoderLayer::new(model, layer));
@@ -74,9 +78,8 @@ impl BaseWeights {
         let head = readable(model.head())?;
         let groups = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
         let linears = groups.flat_map(|group| &group.linears).map(|linear| &linear.weight);
-        let size = |weight: &Tensor| weight.elem_count() * weight.dtype().size_in_bytes();
         Ok(Self {
-            bytes: linears.chain([&head]).map(size).sum(),
+            bytes: linears.chain([&head]).map(BaseMatrix::size).sum(),
             embedding: readable(model.embedding())?,
             head,
             norm: norm_weight(model.norm(), &spec)?,
@@ -171,35 +174,98 @@ impl SamplerLinear {
     }
 }
 
-/// Returns the tensor if [`add_stored`] can read it.
-fn readable(tensor: &Tensor) -> Result<Tensor> {
-    let (dtype, device) = (tensor.dtype(), tensor.device());
-    let read = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    if read && device.is_cpu() && tensor.is_contiguous() {
-        return Ok(tensor.clone());
+/// Rows of a matrix as they are stored, from some row to the last.
+pub(crate) enum StoredRows<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+    /// Whole rows of quantized blocks.
+    Blocks(BlockFormat, &'a [u8]),
+}
+
+/// Rows of quantized blocks that are dequantized at a time.
+const DEQUANTIZED_ROWS: usize = 16;
+
+/// Returns the matrix if [`with_rows`] can read it.
+fn readable(matrix: &BaseMatrix) -> Result<BaseMatrix> {
+    if let BaseMatrix::Float(tensor) = matrix {
+        let (dtype, device) = (tensor.dtype(), tensor.device());
+        let read = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !read || !device.is_cpu() || !tensor.is_contiguous() {
+            let reason = format!("a tensor is {dtype:?} on {device:?}, or not contiguous");
+            return Err(SamplerError::Weights(reason));
+        }
     }
-    Err(SamplerError::Weights(format!("a tensor is {dtype:?} on {device:?}, or not contiguous")))
+    Ok(matrix.clone())
+}
+
+/// Calls `f` with the rows of a matrix from `first` on.
+pub(crate) fn with_rows<R>(
+    matrix: &BaseMatrix,
+    first: usize,
+    f: impl FnOnce(StoredRows<'_>) -> Result<R>,
+) -> Result<R> {
+    let tensor = match matrix {
+        BaseMatrix::Float(tensor) => tensor,
+        BaseMatrix::Quantized(blocks) => {
+            return f(StoredRows::Blocks(blocks.format(), blocks.rows_from(first)));
+        }
+    };
+    let (storage, layout) = tensor.storage_and_layout();
+    let start = layout.start_offset() + first * tensor.dim(1)?;
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => f(StoredRows::F32(&values[start..])),
+        Storage::Cpu(CpuStorage::F16(values)) => f(StoredRows::F16(&values[start..])),
+        Storage::Cpu(CpuStorage::BF16(values)) => f(StoredRows::Bf16(&values[start..])),
+        _ => Err(SamplerError::Weights("a tensor is not of a readable type".to_owned())),
+    }
 }
 
 /// Computes `out += w x` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
-/// from `first` on, as many as `out` `[outputs, width]` has.
-fn add_stored(out: &mut [f32], weight: &Tensor, first: usize, x: TokenColumns<'_>) -> Result<()> {
-    let inner = weight.dim(1)?;
-    let (storage, layout) = weight.storage_and_layout();
-    let start = layout.start_offset() + first * inner;
-    match &*storage {
-        Storage::Cpu(CpuStorage::F32(values)) => {
-            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
+/// from `first` on, as many as `out` `[outputs, width]` has. Quantized weights give the bits that their
+/// values in f32 give.
+fn add_stored(
+    out: &mut [f32],
+    weight: &BaseMatrix,
+    first: usize,
+    x: TokenColumns<'_>,
+) -> Result<()> {
+    let (_, inner) = weight.dims2()?;
+    with_rows(weight, first, |rows| {
+        match rows {
+            StoredRows::F32(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+            StoredRows::F16(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+            StoredRows::Bf16(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+            StoredRows::Blocks(format, blocks) => add_blocks(out, (format, blocks), inner, x),
         }
-        Storage::Cpu(CpuStorage::F16(values)) => {
-            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
-        }
-        Storage::Cpu(CpuStorage::BF16(values)) => {
-            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
-        }
-        _ => return readable(weight).map(drop),
+        Ok(())
+    })
+}
+
+/// Computes `out += w x` for rows of quantized blocks, by the kernel for f32 on a few dequantized rows at
+/// a time. A kernel that reads blocks can replace this function.
+fn add_blocks(
+    out: &mut [f32],
+    (format, blocks): (BlockFormat, &[u8]),
+    inner: usize,
+    x: TokenColumns<'_>,
+) {
+    thread_local! {
+        static DEQUANTIZED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     }
-    Ok(())
+    let row_bytes = format.row_bytes(inner);
+    let mut buffer = DEQUANTIZED.take();
+    if buffer.len() < DEQUANTIZED_ROWS * inner {
+        buffer = vec![0.0; DEQUANTIZED_ROWS * inner];
+    }
+    let groups = out.chunks_mut(DEQUANTIZED_ROWS * x.width);
+    for (out, blocks) in groups.zip(blocks.chunks(DEQUANTIZED_ROWS * row_bytes)) {
+        let rows = out.len() / x.width;
+        let values = &mut buffer[..rows * inner];
+        dequantize(format, &blocks[..rows * row_bytes], values);
+        add_matmul_serial(out, WeightMatrix { values, inner }, x);
+    }
+    DEQUANTIZED.set(buffer);
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {

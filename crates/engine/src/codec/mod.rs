@@ -37,9 +37,9 @@ impl Codec {
     /// [`EngineError::Component`] if one of them cannot be read, or [`EngineError::Model`] if the
     /// tokenizer is not byte-level.
     pub fn load(dir: &ModelDir) -> Result<Self, EngineError> {
-        let path = dir.path.join("tokenizer.json");
+        let path = dir.tokenizer_file();
         let fail = |error| EngineError::component(path.display(), error);
-        let mut tokenizer = Tokenizer::from_file(&path).map_err(fail)?;
+        let mut tokenizer = Tokenizer::from_bytes(dir.tokenizer_json()?).map_err(fail)?;
         // Tokenizers that were saved after training may truncate or pad. A prompt must stay whole.
         tokenizer.with_truncation(None).map_err(fail)?;
         tokenizer.with_padding(None);
