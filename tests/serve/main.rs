@@ -1,6 +1,11 @@
 //! `hone serve` as a child process: training from feedback, rollback, restart and errors.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests may fail loudly"
+)]
 
 use std::process::Command;
 

@@ -14,7 +14,7 @@ use hone_model::weights::{BaseMatrix, BlockFormat, dequantize};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
+use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, add_q8_0_serial, par_outputs};
 
 /// One linear layer. The weight shares the model's storage.
 pub(crate) struct SamplerLinear {
@@ -242,8 +242,8 @@ fn add_stored(
     })
 }
 
-/// Computes `out += w x` for rows of quantized blocks, by the kernel for f32 on a few dequantized rows at
-/// a time. A kernel that reads blocks can replace this function.
+/// Computes `out += w x` for rows of quantized blocks: by a kernel that reads blocks where there is one, else
+/// by that for f32 on a few dequantized rows at a time.
 fn add_blocks(
     out: &mut [f32],
     (format, blocks): (BlockFormat, &[u8]),
@@ -254,6 +254,11 @@ fn add_blocks(
         static DEQUANTIZED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     }
     let row_bytes = format.row_bytes(inner);
+    let done = match format {
+        BlockFormat::Q8_0 => add_q8_0_serial(out, WeightMatrix { values: blocks, inner }, x),
+        _ => 0,
+    };
+    let (out, blocks) = (&mut out[done * x.width..], &blocks[done * row_bytes..]);
     let mut buffer = DEQUANTIZED.take();
     if buffer.len() < DEQUANTIZED_ROWS * inner {
         buffer = vec![0.0; DEQUANTIZED_ROWS * inner];

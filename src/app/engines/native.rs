@@ -65,7 +65,7 @@ impl NativePurpose {
             context: dir.context(),
             slots: self.slots(config),
             max_batch_tokens: self.cache_positions(config),
-            // MERGE(sched): serves_clients: self == Self::Serving,
+            serves_clients: self == Self::Serving,
             ..SamplerConfig::default()
         };
         match self {

@@ -7,8 +7,6 @@ mod process;
 
 use std::path::PathBuf;
 
-use candle_core::DType;
-
 use hone_model::ModelSpec;
 use hone_model::adapter::{LinearKind, ModuleScale};
 use hone_model::transformer::{head_upcast_values, logits_in_memory};
