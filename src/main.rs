@@ -89,6 +89,7 @@ fn load(file: Option<&Path>) -> anyhow::Result<Config> {
 fn load_with(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Result<Config> {
     let mut config = load(args.config.as_deref())?;
     set(&mut config.model.path, args.model);
+    set(&mut config.model.quantize, args.quantize);
     set(&mut config.data.dir, args.data);
     change(&mut config);
     config::validate(&config).map_err(usage)?;

@@ -53,7 +53,7 @@ impl Pair {
             warmup_steps: Some(0),
             ..TrainConfig::default()
         };
-        let learner = Learner::new(&dir, &config).unwrap();
+        let learner = Learner::new(&dir, config.base_dtype, &config).unwrap();
         let config = SamplerConfig { context: dir.context(), ..SamplerConfig::default() };
         let codec = Arc::clone(engine.codec());
         let idle = Arc::new(|| false);

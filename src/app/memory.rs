@@ -63,7 +63,7 @@ impl MemoryReport {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = MemoryPlanner {
             spec: &spec,
-            base: BaseMemory::read(&spec, &model.weights, train.base_dtype)?,
+            base: BaseMemory::read(&spec, &model.weights, config.load_options())?,
             config: train,
             threads: if train.threads == 0 { cores } else { train.threads },
             context: model.context(),

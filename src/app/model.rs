@@ -26,8 +26,8 @@ pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<M
         Hub::new(&config.hub, data).model(model, is_complete).await?
     } else {
         bail!(
-            "model.path is {model:?}: it must be a directory or a hub id of the form \
-             organization/name"
+            "model.path is {model:?}: it must be a directory, a GGUF file or a hub id of the \
+             form organization/name"
         )
     };
     let mut dir = ModelDir::open(&path)?;

@@ -6,6 +6,7 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 
 use hone_engine::EngineBackend;
+use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
@@ -18,6 +19,19 @@ pub(super) fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
     let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
     PossibleValuesParser::new(values).try_map(|name| {
         EngineBackend::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
+    })
+}
+
+/// The values of `--quantize`.
+pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
+    let values = [
+        ("none", "the format of the model's files"),
+        ("q8_0", "8.5 bits a weight"),
+        ("q4_k", "4.5 bits a weight"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| {
+        Quantize::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
     })
 }
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Requests of the honest run; one with a canary has twice as many.
+/// Requests of the direct run; one with a canary has twice as many.
 const REQUESTS: u64 = 80;
 
 #[test]
@@ -21,7 +21,7 @@ fn measured(backend: &str) {
     let dir = tempfile::tempdir().unwrap();
     let (json, html) = (dir.path().join("safety.json"), dir.path().join("safety.html"));
     let output = Command::new(env!("CARGO_BIN_EXE_hone"))
-        .args(["bench", "safety", "--scenarios", "honest", "--modes", "direct,canary"])
+        .args(["bench", "safety", "--scenarios", "taste-change", "--modes", "direct,canary"])
         .args(["--backend", backend])
         .args(["--requests", &REQUESTS.to_string(), "--json"])
         .arg(&json)
@@ -36,7 +36,7 @@ fn measured(backend: &str) {
     assert_eq!(runs.len(), 2);
     for (run, (mode, requests)) in runs.iter().zip([("direct", REQUESTS), ("canary", 2 * REQUESTS)])
     {
-        assert_eq!((&run["scenario"], &run["seed"]), (&"honest".into(), &1.into()));
+        assert_eq!((&run["scenario"], &run["seed"]), (&"taste-change".into(), &1.into()));
         assert_eq!((&run["mode"], &run["requests"]), (&mode.into(), &requests.into()));
         assert_eq!(run["failed_requests"], 0, "{run}");
         assert_eq!(run["ratings"], requests, "{run}");

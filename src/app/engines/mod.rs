@@ -14,6 +14,7 @@ use hone_model::Model;
 use hone_sampler::{BatchedEngine, BatchedPublisher};
 
 use crate::config::Config;
+use crate::usage;
 
 use mistral::start_mistral;
 
@@ -44,6 +45,7 @@ impl Engines {
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let needed = EnginesNeeded::of(config, has_clients);
+        needed.check(config, dir).map_err(usage)?;
         let purpose = needed.native_purpose(has_clients);
         let engines = match (needed.has_mistralrs(), purpose) {
             (true, Some(purpose)) => Self::both(config, dir, data, purpose, metrics).await?,

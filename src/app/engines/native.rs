@@ -91,8 +91,8 @@ impl NativePurpose {
 /// Loads the frozen weights, which native engines and the trainer share.
 pub(in crate::app) async fn load_base(config: &Config, dir: &ModelDir) -> anyhow::Result<Model> {
     let (spec, files) = (ModelSpec::from_config(&dir.config)?, dir.weights.clone());
-    let dtype = config.train.base_dtype;
-    let load = move || Model::load(spec, &files, dtype, &Device::Cpu);
+    let options = config.load_options();
+    let load = move || Model::load(spec, &files, options, &Device::Cpu);
     tokio::task::spawn_blocking(load).await?.context("the weights of the native engine")
 }
 

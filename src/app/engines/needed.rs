@@ -1,6 +1,7 @@
 //! Which engines a configuration needs.
 
-use hone_engine::EngineBackend;
+use hone_engine::{EngineBackend, ModelDir};
+use hone_model::weights::Quantize;
 
 use super::native::NativePurpose;
 use crate::config::Config;
@@ -29,6 +30,31 @@ impl EnginesNeeded {
             EngineBackend::Mistralrs if config.rollout.enabled => Self::Both,
             EngineBackend::Mistralrs => Self::Mistralrs,
         }
+    }
+
+    /// Refuses weights that mistral.rs cannot serve where it would.
+    ///
+    /// # Errors
+    /// With the key and the value that do not fit `engine.backend`.
+    pub fn check(self, config: &Config, model: &ModelDir) -> anyhow::Result<()> {
+        let judges = config.uses_self_judge() && config.engine.backend == EngineBackend::Mistralrs;
+        if !self.has_mistralrs() && !judges {
+            return Ok(());
+        }
+        let quantize = config.model.quantize;
+        anyhow::ensure!(
+            quantize == Quantize::None,
+            "model.quantize is \"{}\", which needs engine.backend = \"native\": mistral.rs cannot \
+             serve these weights with adapters",
+            quantize.as_str()
+        );
+        anyhow::ensure!(
+            !model.is_gguf(),
+            "model.path is {:?}: a GGUF file needs engine.backend = \"native\", because mistral.rs \
+             cannot serve it with adapters",
+            model.path.display().to_string()
+        );
+        Ok(())
     }
 
     /// Whether mistral.rs loads the model.

@@ -212,9 +212,9 @@ async fn live_requests_beyond_the_queue_are_refused_and_shadows_wait_to_enter_it
         assert!(began.elapsed() < Duration::from_secs(10));
         let mut clients = Vec::new();
         for seed in 0..6 {
-            let (engine, request) = (Arc::clone(&engine), endless(&engine, &[7], seed, 200));
+            let (client, request) = (Arc::clone(&engine), endless(&engine, &[7], seed, 200));
             clients.push(tokio::spawn(async move {
-                engine.generate(live(request)).await?.collect().await
+                client.generate(live(request)).await?.collect().await
             }));
             assert!(engine.load().shadow_waiting <= 2, "{:?}", engine.load());
         }
