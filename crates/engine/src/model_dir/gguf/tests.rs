@@ -59,7 +59,7 @@ fn a_directory_with_one_file_stands_for_it() {
     fs::copy(gguf("qwen2-q8_0"), &path).unwrap();
     let model = ModelDir::open(dir.path()).unwrap();
     assert_eq!((&model.path, model.name.as_str()), (&path, "tiny-Q8_0"));
-    assert_eq!(model.weights, [path.clone()]);
+    assert_eq!(model.weights, std::slice::from_ref(&path));
     assert!(model.is_gguf() && !ModelDir::open(&fixtures().join("qwen2-tiny")).unwrap().is_gguf());
     assert_eq!(model.config_json().unwrap(), model.config.to_string());
     let cache = tempfile::tempdir().unwrap();
