@@ -3,8 +3,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::codec::Codec;
+use hone_core::types::{Message, Role};
+
+use crate::codec::{Codec, TextStream};
 use crate::model_dir::ModelDir;
 
 fn fixtures() -> PathBuf {
@@ -160,4 +163,38 @@ fn texts_are_split_as_the_named_models_split_them() {
     ] {
         assert_eq!(pieces(name, text), expected, "{name}");
     }
+}
+
+/// `tests/reference/gguf/gguf_cases.json`.
+#[derive(serde::Deserialize)]
+struct SentencePieceCases {
+    sentence_piece: Vec<SentencePieceCase>,
+}
+
+#[derive(serde::Deserialize)]
+struct SentencePieceCase {
+    text: String,
+    ids: Vec<u32>,
+    decoded: String,
+}
+
+#[test]
+fn a_sentence_piece_tokenizer_encodes_and_decodes_as_the_library() {
+    let path = fixtures().join("../reference/gguf/gguf_cases.json");
+    let cases: SentencePieceCases = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let model = ModelDir::open(&gguf("llama-spm")).unwrap();
+    assert_eq!(model.stop_ids, [2]);
+    assert_eq!(model.special_tokens["bos_token"], "<s>");
+    let codec = Arc::new(Codec::load(&model).unwrap());
+    for SentencePieceCase { text, ids, decoded } in cases.sentence_piece {
+        assert_eq!(codec.encode(&text).unwrap(), ids, "{text:?}");
+        assert_eq!(codec.decode(&ids).unwrap(), decoded);
+        let mut stream = TextStream::new(Arc::clone(&codec), &[]);
+        let mut pieces: String = ids.iter().map(|id| stream.push(*id).text).collect();
+        pieces += &stream.finish().text;
+        assert_eq!(pieces, decoded);
+    }
+    let message = Message { role: Role::User, content: "The dog".to_owned() };
+    let dog = codec.encode("The dog").unwrap();
+    assert_eq!(codec.prompt(&[message]).unwrap(), [vec![1, 3], dog].concat());
 }
