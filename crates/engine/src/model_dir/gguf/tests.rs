@@ -67,9 +67,7 @@ fn a_directory_with_one_file_stands_for_it() {
     assert_eq!(model.config_json().unwrap(), model.config.to_string());
     let cache = tempfile::tempdir().unwrap();
     let error = model.write_normalized(cache.path()).unwrap_err().to_string();
-    assert!(
-        error.ends_with("mistral.rs can serve safetensors files only, the native engine also this")
-    );
+    assert!(error.ends_with("set engine.backend = \"native\""));
 
     fs::copy(gguf("llama2-f32"), dir.path().join("other.gguf")).unwrap();
     let two = ModelDir::open(dir.path()).unwrap_err().to_string();
