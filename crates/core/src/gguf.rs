@@ -38,16 +38,16 @@ pub enum GgufType {
 }
 
 impl GgufType {
-    /// Name, number in files, and values and bytes of a block.
-    const ALL: [(Self, &'static str, u32, usize, usize); 8] = [
-        (Self::F32, "F32", 0, 1, 4),
-        (Self::F16, "F16", 1, 1, 2),
-        (Self::Q4_0, "Q4_0", 2, 32, 18),
-        (Self::Q4_1, "Q4_1", 3, 32, 20),
-        (Self::Q8_0, "Q8_0", 8, 32, 34),
-        (Self::Q4K, "Q4_K", 12, 256, 144),
-        (Self::Q6K, "Q6_K", 14, 256, 210),
-        (Self::Bf16, "BF16", 30, 1, 2),
+    /// Number in files, and values and bytes of a block.
+    const ALL: [(Self, u32, usize, usize); 8] = [
+        (Self::F32, 0, 1, 4),
+        (Self::F16, 1, 1, 2),
+        (Self::Q4_0, 2, 32, 18),
+        (Self::Q4_1, 3, 32, 20),
+        (Self::Q8_0, 8, 32, 34),
+        (Self::Q4K, 12, 256, 144),
+        (Self::Q6K, 14, 256, 210),
+        (Self::Bf16, 30, 1, 2),
     ];
 
     /// Names of other types of ggml by number, for errors.
@@ -78,7 +78,7 @@ impl GgufType {
     /// Values of a block, and its bytes.
     pub fn block(self) -> (usize, usize) {
         let found = Self::ALL.iter().find(|entry| entry.0 == self);
-        found.map_or((1, 4), |(_, _, _, values, bytes)| (*values, *bytes))
+        found.map_or((1, 4), |(_, _, values, bytes)| (*values, *bytes))
     }
 }
 
@@ -99,7 +99,7 @@ impl GgufTensor {
     /// # Errors
     /// The type's name, if Hone does not read it.
     pub fn dtype(&self) -> Result<GgufType, String> {
-        let known = GgufType::ALL.iter().find(|entry| entry.2 == self.kind);
+        let known = GgufType::ALL.iter().find(|entry| entry.1 == self.kind);
         known.map(|entry| entry.0).ok_or_else(|| {
             let other = GgufType::OTHERS.iter().find(|(kind, _)| *kind == self.kind);
             other.map_or_else(|| format!("number {}", self.kind), |(_, name)| (*name).to_owned())

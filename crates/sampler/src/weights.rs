@@ -328,3 +328,70 @@ impl AdapterWeights {
         self.layers.get(layer)?.iter().find(|pair| pair.kind == kind)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use candle_core::Device;
+    use hone_engine::ModelDir;
+    use hone_model::adapter::BaseDtype;
+    use hone_model::weights::{LoadOptions, Quantize};
+    use hone_model::{Model, ModelSpec};
+
+    use super::*;
+    use crate::testing::{DecoderHarness, family, ids, random_lora, trainer_logits};
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf").join(name)
+    }
+
+    /// Logits of a sequence, with an adapter.
+    fn logits(model: &Model) -> Vec<Vec<f32>> {
+        let lora = random_lora(model.spec(), 4, 7);
+        let vocab = model.spec().vocab_size;
+        DecoderHarness::new(model, Some(&lora)).decode_alone(&ids(19, vocab, 1), &ids(5, vocab, 2))
+    }
+
+    #[test]
+    fn quantized_weights_give_the_bits_of_their_values_in_f32() {
+        for name in ["llama-k.gguf", "qwen2-q8_0.gguf", "llama2-q4_0.gguf", "qwen2-q4_1.gguf"] {
+            let dir = ModelDir::open(&fixture(name)).unwrap();
+            let spec = ModelSpec::from_config(&dir.config).unwrap();
+            let load = |dtype: BaseDtype| {
+                Model::load(spec.clone(), &dir.weights, dtype, &Device::Cpu).unwrap()
+            };
+            let (small, wide) = (load(BaseDtype::Auto), load(BaseDtype::Float32));
+            assert!(matches!(small.head(), BaseMatrix::Quantized(_)));
+            let found = logits(&small);
+            assert_eq!(found, logits(&wide), "{name}: bit for bit");
+
+            let lora = random_lora(&spec, 4, 7);
+            let all = [ids(19, spec.vocab_size, 1), ids(5, spec.vocab_size, 2)].concat();
+            let expected = trainer_logits(&small, &all, Some(&lora));
+            for (found, expected) in found.iter().flatten().zip(expected[18..].iter().flatten()) {
+                assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_step_are_those_of_the_stored_matrices() {
+        let dir = ModelDir::open(&family("llama3")).unwrap();
+        let spec = ModelSpec::from_config(&dir.config).unwrap();
+        let bytes = |quantize| {
+            let options = LoadOptions { quantize, ..LoadOptions::default() };
+            let model = Model::load(spec.clone(), &dir.weights, options, &Device::Cpu).unwrap();
+            BaseWeights::new(&model).unwrap().bytes
+        };
+        let matrices = spec.weight_shapes().into_iter().map(|(_, shape)| shape);
+        let held = matrices.map(|shape| match shape[..] {
+            // Rows of 40 values are not whole blocks.
+            [rows, 40] => [rows * 80; 2],
+            [rows, columns] => [rows * columns * 2, rows * columns / 32 * 34],
+            _ => [0; 2],
+        });
+        let [half, eight] = held.fold([0; 2], |sum, held| [sum[0] + held[0], sum[1] + held[1]]);
+        assert_eq!([bytes(Quantize::None), bytes(Quantize::Q8_0)], [half, eight]);
+    }
+}

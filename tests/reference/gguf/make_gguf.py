@@ -5,21 +5,25 @@ table, rows of queries and keys permuted for the architectures that rotate pairs
 to Gemma's norms, rotary factors as tensors. `llama-k` is no model of tests/fixtures: gguf cannot
 quantize to Q4_K and Q6_K, so its blocks are random.
 
-gguf_cases.json has the SHA-256 of every matrix of the quantized files, dequantized by gguf, in f32 and
-with its rows in Hugging Face's order; and, with torch and transformers, the logits of their models with
-these weights are in gguf_logits.safetensors.
+`llama-spm` has a tokenizer that SentencePiece trains here, and random blocks too.
 
-Needs gguf, numpy, safetensors, torch, transformers. Run from the repository root:
+gguf_cases.json has the SHA-256 of every matrix of the quantized files, dequantized by gguf, in f32 and
+with its rows in Hugging Face's order; and the ids that SentencePiece encodes texts to. gguf_logits.safetensors has transformers' logits of the
+quantized models with these dequantized weights.
+
+Needs gguf, numpy, safetensors, sentencepiece, torch, transformers. Run from the repository root:
     python tests/reference/gguf/make_gguf.py
 """
 
 import hashlib
+import io
 import json
 import math
 import pathlib
 import sys
 
 import numpy as np
+import sentencepiece
 from gguf import (
     GGML_QUANT_SIZES,
     MODEL_ARCH,
@@ -46,7 +50,7 @@ ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3,
 }
 PERMUTED = ("llama", "mistral", "smollm3")
-NORMAL, CONTROL, UNUSED = 1, 3, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 # name: (model directory, type of matrices whose rows are whole blocks)
 FILES = {
@@ -159,6 +163,7 @@ def add_settings(writer: GGUFWriter, config: dict) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, folder: pathlib.Path, vocab_size: int) -> None:
+    """The byte-level tokenizer of a model directory."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokens = {id: token for token, id in tokenizer["model"]["vocab"].items()}
     added = {entry["id"]: entry["content"] for entry in tokenizer["added_tokens"]}
@@ -175,6 +180,45 @@ def add_tokenizer(writer: GGUFWriter, folder: pathlib.Path, vocab_size: int) -> 
     writer.add_chat_template((folder / "chat_template.jinja").read_text())
 
 
+def train_sentence_piece() -> sentencepiece.SentencePieceProcessor:
+    """A tokenizer with the settings of Llama 2's."""
+    model, corpus = io.BytesIO(), []
+    for name in ("dog", "café", "mouse", "naïve fox"):
+        corpus += [f"The  {name} said: what is {n} plus {n + 3}?\nIt's {2 * n + 3}." for n in range(40)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=352,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        user_defined_symbols=["<|user|>"],
+        num_threads=1,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def add_sentence_piece(writer: GGUFWriter, tokens: sentencepiece.SentencePieceProcessor) -> None:
+    kinds = []
+    for id in range(len(tokens)):
+        known = {0: UNKNOWN, 1: CONTROL, 2: CONTROL, tokens.piece_to_id("<|user|>"): USER_DEFINED}
+        kinds.append(BYTE if tokens.is_byte(id) else known.get(id, NORMAL))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([tokens.id_to_piece(id) for id in range(len(tokens))])
+    writer.add_token_scores([tokens.get_score(id) for id in range(len(tokens))])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(True)
+    writer.add_chat_template(
+        "{{ bos_token }}{% for m in messages %}{{ '<|user|>' + m['content'] }}{% endfor %}"
+    )
+
+
 def stored(weight: np.ndarray, wanted: Type) -> tuple[np.ndarray, Type]:
     """The data in the wanted type, or in F16 where rows are not whole blocks, or F32 for vectors."""
     if weight.ndim == 1:
@@ -184,13 +228,16 @@ def stored(weight: np.ndarray, wanted: Type) -> tuple[np.ndarray, Type]:
     return quantize(weight, dtype), dtype
 
 
-def write(name: str, config: dict, tokenizer: pathlib.Path, tensors: dict) -> dict:
+def write(name: str, config: dict, tokenizer, tensors: dict) -> dict:
     """Writes a file of tensors, each data and type in Hugging Face's order. Returns them as f32."""
     arch = ARCHITECTURES[config["model_type"]]
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
     writer = GGUFWriter(OUT / f"{name}.gguf", {MODEL_ARCH.LLAMA: "llama"}.get(arch, config["model_type"]))
     add_settings(writer, config)
-    add_tokenizer(writer, tokenizer, config["vocab_size"])
+    if isinstance(tokenizer, pathlib.Path):
+        add_tokenizer(writer, tokenizer, config["vocab_size"])
+    else:
+        add_sentence_piece(writer, tokenizer)
     values = {}
     for hf_name, (data, dtype) in tensors.items():
         values[hf_name] = dequantize(data, dtype).astype(np.float32)
@@ -249,6 +296,35 @@ def make_k() -> tuple[dict, dict]:
     return config, write("llama-k", config, FIXTURES / "families/llama2", tensors)
 
 
+TEXTS = [
+    "The dog said",
+    "what is 12 plus 15?",
+    " The  café  said:\n\nIt's naïve",
+    "mousefox 7",
+    "\u6f22 and \U0001f44b",
+    "a\tb",
+]
+
+
+def make_sentence_piece() -> list[dict]:
+    """A model with a SentencePiece tokenizer. Returns texts and their ids."""
+    tokens = train_sentence_piece()
+    config = json.loads((FIXTURES / "families/llama2/config.json").read_text())
+    config |= {"vocab_size": len(tokens), "num_hidden_layers": 1, "intermediate_size": 32}
+    config["tie_word_embeddings"] = True
+    rng, layer = np.random.default_rng(33), "model.layers.0"
+    rows = {"q_proj": 32, "k_proj": 16, "v_proj": 16, "o_proj": 32}
+    rows = {f"{layer}.self_attn.{name}": count for name, count in rows.items()}
+    rows |= {f"{layer}.mlp.{name}": 32 for name in ("gate_proj", "up_proj", "down_proj")}
+    rows["model.embed_tokens"] = len(tokens)
+    kind = Type.Q8_0
+    tensors = {f"{n}.weight": (random_blocks(rng, count, 32, kind), kind) for n, count in rows.items()}
+    for norm in ("model.norm", f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"):
+        tensors[f"{norm}.weight"] = (np.ones(32, dtype=np.float32), Type.F32)
+    write("llama-spm", config, tokens, tensors)
+    return [{"text": text, "ids": tokens.encode(text), "decoded": tokens.decode(tokens.encode(text))} for text in TEXTS]
+
+
 def logits(config: dict, values: dict) -> dict:
     """Ids and transformers' logits of a model with these weights."""
     import torch
@@ -290,10 +366,11 @@ def main() -> None:
 
     path = HERE / "gguf_logits.safetensors"
     save_file(results, path)
-    packages = ("gguf", "numpy", "safetensors", "torch", "transformers")
+    texts = make_sentence_piece()
+    packages = ("gguf", "numpy", "safetensors", "sentencepiece", "torch", "transformers")
     files = [*sorted(set(sources)), *OUT.glob("*.gguf"), path]
     origin = made_by(*packages, files=files)
-    text = json.dumps({"made_by": origin, "files": cases}, indent=1)
+    text = json.dumps({"made_by": origin, "files": cases, "sentence_piece": texts}, indent=1)
     (HERE / "gguf_cases.json").write_text(text + "\n")
 
 

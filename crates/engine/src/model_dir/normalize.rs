@@ -33,8 +33,9 @@ impl ModelDir {
     pub fn write_normalized(&self, cache_dir: &Path) -> Result<PathBuf, EngineError> {
         if self.is_gguf() {
             let path = self.path.display();
-            let reason = "mistral.rs can serve safetensors files only, the native engine also this";
-            return Err(refuse(format!("{path} is a GGUF file: {reason}")));
+            let reason =
+                "mistral.rs cannot serve it with adapters: set engine.backend = \"native\"";
+            return Err(refuse(format!("{path} is a GGUF file; {reason}")));
         }
         let texts = texts(self)?;
         let target = cache_dir.join(directory_name(self, &texts)?);

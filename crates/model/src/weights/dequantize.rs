@@ -101,7 +101,7 @@ fn scale_and_offset(scales: &[u8], i: usize) -> (f32, f32) {
         (scales[i] & 63, scales[i + 4] & 63)
     } else {
         let low = scales[i + 4];
-        (low & 15 | scales[i - 4] >> 6 << 4, low >> 4 | scales[i] >> 6 << 4)
+        ((low & 15) | (scales[i - 4] >> 6 << 4), (low >> 4) | (scales[i] >> 6 << 4))
     };
     (f32::from(scale), f32::from(offset))
 }
@@ -139,7 +139,7 @@ fn q6_k(block: &[u8; 210], to: &mut [f32; 256]) {
                 let scale = d * f32::from(scales[2 * quarter + part].cast_signed());
                 let bytes = low[16 * part..].iter().zip(&high[16 * part..]);
                 for (to, (low, high)) in to.iter_mut().zip(bytes) {
-                    let q = (low >> shift) & 15 | ((high >> (2 * quarter)) & 3) << 4;
+                    let q = ((low >> shift) & 15) | (((high >> (2 * quarter)) & 3) << 4);
                     *to = scale * (f32::from(q) - 32.0);
                 }
             }

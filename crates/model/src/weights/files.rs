@@ -30,7 +30,7 @@ struct RawWeight<'a> {
 }
 
 /// Whether a path names a GGUF file.
-fn is_gguf(path: &Path) -> bool {
+pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 

@@ -62,7 +62,10 @@ impl GgufWeights {
         let stored = self.stored_name(name);
         let missing = || ModelError::weights(format!("`{name}` is missing"));
         let stored = stored.ok_or_else(missing)?;
-        let absent = || ModelError::weights(format!("`{name}` is missing, as `{stored}`"));
+        let absent = || {
+            let reason = format!("`{name}` is missing: the file has no tensor `{stored}`");
+            ModelError::weights(reason)
+        };
         let tensor = self.file.tensors().get(&stored).ok_or_else(absent)?;
         Ok((stored, tensor))
     }

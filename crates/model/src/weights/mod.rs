@@ -15,6 +15,7 @@ mod quantize;
 
 pub use dequantize::dequantize;
 pub use files::WeightFiles;
+pub(crate) use files::is_gguf;
 pub use format::{BlockFormat, WeightType};
 pub use matrix::{BaseMatrix, QuantizedMatrix};
 pub use options::{LoadOptions, Quantize};

@@ -84,8 +84,8 @@ impl LoadOptions {
             WeightType::Float(_) => {}
         }
         let formats = self.quantize.formats(spec.is_head(name)).iter();
-        let fits = |format: &&BlockFormat| columns.is_multiple_of(format.values());
-        match formats.copied().find(|format| fits(&format)) {
+        let fits = |format: &BlockFormat| columns.is_multiple_of(format.values());
+        match formats.copied().find(fits) {
             Some(format) => WeightType::Blocks(format),
             None if self.dtype == BaseDtype::Auto && stored.is_widened() => stored,
             None => f32,

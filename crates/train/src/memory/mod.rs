@@ -261,7 +261,8 @@ mod tests {
 
     use hone_model::ModelSpec;
     use hone_model::adapter::BaseDtype;
-    use hone_model::testing::tiny_spec;
+    use hone_model::testing::{test_file, tiny_spec};
+    use hone_model::weights::{LoadOptions, Quantize};
 
     use super::{BaseMemory, MemoryPlan};
     use crate::config::{Recompute, TrainConfig};
@@ -291,6 +292,35 @@ mod tests {
         assert_eq!(half.step() - half.widened, wide.step());
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
+    }
+
+    #[test]
+    fn a_quantized_base_takes_the_bytes_of_its_blocks() {
+        let (spec, config) = (wide(), TrainConfig::default());
+        let memory = |quantize| {
+            let options = LoadOptions { quantize, ..LoadOptions::default() };
+            BaseMemory::new(&spec, options, |_| Ok(DType::BF16)).unwrap()
+        };
+        let [half, eight, four] = Quantize::ALL.map(memory);
+        assert!((0.531..0.532).contains(&(eight.bytes as f64 / half.bytes as f64)), "{eight:?}");
+        assert!((0.281..0.283).contains(&(four.bytes as f64 / half.bytes as f64)), "{four:?}");
+        assert_eq!((eight.widened, four.widened), (half.widened, half.widened));
+        let plan = MemoryPlan::new(&spec, four, &config, 2, 0);
+        assert_eq!(plan.base, four.bytes);
+
+        // Rows of 48 values are not whole blocks, and stay in 16 bits.
+        let file = test_file("fixtures/gguf/qwen2-q8_0.gguf");
+        let read = BaseMemory::read(&tiny_spec(), &[file], BaseDtype::Auto).unwrap();
+        let held: usize = tiny_spec()
+            .weight_shapes()
+            .iter()
+            .map(|(_, shape)| match shape[..] {
+                [rows, 48] => rows * 48 * 2,
+                [rows, columns] => rows * columns / 32 * 34,
+                _ => shape[0] * 4,
+            })
+            .sum();
+        assert_eq!(read.bytes, held);
     }
 
     #[test]

@@ -3,8 +3,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::codec::Codec;
+use hone_core::types::{Message, Role};
+
+use crate::codec::{Codec, TextStream};
 use crate::model_dir::ModelDir;
 
 fn fixtures() -> PathBuf {
@@ -64,9 +67,7 @@ fn a_directory_with_one_file_stands_for_it() {
     assert_eq!(model.config_json().unwrap(), model.config.to_string());
     let cache = tempfile::tempdir().unwrap();
     let error = model.write_normalized(cache.path()).unwrap_err().to_string();
-    assert!(
-        error.ends_with("mistral.rs can serve safetensors files only, the native engine also this")
-    );
+    assert!(error.ends_with("set engine.backend = \"native\""));
 
     fs::copy(gguf("llama2-f32"), dir.path().join("other.gguf")).unwrap();
     let two = ModelDir::open(dir.path()).unwrap_err().to_string();
@@ -160,4 +161,38 @@ fn texts_are_split_as_the_named_models_split_them() {
     ] {
         assert_eq!(pieces(name, text), expected, "{name}");
     }
+}
+
+/// `tests/reference/gguf/gguf_cases.json`.
+#[derive(serde::Deserialize)]
+struct SentencePieceCases {
+    sentence_piece: Vec<SentencePieceCase>,
+}
+
+#[derive(serde::Deserialize)]
+struct SentencePieceCase {
+    text: String,
+    ids: Vec<u32>,
+    decoded: String,
+}
+
+#[test]
+fn a_sentence_piece_tokenizer_encodes_and_decodes_as_the_library() {
+    let path = fixtures().join("../reference/gguf/gguf_cases.json");
+    let cases: SentencePieceCases = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let model = ModelDir::open(&gguf("llama-spm")).unwrap();
+    assert_eq!(model.stop_ids, [2]);
+    assert_eq!(model.special_tokens["bos_token"], "<s>");
+    let codec = Arc::new(Codec::load(&model).unwrap());
+    for SentencePieceCase { text, ids, decoded } in cases.sentence_piece {
+        assert_eq!(codec.encode(&text).unwrap(), ids, "{text:?}");
+        assert_eq!(codec.decode(&ids).unwrap(), decoded);
+        let mut stream = TextStream::new(Arc::clone(&codec), &[]);
+        let mut pieces: String = ids.iter().map(|id| stream.push(*id).text).collect();
+        pieces += &stream.finish().text;
+        assert_eq!(pieces, decoded);
+    }
+    let message = Message { role: Role::User, content: "The dog".to_owned() };
+    let dog = codec.encode("The dog").unwrap();
+    assert_eq!(codec.prompt(&[message]).unwrap(), [vec![1, 3], dog].concat());
 }

@@ -175,7 +175,7 @@ fn other_types_and_missing_tensors_are_named() {
     bytes[at - 8] = b'o';
     fs::write(&path, &bytes).unwrap();
     let error = load().unwrap_err().to_string();
-    insta::assert_snapshot!(error, @"model weights: `model.layers.1.mlp.up_proj.weight` is missing, as `blk.1.ffn_up.weight`");
+    insta::assert_snapshot!(error, @"model weights: `model.layers.1.mlp.up_proj.weight` is missing: the file has no tensor `blk.1.ffn_up.weight`");
     let both = [gguf("llama2-f32"), path];
     let error = Model::load(spec("llama2"), &both, BaseDtype::Auto, &Device::Cpu);
     insta::assert_snapshot!(error.unwrap_err(), @"model weights: a model in several GGUF files cannot be read");
