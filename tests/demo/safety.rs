@@ -57,7 +57,7 @@ fn measured(backend: &str) {
     }
     let checks: Vec<&Value> =
         report["verdicts"].as_array().unwrap().iter().map(|verdict| &verdict["check"]).collect();
-    assert_eq!(checks, ["worst_window", "final"]);
+    assert_eq!(checks, ["final"]);
     assert_eq!(report["late_feedback"], Value::Array(Vec::new()));
     assert!(std::fs::read_to_string(html).unwrap().contains("<svg"));
     assert!(String::from_utf8_lossy(&output.stdout).contains("verdicts failed"));

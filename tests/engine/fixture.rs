@@ -82,7 +82,7 @@ fn native(dir: &ModelDir, slots: usize, queue: usize, metrics: Arc<Metrics>) -> 
         context: dir.context(),
         slots,
         queue,
-        // MERGE(sched): serves_clients: true,
+        serves_clients: true,
         ..SamplerConfig::default()
     };
     let codec = Arc::new(Codec::load(dir).unwrap());

@@ -12,6 +12,8 @@ mod kernel;
 mod narrow;
 #[cfg(target_arch = "x86_64")]
 mod q8_0;
+#[cfg(target_arch = "x86_64")]
+mod vector_weight;
 
 use std::convert::Infallible;
 
@@ -21,11 +23,12 @@ use rayon::prelude::*;
 use hone_core::threads::pause_point;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::VectorWeight;
 use kernel::AddMatmul;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use kernel::StoredWeight as VectorWeight;
 pub(crate) use kernel::{COLUMN_BLOCK, TokenColumns, WeightMatrix};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use vector_weight::VectorWeight;
 
 /// Multiplications that pay for another thread.
 const MIN_WORK_PER_THREAD: usize = 1 << 19;

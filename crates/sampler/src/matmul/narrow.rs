@@ -12,7 +12,7 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
-use super::avx512::VectorWeight;
+use super::vector_weight::VectorWeight;
 
 /// Outputs of a vector.
 pub(super) const LANES: usize = 16;
