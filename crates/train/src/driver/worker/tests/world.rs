@@ -11,9 +11,9 @@ use tokio::sync::Semaphore;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
-    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
-    SampleOrigin, SamplingParams, TokenId, now_ms,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyState,
+    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
+    SamplingParams, TokenId, now_ms,
 };
 use hone_engine::{Completion, EngineError, GenerateRequest, ModelDir, Probe, Publisher};
 use hone_model::Model;
@@ -355,15 +355,9 @@ impl World {
     pub(super) async fn wait_for_quiet(&self) {
         self.until("quiet", |w| {
             let status = w.worker.handle().status();
-            // A canary that ended is recorded shortly after.
-            let is_decided = |record: &PolicyRecord| match record.state {
-                PolicyState::Candidate => false,
-                PolicyState::Canary => w.policies.canary() == Some(record.version),
-                _ => true,
-            };
             status.state == TrainState::Paused
                 && status.policy_version == w.policies.active().0
-                && w.store.policies().unwrap().iter().all(is_decided)
+                && w.store.policies().unwrap().iter().all(|r| r.state != PolicyState::Candidate)
         })
         .await;
     }
