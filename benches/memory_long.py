@@ -1,6 +1,7 @@
 """Trains on one long conversation, and compares the memory that `hone serve` takes with its plan.
 
     python benches/memory_long.py --hone target/release/hone --model models-local/smollm2 --tokens 6000
+    python benches/memory_long.py --hone target/release/hone --model models-local/smollm2 --backend native
 
 It starts `hone serve`, rates two short conversations and takes a step, so that there is a baseline. Then
 it sends a conversation of about `--tokens` tokens, rates it, and takes a step that trains on it and
@@ -200,6 +201,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict:
         )
     )
     command = [arguments.hone, "serve", "--config", str(config), "--model", str(arguments.model)]
+    command += ["--backend", arguments.backend]
     explain = [*command, "--explain-memory", "--json"]
     plan = json.loads(subprocess.run(explain, check=True, capture_output=True, text=True).stdout)
     daemon = Daemon(command, folder / "log.txt")
@@ -250,6 +252,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hone", required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--backend", default="mistralrs", choices=["mistralrs", "native"])
     parser.add_argument("--tokens", type=int, default=6000, help="length of the conversation")
     parser.add_argument("--completion", type=int, default=32, help="tokens of its completion")
     parser.add_argument("--no-rollouts", action="store_true", help="sample no shadows")

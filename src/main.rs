@@ -89,6 +89,7 @@ fn load(file: Option<&Path>) -> anyhow::Result<Config> {
 fn load_with(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Result<Config> {
     let mut config = load(args.config.as_deref())?;
     set(&mut config.model.path, args.model);
+    set(&mut config.model.quantize, args.quantize);
     set(&mut config.data.dir, args.data);
     change(&mut config);
     config::validate(&config).map_err(usage)?;
@@ -107,7 +108,10 @@ fn set<T>(key: &mut T, flag: Option<T>) {
 }
 
 fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
-    let config = load_with(args.config, |config| set(&mut config.server.bind, args.bind))?;
+    let config = load_with(args.config, |config| {
+        set(&mut config.engine.backend, args.backend);
+        set(&mut config.server.bind, args.bind);
+    })?;
     let epochs = config.train.epochs;
     if epochs > 0.0 {
         let why = "it must be 0 for `hone serve`, whose training ends only at train.max_steps";
@@ -171,6 +175,7 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
         args.run.config.config = Some(saved);
     }
     let config = run_config(args.run.config, |config| {
+        set(&mut config.engine.backend, args.run.backend);
         set(&mut config.dataset.path, args.run.dataset);
         let train = &mut config.train;
         // The flag determines the length, whichever key the file uses.
@@ -218,6 +223,7 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
 
 fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     let config = run_config(args.run.config, |config| {
+        set(&mut config.engine.backend, args.run.backend);
         set(&mut config.dataset.path, args.run.dataset);
         set(&mut config.run.eval_samples, args.samples);
         set(&mut config.run.samples_shown, args.show);

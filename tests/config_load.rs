@@ -8,6 +8,7 @@ use insta::assert_snapshot;
 use toml::{Table, Value};
 
 use hone::config::{Config, environment_names, load_from, parse, validate};
+use hone_engine::EngineBackend;
 use hone_reward::kinds::{NumericMatch, RewardKind};
 use hone_reward::routes::RewardConfig;
 
@@ -103,6 +104,7 @@ fn the_environment_overrides_the_file() {
         ("HONE_RUN_WARNINGS_REWARD_MAX", "1.5"),
         ("HONE_ROLLOUT_DATASET", "prompts.jsonl"),
         ("HONE_MODEL_PATH", "/models/tiny"),
+        ("HONE_ENGINE_BACKEND", "native"),
         ("HONE_PORT", "tcp://10.0.0.1:8080"),
         ("PATH", "/bin"),
     ];
@@ -119,6 +121,7 @@ fn the_environment_overrides_the_file() {
     assert_eq!(config.run.warnings.reward_max, Some(1.5));
     assert_eq!(config.rollout.dataset.unwrap(), Path::new("prompts.jsonl"));
     assert_eq!(config.model.path, "/models/tiny");
+    assert_eq!(config.engine.backend, EngineBackend::Native);
 }
 
 #[test]
@@ -135,7 +138,7 @@ fn errors_name_the_variable() {
 fn unknown_keys_are_refused() {
     assert_snapshot!(error("[train]\nlerning_rate = 1"), @"train.lerning_rate is not a key: did you mean train.learning_rate?");
     assert_snapshot!(error("[tran]\nseed = 1"), @"tran is not a key: did you mean train?");
-    assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are replicas, queue");
+    assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are backend, replicas, slots, queue");
     assert_snapshot!(error("[train.lora]\nrank = 1"), @"train.lora.rank is not a key: the keys there are r, alpha, use_rslora, dropout, target_modules, exclude_modules, layers_to_transform, rank_pattern, alpha_pattern, init_weights, init_adapter");
     assert_snapshot!(error("[[route]]\nname = 'a'\nmodle = 'b'"), @"route[0].modle is not a key: did you mean route[0].model?");
 }
@@ -201,6 +204,17 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[rollout]\nmax_batch_tokens = 31"), @"rollout.max_batch_tokens is 31: it must be from 32 to 1073741824");
     assert_snapshot!(error("[rollout]\nmax_batch_tokens = 100"), @r#"rollout.max_batch_tokens is 100: it must be 288 or more, so that a prompt and rollout.max_tokens 256 fit, or rollout.sampler = "engine""#);
     assert!(parse("[rollout]\nsampler = \"engine\"\nmax_batch_tokens = 100").is_ok());
+    let native = "[engine]\nbackend = \"native\"\n";
+    for sampler in ["auto", "engine", "native"] {
+        assert!(parse(&format!("{native}[rollout]\nsampler = \"{sampler}\"")).is_ok());
+    }
+    assert_snapshot!(
+        error(&format!("{native}[rollout]\nsampler = \"engine\"\nmax_batch_tokens = 100")),
+        @r#"rollout.max_batch_tokens is 100: it must be 288 or more with engine.backend = "native", so that a prompt and rollout.max_tokens 256 fit"#
+    );
+    assert_snapshot!(error(&format!("{native}replicas = 2")), @r#"engine.replicas is 2: it must be 1 with engine.backend = "native", which runs up to engine.slots sequences in one batch"#);
+    assert_snapshot!(error("[engine]\nbackend = \"vllm\""), @r#"engine.backend is "vllm": it must be "mistralrs" or "native""#);
+    assert_snapshot!(error("[engine]\nslots = 0"), @"engine.slots is 0: it must be from 1 to 65536");
     assert!(
         error("[rollout]\nsampler = \"fast\"")
             .starts_with(r#"rollout.sampler is "fast": it must be "#)

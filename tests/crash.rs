@@ -17,7 +17,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use hone_engine::EngineBackend;
 use hone_store::maintain;
+
+#[path = "serve/backend.rs"]
+mod backend;
+use backend::with_each_backend;
 
 const KILLS: u64 = 30;
 const CLIENTS: u64 = 3;
@@ -59,11 +64,15 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(dir: &Path) -> Self {
+    fn start(backend: EngineBackend, dir: &Path) -> Self {
+        let backend = match backend {
+            EngineBackend::Mistralrs => "mistralrs",
+            EngineBackend::Native => "native",
+        };
         let log = dir.join("daemon.log");
         let stderr = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
-            .args(["serve", "--bind", "127.0.0.1:0", "--config"])
+            .args(["serve", "--backend", backend, "--bind", "127.0.0.1:0", "--config"])
             .arg(dir.join("hone.toml"))
             .arg("--data")
             .arg(dir.join("data"))
@@ -310,8 +319,9 @@ fn pseudo_random(n: u64) -> u64 {
     (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thirty_kills_lose_nothing_acknowledged() {
+with_each_backend!(thirty_kills_lose_nothing_acknowledged);
+
+async fn thirty_kills_lose_nothing_acknowledged(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("hone.toml"), CONFIG).unwrap();
     let path: PathBuf = dir.path().join("data").join("ledger.redb");
@@ -321,7 +331,7 @@ async fn thirty_kills_lose_nothing_acknowledged() {
     for life in 0..KILLS {
         let load = Duration::from_millis(200 + pseudo_random(life) % 1300);
         let goal = if life % STEP_EVERY == 0 { ledger.steps + 1 } else { 0 };
-        run_and_kill(dir.path(), &seen, life, |seen, since| {
+        run_and_kill(backend, dir.path(), &seen, life, |seen, since| {
             since > load && seen.has_reached(goal, since)
         })
         .await;
@@ -337,7 +347,8 @@ async fn thirty_kills_lose_nothing_acknowledged() {
 
     // A last run, long enough to observe that training continues.
     let goal = ledger.steps + 2;
-    run_and_kill(dir.path(), &seen, KILLS, |seen, since| seen.has_reached(goal, since)).await;
+    run_and_kill(backend, dir.path(), &seen, KILLS, |seen, since| seen.has_reached(goal, since))
+        .await;
     let ledger = check_ledger(&path, &seen, &ledger, KILLS);
     assert!(ledger.steps >= goal);
     let counts = stats(dir.path());
@@ -347,12 +358,13 @@ async fn thirty_kills_lose_nothing_acknowledged() {
 
 /// Starts the daemon, sends requests until `enough` returns true, and kills it.
 async fn run_and_kill(
+    backend: EngineBackend,
     dir: &Path,
     seen: &Arc<Observed>,
     life: u64,
     enough: impl Fn(&Observed, Duration) -> bool,
 ) {
-    let mut daemon = Daemon::start(dir);
+    let mut daemon = Daemon::start(backend, dir);
     check_resumed(&daemon, seen, life).await;
     let killed = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();

@@ -3,6 +3,7 @@
 
 #![expect(
     clippy::unwrap_used,
+    clippy::panic,
     clippy::print_stdout,
     reason = "tests may fail loudly and print differences"
 )]
@@ -19,7 +20,7 @@ use hone_engine::{
 };
 use hone_mistral::MistralEngine;
 use hone_model::adapter::{LinearKind, LoraConfig, Modules, Patterns};
-use hone_sampler::{BatchedEngine, SamplerConfig};
+use hone_sampler::{BatchedEngine, BatchedPublisher, SamplerConfig};
 use hone_store::{Store, StoreConfig};
 use hone_train::config::TrainConfig;
 use hone_train::policy::{
@@ -45,7 +46,7 @@ impl Pair {
         let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap();
         let normalized = dir.write_normalized(files.path()).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
-        let config = EngineConfig { replicas: 1, queue: 8 };
+        let config = EngineConfig { queue: 8, ..EngineConfig::default() };
         let engine = MistralEngine::start(&dir, &normalized, &config, metrics.clone()).unwrap();
         let config = TrainConfig {
             lora,
@@ -53,7 +54,7 @@ impl Pair {
             warmup_steps: Some(0),
             ..TrainConfig::default()
         };
-        let learner = Learner::new(&dir, &config).unwrap();
+        let learner = Learner::new(&dir, config.base_dtype, &config).unwrap();
         let config = SamplerConfig { context: dir.context(), ..SamplerConfig::default() };
         let codec = Arc::clone(engine.codec());
         let idle = Arc::new(|| false);
@@ -248,9 +249,13 @@ async fn greedy_completions_of_every_family_match_transformers() {
             priority: Priority::Live,
             version: None,
         };
-        let completion = pair.engine.generate(request).await.unwrap().collect().await.unwrap();
-        let served: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
-        assert_eq!(served, wanted, "{name}");
+        let engines: [Arc<dyn Engine>; 2] = [pair.engine.clone(), pair.native.clone()];
+        for engine in engines {
+            let completion = engine.generate(request.clone()).await.unwrap();
+            let completion = completion.collect().await.unwrap();
+            let served: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
+            assert_eq!(served, wanted, "{name}");
+        }
     }
 }
 
@@ -300,16 +305,35 @@ fn scale_weights(dir: &Path, factor: f64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engine_rejects_an_adapter_whose_scale_is_wrong() {
-    let mut pair = Pair::new("models/embedded", rank_four(), false);
+    let pair = Pair::new("models/embedded", rank_four(), false);
+    let publisher = pair.engine.clone();
+    rejects_wrong_scales(pair, publisher.clone(), publisher, "serving").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_native_engine_alone_rejects_an_adapter_whose_scale_is_wrong() {
+    let pair = Pair::new("models/embedded", rank_four(), false);
+    let engine = pair.native.clone();
+    let publisher = Arc::new(BatchedPublisher::new(None, engine.clone()));
+    rejects_wrong_scales(pair, engine, publisher, "rollout").await;
+}
+
+/// `sampler` is the engine's name in the checks of the gate.
+async fn rejects_wrong_scales(
+    mut pair: Pair,
+    engine: Arc<dyn Engine>,
+    publisher: Arc<dyn Publisher>,
+    sampler: &str,
+) {
     let (_, samples) = pair.compare().await;
     pair.learner.step(&samples, 0, 40).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
     let ledger = pair.files.path().join("ledger.redb");
     let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
-    let (engine, config) = (pair.engine.clone(), PolicyConfig::default());
+    let config = PolicyConfig::default();
     let (tolerance, prompt) = (config.parity_tolerance, pair.prompt(1));
     let policies = Policies::restore(PolicySetup {
-        publisher: engine,
+        publisher,
         store,
         config,
         metrics,
@@ -329,8 +353,9 @@ async fn the_engine_rejects_an_adapter_whose_scale_is_wrong() {
         let difference = record.metrics["parity_logprob_difference"];
         println!("{what}: {difference:.1e}");
         assert!(difference > tolerance, "{what}: {difference}");
-        assert!(record.reason.unwrap().starts_with("parity/serving: "), "{what}");
-        assert_eq!((policies.active(), pair.engine.active_version()), (active, active), "{what}");
+        let check = format!("parity/{sampler}: ");
+        assert!(record.reason.unwrap().starts_with(&check), "{what}");
+        assert_eq!((policies.active(), engine.active_version()), (active, active), "{what}");
     };
     let base = PolicyVersion::BASE;
     rejected(base, "alpha times 1.5", |dir| scale_alpha(dir, 1.5)).await;
@@ -340,7 +365,7 @@ async fn the_engine_rejects_an_adapter_whose_scale_is_wrong() {
     let outcome = publish(base, |_| ()).await;
     let PublishOutcome::Published(record) = outcome else { panic!("{outcome:?}") };
     assert!(record.metrics["parity_logprob_difference"] < f64::from(TOLERANCE));
-    assert_eq!(pair.engine.active_version(), record.version);
+    assert_eq!(engine.active_version(), record.version);
     // The active version stays if its successor is wrong.
     rejected(record.version, "alpha times 0.5", |dir| scale_alpha(dir, 0.5)).await;
 }

@@ -282,7 +282,7 @@ class OtherWork:
         return (self.seconds() - self.used) / (time.monotonic() - self.begun) / os.cpu_count()
 
 
-def environment(args):
+def environment(args, packages=("torch", "transformers", "trl", "peft")):
     """Versions and machine."""
     from importlib.metadata import version
 
@@ -297,7 +297,7 @@ def environment(args):
     return {
         "hone": commit, "rustc": output("rustc", "--version").split(" (")[0].removeprefix("rustc "),
         "python": sys.version.split()[0],
-        **{name: version(name).split("+")[0] for name in ("torch", "transformers", "trl", "peft")},
+        **{name: version(name).split("+")[0] for name in packages},
         "processor": lines[0] if lines else "unknown", "cores": os.cpu_count(), "threads": args.threads,
         "memory_gib": round(memory), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
     }

@@ -174,22 +174,26 @@ def summary(rows):
                  [[what, row[0], row[1], row[-1]] for what, row in cells.items()])[:-1]
 
 
-def write(root, documents):
+def write(root, documents, begin=BEGIN):
     for document, lines in documents.items():
         path = os.path.join(root, document)
         with open(path) as file:
-            before, rest = file.read().split(BEGIN + "\n")
-        after = rest.split(END)[1]
+            before, rest = file.read().split(begin + "\n")
+        after = rest.split(END, 1)[1]
         with open(path, "w") as file:
-            file.write("\n".join([before + BEGIN, "", *lines, "", END]) + after)
+            file.write("\n".join([before + begin, "", *lines, "", END]) + after)
+
+
+def written(root, document, begin=BEGIN):
+    """The generated lines in a document."""
+    with open(os.path.join(root, document)) as file:
+        return file.read().split(begin)[1].split(END)[0].strip("\n").split("\n")
 
 
 def check(root, documents, recorded):
     """0 if results.json and the documents contain `documents`."""
     for document, lines in documents.items():
-        with open(os.path.join(root, document)) as file:
-            found = file.read().split(BEGIN)[1].split(END)[0].strip("\n")
-        if lines != recorded[document] or "\n".join(lines) != found:
+        if lines != recorded[document] or lines != written(root, document):
             print(f"{document} differs from results.json: run benches/peers/all.py --tables-only")
             return 1
     return 0

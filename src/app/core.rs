@@ -18,11 +18,11 @@ use hone_train::policy::{Policies, PolicySetup};
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
 use super::background::Background;
+use super::engines::Engines;
 use super::examiner::examiner;
 use super::memory::MemoryReport;
-use super::model::{load_engine, open_model};
+use super::model::{claim, open_model};
 use super::rewards::reward_tools;
-use super::sampler::RolloutSampler;
 use crate::config::Config;
 
 /// File name of the ledger in the data directory.
@@ -50,7 +50,7 @@ pub struct Core {
     /// Metrics of all parts.
     pub metrics: Arc<Metrics>,
     trainer: TrainWorker,
-    sampler: Option<RolloutSampler>,
+    engines: Engines,
     /// Declared last, so that it is dropped last: it runs the tasks of the parts above.
     _background: Background,
 }
@@ -64,8 +64,8 @@ impl Core {
         Self::build(config, true, None).await
     }
 
-    /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. If the
-    /// native sampler is configured, no serving engine is loaded.
+    /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. Only the
+    /// engine that samples is loaded.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -92,49 +92,32 @@ impl Core {
         let backends = rewards.tools.backends();
         let routes = Arc::new(rewards.routes(config).await?);
 
-        let native = config.rollout.sampler.is_native(true);
         let model = open_model(config, &data).await?;
-        let mut longest_sample = model.context();
         if config.train.enabled {
             // What cannot be trained is refused before it is served.
             Learner::check(&model, &config.train)?;
-            let memory = MemoryReport::of(config, &model, has_clients)?;
+        }
+        let memory = MemoryReport::at_start(config, &model, has_clients)?;
+        let mut longest_sample = model.context();
+        if let Some(memory) = &memory {
             memory.check()?;
             memory.export(&metrics);
             longest_sample = memory.max_sample_tokens;
         }
-        let serves = has_clients || !native;
-        let serving = load_engine(config, &data, &model, serves, metrics.clone()).await?;
+        claim(&data, &model).await?;
+        let engines = Engines::start(config, &model, &data, has_clients, &metrics).await?;
         if config.uses_self_judge() {
-            rewards.self_judge.load(&model, &data).await?;
+            rewards.self_judge.load(config, &model, &data, engines.base.as_ref()).await?;
         }
-        let sampler = if native && (config.rollout.enabled || serving.is_none()) {
-            Some(RolloutSampler::start(config, &model, serving.as_ref(), metrics.clone()).await?)
-        } else {
-            None
-        };
-        let (engine, publisher): (Arc<dyn Engine>, Arc<dyn Publisher>) = match (&serving, &sampler)
-        {
-            (Some(serving), None) => (serving.clone(), serving.clone()),
-            (Some(serving), Some(own)) => {
-                let publisher = own.publisher(Some(serving));
-                (Arc::new(publisher.live_engine(serving.clone())), publisher)
-            }
-            (None, Some(own)) => (own.engine.clone(), own.publisher(None)),
-            (None, None) => anyhow::bail!("neither an engine nor a sampler is configured"),
-        };
-        let rollout_engine: Arc<dyn Engine> = match &sampler {
-            Some(sampler) => sampler.engine.clone(),
-            None => engine.clone(),
-        };
+        let engine = engines.live.clone();
 
         let probe = engine
             .codec()
             .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
-        let examiner = examiner(config, &rollout_engine, &store, &routes)?;
+        let examiner = examiner(config, &engines.rollouts, &store, &routes)?;
         let policies = Arc::new(
             Policies::restore(PolicySetup {
-                publisher: publisher.clone(),
+                publisher: engines.publisher.clone(),
                 store: store.clone(),
                 config: config.policy.clone(),
                 metrics: metrics.clone(),
@@ -156,7 +139,7 @@ impl Core {
                 &config.rollout,
                 config.dataset_in_use().as_ref(),
                 (config.train.seed, Some(data.join("dataset.json"))),
-                rollout_engine,
+                engines.rollouts.clone(),
                 store.clone(),
                 routes.clone(),
                 metrics.clone(),
@@ -177,7 +160,7 @@ impl Core {
                     load.live_running + load.live_waiting == 0
                 })
             },
-            base: sampler.as_ref().map(|sampler| sampler.base.clone()),
+            base: engines.base.clone(),
             model_name: engine.info().name.clone(),
             checkpoints: data.join("checkpoints"),
             store: store.clone(),
@@ -188,7 +171,7 @@ impl Core {
         let trainer = background.enter(|| TrainWorker::start(setup))?;
         Ok(Self {
             engine,
-            publisher,
+            publisher: engines.publisher.clone(),
             store,
             routes,
             backends,
@@ -196,7 +179,7 @@ impl Core {
             rollout,
             metrics,
             trainer,
-            sampler,
+            engines,
             _background: background,
         })
     }
@@ -206,8 +189,9 @@ impl Core {
         self.trainer.handle()
     }
 
-    /// Stops the parts in an order that loses no acknowledged record: the ledger closes last. A step
-    /// that the trainer does not finish within `patience` is lost; its groups stay ready.
+    /// Stops the parts in an order that loses no acknowledged record: the ledger closes last. Requests
+    /// of clients that still run after their grace period are cancelled. A step that the trainer does not
+    /// finish within `patience` is lost; its groups stay ready.
     ///
     /// # Errors
     /// If the ledger cannot be closed.
@@ -215,9 +199,7 @@ impl Core {
         let started = Instant::now();
         tracing::info!("shutdown 2/4: rollout stops");
         self.rollout.stop().await;
-        if let Some(sampler) = &self.sampler {
-            sampler.engine.close(false);
-        }
+        self.engines.close();
         tracing::info!("shutdown 3/4: trainer finishes its step");
         self.trainer.stop(patience.saturating_sub(started.elapsed())).await;
         tracing::info!("shutdown 4/4: ledger commits and closes");

@@ -10,12 +10,13 @@ use serde::Serialize;
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams};
 use hone_dataset::with_configured_context;
-use hone_engine::{Engine, Event, GenerateRequest, ModelDir, Priority, Publisher};
+use hone_engine::{Codec, Engine, Event, GenerateRequest, ModelDir, Priority, Publisher};
+use hone_sampler::BatchedPublisher;
 
 use super::adapters::{FoundVersion, VersionChoice, find};
 use super::core::LEDGER;
+use super::engines::{NativePurpose, load_base, start_native};
 use super::model::{open_model, owner};
-use super::sampler::RolloutSampler;
 use crate::config::Config;
 
 /// The weights that generate.
@@ -82,7 +83,7 @@ pub trait GenerateSink {
     fn text(&mut self, index: u64, text: &str) -> io::Result<()>;
 }
 
-/// Generates one completion at a time on the native sampler. Changes nothing in the data directory,
+/// Generates one completion at a time on the native engine, whatever `engine.backend` is. Changes nothing in the data directory,
 /// except that the embedded model is unpacked and a model of the hub is downloaded there.
 ///
 /// # Errors
@@ -102,12 +103,14 @@ pub async fn run(
     };
     sink.weights(&label)?;
     let metrics = Arc::new(Metrics::new()?);
-    let sampler = RolloutSampler::start(config, &dir, None, metrics).await?;
-    let publisher = sampler.publisher(None);
+    let base = load_base(config, &dir).await?;
+    let (codec, purpose) = (Arc::new(Codec::load(&dir)?), NativePurpose::Sampling);
+    let engine = start_native(config, &dir, &base, codec, purpose, Arc::new(|| false), metrics)?;
+    let publisher = BatchedPublisher::new(None, Arc::clone(&engine));
     publisher.stage(version, adapter.as_deref()).await?;
     publisher.activate().await?;
     let messages = with_configured_context(&config.dataset, options.messages.clone());
-    let prompt_ids = sampler.engine.codec().prompt(&messages)?;
+    let prompt_ids = engine.codec().prompt(&messages)?;
     let mut completions = Vec::new();
     for index in 0..options.samples {
         let seed = options.params.seed.wrapping_add(index);
@@ -120,7 +123,7 @@ pub async fn run(
             priority: Priority::Live,
             version: None,
         };
-        let mut generation = sampler.engine.generate(request).await?;
+        let mut generation = engine.generate(request).await?;
         let (mut text, mut tokens, mut ended) = (String::new(), 0, None);
         while let Some(event) = generation.events.recv().await {
             let piece = match event {

@@ -7,13 +7,13 @@ use serde::Serialize;
 
 use hone_core::memory;
 use hone_core::metrics::Metrics;
-use hone_engine::ModelDir;
+use hone_engine::{EngineBackend, ModelDir};
 use hone_model::ModelSpec;
 use hone_train::memory::{BaseMemory, MemoryPlanner, ProcessMemory, ProcessSetup};
 use hone_train::{Learner, available_memory};
 
+use super::engines::{EnginesNeeded, NativePurpose};
 use super::model::open_model;
-use super::sampler::slots;
 use crate::config::Config;
 
 /// The memory that a process needs, and the memory that it may hold.
@@ -22,15 +22,33 @@ pub struct MemoryReport {
     /// The plan for samples of up to `max_sample_tokens`.
     #[serde(flatten)]
     pub plan: ProcessMemory,
-    /// The longest sample that is trained on, in tokens.
+    /// The longest sample that is trained on, in tokens; without training, the model's context.
     pub max_sample_tokens: usize,
     /// Bytes that the process may hold; `None` if the system does not report it.
     pub available: Option<usize>,
-    /// Why training is refused; `None` if the plan fits.
+    /// Why the start is refused; `None` if the plan fits.
     pub refused: Option<String>,
 }
 
 impl MemoryReport {
+    /// [`Self::of`] a process that starts, which logs it; `None` for mistral.rs without training, whose
+    /// memory is not planned.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub(super) fn at_start(
+        config: &Config,
+        model: &ModelDir,
+        has_clients: bool,
+    ) -> anyhow::Result<Option<Self>> {
+        if !config.train.enabled && config.engine.backend == EngineBackend::Mistralrs {
+            return Ok(None);
+        }
+        let report = Self::of(config, model, has_clients)?;
+        report.log();
+        Ok(Some(report))
+    }
+
     /// The plan of `hone serve`, or without clients of `hone train` and `hone eval`.
     ///
     /// # Errors
@@ -45,7 +63,7 @@ impl MemoryReport {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = MemoryPlanner {
             spec: &spec,
-            base: BaseMemory::read(&spec, &model.weights, train.base_dtype)?,
+            base: BaseMemory::read(&spec, &model.weights, config.load_options())?,
             config: train,
             threads: if train.threads == 0 { cores } else { train.threads },
             context: model.context(),
@@ -54,9 +72,14 @@ impl MemoryReport {
         // What is resident now is part of the plan.
         let resident = usize::try_from(memory::resident()).unwrap_or(usize::MAX);
         let available = available_memory().map(|bytes| bytes.saturating_add(resident));
-        let (max_sample_tokens, refused) = match planner.longest_sample(available) {
-            Ok(tokens) => (tokens, None),
-            Err(error) => (train.max_tokens, Some(error.to_string())),
+        let (max_sample_tokens, refused) = if setup.trains {
+            match planner.longest_sample(available) {
+                Ok(tokens) => (tokens, None),
+                Err(error) => (train.max_tokens, Some(error.to_string())),
+            }
+        } else {
+            let tokens = model.context();
+            (tokens, refusal(planner.plan(tokens).peak, available))
         };
         let plan = planner.plan(max_sample_tokens);
         Ok(Self { plan, max_sample_tokens, available, refused })
@@ -68,6 +91,17 @@ impl MemoryReport {
     /// If the plan does not fit.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         self.refused.as_ref().map_or(Ok(()), |reason| Err(anyhow::Error::msg(reason.clone())))
+    }
+
+    /// Logs the plan in one line, in MiB.
+    fn log(&self) {
+        let mib = |bytes: usize| bytes >> 20;
+        let held = self.plan.parts.iter().filter(|part| mib(part.bytes) > 0);
+        let parts: Vec<String> =
+            held.map(|part| format!("{} {}", part.part, mib(part.bytes))).collect();
+        let (peak, available) = (mib(self.plan.peak), self.available.map(mib));
+        let parts = parts.join(", ");
+        tracing::info!(peak, available, parts, "memory plan in MiB");
     }
 
     /// Sets the metrics of the plan.
@@ -94,21 +128,37 @@ impl fmt::Display for MemoryReport {
     }
 }
 
+/// Why a process that does not train cannot start with this plan.
+fn refusal(peak: usize, available: Option<usize>) -> Option<String> {
+    let available = available.filter(|available| peak > *available)?;
+    Some(format!(
+        "the process needs about {} MiB, but {} MiB are available: set rollout.max_batch_tokens or \
+         engine.slots to less",
+        peak.div_ceil(1 << 20),
+        available >> 20
+    ))
+}
+
 /// The parts of the process beside the trainer.
 fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
-    let native = config.rollout.sampler.is_native(true);
-    let serves = has_clients || !native;
-    let samples = native && (config.rollout.enabled || !serves);
+    let needed = EnginesNeeded::of(config, has_clients);
+    let judging = config.uses_self_judge().then_some(config.engine.backend);
+    let judge = (judging == Some(EngineBackend::Native)).then_some(NativePurpose::Judging);
+    let purpose = needed.native_purpose(has_clients);
+    let native = || purpose.into_iter().chain(judge);
     let size = |path: &PathBuf| {
         let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
         usize::try_from(bytes).unwrap_or(usize::MAX)
     };
     ProcessSetup {
-        replicas: if serves { config.engine.replicas.max(1) } else { 0 },
-        sequences: if samples { slots(config) } else { 0 },
-        cache_positions: if samples { config.rollout.max_batch_tokens } else { 0 },
+        trains: config.train.enabled,
+        replicas: if needed.has_mistralrs() { config.engine.replicas.max(1) } else { 0 },
+        judge_replicas: usize::from(judging == Some(EngineBackend::Mistralrs)),
+        sequences: native().map(|purpose| purpose.slots(config)).sum(),
+        cache_positions: native().map(|purpose| purpose.cache_positions(config)).sum(),
+        versions: purpose.map_or(0, NativePurpose::versions),
         weight_files: model.weights.iter().map(size).sum(),
-        tokenizer_file: size(&model.path.join("tokenizer.json")),
+        tokenizer_file: model.tokenizer_json().map_or(0, |text| text.len()),
         ledger_cache: hone_store::CACHE_BYTES,
     }
 }
@@ -120,7 +170,7 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
 /// fit into the memory.
 pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Result<usize> {
     let ledger_cache = hone_store::CACHE_BYTES;
-    let setup = ProcessSetup { ledger_cache, ..ProcessSetup::default() };
+    let setup = ProcessSetup { trains: true, ledger_cache, ..ProcessSetup::default() };
     let memory = MemoryReport::with(config, model, setup)?;
     memory.check()?;
     Ok(memory.max_sample_tokens)

@@ -1,17 +1,14 @@
-//! Finds the configured model, claims the data directory for it, and loads it.
+//! Finds the configured model, and claims the data directory for it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use hone_core::files::replace_file;
-use hone_core::metrics::Metrics;
 use hone_engine::ModelDir;
 use hone_hub::Hub;
-use hone_mistral::MistralEngine;
 use hone_train::Learner;
 
 use crate::config::Config;
@@ -29,8 +26,8 @@ pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<M
         Hub::new(&config.hub, data).model(model, is_complete).await?
     } else {
         bail!(
-            "model.path is {model:?}: it must be a directory or a hub id of the form \
-             organization/name"
+            "model.path is {model:?}: it must be a directory, a GGUF file or a hub id of the \
+             form organization/name"
         )
     };
     let mut dir = ModelDir::open(&path)?;
@@ -42,27 +39,6 @@ pub(super) async fn open_model(config: &Config, data: &Path) -> anyhow::Result<M
         dir.name.clone_from(model);
     }
     Ok(dir)
-}
-
-/// Claims the data directory for the model and, if `serving`, loads it into the engine. All that
-/// blocks runs off the async threads.
-pub(super) async fn load_engine(
-    config: &Config,
-    data: &Path,
-    dir: &ModelDir,
-    serving: bool,
-    metrics: Arc<Metrics>,
-) -> anyhow::Result<Option<Arc<MistralEngine>>> {
-    let (config, data, dir) = (config.clone(), data.to_owned(), dir.clone());
-    tokio::task::spawn_blocking(move || {
-        claim(&data, &dir)?;
-        if !serving {
-            return Ok(None);
-        }
-        let normalized = dir.write_normalized(&data.join("models"))?;
-        anyhow::Ok(Some(MistralEngine::start(&dir, &normalized, &config.engine, metrics)?))
-    })
-    .await?
 }
 
 /// Finds the configured model for a run on the records of the data directory `source`, and claims the
@@ -78,7 +54,7 @@ pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<
     Learner::check(&model, &config.train)?;
     let fits = owner(source, &model).context("--from-ledger: the records are of another model");
     fits.map_err(usage)?;
-    claim(data, &model)?;
+    claim(data, &model).await?;
     Ok(model)
 }
 
@@ -116,8 +92,17 @@ pub(super) fn owner(data: &Path, model: &ModelDir) -> anyhow::Result<Option<Stri
 }
 
 /// Claims the data directory for `model` and refuses a directory of another model, because its
-/// adapters, checkpoints and recorded token ids do not apply to this one.
-fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+/// adapters, checkpoints and recorded token ids do not apply to this one. Reads files off the async
+/// threads.
+///
+/// # Errors
+/// If the directory belongs to another model, or a file cannot be read or written.
+pub(super) async fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    let (data, model) = (data.to_owned(), model.clone());
+    tokio::task::spawn_blocking(move || claim_files(&data, &model)).await?
+}
+
+fn claim_files(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
     if owner(data, model)?.is_none() {
         let claim = Claim { name: model.name.clone(), sha256: fingerprint(model)? };
         let claim = serde_json::to_string_pretty(&claim)?;
@@ -129,9 +114,8 @@ fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
 /// SHA-256 of the model's configuration and tokenizer, and of the lengths of its weight files.
 fn fingerprint(model: &ModelDir) -> anyhow::Result<String> {
     let mut hasher = Sha256::new();
-    for file in ["config.json", "tokenizer.json"] {
-        hasher.update(std::fs::read(model.path.join(file))?);
-    }
+    hasher.update(model.config_json()?);
+    hasher.update(model.tokenizer_json()?);
     for file in &model.weights {
         hasher.update(std::fs::metadata(file)?.len().to_le_bytes());
     }

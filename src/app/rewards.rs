@@ -10,8 +10,8 @@ use hone_reward::routes::RouteConfig;
 use hone_reward::sandbox::Setup;
 use hone_reward::{GraderEndpoint, LazySandbox, RewardError, Routes, Tools};
 
+use super::engines::SelfJudge;
 use super::model::open_model;
-use super::self_judge::SelfJudge;
 use crate::config::Config;
 
 /// The services that the configured rewards use.
@@ -74,7 +74,7 @@ pub async fn load_rewards(config: &Config) -> anyhow::Result<(Codec, Routes)> {
     let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
     let routes = rewards.routes(config).await?;
     if config.uses_self_judge() {
-        rewards.self_judge.load(&dir, data).await?;
+        rewards.self_judge.load(config, &dir, data, None).await?;
     }
     Ok((Codec::load(&dir)?, routes))
 }

@@ -18,8 +18,8 @@ use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_sampler::{
-    AdapterWeights, BatchRow, BatchedEngine, Decoder, PagePool, PromptPages, SamplerConfig,
-    Scratch, SequencePages,
+    AdapterWeights, BatchedEngine, Decoder, PagePool, SamplerConfig, Scratch, SequencePages,
+    WeightsId,
 };
 
 use super::machine::Peak;
@@ -305,31 +305,30 @@ impl StepBench {
         let mut pool = PagePool::new(self.decoder.shape(), pages);
         let no_room = || anyhow::anyhow!("the cache is too small");
         let factors = self.factors.as_ref();
-        let mut rows = Vec::new();
-        let mut shared = None;
+        let mut rows: Vec<SequencePages> = Vec::new();
         for i in 0..options.batch {
-            if i % options.group.max(1) == 0 {
-                let ids = prompt(i / options.group.max(1), options.prompt);
-                let mut prompt = PromptPages::new(&mut pool, ids).with_context(no_room)?;
-                while prompt.remaining() > 0 {
-                    self.decoder.prefill(&mut prompt, 64, factors, &mut self.scratch, threads)?;
-                }
-                shared = Some(Arc::new(prompt));
+            let ids = prompt(i / options.group.max(1), options.prompt);
+            // All but the first sequence of a group find its prompt in the prefix cache.
+            let mut sequence =
+                SequencePages::new(&mut pool, WeightsId::default(), &ids, options.tokens)
+                    .with_context(no_room)?;
+            while sequence.remaining() > 0 {
+                let tokens = sequence.remaining().min(64);
+                anyhow::ensure!(sequence.ensure_pages(&mut pool, tokens), "the cache is too small");
+                self.decoder.prefill(&mut sequence, tokens, factors, &mut self.scratch, threads)?;
             }
-            let prompt = shared.as_ref().with_context(no_room)?;
-            let sequence =
-                SequencePages::new(&mut pool, prompt, options.tokens).with_context(no_room)?;
-            rows.push(BatchRow { sequence, token: prompt.last_token() });
+            sequence.cache_last_page(&mut pool);
+            rows.push(sequence);
         }
         let mut times = Vec::new();
         for step in 0..options.tokens {
             for row in &mut rows {
-                anyhow::ensure!(row.sequence.ensure_page(&mut pool), "the cache is too small");
-                row.token = 3 + (step % 100) as TokenId;
+                anyhow::ensure!(row.ensure_pages(&mut pool, 1), "the cache is too small");
             }
             let began = Instant::now();
             self.decoder.step(&mut rows, factors, &mut self.scratch, threads)?;
             times.push(began.elapsed().as_secs_f64());
+            rows.iter_mut().for_each(|row| row.push(3 + (step % 100) as TokenId));
         }
         times.sort_by(f64::total_cmp);
         times.get(times.len() / 2).copied().context("no step was timed")

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum as _};
 
+use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
 use hone_train::policy::Promotion;
 
-use super::values::{promotion, sampler_kind};
+use super::values::{engine_backend, promotion, sampler_kind};
 use crate::bench::interference::InterferenceOptions;
 use crate::bench::safety::{SafetyOptions, SafetyScenario};
 use crate::bench::sample::SampleOptions;
@@ -58,6 +59,9 @@ pub struct BenchSafetyArgs {
     /// least 2.5 times as many requests [default: a sixth of the requests]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub late: Option<u64>,
+    /// Engine that answers the users
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    pub backend: EngineBackend,
     /// Write the results as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -78,8 +82,8 @@ impl From<&BenchSafetyArgs> for SafetyOptions {
         if modes.is_empty() {
             modes = vec![Promotion::Direct, Promotion::Gate, Promotion::Canary];
         }
-        let BenchSafetyArgs { seeds, requests, late, .. } = *args;
-        Self { seeds, scenarios, modes, requests, late }
+        let BenchSafetyArgs { seeds, requests, late, backend, .. } = *args;
+        Self { seeds, scenarios, modes, requests, late, backend }
     }
 }
 
@@ -98,6 +102,12 @@ pub struct BenchInterferenceArgs {
     /// Mean pause of a client between requests, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pub pause: u32,
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Engine that answers the clients
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    pub backend: EngineBackend,
     /// Sampler of the rollouts
     #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
@@ -108,9 +118,10 @@ pub struct BenchInterferenceArgs {
 
 impl From<BenchInterferenceArgs> for InterferenceOptions {
     fn from(args: BenchInterferenceArgs) -> Self {
-        let BenchInterferenceArgs { rounds, seconds, users, pause, sampler, json: _ } = args;
+        let BenchInterferenceArgs { rounds, seconds, users, pause, .. } = args;
+        let BenchInterferenceArgs { model, backend, sampler, .. } = args;
         let (users, pause_ms) = (users.into(), pause.into());
-        Self { rounds, seconds: seconds.into(), users, pause_ms, sampler }
+        Self { rounds, seconds: seconds.into(), users, pause_ms, model, backend, sampler }
     }
 }
 

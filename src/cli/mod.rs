@@ -10,8 +10,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use values::{promotion, sampler_kind};
+use values::{engine_backend, promotion, sampler_kind};
 
+use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
@@ -128,6 +129,9 @@ pub struct ServeArgs {
     /// Common arguments.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Engine that answers clients [default: engine.backend]
+    #[arg(long, value_name = "BACKEND", value_parser = engine_backend())]
+    pub backend: Option<EngineBackend>,
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
@@ -218,6 +222,9 @@ pub struct DemoArgs {
     /// Source of the rewards
     #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
     pub rewards: RewardsMode,
+    /// Engine that answers the users
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    pub backend: EngineBackend,
     /// Sampler of the shadow completions
     #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
@@ -240,9 +247,20 @@ pub struct DemoArgs {
 
 impl From<DemoArgs> for DemoOptions {
     fn from(args: DemoArgs) -> Self {
-        let DemoArgs { steps, seed, rewards, sampler, promotion, sabotage, .. } = args;
+        let DemoArgs { steps, seed, rewards, backend, sampler, promotion, sabotage, .. } = args;
         let DemoArgs { data, keep_serving, report, .. } = args;
-        Self { steps, seed, data, keep_serving, report, rewards, sampler, promotion, sabotage }
+        Self {
+            steps,
+            seed,
+            data,
+            keep_serving,
+            report,
+            rewards,
+            backend,
+            sampler,
+            promotion,
+            sabotage,
+        }
     }
 }
 

@@ -5,8 +5,35 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 
+use hone_engine::EngineBackend;
+use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
+
+/// The values of `--backend`.
+pub(super) fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
+    let values = [
+        ("mistralrs", "mistral.rs; on a CPU each of its engines decodes one sequence at a time"),
+        ("native", "Hone's batched engine, on the weights that the trainer uses"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| {
+        EngineBackend::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
+    })
+}
+
+/// The values of `--quantize`.
+pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
+    let values = [
+        ("none", "the format of the model's files"),
+        ("q8_0", "8.5 bits a weight"),
+        ("q4_k", "4.5 bits a weight"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| {
+        Quantize::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
+    })
+}
 
 /// The values of `--sampler`.
 pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use hone_dataset::DatasetConfig;
 use hone_engine::EngineConfig;
 use hone_hub::HubConfig;
+use hone_model::weights::{LoadOptions, Quantize};
 use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::sandbox::SandboxConfig;
 use hone_reward::tools::GradersConfig;
@@ -64,6 +65,8 @@ pub struct ModelConfig {
     pub path: String,
     /// Name in `/v1/models`; empty for the name of the directory or the hub id.
     pub name: String,
+    /// Whether the frozen matrices are quantized while they are loaded. mistral.rs cannot serve these.
+    pub quantize: Quantize,
 }
 
 /// `[server]`.
@@ -112,6 +115,11 @@ impl Default for DataConfig {
 }
 
 impl Config {
+    /// How the frozen weights are held in memory.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions { dtype: self.train.base_dtype, quantize: self.model.quantize }
+    }
+
     /// `[dataset]` with the path from `dataset.path` or else from `rollout.dataset`, or `None` if both
     /// are unset. Validation refuses two different paths.
     pub fn dataset_in_use(&self) -> Option<DatasetConfig> {

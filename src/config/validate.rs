@@ -7,10 +7,14 @@ use std::path::PathBuf;
 
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem, label, quoted};
+use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};
 use hone_reward::routes::RouteConfig;
 
 use super::schema::{Config, ServerConfig};
+
+/// Tokens of a prompt for which the native engine's cache must have room.
+const NATIVE_PROMPT: usize = 32;
 
 /// The reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +46,7 @@ pub(super) fn check(config: &Config) -> Checked {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
     config.hub.check()?;
-    config.engine.check()?;
+    engine(config)?;
     config.store.check()?;
     config.rollout.check()?;
     dataset(config)?;
@@ -57,6 +61,22 @@ pub(super) fn check(config: &Config) -> Checked {
         return Err(Problem::value("log.level", quoted(&config.log.level), allowed));
     }
     routes(config)
+}
+
+/// The keys of `[engine]`, alone and together with the native engine's cache.
+fn engine(config: &Config) -> Checked {
+    config.engine.check()?;
+    let (cache, tokens) = (config.rollout.max_batch_tokens, config.rollout.max_tokens as usize);
+    // `rollout.sampler = "engine"`, with which other backends need no cache, is no way out.
+    if config.engine.backend == EngineBackend::Native && cache < tokens + NATIVE_PROMPT {
+        let allowed = format!(
+            "{} or more with engine.backend = \"native\", so that a prompt and rollout.max_tokens \
+             {tokens} fit",
+            tokens + NATIVE_PROMPT
+        );
+        return Err(Problem::value("rollout.max_batch_tokens", cache, &allowed));
+    }
+    Ok(())
 }
 
 /// The queue of groups must hold at least one step's samples. Otherwise rollout would wait for the

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use hone_engine::EngineConfig;
+use hone_engine::{EngineBackend, EngineConfig};
 use hone_reward::feedback::FeedbackType;
 use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
@@ -28,8 +28,11 @@ pub const SAMPLES_PER_STEP: usize = 64;
 /// Samples of a prompt.
 pub const GROUP_SIZE: usize = 8;
 
-/// The configuration of a demo with its data in `dir`. Each color of slots has `cores` engines,
-/// because an engine runs one sequence at a time on one thread.
+/// Requests that the demo sends at once to the native engine, which computes them in one batch.
+const BATCHED_REQUESTS: usize = 16;
+
+/// The configuration of a demo with its data in `dir`. Each color of mistral.rs's slots has `cores`
+/// engines, because an engine runs one sequence at a time on one thread.
 pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize) -> Config {
     Config {
         server: ServerConfig {
@@ -63,6 +66,22 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
         log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
         routes: routes(mode),
         ..Config::default()
+    }
+}
+
+/// Serves with `backend`. The native engine has one replica, which uses all cores.
+pub fn serve_with(config: &mut Config, backend: EngineBackend) {
+    config.engine.backend = backend;
+    if backend == EngineBackend::Native {
+        config.engine.replicas = EngineConfig::default().replicas;
+    }
+}
+
+/// Requests that the engine of a configuration computes in parallel.
+pub fn parallel_requests(config: &EngineConfig) -> usize {
+    match config.backend {
+        EngineBackend::Mistralrs => config.replicas,
+        EngineBackend::Native => config.slots.min(BATCHED_REQUESTS),
     }
 }
 
@@ -181,6 +200,20 @@ mod tests {
                 let text = toml::to_string(&config).unwrap();
                 assert_eq!(crate::config::parse(&text).unwrap(), config, "{mode:?}");
             }
+        }
+    }
+
+    #[test]
+    fn every_backend_is_a_valid_configuration_file() {
+        for (backend, parallel) in [(EngineBackend::Mistralrs, 2), (EngineBackend::Native, 16)] {
+            let mut config = config(RewardsMode::Both);
+            serve_with(&mut config, backend);
+            let text = toml::to_string(&config).unwrap();
+            assert_eq!(crate::config::parse(&text).unwrap(), config, "{backend:?}");
+            assert_eq!(
+                (config.engine.backend, parallel_requests(&config.engine)),
+                (backend, parallel)
+            );
         }
     }
 

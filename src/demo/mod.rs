@@ -59,6 +59,7 @@ pub async fn run(
     let dir = DemoDir::open(options.data.as_deref())?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = config::build(options.rewards, options.steps, options.seed, &dir.path, cores);
+    config::serve_with(&mut config, options.backend);
     config.rollout.sampler = options.sampler;
     config::promote(&mut config, options.promotion);
     if options.sabotage {

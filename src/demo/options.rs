@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
@@ -52,6 +53,8 @@ pub struct DemoOptions {
     pub report: Option<PathBuf>,
     /// The sources of the rewards.
     pub rewards: RewardsMode,
+    /// The engine that answers the users.
+    pub backend: EngineBackend,
     /// The sampler of shadow completions.
     pub sampler: SamplerKind,
     /// What a version must pass before all users get it.
@@ -69,6 +72,7 @@ impl Default for DemoOptions {
             keep_serving: false,
             report: None,
             rewards: RewardsMode::default(),
+            backend: EngineBackend::default(),
             sampler: SamplerKind::default(),
             promotion: Promotion::Direct,
             sabotage: false,

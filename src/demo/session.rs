@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
 use super::client::{Client, Scrape, TrainerStatus};
+use super::config::parallel_requests;
 use super::error::DemoError;
 use super::eval::{self, Decoding, DemoEvaluation};
 use super::options::DemoOptions;
@@ -50,8 +52,8 @@ struct Session<'a> {
     options: &'a DemoOptions,
     client: Client,
     tally: Arc<SharedTally>,
-    /// Engines, which is the number of parallel answers.
-    engines: usize,
+    /// Answers that the engine computes in parallel.
+    parallel: usize,
     questions: Vec<Question>,
 }
 
@@ -85,13 +87,16 @@ pub(super) async fn run(
         options,
         client: Client::new(url)?,
         tally: Arc::default(),
-        engines: config.engine.replicas,
+        parallel: parallel_requests(&config.engine),
         questions: eval::held_out(eval::QUESTIONS),
     };
     session.client.wait_ready(READY).await?;
     // The first evaluation measures the base model.
     session.client.pause().await?;
-    let engines = count(session.engines as u64, "engine");
+    let engines = match config.engine.backend {
+        EngineBackend::Mistralrs => count(config.engine.replicas as u64, "engine"),
+        EngineBackend::Native => "native engine".to_owned(),
+    };
     let dir = config.data.dir.display();
     progress.done("serving", &format!("{url} · {engines} · data in {dir}"));
 
@@ -123,7 +128,7 @@ impl Session<'_> {
         progress.begin(&format!("{label}: {total} held-out answers"));
         let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out answers"));
         let evaluation =
-            eval::measure(&self.client, &self.questions, self.engines, &self.tally, answered)
+            eval::measure(&self.client, &self.questions, self.parallel, &self.tally, answered)
                 .await?;
         let [greedy, sampled] = [Decoding::Greedy, Decoding::Sampled]
             .map(|decoding| evaluation.reward(QuestionKind::Asked, decoding));
@@ -142,8 +147,8 @@ impl Session<'_> {
         progress: &mut DemoProgress,
     ) -> Result<LearningOutcome, DemoError> {
         let (sender, load) = watch::channel(TrainerLoad::default());
-        // With feedback alone, users keep every engine busy; otherwise shadow completions need them.
-        let users = if self.options.rewards.has_graders() { 4 } else { self.engines };
+        // With feedback alone, users keep the engine busy; otherwise shadow completions need it.
+        let users = if self.options.rewards.has_graders() { 4 } else { self.parallel };
         let users = Users::start(
             &self.client,
             self.options.rewards,
@@ -308,6 +313,7 @@ impl Session<'_> {
             peak_rss_mib: peak_rss_mib(),
             seed: self.options.seed,
             rewards: self.options.rewards,
+            backend: self.options.backend,
             sampler: self.options.sampler,
             versions: learned.versions.clone(),
         }

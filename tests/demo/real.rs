@@ -25,13 +25,15 @@ fn operands(question: &str) -> (u32, u32) {
 }
 
 /// Runs a demo of `steps` steps, which fails unless the reward rises beyond its interval.
-fn learns(rewards: &str, steps: u64) {
+fn learns(backend: &str, rewards: &str, steps: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (data, report) = (path("data"), path("report.json"));
     let steps_text = steps.to_string();
     hone(&[
         "demo",
+        "--backend",
+        backend,
         "--rewards",
         rewards,
         "--steps",
@@ -43,6 +45,7 @@ fn learns(rewards: &str, steps: u64) {
     ]);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!((&report["failed_requests"], &report["steps"]), (&0.into(), &steps.into()));
+    assert_eq!(report["backend"], backend);
     let sampled = report["held_out"]
         .as_array()
         .unwrap()
@@ -80,10 +83,20 @@ fn learns(rewards: &str, steps: u64) {
 
 #[test]
 fn feedback_alone_raises_the_reward() {
-    learns("feedback", 40);
+    learns("mistralrs", "feedback", 40);
 }
 
 #[test]
 fn feedback_and_graders_raise_the_reward() {
-    learns("both", 20);
+    learns("mistralrs", "both", 20);
+}
+
+#[test]
+fn feedback_alone_raises_the_reward_of_the_native_engine() {
+    learns("native", "feedback", 40);
+}
+
+#[test]
+fn feedback_and_graders_raise_the_reward_of_the_native_engine() {
+    learns("native", "both", 20);
 }

@@ -12,16 +12,24 @@ use rand_chacha::ChaCha8Rng;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, PolicyVersion, Role, SamplingParams};
 use hone_engine::{
-    Completion, Engine, EngineConfig, EngineError, EngineLoad, GenerateRequest, ModelDir, Priority,
-    Publisher,
+    Codec, Completion, Engine, EngineBackend, EngineConfig, EngineError, EngineLoad,
+    GenerateRequest, ModelDir, Priority, Publisher,
 };
 use hone_mistral::MistralEngine;
+use hone_model::adapter::BaseDtype;
+use hone_model::{Model, ModelSpec};
+use hone_sampler::{BatchedEngine, BatchedPublisher, SamplerConfig};
 
 /// Runs one test at a time, because tests measure the process.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
+/// Closes an engine; the argument is whether live sequences are cancelled.
+type CloseEngine = Box<dyn Fn(bool) + Send + Sync>;
+
 pub struct Fixture {
-    pub engine: Arc<MistralEngine>,
+    pub engine: Arc<dyn Engine>,
+    pub publisher: Arc<dyn Publisher>,
+    close: CloseEngine,
     pub metrics: Arc<Metrics>,
     pub dir: ModelDir,
     _alone: tokio::sync::MutexGuard<'static, ()>,
@@ -32,21 +40,57 @@ pub fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-pub async fn start_model(model: &str, replicas: usize, queue: usize) -> Fixture {
+/// An engine with `slots` slots, which mistral.rs has for each of two versions.
+pub async fn start_model(
+    backend: EngineBackend,
+    model: &str,
+    slots: usize,
+    queue: usize,
+) -> Fixture {
     let alone = ALONE.lock().await;
     let files = tempfile::tempdir().unwrap();
     let dir = ModelDir::open(&here(model)).unwrap();
-    let normalized = dir.write_normalized(files.path()).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
     let start = Instant::now();
-    let config = EngineConfig { replicas, queue };
-    let engine = MistralEngine::start(&dir, &normalized, &config, Arc::clone(&metrics)).unwrap();
-    println!("{model}: {replicas} replicas per color started in {:?}", start.elapsed());
-    Fixture { engine, metrics, dir, _alone: alone, files }
+    let (engine, publisher, close): (Arc<dyn Engine>, Arc<dyn Publisher>, CloseEngine) =
+        match backend {
+            EngineBackend::Mistralrs => {
+                let normalized = dir.write_normalized(files.path()).unwrap();
+                let config = EngineConfig { replicas: slots, queue, ..EngineConfig::default() };
+                let metrics = Arc::clone(&metrics);
+                let engine = MistralEngine::start(&dir, &normalized, &config, metrics).unwrap();
+                let closing = Arc::clone(&engine);
+                let close: CloseEngine = Box::new(move |cancel| closing.close(cancel));
+                (engine.clone(), engine, close)
+            }
+            EngineBackend::Native => {
+                let engine = native(&dir, slots, queue, Arc::clone(&metrics));
+                let closing = Arc::clone(&engine);
+                let close: CloseEngine = Box::new(move |cancel| closing.close(cancel));
+                (engine.clone(), Arc::new(BatchedPublisher::new(None, engine)), close)
+            }
+        };
+    println!("{model}: {backend:?} with {slots} slots started in {:?}", start.elapsed());
+    Fixture { engine, publisher, close, metrics, dir, _alone: alone, files }
 }
 
-pub async fn start(replicas: usize, queue: usize) -> Fixture {
-    start_model("models/embedded", replicas, queue).await
+fn native(dir: &ModelDir, slots: usize, queue: usize, metrics: Arc<Metrics>) -> Arc<BatchedEngine> {
+    let spec = ModelSpec::from_config(&dir.config).unwrap();
+    let base = Model::load(spec, &dir.weights, BaseDtype::Auto, &Device::Cpu).unwrap();
+    let config = SamplerConfig {
+        name: dir.name.clone(),
+        context: dir.context(),
+        slots,
+        queue,
+        serves_clients: true,
+        ..SamplerConfig::default()
+    };
+    let codec = Arc::new(Codec::load(dir).unwrap());
+    BatchedEngine::start(&base, codec, config, Arc::new(|| false), metrics).unwrap()
+}
+
+pub async fn start(backend: EngineBackend, slots: usize, queue: usize) -> Fixture {
+    start_model(backend, "models/embedded", slots, queue).await
 }
 
 pub fn ask(text: &str) -> Vec<Message> {
@@ -88,8 +132,12 @@ impl Fixture {
     }
 
     pub async fn publish(&self, version: u64, adapter: Option<&Path>) {
-        self.engine.stage(PolicyVersion(version), adapter).await.unwrap();
-        self.engine.activate().await.unwrap();
+        self.publisher.stage(PolicyVersion(version), adapter).await.unwrap();
+        self.publisher.activate().await.unwrap();
+    }
+
+    pub fn close(&self, cancel_live: bool) {
+        (self.close)(cancel_live);
     }
 
     /// A PEFT directory with random weights for all seven linear layers of every block.
@@ -123,7 +171,7 @@ impl Fixture {
         let dir = self.files.path().join(format!("adapter-{seed}"));
         std::fs::create_dir_all(&dir).unwrap();
         candle_core::safetensors::save(&tensors, dir.join("adapter_model.safetensors")).unwrap();
-        let config = r#"{"peft_type":"LORA","r":4,"lora_alpha":8,"target_modules":["q_proj"]}"#;
+        let config = r#"{"peft_type":"LORA","r":4,"lora_alpha":8,"target_modules":"all-linear"}"#;
         std::fs::write(dir.join("adapter_config.json"), config).unwrap();
         dir
     }

@@ -201,6 +201,16 @@ fn a_daemon_that_does_not_fit_is_explained_and_refused() {
     let parts = fits["parts"].as_array().unwrap();
     assert!(parts.iter().any(|p| p["part"] == "serving weights" && p["phase"] == "start"));
     assert_eq!(fits["refused"], Value::Null);
+    // The native engine alone holds the trainer's weights and adapters, but no other copy.
+    let native = ["serve", "--backend", "native", "--data", data, "--explain-memory", "--json"];
+    let native: Value = serde_json::from_slice(&ok(&native).stdout).unwrap();
+    for (part, held) in
+        [("serving weights", false), ("conversations", false), ("sampler cache", true)]
+    {
+        let found = native["parts"].as_array().unwrap().iter().find(|p| p["part"] == part);
+        assert_eq!(found.unwrap()["bytes"] != 0, held, "{part}: {native}");
+    }
+    assert!(native["start"].as_u64() < fits["start"].as_u64());
     assert!(!dir.path().join(hone::app::LEDGER).exists(), "nothing was started");
 
     let config = dir.path().join("long.toml");
@@ -346,21 +356,23 @@ fn a_self_judge_is_tested_without_a_server() {
     .unwrap();
     let row = r#"{"prompt": "What is 2 + 3?", "completion": "5"}"#;
     std::fs::write(&judged, format!("{row}\n{row}\n")).unwrap();
-    let data = dir.path().join("data");
-    let output = Command::new(env!("CARGO_BIN_EXE_hone"))
-        .args(["rewards", "test", judged.to_str().unwrap(), "--json", "--config"])
-        .arg(&config)
-        .env("HONE_DATA_DIR", &data)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let scored = text(&output.stdout);
-    let rows = serde_json::from_str::<Value>(&scored).unwrap()["samples"].clone();
-    assert_eq!(rows.as_array().unwrap().len(), 2, "{scored}");
-    // The embedded model only adds, so it answers every judge prompt with a number.
-    let judged = rows[0]["parts"]["judged"].as_f64().unwrap();
-    assert!((0.0..=1.0).contains(&judged), "{scored}");
-    assert_eq!(rows[1]["parts"]["judged"], judged, "the same question has the same answer");
+    for backend in ["mistralrs", "native"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_hone"))
+            .args(["rewards", "test", judged.to_str().unwrap(), "--json", "--config"])
+            .arg(&config)
+            .env("HONE_DATA_DIR", dir.path().join(backend))
+            .env("HONE_ENGINE_BACKEND", backend)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let scored = text(&output.stdout);
+        let rows = serde_json::from_str::<Value>(&scored).unwrap()["samples"].clone();
+        assert_eq!(rows.as_array().unwrap().len(), 2, "{scored}");
+        // The embedded model only adds, so it answers every judge prompt with a number.
+        let judged = rows[0]["parts"]["judged"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&judged), "{scored}");
+        assert_eq!(rows[1]["parts"]["judged"], judged, "the same question has the same answer");
+    }
 }
 
 #[test]

@@ -7,6 +7,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use hone_engine::EngineBackend;
+
+/// The variables that select an engine, whatever the configuration file says.
+fn selected(backend: EngineBackend) -> &'static [(&'static str, &'static str)] {
+    match backend {
+        EngineBackend::Mistralrs => &[("HONE_ENGINE_BACKEND", "mistralrs")],
+        EngineBackend::Native => {
+            &[("HONE_ENGINE_BACKEND", "native"), ("HONE_ENGINE_REPLICAS", "1")]
+        }
+    }
+}
+
 /// A running `hone serve`, killed when dropped.
 pub struct Daemon {
     child: Child,
@@ -15,13 +27,15 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with the configuration `config`; `data` receives its files.
-    pub fn start(data: &Path, config: &str, args: &[&str]) -> Self {
-        Self::start_with(data, config, args, &[])
+    /// Starts a daemon with the configuration `config` and the engine `backend`; `data` receives its
+    /// files.
+    pub fn start(backend: EngineBackend, data: &Path, config: &str, args: &[&str]) -> Self {
+        Self::start_with(backend, data, config, args, &[])
     }
 
     /// [`Self::start`] with further environment variables.
     pub fn start_with(
+        backend: EngineBackend,
         data: &Path,
         config: &str,
         args: &[&str],
@@ -37,6 +51,7 @@ impl Daemon {
             .args(args)
             // With the default priority, other tests would leave no processor time to the trainer.
             .env("HONE_TRAIN_PRIORITY", "normal")
+            .envs(selected(backend).iter().copied())
             .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .spawn()

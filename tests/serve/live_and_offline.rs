@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use hone::config::parse;
 use hone_dataset::Dataset;
+use hone_engine::EngineBackend;
 
+use crate::backend::with_each_backend;
 use crate::daemon::Daemon;
 
 const CONFIG: &str = "configs/examples/multi-objective.toml";
@@ -35,8 +37,9 @@ fn measured(data: &Path) -> (f64, f64) {
     (number(&before["mean"]), number(&after["mean"]))
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn live_prompts_and_a_dataset_reach_the_same_reward() {
+with_each_backend!(live_prompts_and_a_dataset_reach_the_same_reward);
+
+async fn live_prompts_and_a_dataset_reach_the_same_reward(backend: EngineBackend) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = tempfile::tempdir().unwrap();
     let offline = dir.path().join("offline");
@@ -55,7 +58,7 @@ async fn live_prompts_and_a_dataset_reach_the_same_reward() {
     // The same configuration without its dataset: all prompts come from clients.
     let mut table: toml::Table = text.parse().unwrap();
     table.remove("dataset").unwrap();
-    let daemon = Daemon::start(dir.path(), &toml::to_string(&table).unwrap(), &[]);
+    let daemon = Daemon::start(backend, dir.path(), &toml::to_string(&table).unwrap(), &[]);
     let mut asked = prompts.iter().cycle().enumerate();
     while daemon.get("/admin/train").await["step"].as_u64().unwrap() < STEPS {
         for (seed, prompt) in asked.by_ref().take(4) {

@@ -1,17 +1,27 @@
 //! `hone serve` as a child process: training from feedback, rollback, restart and errors.
 
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests may fail loudly"
+)]
 
 use std::process::Command;
 
 use serde_json::json;
 
+use hone_engine::EngineBackend;
+
+mod backend;
 mod daemon;
+mod http;
 mod live_and_offline;
 mod ratings;
 mod recorded;
 mod rollback;
 mod webhook;
+use backend::with_each_backend;
 use daemon::{Daemon, text};
 
 const CONFIG: &str = r#"
@@ -29,6 +39,8 @@ max_staleness = 100
 level = "warn"
 "#;
 
+with_each_backend!(a_directory_from_transformers_is_served_trained_rolled_back_and_resumed);
+
 /// Sends requests and feedback until a version after `from` is served. Texts of even length are
 /// rewarded.
 async fn teach(daemon: &Daemon, from: u64) -> u64 {
@@ -44,11 +56,12 @@ async fn teach(daemon: &Daemon, from: u64) -> u64 {
     daemon.version_at_least(from + 1).await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed() {
+async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed(
+    backend: EngineBackend,
+) {
     let dir = tempfile::tempdir().unwrap();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
-    let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
+    let daemon = Daemon::start(backend, dir.path(), CONFIG, &["--model", model]);
 
     let base = daemon.ask("What is 3 + 4?", 7).await;
     assert_eq!(base["system_fingerprint"], "hone-v0");
@@ -78,7 +91,7 @@ async fn a_directory_from_transformers_is_served_trained_rolled_back_and_resumed
     // After a restart, the same version returns the same text.
     let before = daemon.ask("What is 3 + 4?", 7).await;
     assert_eq!(daemon.terminate(), Some(0));
-    let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
+    let daemon = Daemon::start(backend, dir.path(), CONFIG, &["--model", model]);
     let resumed = daemon.ask("What is 3 + 4?", 7).await;
     assert_eq!(resumed["system_fingerprint"], before["system_fingerprint"]);
     assert_eq!(text(&resumed), text(&before));

@@ -1,9 +1,12 @@
 //! Every rating is trained on, unused for a counted reason, or still waiting.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use hone_engine::EngineBackend;
+
+use crate::backend::with_each_backend;
 use crate::daemon::Daemon;
 use crate::teach;
 
@@ -27,6 +30,11 @@ fn metric(text: &str, name: &str) -> u64 {
     line.map_or(0, |value| value.parse().unwrap())
 }
 
+/// Ratings with this outcome.
+fn outcome(text: &str, name: &str) -> u64 {
+    metric(text, &format!("hone_feedback_ratings_total{{outcome=\"{name}\"}}"))
+}
+
 /// Rates a completion; returns the reason why that is not trained on.
 async fn rate(daemon: &Daemon, answer: &Value, name: &str) -> Value {
     let body = json!({"completion_id": answer["id"], "name": name, "value": 1});
@@ -35,15 +43,22 @@ async fn rate(daemon: &Daemon, answer: &Value, name: &str) -> Value {
     reply["reason"].clone()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn received_ratings_are_trained_unused_by_reason_or_waiting() {
+with_each_backend!(received_ratings_are_trained_unused_by_reason_or_waiting);
+
+async fn received_ratings_are_trained_unused_by_reason_or_waiting(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
-    let daemon = Daemon::start(dir.path(), CONFIG, &["--model", model]);
+    let daemon = Daemon::start(backend, dir.path(), CONFIG, &["--model", model]);
     let old = daemon.ask("What is 5 + 6?", 1).await;
     let first = teach(&daemon, 0).await;
     let second = teach(&daemon, first).await;
     assert_eq!(rate(&daemon, &old, "thumbs").await, json!("stale"));
+    // After the rollback below it would no longer be stale.
+    let started = Instant::now();
+    while outcome(&daemon.metrics().await, "stale") == 0 {
+        assert!(started.elapsed() < Duration::from_secs(30), "the stale rating is not counted");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let undone = daemon.ask("What is 5 + 6?", 2).await;
     assert_eq!(undone["system_fingerprint"], format!("hone-v{second}"));
     let path = format!("/admin/policies/{first}/activate");
@@ -60,9 +75,6 @@ async fn received_ratings_are_trained_unused_by_reason_or_waiting() {
     let (_, greedy) = daemon.post("/v1/chat/completions", &body).await;
     assert_eq!(rate(&daemon, &greedy, "thumbs").await, json!("greedy"));
 
-    let outcome = |text: &str, name: &str| {
-        metric(text, &format!("hone_feedback_ratings_total{{outcome=\"{name}\"}}"))
-    };
     let unused = ["stale", "abandoned", "unknown_part", "greedy"];
     // The rating of the current completion is trained on when a step is requested.
     let mut text = String::new();

@@ -4,15 +4,19 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
+use hone_engine::EngineBackend;
+
+use crate::backend::with_each_backend;
 use crate::daemon::{Daemon, text};
 
 /// Steps of eight ratings each that the daemon takes.
 const STEPS: u64 = 4;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn ratings_of_a_stopped_daemon_are_trained_on() {
+with_each_backend!(ratings_of_a_stopped_daemon_are_trained_on);
+
+async fn ratings_of_a_stopped_daemon_are_trained_on(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(dir.path(), crate::CONFIG, &[]);
+    let daemon = Daemon::start(backend, dir.path(), crate::CONFIG, &[]);
     for seed in 0..8 * STEPS {
         let answer = daemon.ask(&format!("What is {} + 4?", seed / 2), seed).await;
         let value = text(&answer).len().is_multiple_of(2);

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use hone_engine::EngineBackend;
+
+use crate::backend::with_each_backend;
 use crate::daemon::Daemon;
 use crate::{CONFIG, teach};
 
@@ -28,13 +31,14 @@ fn soak() -> Duration {
     Duration::from_secs(seconds.unwrap_or(3))
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rollback_under_load_takes_effect_within_a_second_and_stays() {
+with_each_backend!(a_rollback_under_load_takes_effect_within_a_second_and_stays);
+
+async fn a_rollback_under_load_takes_effect_within_a_second_and_stays(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
     // Without the pause after an activation, training continues from the activated version.
     let config = CONFIG.replace("[policy]\n", "[policy]\nhold_seconds = 1\n");
-    let daemon = Arc::new(Daemon::start(dir.path(), &config, &["--model", model]));
+    let daemon = Arc::new(Daemon::start(backend, dir.path(), &config, &["--model", model]));
     let mut newest = 0;
     for _ in 0..3 {
         newest = teach(&daemon, newest).await;

@@ -6,9 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hone_core::testing::{has_program, skip};
+use hone_engine::EngineBackend;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use crate::backend::with_each_backend;
 use crate::daemon::Daemon;
 
 const SECRET: &str = "a secret of the test";
@@ -117,8 +119,9 @@ async fn until(daemon: &Daemon, series: &str, holds: impl Fn(f64) -> bool) -> f6
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted() {
+with_each_backend!(a_killed_webhook_leaves_parts_missing_until_it_is_restarted);
+
+async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted(backend: EngineBackend) {
     if !has_program("python3") {
         return skip("python3 is not on the PATH");
     }
@@ -133,7 +136,7 @@ async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted() {
     let (server, watched) = watch::channel(Some(address));
     tokio::spawn(forward(listener, watched));
     let secret = [("HONE_TEST_WEBHOOK_SECRET", SECRET)];
-    let daemon = Daemon::start_with(dir.path(), &config(port), &[], &secret);
+    let daemon = Daemon::start_with(backend, dir.path(), &config(port), &[], &secret);
 
     until(&daemon, OK, |n| n > 0.0).await;
     until(&daemon, STEPS, |n| n >= 2.0).await;

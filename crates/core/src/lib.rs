@@ -1,4 +1,4 @@
-//! Code that every part of Hone shares: plain types, configuration helpers, metrics, durable files,
+//! Code that every part of Hone shares: plain types, configuration helpers, metrics, durable files, GGUF,
 //! digests, vector instructions, and statistics of the process.
 //!
 //! This crate starts no thread and depends on no other crate of Hone. Callers may rely on this:
@@ -13,6 +13,7 @@
 pub mod config;
 pub mod digest;
 pub mod files;
+pub mod gguf;
 pub mod memory;
 pub mod metrics;
 pub mod simd;

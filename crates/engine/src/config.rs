@@ -2,23 +2,39 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::Checked;
 use hone_core::config::range::between;
+use hone_core::config::{Checked, Problem};
+
+/// The implementation that generates for clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineBackend {
+    /// mistral.rs. On a CPU each of its engines runs one sequence at a time.
+    #[default]
+    Mistralrs,
+    /// Hone's batched engine, on the weights that the trainer uses too. It answers clients, samples for
+    /// the trainer, evaluates and judges.
+    Native,
+}
 
 /// Configuration of the serving engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
+    /// The implementation that generates for clients.
+    pub backend: EngineBackend,
     /// Replicas of the model per color; on CPU each runs one sequence at a time. Two colors are
-    /// loaded, so memory holds twice as many copies of the weights.
+    /// loaded, so memory holds twice as many copies of the weights. 1 with [`EngineBackend::Native`].
     pub replicas: usize,
+    /// Sequences that the native engine runs at once, those of clients and rollouts together.
+    pub slots: usize,
     /// Live requests that may wait for a slot. A request beyond that is answered with 429.
     pub queue: usize,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { replicas: 1, queue: 64 }
+        Self { backend: EngineBackend::default(), replicas: 1, slots: 64, queue: 64 }
     }
 }
 
@@ -29,6 +45,13 @@ impl EngineConfig {
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
         between("engine.replicas", self.replicas, 1, 256)?;
-        between("engine.queue", self.queue, 0, 1 << 20)
+        between("engine.slots", self.slots, 1, 65_536)?;
+        between("engine.queue", self.queue, 0, 1 << 20)?;
+        if self.backend == EngineBackend::Native && self.replicas != 1 {
+            let allowed = "1 with engine.backend = \"native\", which runs up to engine.slots \
+                           sequences in one batch";
+            return Err(Problem::value("engine.replicas", self.replicas, allowed));
+        }
+        Ok(())
     }
 }

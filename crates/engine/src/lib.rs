@@ -41,7 +41,7 @@ pub use api::{
     Publisher, Token,
 };
 pub use codec::{Codec, TextStream};
-pub use config::EngineConfig;
+pub use config::{EngineBackend, EngineConfig};
 pub use error::{EngineError, SampleError};
 pub use model_dir::ModelDir;
 pub use testing::FakeEngine;

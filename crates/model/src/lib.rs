@@ -16,8 +16,9 @@
 //!   values and gradients of the two paths for every model family.
 //! - Results of the fused path are bit-equal for any number of threads, because sums run in a fixed
 //!   order, and with or without recomputation of activations ([`Model::forward_saving`]).
-//! - Matrices of a frozen base may stay in 16 bits ([`adapter::BaseDtype`]); they are upcast when used,
-//!   and computation is in f32.
+//! - Matrices of a frozen base may stay in 16 bits ([`adapter::BaseDtype`]) or in quantized blocks
+//!   ([`weights`]); they are widened when used, and computation is in f32. Quantized matrices need the
+//!   fused path.
 //! - [`Model::digest`] is stable: it is part of checkpoints.
 
 pub mod adapter;
@@ -28,6 +29,7 @@ pub mod kernels;
 pub mod spec;
 pub mod testing;
 pub mod transformer;
+pub mod weights;
 
 pub use error::{ModelError, Result};
 pub use spec::ModelSpec;

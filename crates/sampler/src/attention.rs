@@ -1,7 +1,7 @@
 //! Attention of one token over the KV cache of its sequence.
 //!
-//! Sums over positions run page by page in the order of the sequence. Their order depends only on the
-//! lengths of the prompt and the sequence.
+//! Sums over positions run page by page. Pages are aligned to positions, so the order of a sum depends
+//! only on the token's position.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use hone_core::simd::{SimdTask, mul_add};
 use hone_model::kernels::exp::exp_f32;
 use hone_model::spec::AttentionOptions;
 
-use crate::kv_cache::{CacheShape, KvView, PAGE, Page};
+use crate::kv_cache::{CacheShape, KvView, PAGE};
 use crate::simd_ops::tanh;
 
 /// Independent partial sums, which hide the latency of multiply-add.
@@ -31,13 +31,12 @@ pub(crate) struct TokenAttention<'a> {
 
 /// Scores of a token at `position`, where `group` query heads share a kv head.
 pub(crate) fn scores_len(position: usize, group: usize) -> usize {
-    // One page more than the positions fill, because the prompt's last page may be partly empty.
-    group * (position / PAGE + 2) * PAGE
+    group * (position / PAGE + 1) * PAGE
 }
 
 /// A page that the query attends to, in the slots `from..to`.
 struct VisiblePage<'a> {
-    page: &'a Page,
+    page: &'a [f32],
     from: usize,
     to: usize,
 }
@@ -46,19 +45,13 @@ impl<'a> KvView<'a> {
     /// The pages with a visible position, in order.
     #[inline(always)]
     fn visible(self, window: Option<usize>) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
-        let (prompt_len, len) = (self.prompt_len, self.prompt_len + self.own_len);
+        let len = self.len;
         let first = window.map_or(0, |window| len.saturating_sub(window));
-        let prompt =
-            self.prompt.iter().enumerate().map(move |(i, page)| (page, i * PAGE, prompt_len));
-        let own = self.own.iter().enumerate();
-        let own = own.map(move |(i, page)| (page, prompt_len + i * PAGE, len));
-        prompt.chain(own).filter_map(move |(page, start, end)| {
-            let end = end.min(start + PAGE);
-            (start < end && end > first).then(|| VisiblePage {
-                page,
-                from: first.saturating_sub(start),
-                to: end - start,
-            })
+        let first_page = first / PAGE;
+        let pages = &self.pages[first_page..len.div_ceil(PAGE)];
+        pages.iter().enumerate().map(move |(i, page)| {
+            let start = (first_page + i) * PAGE;
+            VisiblePage { page, from: first.saturating_sub(start), to: (len - start).min(PAGE) }
         })
     }
 }
@@ -220,9 +213,8 @@ mod tests {
         // The weighted sums take 16, 8 or 2 dimensions at a time.
         for dim in [16, 26, 44] {
             let shape = CacheShape { layers: 2, heads: 2, dim };
-            let page = |phase: f32| waves(shape.page_len(), phase).into_boxed_slice();
-            let (prompt, own) = ([page(0.1), page(0.2)], [page(0.3), page(0.4)]);
-            let kv = KvView { prompt: &prompt, prompt_len: 20, own: &own, own_len: 19 };
+            let pages = [0.1, 0.2, 0.3].map(|phase| waves(shape.page_len(), phase).into());
+            let kv = KvView { pages: &pages, len: 39 };
             // Three query heads for each head of keys.
             let q = waves(6 * dim, 0.7);
             for (softcap, window) in [(None, None), (Some(2.0), None), (None, Some(21))] {

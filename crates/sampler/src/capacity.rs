@@ -2,17 +2,14 @@
 
 use crate::config::SamplerConfig;
 use crate::error::{Result, SamplerError};
-use crate::kv_cache::{PAGE, pages};
-
-/// Prompt tokens of one prefill pass.
-pub(crate) const PREFILL: usize = 128;
+use crate::kv_cache::{PAGE, SequencePages};
 
 /// Sizes that the scheduler allocates and that admission is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SamplerCapacity {
     /// Pages of the KV cache. Memory is allocated when a page is first used.
     pub pages: usize,
-    /// Rows of the main scratch buffers: a whole batch or a prefill pass.
+    /// Rows of the main scratch buffers: a whole batch and a part of a prompt.
     pub batch_rows: usize,
     /// Rows of each other thread's buffers. A step is split only between threads that each take at
     /// most half of the batch.
@@ -35,13 +32,8 @@ impl SamplerCapacity {
         }
         let slots = config.slots.max(1);
         let split_rows = slots.div_ceil(2).next_multiple_of(PAGE);
-        Ok(Self { pages, batch_rows: slots.max(PREFILL), split_rows })
-    }
-
-    /// The maximum number of pages that a request occupies. The last prompt token is stored in the
-    /// sequence's own pages.
-    pub fn worst_case_pages(prompt: usize, limit: usize) -> usize {
-        pages(prompt.saturating_sub(1)) + pages(limit)
+        let chunk = config.prefill_tokens.max(config.busy_prefill_tokens).max(PAGE);
+        Ok(Self { pages, batch_rows: slots + chunk, split_rows })
     }
 
     /// Refuses a request that does not fit in an empty cache.
@@ -49,7 +41,7 @@ impl SamplerCapacity {
     /// # Errors
     /// [`SamplerError::CacheTooSmall`].
     pub fn check(&self, prompt: usize, limit: usize) -> Result<()> {
-        let pages = Self::worst_case_pages(prompt, limit);
+        let pages = SequencePages::worst_case_pages(prompt, limit);
         if pages <= self.pages {
             return Ok(());
         }

@@ -21,11 +21,27 @@ pub struct SamplerConfig {
     pub queue: usize,
     /// Positions that the KV cache holds (`rollout.max_batch_tokens`).
     pub max_batch_tokens: usize,
+    /// Whether computed prompts and completions are kept for later requests that begin with the same
+    /// tokens. Results are the same.
+    pub prefix_cache: bool,
+    /// Prompt tokens that the engine computes between two steps, at least 16.
+    pub prefill_tokens: usize,
+    /// Prompt tokens that the engine computes between two steps while a live sequence decodes, at least
+    /// 16. A long prompt delays the next token of other requests by the time for so many tokens.
+    pub busy_prefill_tokens: usize,
+    /// Whether clients use this engine, rather than another one that it must yield to. It then reports
+    /// its queue and slots in the metrics, and runs at normal priority.
+    pub serves_clients: bool,
+    /// Shadow sequences that take part in a step while live requests run, at least 1, if this engine
+    /// serves clients.
+    pub busy_rows: usize,
     /// Threads that compute while no client is served.
     pub threads: usize,
     /// Threads that compute while clients are served.
     pub busy_threads: usize,
-    /// Fraction of the time in which the sampler computes while clients are served, in (0, 1].
+    /// Fraction of the time in which the sampler computes while clients are served, in (0, 1]. If this
+    /// engine serves clients itself, the fraction of its steps in which shadow requests may do what
+    /// would otherwise wait for live ones.
     pub busy_share: f64,
 }
 
@@ -37,6 +53,11 @@ impl Default for SamplerConfig {
             slots: 64,
             queue: 256,
             max_batch_tokens: 32_768,
+            prefix_cache: true,
+            prefill_tokens: 128,
+            busy_prefill_tokens: 32,
+            serves_clients: false,
+            busy_rows: 4,
             threads: thread::available_parallelism().map_or(1, NonZero::get),
             busy_threads: 1,
             busy_share: 0.2,

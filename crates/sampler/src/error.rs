@@ -9,7 +9,9 @@ use hone_model::ModelError;
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
     /// The model's weights cannot be read in place.
-    #[error("the sampler needs contiguous f32, f16 or bf16 weights in main memory: {0}")]
+    #[error(
+        "the sampler needs quantized weights, or contiguous f32, f16 or bf16 ones in main memory: {0}"
+    )]
     Weights(String),
     /// A setting is out of range.
     #[error("{0}")]
@@ -30,6 +32,9 @@ pub enum SamplerError {
     /// The cache has no page for a token, although pages are reserved at admission.
     #[error("the cache has no page left for a token")]
     NoPage,
+    /// A sequence has no token to compute.
+    #[error("a sequence has no token for the next step")]
+    NoToken,
     /// A pass has more rows than its scratch buffers hold.
     #[error("{rows} rows do not fit in {limit}")]
     TooManyRows {

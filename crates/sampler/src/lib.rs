@@ -1,17 +1,17 @@
-//! Batched rollout sampling: decodes many sequences at once, on the trainer's weights and a LoRA
-//! adapter that is not merged (CPU, f32 arithmetic, paged KV cache).
+//! The native engine: decodes many sequences at once, on the trainer's weights and LoRA adapters that are
+//! not merged (CPU, f32 arithmetic, paged KV cache), for rollouts and for clients.
 //!
 //! [`BatchedEngine`] implements [`hone_engine::Engine`], and [`BatchedPublisher`] implements
 //! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.
 //!
 //! ```text
-//! generate -> queue -> scheduler: admit, prefill the prompt, then step until all sequences end
-//!                         |  one row for each running sequence
+//! generate -> queue -> scheduler: admit; then, in each iteration, a part of a prompt and one step
+//!                         |  one row for each decoding sequence, and for each token of the part
 //!                         v
 //!                      decoder: embedding, norms, matmul, RoPE, attention over the KV cache
-//!                         |  logits
-//!                         v
-//!                      TokenSampler and GenerationRun -> events
+//!                         |  logits                                         |  full pages
+//!                         v                                                 v
+//!                      TokenSampler and GenerationRun -> events        prefix cache
 //! ```
 //!
 //! # Threads
@@ -19,18 +19,30 @@
 //! An engine owns one thread, `hone-native`, which runs the scheduler. It sleeps on a condition
 //! variable while no sequence runs; a request, a publication and [`BatchedEngine::close`] wake it. It
 //! is also a member of a private rayon pool of [`SamplerConfig::threads`] threads, which share the
-//! work of a step. Between steps it pauses while clients are served ([`SamplerConfig::busy_share`]).
-//! Dropping the engine cancels all sequences and joins the thread.
+//! work of a step. If another engine serves clients, it pauses between passes while they are served
+//! ([`SamplerConfig::busy_share`]), and its threads have background priority. With
+//! [`SamplerConfig::serves_clients`] it restricts its own shadow sequences instead. Dropping the engine
+//! cancels all sequences and joins the thread.
 //!
 //! # Invariants
 //!
-//! - A sequence runs on one policy version from its first token to its last. A publication affects
-//!   only requests that are admitted later.
+//! - A sequence runs on one policy version from its first token to its last. The version is fixed at
+//!   admission; a publication affects only requests that are admitted later.
 //! - Activations are matrices `[feature, column]` with one column for each token. Every sum runs over
-//!   features or positions in an order that depends on its own sequence alone. Tokens and
-//!   log-probabilities are therefore bit-identical for every batch composition and thread count.
-//! - The worst-case number of cache pages is reserved at admission, so no running sequence is evicted.
-//!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions.
+//!   features or positions in an order that depends on its own sequence alone: page `i` holds the
+//!   positions `16 i` to `16 i + 15`, and attention adds page by page. Keys, values, tokens and
+//!   log-probabilities are therefore bit-identical for every batch composition, thread count and size of
+//!   the parts of prompts, with and without the prefix cache.
+//! - A cached page is used only for the same weights and the same tokens from position 0, which are
+//!   compared. Pages of versions that requests can no longer get leave the cache when no sequence uses
+//!   them.
+//! - The worst-case number of cache pages is promised at admission, so no running sequence is evicted.
+//!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions; cached pages that no
+//!   sequence uses make room for new ones, those unused for the longest time first.
+//! - A live request delays no other one's next token by more than one part of a prompt,
+//!   [`SamplerConfig::busy_prefill_tokens`]. Shadow sequences delay live ones by a bounded number of rows
+//!   and one page of a prompt, and still get a share of the steps.
+//! - A cancelled sequence frees its pages before the next iteration, also while its prompt is computed.
 //! - A decoding step allocates nothing once the buffers have grown to their final size.
 
 mod attention;
@@ -51,5 +63,5 @@ pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
 pub use engine::{BatchedEngine, BatchedPublisher, BridgedEngine};
 pub use error::SamplerError;
-pub use kv_cache::{BatchMember, BatchRow, CacheShape, PagePool, PromptPages, SequencePages};
+pub use kv_cache::{BatchMember, CacheShape, PagePool, SequencePages, WeightsId};
 pub use weights::AdapterWeights;

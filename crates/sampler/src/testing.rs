@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
@@ -14,7 +13,7 @@ use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
 
-use crate::{AdapterWeights, BatchRow, Decoder, PagePool, PromptPages, Scratch, SequencePages};
+use crate::{AdapterWeights, Decoder, PagePool, Scratch, SequencePages, WeightsId};
 
 pub(crate) const FAMILIES: [&str; 10] = [
     "qwen2",
@@ -108,44 +107,43 @@ impl DecoderHarness {
         }
     }
 
-    /// Computes a prompt, `chunk` tokens at a time.
-    pub fn prompt(&mut self, ids: &[TokenId], chunk: usize) -> Arc<PromptPages> {
-        let mut prompt = PromptPages::new(&mut self.pool, ids.to_vec()).unwrap();
-        while prompt.remaining() > 0 {
+    /// Starts a sequence of up to `limit` tokens and computes its prompt, `chunk` tokens at a time.
+    pub fn sequence(&mut self, prompt: &[TokenId], limit: usize, chunk: usize) -> SequencePages {
+        let weights = WeightsId::default();
+        let mut sequence = SequencePages::new(&mut self.pool, weights, prompt, limit).unwrap();
+        while sequence.remaining() > 0 {
+            let tokens = sequence.remaining().min(chunk);
+            assert!(sequence.ensure_pages(&mut self.pool, tokens));
             let adapter = self.adapter.as_ref();
             self.decoder
-                .prefill(&mut prompt, chunk, adapter, &mut self.scratch, self.threads)
+                .prefill(&mut sequence, tokens, adapter, &mut self.scratch, self.threads)
                 .unwrap();
         }
-        Arc::new(prompt)
+        sequence.cache_last_page(&mut self.pool);
+        sequence
     }
 
-    pub fn sequence(&mut self, prompt: &Arc<PromptPages>, limit: usize) -> BatchRow {
-        let sequence = SequencePages::new(&mut self.pool, prompt, limit).unwrap();
-        BatchRow { sequence, token: prompt.last_token() }
-    }
-
-    pub fn step(&mut self, batch: &mut [BatchRow]) {
+    pub fn step(&mut self, batch: &mut [SequencePages]) {
         for member in batch.iter_mut() {
-            assert!(member.sequence.ensure_page(&mut self.pool));
+            assert!(member.ensure_pages(&mut self.pool, 1));
         }
         let adapter = self.adapter.as_ref();
         self.decoder.step(batch, adapter, &mut self.scratch, self.threads).unwrap();
     }
 
-    /// The logits after the prompt and after each token of `ids`, decoded in a batch of one.
+    /// The logits after the prompt and after each token of `ids`, decoded in a batch of one, without
+    /// the prefix cache.
     pub fn decode_alone(&mut self, prompt: &[TokenId], ids: &[TokenId]) -> Vec<Vec<f32>> {
-        let prompt = self.prompt(prompt, 64);
-        let mut batch = [self.sequence(&prompt, ids.len() + 1)];
+        let pool = PagePool::new(self.decoder.shape(), POOL_PAGES).without_reuse();
+        let pool = std::mem::replace(&mut self.pool, pool);
+        let mut batch = [self.sequence(prompt, ids.len() + 1, 64)];
         let mut logits = Vec::new();
         for next in ids.iter().map(Some).chain([None]) {
             self.step(&mut batch);
             logits.push(self.scratch.logits(0).to_vec());
-            batch[0].token = next.copied().unwrap_or_default();
+            batch[0].push(next.copied().unwrap_or_default());
         }
-        let [member] = batch;
-        drop(member.sequence.free(&mut self.pool));
-        Arc::into_inner(prompt).unwrap().free(&mut self.pool);
+        self.pool = pool;
         logits
     }
 }

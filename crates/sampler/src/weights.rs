@@ -1,22 +1,26 @@
 //! The weights of the decoder: the model's own tensors, and a copy of an adapter.
 
+use std::cell::Cell;
+
 use candle_core::{CpuStorage, DType, Storage, Tensor};
+use half::{bf16, f16};
 
 use hone_core::types::TokenId;
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::storage::with_upcast;
 use hone_model::spec::AttentionOptions;
+use hone_model::weights::{BaseMatrix, BlockFormat, dequantize};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
+use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, add_q8_0_serial, par_outputs};
 
 /// One linear layer. The weight shares the model's storage.
 pub(crate) struct SamplerLinear {
     pub kind: LinearKind,
     /// `[out, inner]`
-    weight: Tensor,
+    weight: BaseMatrix,
     /// `[out]`
     bias: Option<Vec<f32>>,
     pub out: usize,
@@ -53,8 +57,8 @@ pub(crate) struct DecoderLayer {
 /// The base model. Matrices share the model's storage; norms and biases are copied.
 pub(crate) struct BaseWeights {
     pub spec: ModelSpec,
-    embedding: Tensor,
-    head: Tensor,
+    embedding: BaseMatrix,
+    head: BaseMatrix,
     /// The final norm.
     pub norm: Vec<f32>,
     pub layers: Vec<DecoderLayer>,
@@ -66,7 +70,7 @@ impl BaseWeights {
     /// Shares a model's weights.
     ///
     /// # Errors
-    /// If they are not contiguous f32, f16 or bf16 in main memory.
+    /// If they are neither contiguous f32, f16 or bf16 in main memory nor quantized.
     pub fn new(model: &Model) -> Result<Self> {
         let spec = model.spec().clone();
         let layers = (0..spec.num_layers).map(|layer| DecoderLayer::new(model, layer));
@@ -74,9 +78,8 @@ impl BaseWeights {
         let head = readable(model.head())?;
         let groups = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
         let linears = groups.flat_map(|group| &group.linears).map(|linear| &linear.weight);
-        let size = |weight: &Tensor| weight.elem_count() * weight.dtype().size_in_bytes();
         Ok(Self {
-            bytes: linears.chain([&head]).map(size).sum(),
+            bytes: linears.chain([&head]).map(BaseMatrix::size).sum(),
             embedding: readable(model.embedding())?,
             head,
             norm: norm_weight(model.norm(), &spec)?,
@@ -171,35 +174,103 @@ impl SamplerLinear {
     }
 }
 
-/// Returns the tensor if [`add_stored`] can read it.
-fn readable(tensor: &Tensor) -> Result<Tensor> {
-    let (dtype, device) = (tensor.dtype(), tensor.device());
-    let read = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    if read && device.is_cpu() && tensor.is_contiguous() {
-        return Ok(tensor.clone());
+/// Rows of a matrix as they are stored, from some row to the last.
+pub(crate) enum StoredRows<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+    /// Whole rows of quantized blocks.
+    Blocks(BlockFormat, &'a [u8]),
+}
+
+/// Rows of quantized blocks that are dequantized at a time.
+const DEQUANTIZED_ROWS: usize = 16;
+
+/// Returns the matrix if [`with_rows`] can read it.
+fn readable(matrix: &BaseMatrix) -> Result<BaseMatrix> {
+    if let BaseMatrix::Float(tensor) = matrix {
+        let (dtype, device) = (tensor.dtype(), tensor.device());
+        let read = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !read || !device.is_cpu() || !tensor.is_contiguous() {
+            let reason = format!("a tensor is {dtype:?} on {device:?}, or not contiguous");
+            return Err(SamplerError::Weights(reason));
+        }
     }
-    Err(SamplerError::Weights(format!("a tensor is {dtype:?} on {device:?}, or not contiguous")))
+    Ok(matrix.clone())
+}
+
+/// Calls `f` with the rows of a matrix from `first` on.
+pub(crate) fn with_rows<R>(
+    matrix: &BaseMatrix,
+    first: usize,
+    f: impl FnOnce(StoredRows<'_>) -> Result<R>,
+) -> Result<R> {
+    let tensor = match matrix {
+        BaseMatrix::Float(tensor) => tensor,
+        BaseMatrix::Quantized(blocks) => {
+            return f(StoredRows::Blocks(blocks.format(), blocks.rows_from(first)));
+        }
+    };
+    let (storage, layout) = tensor.storage_and_layout();
+    let start = layout.start_offset() + first * tensor.dim(1)?;
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => f(StoredRows::F32(&values[start..])),
+        Storage::Cpu(CpuStorage::F16(values)) => f(StoredRows::F16(&values[start..])),
+        Storage::Cpu(CpuStorage::BF16(values)) => f(StoredRows::Bf16(&values[start..])),
+        _ => Err(SamplerError::Weights("a tensor is not of a readable type".to_owned())),
+    }
 }
 
 /// Computes `out += w x` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
-/// from `first` on, as many as `out` `[outputs, width]` has.
-fn add_stored(out: &mut [f32], weight: &Tensor, first: usize, x: TokenColumns<'_>) -> Result<()> {
-    let inner = weight.dim(1)?;
-    let (storage, layout) = weight.storage_and_layout();
-    let start = layout.start_offset() + first * inner;
-    match &*storage {
-        Storage::Cpu(CpuStorage::F32(values)) => {
-            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
+/// from `first` on, as many as `out` `[outputs, width]` has. Quantized weights give the bits that their
+/// values in f32 give.
+fn add_stored(
+    out: &mut [f32],
+    weight: &BaseMatrix,
+    first: usize,
+    x: TokenColumns<'_>,
+) -> Result<()> {
+    let (_, inner) = weight.dims2()?;
+    with_rows(weight, first, |rows| {
+        match rows {
+            StoredRows::F32(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+            StoredRows::F16(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+            StoredRows::Bf16(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+            StoredRows::Blocks(format, blocks) => add_blocks(out, (format, blocks), inner, x),
         }
-        Storage::Cpu(CpuStorage::F16(values)) => {
-            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
-        }
-        Storage::Cpu(CpuStorage::BF16(values)) => {
-            add_matmul_serial(out, WeightMatrix { values: &values[start..], inner }, x);
-        }
-        _ => return readable(weight).map(drop),
+        Ok(())
+    })
+}
+
+/// Computes `out += w x` for rows of quantized blocks: by a kernel that reads blocks where there is one, else
+/// by that for f32 on a few dequantized rows at a time.
+fn add_blocks(
+    out: &mut [f32],
+    (format, blocks): (BlockFormat, &[u8]),
+    inner: usize,
+    x: TokenColumns<'_>,
+) {
+    thread_local! {
+        static DEQUANTIZED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     }
-    Ok(())
+    let row_bytes = format.row_bytes(inner);
+    let done = match format {
+        BlockFormat::Q8_0 => add_q8_0_serial(out, WeightMatrix { values: blocks, inner }, x),
+        _ => 0,
+    };
+    let (out, blocks) = (&mut out[done * x.width..], &blocks[done * row_bytes..]);
+    let mut buffer = DEQUANTIZED.take();
+    if buffer.len() < DEQUANTIZED_ROWS * inner {
+        buffer = vec![0.0; DEQUANTIZED_ROWS * inner];
+    }
+    let groups = out.chunks_mut(DEQUANTIZED_ROWS * x.width);
+    for (out, blocks) in groups.zip(blocks.chunks(DEQUANTIZED_ROWS * row_bytes)) {
+        let rows = out.len() / x.width;
+        let values = &mut buffer[..rows * inner];
+        dequantize(format, &blocks[..rows * row_bytes], values);
+        add_matmul_serial(out, WeightMatrix { values, inner }, x);
+    }
+    DEQUANTIZED.set(buffer);
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
@@ -255,5 +326,72 @@ impl AdapterWeights {
     /// The factors of one linear layer, if it is adapted.
     pub(crate) fn get(&self, layer: usize, kind: LinearKind) -> Option<&AdapterPair> {
         self.layers.get(layer)?.iter().find(|pair| pair.kind == kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use candle_core::Device;
+    use hone_engine::ModelDir;
+    use hone_model::adapter::BaseDtype;
+    use hone_model::weights::{LoadOptions, Quantize};
+    use hone_model::{Model, ModelSpec};
+
+    use super::*;
+    use crate::testing::{DecoderHarness, family, ids, random_lora, trainer_logits};
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf").join(name)
+    }
+
+    /// Logits of a sequence, with an adapter.
+    fn logits(model: &Model) -> Vec<Vec<f32>> {
+        let lora = random_lora(model.spec(), 4, 7);
+        let vocab = model.spec().vocab_size;
+        DecoderHarness::new(model, Some(&lora)).decode_alone(&ids(19, vocab, 1), &ids(5, vocab, 2))
+    }
+
+    #[test]
+    fn quantized_weights_give_the_bits_of_their_values_in_f32() {
+        for name in ["llama-k.gguf", "qwen2-q8_0.gguf", "llama2-q4_0.gguf", "qwen2-q4_1.gguf"] {
+            let dir = ModelDir::open(&fixture(name)).unwrap();
+            let spec = ModelSpec::from_config(&dir.config).unwrap();
+            let load = |dtype: BaseDtype| {
+                Model::load(spec.clone(), &dir.weights, dtype, &Device::Cpu).unwrap()
+            };
+            let (small, wide) = (load(BaseDtype::Auto), load(BaseDtype::Float32));
+            assert!(matches!(small.head(), BaseMatrix::Quantized(_)));
+            let found = logits(&small);
+            assert_eq!(found, logits(&wide), "{name}: bit for bit");
+
+            let lora = random_lora(&spec, 4, 7);
+            let all = [ids(19, spec.vocab_size, 1), ids(5, spec.vocab_size, 2)].concat();
+            let expected = trainer_logits(&small, &all, Some(&lora));
+            for (found, expected) in found.iter().flatten().zip(expected[18..].iter().flatten()) {
+                assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_step_are_those_of_the_stored_matrices() {
+        let dir = ModelDir::open(&family("llama3")).unwrap();
+        let spec = ModelSpec::from_config(&dir.config).unwrap();
+        let bytes = |quantize| {
+            let options = LoadOptions { quantize, ..LoadOptions::default() };
+            let model = Model::load(spec.clone(), &dir.weights, options, &Device::Cpu).unwrap();
+            BaseWeights::new(&model).unwrap().bytes
+        };
+        let matrices = spec.weight_shapes().into_iter().map(|(_, shape)| shape);
+        let held = matrices.map(|shape| match shape[..] {
+            // Rows of 40 values are not whole blocks.
+            [rows, 40] => [rows * 80; 2],
+            [rows, columns] => [rows * columns * 2, rows * columns / 32 * 34],
+            _ => [0; 2],
+        });
+        let [half, eight] = held.fold([0; 2], |sum, held| [sum[0] + held[0], sum[1] + held[1]]);
+        assert_eq!([bytes(Quantize::None), bytes(Quantize::Q8_0)], [half, eight]);
     }
 }

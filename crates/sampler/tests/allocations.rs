@@ -3,7 +3,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device};
@@ -14,9 +13,7 @@ use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::{Model, ModelSpec};
-use hone_sampler::{
-    AdapterWeights, BatchRow, Decoder, PagePool, PromptPages, Scratch, SequencePages,
-};
+use hone_sampler::{AdapterWeights, Decoder, PagePool, Scratch, SequencePages, WeightsId};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -43,27 +40,36 @@ static COUNTING: Counting = Counting;
 fn rounds(decoder: &Decoder, spec: &ModelSpec, factors: &AdapterWeights, threads: usize) -> usize {
     let mut pool = PagePool::new(decoder.shape(), 200);
     let mut scratch = Scratch::new(spec, 32, 32);
-    let mut prompt = PromptPages::new(&mut pool, (3..30).collect()).unwrap();
-    while prompt.remaining() > 0 {
-        decoder.prefill(&mut prompt, 32, Some(factors), &mut scratch, threads).unwrap();
-    }
-    let prompt = Arc::new(prompt);
+    let prompt: Vec<u32> = (3..30).collect();
     let mut last = 0;
     for _ in 0..3 {
-        let new = |pool: &mut PagePool| SequencePages::new(pool, &prompt, 40).unwrap();
-        let mut rows: Vec<BatchRow> = (0..24)
-            .map(|_| BatchRow { sequence: new(&mut pool), token: prompt.last_token() })
-            .collect();
+        let mut rows: Vec<SequencePages> = Vec::new();
+        for _ in 0..24 {
+            let new = SequencePages::new(&mut pool, WeightsId::default(), &prompt, 40);
+            let mut sequence = new.unwrap();
+            while sequence.remaining() > 0 {
+                let tokens = sequence.remaining();
+                assert!(rows.is_empty(), "the others share the first one's prompt");
+                assert!(sequence.ensure_pages(&mut pool, tokens));
+                decoder
+                    .prefill(&mut sequence, tokens, Some(factors), &mut scratch, threads)
+                    .unwrap();
+                sequence.cache_last_page(&mut pool);
+            }
+            rows.push(sequence);
+        }
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for step in 0..40 {
             for row in &mut rows {
-                assert!(row.sequence.ensure_page(&mut pool));
-                row.token = 3 + step;
+                if step > 0 {
+                    row.push(3 + step);
+                }
+                assert!(row.ensure_pages(&mut pool, 1));
             }
             decoder.step(&mut rows, Some(factors), &mut scratch, threads).unwrap();
         }
         last = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        rows.into_iter().for_each(|row| drop(row.sequence.free(&mut pool)));
+        rows.into_iter().for_each(|row| row.free(&mut pool));
     }
     last
 }

@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use hone_core::types::PolicyState;
+use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
 use super::Folder;
 use crate::config::Config;
 use crate::demo::DaemonHandle;
 use crate::demo::client::Client;
-use crate::demo::config::{TASK_ASKED, TASK_HELD_OUT};
+use crate::demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
 use crate::progress::Progress;
 
 use self::crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits};
@@ -64,6 +65,8 @@ pub struct SafetyOptions {
     pub requests: u64,
     /// Answers between an answer and its rating where feedback is late; a sixth of the requests if absent.
     pub late: Option<u64>,
+    /// The engine of the users.
+    pub backend: EngineBackend,
 }
 
 /// Runs the benchmark on daemons that `start` starts, one after the other.
@@ -114,7 +117,9 @@ async fn measure_base(
 ) -> anyhow::Result<Vec<ObservedAnswer>> {
     let dir = Folder::temporary()?;
     let crowd = examiners(options, seed);
-    let daemon = start(setup::without_training(seed, &dir.0)).await?;
+    let mut config = setup::without_training(seed, &dir.0);
+    serve_with(&mut config, options.backend);
+    let daemon = start(config).await?;
     let sent = async {
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
@@ -157,7 +162,8 @@ async fn measure(
     let half = usize::try_from(total / 2).unwrap_or(usize::MAX);
     let change_at = (scenario == SafetyScenario::TasteChange).then_some(half);
     let crowd = Crowd::new(seed, total, habits, change_at);
-    let config = setup::config(scenario, mode, seed, &dir.0)?;
+    let mut config = setup::config(scenario, mode, seed, &dir.0)?;
+    serve_with(&mut config, options.backend);
     let most_waiting = Some(setup::most_waiting(scenario, &config));
     let daemon = start(config).await?;
     let measured = async {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use hone_core::memory;
+use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 
 use super::dir::SERVE_FILE;
@@ -76,6 +77,8 @@ pub struct DemoReport {
     pub seed: u64,
     /// `--rewards`.
     pub rewards: RewardsMode,
+    /// `--backend`.
+    pub backend: EngineBackend,
     /// `--sampler`.
     pub sampler: SamplerKind,
     /// The decisions about versions; absent with `--promotion direct`, which promotes every version.

@@ -52,6 +52,7 @@ fn findings() -> Findings {
         peak_rss_mib: Some(412.4),
         seed: 1,
         rewards: RewardsMode::Both,
+        backend: EngineBackend::Mistralrs,
         sampler: SamplerKind::Auto,
         versions: None,
     };
@@ -135,6 +136,7 @@ fn the_json_has_exactly_these_keys() {
       "peak_rss_mib": 412.4,
       "seed": 1,
       "rewards": "both",
+      "backend": "mistralrs",
       "sampler": "auto"
     }
     "#);

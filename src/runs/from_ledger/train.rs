@@ -94,6 +94,7 @@ pub async fn run(
         config: config.train.clone(),
         max_completion_tokens: config.rollout.max_tokens as usize,
         model: model.clone(),
+        load: config.load_options(),
         longest_sample,
         routes,
         metrics: metrics.clone(),

@@ -301,5 +301,5 @@ fn a_model_uses_the_same_endpoint_token_and_cache() {
     let unreachable = shown(&Client::new(&url).run(&args)).replace(&url, "HUB");
     assert_snapshot!(unreachable.trim_end(), @"error: acme/tiny: the hub at HUB cannot be reached (Connection refused (os error 111)); without it, set model.path to a directory");
     let args = ["train", "--model", "no such model", "--explain-memory"];
-    assert_snapshot!(shown(&client.run(&args)).trim_end(), @r#"error: model.path is "no such model": it must be a directory or a hub id of the form organization/name"#);
+    assert_snapshot!(shown(&client.run(&args)).trim_end(), @r#"error: model.path is "no such model": it must be a directory, a GGUF file or a hub id of the form organization/name"#);
 }

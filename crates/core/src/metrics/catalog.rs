@@ -72,6 +72,15 @@ metric_set! {
         engine_failures: IntCounter("hone_engine_failures_total",
             "Generations that failed in the engine."),
 
+        engine_prompt_tokens: IntCounterVec("hone_engine_prompt_tokens_total",
+            "Prompt tokens of the native engine: computed, or taken from the prefix cache, by source.",
+            &["source"]),
+        engine_cache_pages: IntGaugeVec("hone_engine_cache_pages",
+            "Pages of the native engine's cache, of 16 positions each: used by sequences, or kept for \
+             later requests, by state.", &["state"]),
+        engine_cache_capacity: IntGauge("hone_engine_cache_capacity_pages",
+            "Pages that the native engine's cache may hold."),
+
         store_commit_duration: Histogram("hone_store_commit_duration_seconds",
             "Time of one group commit.", FAST),
         store_batch_operations: Histogram("hone_store_batch_operations",

@@ -1,17 +1,19 @@
 //! Text to token ids and back: tokenizer, chat template and stop tokens.
 
+mod alphabet;
 mod stream;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use tokenizers::{DecoderWrapper, Tokenizer};
+use tokenizers::Tokenizer;
 
 use hone_core::types::{Message, Role, TokenId};
 
 use crate::error::EngineError;
 use crate::model_dir::ModelDir;
 use crate::template::ChatTemplate;
+use alphabet::Alphabet;
 
 pub use stream::{TextPiece, TextStream};
 
@@ -20,8 +22,8 @@ pub struct Codec {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     stop_ids: Vec<TokenId>,
-    /// The byte for each character of a byte-level token, by code point.
-    byte_of_char: Vec<Option<u8>>,
+    /// How tokens spell bytes.
+    alphabet: Alphabet,
     /// Special tokens, which add no text.
     special: HashSet<TokenId>,
     /// The text of all tokens, concatenated. The tokenizer needs two map look-ups and a copy.
@@ -35,26 +37,28 @@ impl Codec {
     ///
     /// # Errors
     /// [`EngineError::Component`] if one of them cannot be read, or [`EngineError::Model`] if the
-    /// tokenizer is not byte-level.
+    /// tokenizer is neither byte-level nor of SentencePiece's kind.
     pub fn load(dir: &ModelDir) -> Result<Self, EngineError> {
-        let path = dir.path.join("tokenizer.json");
+        let path = dir.tokenizer_file();
         let fail = |error| EngineError::component(path.display(), error);
-        let mut tokenizer = Tokenizer::from_file(&path).map_err(fail)?;
+        let mut tokenizer = Tokenizer::from_bytes(dir.tokenizer_json()?).map_err(fail)?;
         // Tokenizers that were saved after training may truncate or pad. A prompt must stay whole.
         tokenizer.with_truncation(None).map_err(fail)?;
         tokenizer.with_padding(None);
-        if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            let path = path.display();
-            let reason = format!("{path}: the decoder's type must be \"ByteLevel\"");
-            return Err(EngineError::Model(reason));
-        }
+        let alphabet = Alphabet::of(tokenizer.get_decoder()).ok_or_else(|| {
+            EngineError::Model(format!(
+                "{}: the decoder's type must be \"ByteLevel\", or a \"Sequence\" of \"Replace\" (of \
+                 \u{2581}), \"ByteFallback\", \"Fuse\" and perhaps \"Strip\"",
+                path.display()
+            ))
+        })?;
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
         let mut codec = Self {
             tokenizer,
             template: ChatTemplate::new(&dir.chat_template, &dir.special_tokens)?,
             stop_ids: dir.stop_ids.clone(),
-            byte_of_char: byte_of_char(),
+            alphabet,
             special,
             token_text: Vec::new(),
             bounds: Vec::new(),
@@ -122,17 +126,20 @@ impl Codec {
     /// # Errors
     /// [`EngineError::Component`] if the tokenizer fails.
     pub fn decode(&self, ids: &[TokenId]) -> Result<String, EngineError> {
-        let text = self.tokenizer.decode(ids, true);
-        text.map_err(|error| EngineError::component("tokenizer", error))
+        if self.alphabet == Alphabet::Bytes {
+            let text = self.tokenizer.decode(ids, true);
+            return text.map_err(|error| EngineError::component("tokenizer", error));
+        }
+        // The library replaces every byte of an invalid sequence, not the sequence as a whole.
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.text_bytes(*id).into_owned()).collect();
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(self.alphabet.without_prefix(&text).to_owned())
     }
 
     /// The bytes of one token, for the `bytes` of OpenAI's logprobs. Empty for ids that the
     /// tokenizer does not know (padding rows of the embedding).
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
-        let Some(token) = self.tokenizer.id_to_token(id) else { return Vec::new() };
-        let byte = |c: char| self.byte_of_char.get(c as usize).copied().flatten();
-        // An added token may have characters outside the byte alphabet. It is literal text then.
-        token.chars().map(byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.into_bytes())
+        self.tokenizer.id_to_token(id).map_or_else(Vec::new, |token| self.alphabet.bytes(token))
     }
 
     /// The bytes that a token adds to the text; none for a special token.
@@ -159,22 +166,6 @@ impl Codec {
     pub fn vocab(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
-}
-
-/// GPT-2's byte alphabet: printable Latin-1 characters represent their own byte, the characters
-/// from U+0100 on represent the other bytes in order.
-fn byte_of_char() -> Vec<Option<u8>> {
-    let mut table = vec![None; 512];
-    let mut next = 256;
-    for byte in 0..=u8::MAX {
-        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
-            table[usize::from(byte)] = Some(byte);
-        } else {
-            table[next] = Some(byte);
-            next += 1;
-        }
-    }
-    table
 }
 
 #[cfg(test)]

@@ -27,13 +27,15 @@ pub struct TextStream {
     /// Text that may begin a stop string.
     held: String,
     stopped: bool,
+    /// Whether no character has been decoded yet.
+    is_start: bool,
 }
 
 impl TextStream {
     /// A stream that ends before the first of `stop`. Empty stop strings are ignored.
     pub fn new(codec: Arc<Codec>, stop: &[String]) -> Self {
         let stop = stop.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { codec, stop, bytes: Vec::new(), held: String::new(), stopped: false }
+        Self { codec, stop, bytes: Vec::new(), held: String::new(), stopped: false, is_start: true }
     }
 
     /// Adds a token and returns the text that is certain now.
@@ -59,8 +61,12 @@ impl TextStream {
         let bytes = std::mem::take(&mut self.bytes);
         let mut chunks = bytes.utf8_chunks().peekable();
         while let Some(chunk) = chunks.next() {
-            self.held.push_str(chunk.valid());
-            let invalid = chunk.invalid();
+            let (mut valid, invalid) = (chunk.valid(), chunk.invalid());
+            if self.is_start && !valid.is_empty() {
+                valid = self.codec.alphabet.without_prefix(valid);
+            }
+            self.is_start &= chunk.valid().is_empty() && invalid.is_empty();
+            self.held.push_str(valid);
             let incomplete = chunks.peek().is_none()
                 && std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none());
             if incomplete {

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use hone_core::digest::{Digest, hex};
 use hone_core::files::{FileError, at, remove_any, sync_dir, sync_parent, write_synced};
 
+use super::ModelDir;
 use super::family::EngineFamily;
 use super::values::refuse;
-use super::{ModelDir, files};
 use crate::error::EngineError;
 
 impl ModelDir {
@@ -28,8 +28,15 @@ impl ModelDir {
     /// stop tokens, and links to the weights (copies if the file system has no links).
     ///
     /// # Errors
-    /// [`EngineError::Component`] if a file cannot be read or written.
+    /// [`EngineError::Component`] if a file cannot be read or written, or [`EngineError::Model`] for a
+    /// GGUF file, which mistral.rs cannot serve with adapters.
     pub fn write_normalized(&self, cache_dir: &Path) -> Result<PathBuf, EngineError> {
+        if self.is_gguf() {
+            let path = self.path.display();
+            let reason =
+                "mistral.rs cannot serve it with adapters: set engine.backend = \"native\"";
+            return Err(refuse(format!("{path} is a GGUF file; {reason}")));
+        }
         let texts = texts(self)?;
         let target = cache_dir.join(directory_name(self, &texts)?);
         if target.is_dir() {
@@ -63,7 +70,7 @@ fn texts(model: &ModelDir) -> Result<Vec<(&'static str, String)>, EngineError> {
         Some(config) => EngineFamily::of(config)?.for_engine(config),
         None => return Err(refuse("config.json is not an object".to_owned())),
     };
-    let tokenizer = files::read(&model.path.join("tokenizer.json"))?;
+    let tokenizer = model.tokenizer_json()?;
     Ok(vec![
         ("config.json", Value::Object(config).to_string()),
         ("generation_config.json", json!({ "eos_token_id": model.stop_ids }).to_string()),

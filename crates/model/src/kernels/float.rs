@@ -8,6 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::exp::exp_f32;
+use crate::weights::{BlockFormat, dequantize};
 
 /// f32 for training, f64 for checking gradients.
 pub trait Real:
@@ -31,7 +32,9 @@ pub trait Real:
     fn upcast_f16(to: &mut [Self], from: &[f16]);
     /// Converts `from` into `to`, which has the same length. Exact.
     fn upcast_bf16(to: &mut [Self], from: &[bf16]);
-    /// This thread's buffer for values upcast from 16 bits.
+    /// Writes the values of quantized blocks to `to`, which has as many. Exact.
+    fn dequantize(format: BlockFormat, blocks: &[u8], to: &mut [Self]);
+    /// This thread's buffer for values that are widened.
     fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>>;
 
     /// `1 - 2 / (e^2x + 1)`
@@ -48,7 +51,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ty, $exp:expr, $upcast:ident) => {
+    ($type:ty, $exp:expr, $upcast:ident, $dequantize:expr) => {
         impl Real for $type {
             #[inline(always)]
             fn of(x: f64) -> Self {
@@ -73,6 +76,9 @@ macro_rules! real {
                 let f32_of = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = f32_of(from).into());
             }
+            fn dequantize(format: BlockFormat, blocks: &[u8], to: &mut [Self]) {
+                $dequantize(format, blocks, to);
+            }
             fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>> {
                 thread_local! {
                     static BUFFER: Cell<Vec<$type>> = const { Cell::new(Vec::new()) };
@@ -83,8 +89,12 @@ macro_rules! real {
     };
 }
 
-real!(f32, exp_f32, convert_to_f32_slice);
-real!(f64, f64::exp, convert_to_f64_slice);
+real!(f32, exp_f32, convert_to_f32_slice, dequantize);
+real!(f64, f64::exp, convert_to_f64_slice, |format: BlockFormat, blocks: &[u8], to: &mut [f64]| {
+    let mut values = vec![0.0; to.len()];
+    dequantize(format, blocks, &mut values);
+    to.iter_mut().zip(values).for_each(|(to, value)| *to = value.into());
+});
 
 /// Evaluates an expression with the float type `$T` of a `DType`: f64, or else f32.
 macro_rules! with_float {

@@ -17,6 +17,7 @@ use super::matmul::{Matrix, WriteMode, multiply, product};
 use super::rowwise;
 use super::storage::{with_upcast, with_values};
 use crate::adapter::weights::{Dropout, LoraPair};
+use crate::weights::BaseMatrix;
 
 type Result<T> = candle_core::Result<T>;
 
@@ -26,7 +27,7 @@ const NAME: &str = "linear";
 #[derive(Clone, Copy)]
 pub(crate) struct LoraLinear<'a> {
     /// `[out, in]`
-    pub weight: &'a Tensor,
+    pub weight: &'a BaseMatrix,
     /// `[out]`
     pub bias: Option<&'a Tensor>,
     pub pair: Option<&'a LoraPair>,

@@ -1,4 +1,4 @@
-//! The values of candle tensors on the CPU as slices.
+//! The values of candle tensors and quantized matrices on the CPU as slices.
 
 use std::ops::Range;
 
@@ -6,10 +6,11 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor};
 
 use super::float::Real;
 use super::parallel;
+use crate::weights::BaseMatrix;
 
 type Result<T> = candle_core::Result<T>;
 
-/// Values that are upcast at a time; a parallel task takes a few of these blocks.
+/// Values that are widened at a time, whole blocks of each format; a parallel task takes a few of these.
 const UPCAST_BLOCK: usize = 1 << 12;
 
 /// The values of a contiguous storage.
@@ -42,60 +43,72 @@ pub(crate) fn with_values<T: Real, const N: usize, R>(
     f(slices)
 }
 
-/// Calls `f` with a range of the values of a contiguous CPU tensor. Values of 16 bits are upcast to
-/// `T`, into a buffer that this thread reuses. Errors name the operation `name`.
+/// Calls `f` with a range of the values of a matrix on the CPU, which is contiguous: whole rows, if it is
+/// quantized. Values of 16 bits and those of quantized blocks are widened to `T`, into a buffer that
+/// this thread reuses. Errors name the operation `name`.
 ///
 /// # Errors
-/// If the tensor is elsewhere, not contiguous, or neither of 16 bits nor of type `T`; or `f`'s error.
+/// If the matrix is elsewhere, not contiguous, or of another float type than 16 bits and `T`; or `f`'s
+/// error.
 pub fn with_upcast<T: Real, R>(
-    tensor: &Tensor,
+    matrix: &BaseMatrix,
     range: Range<usize>,
     name: &str,
     f: impl FnOnce(&[T]) -> Result<R>,
 ) -> Result<R> {
+    let tensor = match matrix {
+        BaseMatrix::Float(tensor) => tensor,
+        BaseMatrix::Quantized(matrix) => {
+            let dequantize = |first: usize, to: &mut [T]| {
+                let first = range.start + first;
+                T::dequantize(matrix.format(), matrix.blocks(first..first + to.len()), to);
+            };
+            return widened(range.len(), dequantize, f);
+        }
+    };
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cpu(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets()) else {
         candle_core::bail!("{name}: an input is not on the CPU, or not contiguous");
     };
     let range = start + range.start..start + range.end;
     match storage {
-        CpuStorage::F16(values) => upcast(&values[range], T::upcast_f16, f),
-        CpuStorage::BF16(values) => upcast(&values[range], T::upcast_bf16, f),
+        CpuStorage::F16(values) => {
+            let values = &values[range];
+            let upcast = |at: usize, to: &mut [T]| T::upcast_f16(to, &values[at..at + to.len()]);
+            widened(values.len(), upcast, f)
+        }
+        CpuStorage::BF16(values) => {
+            let values = &values[range];
+            let upcast = |at: usize, to: &mut [T]| T::upcast_bf16(to, &values[at..at + to.len()]);
+            widened(values.len(), upcast, f)
+        }
         storage => f(&T::cpu_storage_as_slice(storage)?[range]),
     }
 }
 
-fn upcast<T: Real, H: Sync, R>(
-    values: &[H],
-    convert: impl Fn(&mut [T], &[H]) + Sync + Send,
+/// Calls `f` with `count` values, which `widen(first, to)` writes to `to`.
+fn widened<T: Real, R>(
+    count: usize,
+    widen: impl Fn(usize, &mut [T]) + Sync + Send,
     f: impl FnOnce(&[T]) -> R,
 ) -> R {
     // Taken out of its cell, because rayon may run another task on this thread while `f` waits.
     let mut buffer = T::upcast_buffer().take();
-    if buffer.len() < values.len() {
-        buffer = vec![T::of(0.0); values.len()];
+    if buffer.len() < count {
+        buffer = vec![T::of(0.0); count];
     }
-    let converted = &mut buffer[..values.len()];
-    parallel::rows(converted, UPCAST_BLOCK, |first, block| {
-        let first = first * UPCAST_BLOCK;
-        convert(block, &values[first..first + block.len()]);
-    });
-    let result = f(converted);
+    let wide = &mut buffer[..count];
+    parallel::rows(wide, UPCAST_BLOCK, |first, block| widen(first * UPCAST_BLOCK, block));
+    let result = f(wide);
     T::upcast_buffer().set(buffer);
     result
-}
-
-/// Whether a type is one of the 16-bit floats that [`with_upcast`] converts.
-pub fn is_16_bit(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// Whether the fused kernels can read this weight: frozen, contiguous, on the CPU, and of a type that
 /// [`with_upcast`] reads.
 pub(crate) fn is_frozen_cpu_weight(weight: &Tensor) -> bool {
-    let dtype = weight.dtype();
     weight.device().is_cpu()
-        && (is_16_bit(dtype) || matches!(dtype, DType::F32 | DType::F64))
+        && matches!(weight.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64)
         && weight.is_contiguous()
         && !weight.track_op()
 }

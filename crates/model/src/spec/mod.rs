@@ -233,6 +233,12 @@ impl ModelSpec {
         }
     }
 
+    /// Whether a weight is that of the output layer, which may be the embedding.
+    pub(crate) fn is_head(&self, name: &str) -> bool {
+        let tied = self.tie_word_embeddings;
+        name == if tied { "model.embed_tokens.weight" } else { "lm_head.weight" }
+    }
+
     /// Hugging Face name and shape of every weight.
     pub fn weight_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let embedding = vec![self.vocab_size, self.hidden_size];

@@ -14,6 +14,7 @@ use super::segments::Segments;
 use crate::adapter::weights::{Dropout, LoraPair, LoraWeights};
 use crate::kernels::ops;
 use crate::spec::{Activation, LinearKind, ModelSpec, rope_tables};
+use crate::weights::BaseMatrix;
 use crate::{ModelError, Result};
 
 /// What all blocks of one forward pass share.
@@ -57,9 +58,19 @@ pub(super) fn norm(spec: &ModelSpec, x: &Tensor, weight: &Tensor) -> candle_core
 #[derive(Clone, Debug)]
 struct LinearWeights {
     /// `[out, in]`
-    weight: Tensor,
+    weight: BaseMatrix,
     /// `[out]`
     bias: Option<Tensor>,
+}
+
+/// A norm's weight or a bias, which are never quantized.
+pub(super) fn unquantized(name: &str, weight: BaseMatrix) -> Result<Tensor> {
+    match weight {
+        BaseMatrix::Float(tensor) => Ok(tensor),
+        BaseMatrix::Quantized(_) => {
+            Err(ModelError::weights(format!("`{name}` is quantized, but not a linear layer's")))
+        }
+    }
 }
 
 /// Applies a linear layer of a block, with its adapter.
@@ -82,17 +93,24 @@ impl Block {
     pub(super) fn new(
         spec: &ModelSpec,
         layer: usize,
-        take: &mut impl FnMut(&str) -> Result<Tensor>,
+        take: &mut impl FnMut(&str) -> Result<BaseMatrix>,
     ) -> Result<Self> {
         let prefix = format!("model.layers.{layer}");
         let mut linears = BTreeMap::new();
         for (kind, _) in spec.linears(layer) {
             let module = kind.module(layer);
             let weight = take(&format!("{module}.weight"))?;
-            let bias = spec.has_bias(kind).then(|| take(&format!("{module}.bias"))).transpose()?;
+            let bias = spec.has_bias(kind).then(|| {
+                let name = format!("{module}.bias");
+                unquantized(&name, take(&name)?)
+            });
+            let bias = bias.transpose()?;
             linears.insert(kind, LinearWeights { weight, bias });
         }
-        let mut norm = |name: &str| take(&format!("{prefix}.{name}.weight"));
+        let mut norm = |name: &str| {
+            let name = format!("{prefix}.{name}.weight");
+            unquantized(&name, take(&name)?)
+        };
         let mut pair = |[a, b]: [&str; 2]| Ok::<_, ModelError>([norm(a)?, norm(b)?]);
         let (inputs, outputs) = spec.norm_names();
         let [attention_norm, mlp_norm] = pair(inputs)?;
@@ -122,7 +140,7 @@ impl Block {
     }
 
     /// Weight `[out, in]` and bias `[out]` of a linear layer.
-    pub fn linear(&self, kind: LinearKind) -> Option<(&Tensor, Option<&Tensor>)> {
+    pub fn linear(&self, kind: LinearKind) -> Option<(&BaseMatrix, Option<&Tensor>)> {
         self.linears.get(&kind).map(|linear| (&linear.weight, linear.bias.as_ref()))
     }
 
@@ -131,11 +149,15 @@ impl Block {
         self.linears.values().filter_map(|linear| linear.bias.as_ref())
     }
 
-    /// All weights except the biases.
-    pub(super) fn weights(&self) -> impl Iterator<Item = &Tensor> {
+    /// Weights of all norms.
+    pub(super) fn all_norms(&self) -> impl Iterator<Item = &Tensor> {
         let more = [&self.output_norms, &self.head_norms].into_iter().flatten().flatten();
-        let linears = self.linears.values().map(|linear| &linear.weight);
-        self.norms().into_iter().chain(more).chain(linears)
+        self.norms().into_iter().chain(more)
+    }
+
+    /// Weights of the linear layers.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &BaseMatrix> {
+        self.linears.values().map(|linear| &linear.weight)
     }
 
     /// `x` `[tokens, hidden]` to the same shape.
@@ -180,7 +202,7 @@ impl Block {
         let Some((weight, bias)) = self.linear(kind) else {
             candle_core::bail!("the block has no {}", kind.as_str());
         };
-        let y = ops::linear(x, weight, bias)?;
+        let y = ops::linear(x, weight.float(kind.as_str())?, bias)?;
         let Some(pair) = pair else { return Ok(y) };
         let x = dropout.map_or(Ok(x.clone()), |dropout| dropout.apply(x))?;
         y + (x.matmul(&pair.a.t()?)?.matmul(&pair.b.t()?)? * pair.scale)?

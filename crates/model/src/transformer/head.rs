@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{CpuStorage, DType, Tensor};
+use candle_core::{CpuStorage, Tensor};
 
 use hone_core::simd::{SimdTask, dispatch};
 
@@ -12,8 +12,9 @@ use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTarge
 use crate::kernels::float::Real;
 use crate::kernels::matmul::{Matrix, WriteMode, multiply};
 use crate::kernels::parallel;
-use crate::kernels::storage::{is_16_bit, with_upcast};
+use crate::kernels::storage::with_upcast;
 use crate::spec::ModelSpec;
+use crate::weights::BaseMatrix;
 
 type Result<T> = candle_core::Result<T>;
 
@@ -33,18 +34,19 @@ pub fn logits_in_memory(rows: usize, vocab: usize) -> usize {
     rows.min(chunk_rows(vocab)) * vocab
 }
 
-/// Values of a 16-bit W that are upcast at once; few in tests, so that they cover several blocks.
+/// Values of W that are widened at once if it is not of the computation's type; few in tests, so that
+/// they cover several pieces.
 const UPCAST: usize = if cfg!(test) { 1 << 9 } else { 1 << 22 };
 
-/// Rows of W in one product: all, or a block that is upcast.
-fn block_rows(dtype: DType, vocab: usize, hidden: usize) -> usize {
+/// Rows of W in one product: all, or those that are widened at once.
+fn block_rows(widened: bool, vocab: usize, hidden: usize) -> usize {
     let all = vocab.max(1);
-    if is_16_bit(dtype) { (UPCAST / hidden.max(1)).clamp(1, all) } else { all }
+    if widened { (UPCAST / hidden.max(1)).clamp(1, all) } else { all }
 }
 
-/// Values of a 16-bit output layer that are upcast at once.
+/// Values of an output layer of 16 bits or quantized blocks that are widened at once.
 pub fn head_upcast_values(spec: &ModelSpec) -> usize {
-    block_rows(DType::BF16, spec.vocab_size, spec.hidden_size) * spec.hidden_size
+    block_rows(true, spec.vocab_size, spec.hidden_size) * spec.hidden_size
 }
 
 /// [`token_stats`](super::token_stats()) of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x
@@ -58,7 +60,7 @@ pub fn head_upcast_values(spec: &ModelSpec) -> usize {
 /// As `token_stats`.
 pub(super) fn head_stats(
     x: &Tensor,
-    weight: &Tensor,
+    weight: &BaseMatrix,
     softcap: Option<f64>,
     targets: &[u32],
     temperatures: &[f32],
@@ -76,7 +78,7 @@ pub(super) fn head_stats(
 }
 
 struct HeadStats {
-    weight: Tensor,
+    weight: BaseMatrix,
     softcap: Option<f64>,
     targets: TokenTargets,
     /// If x is differentiated: gradients of the log-probabilities `[n, hidden]`, from the forward to
@@ -103,7 +105,7 @@ impl HeadStats {
     /// Calls `f` with each block of W `[count, hidden]` and its first row.
     fn weight_blocks<T: Real>(&self, mut f: impl FnMut(usize, Matrix<'_, T>)) -> Result<()> {
         let (vocab, hidden) = self.weight.dims2()?;
-        let most = block_rows(self.weight.dtype(), vocab, hidden);
+        let most = block_rows(self.weight.stored().is_widened(), vocab, hidden);
         for first in (0..vocab).step_by(most) {
             let count = most.min(vocab - first);
             let range = first * hidden..(first + count) * hidden;
@@ -211,7 +213,7 @@ impl StatsOp for HeadStats {
         match slot.and_then(|s| s.lock().unwrap_or_else(PoisonError::into_inner).take()) {
             Some(saved) if grad.chunks_exact(2).all(|grad| grad[1] == T::of(0.0)) => {
                 let mut dx = T::cpu_storage_data(saved)?;
-                let hidden = self.weight.dim(1)?;
+                let (_, hidden) = self.weight.dims2()?;
                 for (row, grad) in dx.chunks_exact_mut(hidden).zip(grad.chunks_exact(2)) {
                     row.iter_mut().for_each(|x| *x *= grad[0]);
                 }

@@ -20,7 +20,7 @@ mod token_stats;
 
 pub use block::Block;
 pub use head::{head_upcast_values, logits_in_memory};
-pub use model::{Model, SavedActivations, stays_16_bit};
+pub use model::{Model, SavedActivations};
 pub use segments::{Segment, Segments};
 pub use token_stats::token_stats;
 

@@ -5,38 +5,32 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 
 use hone_core::digest::Digest;
 
-use super::block::{Block, Context};
+use super::block::{Block, Context, unquantized};
 use super::head::head_stats;
 use super::layers::{Layers, SavedLayers, backward_from, variable};
 use super::segments::Segments;
 use super::token_stats::token_stats;
-use crate::adapter::BaseDtype;
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::ops;
-use crate::kernels::storage::{is_16_bit, is_frozen_cpu_weight};
+use crate::kernels::storage::is_frozen_cpu_weight;
+use crate::weights::{BaseMatrix, LoadOptions, WeightFiles};
 use crate::{ModelError, ModelSpec, Result};
-
-/// Whether a weight of `rank` dimensions that is stored as `stored` keeps its 16 bits in memory.
-pub fn stays_16_bit(dtype: BaseDtype, stored: DType, rank: usize) -> bool {
-    dtype == BaseDtype::Auto && rank == 2 && is_16_bit(stored)
-}
 
 /// The decoder and its weights.
 #[derive(Clone, Debug)]
 pub struct Model {
     spec: ModelSpec,
     /// `[vocab, hidden]`
-    embedding: Tensor,
+    embedding: BaseMatrix,
     blocks: Vec<Block>,
     /// `[hidden]`
     norm: Tensor,
     /// `[vocab, hidden]`; the embedding itself where tied.
-    head: Tensor,
+    head: BaseMatrix,
     /// Whether layers run by the fused kernels rather than as candle graphs.
     pub(super) fused_layers: bool,
 }
@@ -58,60 +52,63 @@ impl SavedActivations {
 }
 
 impl Model {
-    /// A model from named tensors on one device. It computes in their float type; matrices may be of
-    /// lower precision. Tensors of `Var`s are trained. Names that the model does not have are ignored.
+    /// A model from named weights on one device. It computes in the float type of the norms; matrices
+    /// may be of lower precision. Tensors of `Var`s are trained. Names that the model does not have are
+    /// ignored.
     ///
     /// # Errors
-    /// If a weight is missing or has the wrong shape.
-    pub fn new(spec: ModelSpec, mut tensors: HashMap<String, Tensor>) -> Result<Self> {
+    /// If a weight is missing or has the wrong shape, or a matrix is quantized and the fused kernels
+    /// cannot run, because a weight is trained or not on the CPU.
+    pub fn new<W: Into<BaseMatrix>>(spec: ModelSpec, weights: HashMap<String, W>) -> Result<Self> {
+        let mut weights: HashMap<String, BaseMatrix> =
+            weights.into_iter().map(|(name, weight)| (name, weight.into())).collect();
         let missing = |name: &str| ModelError::weights(format!("`{name}` is missing"));
         for (name, shape) in spec.weight_shapes() {
-            let found = tensors.get(&name).ok_or_else(|| missing(&name))?.dims();
+            let found = weights.get(&name).ok_or_else(|| missing(&name))?.shape();
             if found != shape {
                 return Err(ModelError::weights(format!(
                     "`{name}` has shape {found:?}, but config.json requires {shape:?}"
                 )));
             }
         }
-        let mut take = |name: &str| tensors.remove(name).ok_or_else(|| missing(name));
+        let mut take = |name: &str| weights.remove(name).ok_or_else(|| missing(name));
         let embedding = take("model.embed_tokens.weight")?;
         let blocks = (0..spec.num_layers)
             .map(|layer| Block::new(&spec, layer, &mut take))
             .collect::<Result<Vec<_>>>()?;
-        let norm = take("model.norm.weight")?;
+        let norm = unquantized("model.norm.weight", take("model.norm.weight")?)?;
         let head =
             if spec.tie_word_embeddings { embedding.clone() } else { take("lm_head.weight")? };
-        let fused_layers = blocks
-            .iter()
-            .flat_map(|block| block.weights().chain(block.biases()))
-            .chain([&embedding, &norm, &head])
-            .all(is_frozen_cpu_weight);
+        let matrices = || blocks.iter().flat_map(Block::matrices).chain([&embedding, &head]);
+        let vectors = blocks.iter().flat_map(|block| block.all_norms().chain(block.biases()));
+        let fused_layers = vectors.chain([&norm]).all(is_frozen_cpu_weight)
+            && matrices().all(|matrix| match matrix {
+                BaseMatrix::Float(tensor) => is_frozen_cpu_weight(tensor),
+                BaseMatrix::Quantized(_) => true,
+            });
+        let is_quantized = |matrix: &BaseMatrix| matches!(matrix, BaseMatrix::Quantized(_));
+        if !fused_layers && matrices().any(is_quantized) {
+            let reason = "quantized weights can be used on the CPU only, and with no weight of the \
+                          base trained";
+            return Err(ModelError::Unsupported(reason.to_owned()));
+        }
         Ok(Self { spec, embedding, blocks, norm, head, fused_layers })
     }
 
-    /// Reads the weights from safetensors files. The model computes in f32. With [`BaseDtype::Auto`]
-    /// 16-bit matrices keep their type.
+    /// Reads the weights from safetensors files or a GGUF file, one after another, in the types that
+    /// `options` choose. The model computes in f32.
     ///
     /// # Errors
     /// If a file cannot be read, or as [`Self::new`].
     pub fn load(
         spec: ModelSpec,
         weight_files: &[PathBuf],
-        dtype: BaseDtype,
+        options: impl Into<LoadOptions>,
         device: &Device,
     ) -> Result<Self> {
-        // SAFETY: the mapping is read and dropped within this function. If a file changes meanwhile,
-        // the values can be wrong, as with any other read of it.
-        let files = unsafe { MmapedSafetensors::multi(weight_files) }?;
-        let mut tensors = HashMap::new();
-        for (name, _) in spec.weight_shapes() {
-            let tensor = files
-                .load(&name, device)
-                .map_err(|e| ModelError::weights(format!("`{name}`: {e}")).caused_by(e))?;
-            let keep = stays_16_bit(dtype, tensor.dtype(), tensor.rank());
-            tensors.insert(name, if keep { tensor } else { tensor.to_dtype(DType::F32)? });
-        }
-        Self::new(spec, tensors)
+        let weights = WeightFiles::open(&spec, weight_files)?;
+        let weights = weights.load_all(&spec, &options.into(), device)?;
+        Self::new(spec, weights)
     }
 
     /// The shape of the model.
@@ -120,22 +117,30 @@ impl Model {
     }
 
     /// SHA-256, in hex, of the shape and of the first values of every weight: distinguishes base models
-    /// without reading them whole. Biases are left out.
+    /// without reading them whole. Values of quantized blocks count as in f32. Biases are left out.
     ///
     /// # Errors
     /// If a weight cannot be read.
     pub fn digest(&self) -> Result<String> {
         const VALUES: usize = 64;
-        let mut digest = Digest::new().bytes(format!("{:?}", self.spec));
-        let weights = self.blocks.iter().flat_map(Block::weights);
-        for weight in [&self.embedding, &self.norm, &self.head].into_iter().chain(weights) {
-            let flat = weight.flatten_all()?;
-            let first = flat.narrow(0, 0, flat.elem_count().min(VALUES))?;
-            for value in first.to_dtype(DType::F64)?.to_vec1::<f64>()? {
-                digest = digest.bytes(value.to_le_bytes());
+        let matrix = BaseMatrix::first_values;
+        let vector = |weight: &Tensor, count| matrix(&weight.clone().into(), count);
+        let mut first = vec![
+            matrix(&self.embedding, VALUES)?,
+            vector(&self.norm, VALUES)?,
+            matrix(&self.head, VALUES)?,
+        ];
+        for block in &self.blocks {
+            for norm in block.all_norms() {
+                first.push(vector(norm, VALUES)?);
+            }
+            for weight in block.matrices() {
+                first.push(matrix(weight, VALUES)?);
             }
         }
-        Ok(digest.hex())
+        let digest = Digest::new().bytes(format!("{:?}", self.spec));
+        let values = first.iter().flatten();
+        Ok(values.fold(digest, |digest, value| digest.bytes(value.to_le_bytes())).hex())
     }
 
     /// The float type that the model computes in.
@@ -144,7 +149,7 @@ impl Model {
     }
 
     /// `[vocab, hidden]`
-    pub fn embedding(&self) -> &Tensor {
+    pub fn embedding(&self) -> &BaseMatrix {
         &self.embedding
     }
 
@@ -159,13 +164,13 @@ impl Model {
     }
 
     /// Weight of the output layer, `[vocab, hidden]`.
-    pub fn head(&self) -> &Tensor {
+    pub fn head(&self) -> &BaseMatrix {
         &self.head
     }
 
     /// The device of the weights.
     pub fn device(&self) -> &Device {
-        self.embedding.device()
+        self.norm.device()
     }
 
     /// Logits `[batch, len, vocab]` of `ids` `[batch, len]` (u32, padded on the right): position t
@@ -261,7 +266,7 @@ impl Model {
         if shape != [tokens] {
             candle_core::bail!("ids of shape {shape:?} do not fit segments of {tokens} tokens");
         }
-        let x = self.embedding.index_select(ids, 0)?.to_dtype(self.dtype())?;
+        let x = self.embedding.select_rows(ids, self.dtype())?;
         let Some(scale) = self.spec.embedding_scale else { return Ok(x) };
         // Rounded to the weights' type first, as in transformers.
         let scale = Tensor::new(scale, x.device())?.to_dtype(x.dtype())?;
@@ -273,7 +278,7 @@ impl Model {
     /// # Errors
     /// If the shapes do not fit.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        let logits = ops::linear(hidden, &self.head, None)?;
+        let logits = ops::linear(hidden, &self.head.to_float()?, None)?;
         Ok(ops::softcap(logits, self.spec.final_softcap)?)
     }
 

@@ -15,6 +15,7 @@ use crate::adapter::BaseDtype;
 use crate::kernels::ops;
 use crate::spec::{RopeScaling, RopeSpec, rope_tables};
 use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values, waves};
+use crate::weights::BaseMatrix;
 use crate::{Model, ModelSpec};
 
 fn reference() -> HashMap<String, Tensor> {
@@ -173,11 +174,12 @@ fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
     // With 30 000 ids a chunk has 279 rows, so that these rows are two chunks.
     let (rows, vocab) = (281, 30_000);
     let (x, weight) = (wave((rows, 4)), wave((vocab, 4)));
+    let matrix = BaseMatrix::from(weight.clone());
     let targets: Vec<u32> = (0..rows as u32).map(|i| i * 100).collect();
     let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
     for cap in [None, Some(3.0)] {
         let var = Var::from_tensor(&x).unwrap();
-        let stats = |x: &Tensor| head_stats(x, &weight, cap, &targets, &temperatures).unwrap();
+        let stats = |x: &Tensor| head_stats(x, &matrix, cap, &targets, &temperatures).unwrap();
         let plain = |x: &Tensor| {
             let logits = x.matmul(&weight.t().unwrap()).unwrap();
             let logits = match cap {
@@ -203,7 +205,7 @@ fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
 
 #[test]
 fn gradients_of_head_statistics_equal_finite_differences() {
-    let weight = wave((5, 4));
+    let weight = BaseMatrix::from(wave((5, 4)));
     for cap in [None, Some(1.5)] {
         check_operation(&wave((3, 4)), |x| {
             head_stats(x, &weight, cap, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()

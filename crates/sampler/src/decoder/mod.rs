@@ -4,6 +4,8 @@ mod pass_rows;
 mod rope;
 mod scratch;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rayon::prelude::*;
 
 use hone_core::simd::dispatch;
@@ -13,14 +15,15 @@ use hone_model::{Model, ModelSpec};
 use crate::attention::{TokenAttention, scores_len};
 use crate::error::{Result, SamplerError};
 use crate::keep_pool_hot::keep_pool_hot;
-use crate::kv_cache::{BatchMember, CacheShape, PromptPages};
+use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
 use crate::matmul::{COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, par_outputs};
 use crate::simd_ops::{
     AddInPlace, GatedActivation, RmsNorm, Softcap, columns_to_rows, rows_to_columns,
 };
 use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer, LinearGroup};
 
-use pass_rows::{PassRows, PrefillRows, StepRows};
+use pass_rows::PassRows;
+pub(crate) use pass_rows::PromptChunk;
 use rope::{NormAndRotate, RotaryTable};
 pub use scratch::Scratch;
 
@@ -32,6 +35,25 @@ const MIN_ATTENTION_PER_THREAD: usize = 1 << 17;
 
 /// Elements of an element-wise loop that pay for another thread.
 const MIN_ELEMENTS_PER_THREAD: usize = 1 << 15;
+
+/// How a pass is computed.
+#[derive(Clone, Copy)]
+pub(crate) struct PassSettings<'a> {
+    /// `None` is the base model.
+    pub adapter: Option<&'a AdapterWeights>,
+    /// Threads of the current pool.
+    pub threads: usize,
+    /// Ends the pass before its next layer, without a result, once this is set.
+    pub interrupt: Option<&'a AtomicBool>,
+}
+
+/// Whether a pass was computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassOutcome {
+    Computed,
+    /// The sequences are unchanged.
+    Interrupted,
+}
 
 /// The forward pass of a model.
 pub struct Decoder {
@@ -84,48 +106,70 @@ impl Decoder {
         Ok(())
     }
 
-    /// Computes the keys and values of up to `limit` remaining positions of a prompt, on up to
-    /// `threads` threads of the current pool.
+    /// Computes the keys and values of up to `limit` remaining tokens of a prompt, on up to `threads`
+    /// threads of the current pool.
     ///
     /// # Errors
-    /// If a token is outside the vocabulary.
+    /// If a token has no page ([`SequencePages::ensure_pages`]) or is outside the vocabulary.
     pub fn prefill(
         &self,
-        prompt: &mut PromptPages,
+        prompt: &mut SequencePages,
         limit: usize,
         adapter: Option<&AdapterWeights>,
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
-        let (first, count) = (prompt.computed, prompt.remaining().min(limit).min(scratch.rows()));
-        if count > 0 {
-            let mut rows = PrefillRows { prompt: &mut *prompt, first, count };
-            self.hot(threads, || self.pass(&mut rows, adapter, scratch, threads))?;
-            prompt.computed += count;
-        }
-        Ok(())
+        let tokens = prompt.remaining().min(limit).min(scratch.rows());
+        let chunk = PromptChunk { sequence: prompt, tokens };
+        let settings = PassSettings { adapter, threads, interrupt: None };
+        self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings).map(drop)
     }
 
     /// Decodes one token of each sequence, on up to `threads` threads of the current pool. Afterwards
     /// [`Scratch::logits`] returns the logits of the tokens that follow, by row.
     ///
     /// # Errors
-    /// If the scratch buffers have too few rows, a sequence has no page
-    /// ([`SequencePages::ensure_page`](crate::SequencePages::ensure_page)), or a token is outside the
+    /// If the scratch buffers have too few rows, a token has no page
+    /// ([`SequencePages::ensure_pages`]), or it is missing ([`SequencePages::push`]) or outside the
     /// vocabulary.
-    pub fn step<M: BatchMember + Send>(
+    pub fn step<M: BatchMember>(
         &self,
         members: &mut [M],
         adapter: Option<&AdapterWeights>,
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
-        self.hot(threads, || {
-            self.pass(&mut StepRows(&mut *members), adapter, scratch, threads)?;
-            self.head(members.len(), scratch, threads)
+        let settings = PassSettings { adapter, threads, interrupt: None };
+        self.compute(members, None, scratch, settings).map(drop)
+    }
+
+    /// [`Self::step`] and [`Self::prefill`] in one pass, which reads the weights once.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub(crate) fn compute<M: BatchMember>(
+        &self,
+        members: &mut [M],
+        chunk: Option<PromptChunk<'_>>,
+        scratch: &mut Scratch,
+        settings: PassSettings<'_>,
+    ) -> Result<PassOutcome> {
+        let decoded = members.len();
+        let mut rows = PassRows { members, chunk };
+        if rows.len() == 0 {
+            return Ok(PassOutcome::Computed);
+        }
+        let outcome = self.hot(settings.threads, || {
+            let outcome = self.pass(&mut rows, scratch, settings)?;
+            if outcome == PassOutcome::Computed && decoded > 0 {
+                self.head(decoded, rows.len(), scratch, settings.threads)?;
+            }
+            Ok::<_, SamplerError>(outcome)
         })?;
-        members.iter_mut().for_each(|member| member.row_mut().sequence.advance());
-        Ok(())
+        if outcome == PassOutcome::Computed {
+            rows.advance();
+        }
+        Ok(outcome)
     }
 
     /// Keeps the pool hot where its threads share the matmuls.
@@ -134,13 +178,13 @@ impl Decoder {
     }
 
     /// Computes all layers and the final norm, which is left in `scratch.normed`.
-    fn pass(
+    fn pass<M: BatchMember>(
         &self,
-        tokens: &mut impl PassRows,
-        adapter: Option<&AdapterWeights>,
+        tokens: &mut PassRows<'_, M>,
         scratch: &mut Scratch,
-        threads: usize,
-    ) -> Result<()> {
+        settings: PassSettings<'_>,
+    ) -> Result<PassOutcome> {
+        let PassSettings { adapter, threads, interrupt } = settings;
         let spec = &self.weights.spec;
         let rows = tokens.len();
         let width = rows.next_multiple_of(COLUMN_BLOCK);
@@ -148,7 +192,10 @@ impl Decoder {
         self.embed(tokens, scratch, width)?;
         let (hidden, q_width) = (spec.hidden_size, spec.num_heads * spec.head_dim);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            let linear = LinearPass { adapter, layer: index, width, threads };
+            if interrupt.is_some_and(|interrupt| interrupt.load(Ordering::Relaxed)) {
+                return Ok(PassOutcome::Interrupted);
+            }
+            let linear = LinearPass { adapter, layer: index, width, tokens: rows, threads };
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
@@ -185,16 +232,22 @@ impl Decoder {
             );
         }
         self.norm(&mut scratch.normed, &scratch.residual, &self.weights.norm, width);
-        Ok(())
+        Ok(PassOutcome::Computed)
     }
 
     /// Writes the embeddings to `scratch.residual`.
-    fn embed(&self, tokens: &impl PassRows, scratch: &mut Scratch, width: usize) -> Result<()> {
+    fn embed<M: BatchMember>(
+        &self,
+        tokens: &PassRows<'_, M>,
+        scratch: &mut Scratch,
+        width: usize,
+    ) -> Result<()> {
         let spec = &self.weights.spec;
         let (hidden, scale) = (spec.hidden_size, spec.embedding_scale.unwrap_or(1.0) as f32);
         let rows = &mut scratch.row_values[..tokens.len() * hidden];
         for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-            self.weights.embed(tokens.token(row), out, scale)?;
+            let token = tokens.token(row).ok_or(SamplerError::NoToken)?;
+            self.weights.embed(token, out, scale)?;
         }
         rows_to_columns(&mut scratch.residual[..hidden * width], width, rows, hidden);
         Ok(())
@@ -222,9 +275,9 @@ impl Decoder {
 
     /// Normalizes and rotates the queries and keys of every row, and writes keys and values to the
     /// cache.
-    fn cache_keys_and_values(
+    fn cache_keys_and_values<M: BatchMember>(
         &self,
-        tokens: &mut impl PassRows,
+        tokens: &mut PassRows<'_, M>,
         index: usize,
         layer: &DecoderLayer,
         qkv: &mut [f32],
@@ -251,7 +304,13 @@ impl Decoder {
     }
 
     /// Writes the attention output of every row to `scratch.row_values`.
-    fn attend(&self, tokens: &impl PassRows, layer: usize, scratch: &mut Scratch, threads: usize) {
+    fn attend<M: BatchMember>(
+        &self,
+        tokens: &PassRows<'_, M>,
+        layer: usize,
+        scratch: &mut Scratch,
+        threads: usize,
+    ) {
         let spec = &self.weights.spec;
         let (rows, shape) = (tokens.len(), self.shape);
         let (q_width, group) = (spec.num_heads * shape.dim, spec.num_heads / shape.heads);
@@ -286,10 +345,11 @@ impl Decoder {
         parts.enumerate().for_each(|(i, (out, scores))| attend_rows(i * part, out, scores));
     }
 
-    /// Computes the logits of the first `rows` rows, a part of the vocabulary at a time.
-    fn head(&self, rows: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
-        let (vocab, width) = (self.weights.spec.vocab_size, rows.next_multiple_of(COLUMN_BLOCK));
-        let x = TokenColumns { values: &scratch.normed, width };
+    /// Computes the logits of the first `rows` of all rows, a part of the vocabulary at a time.
+    fn head(&self, rows: usize, all: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
+        let vocab = self.weights.spec.vocab_size;
+        let width = scratch.narrow_normed(rows, all);
+        let x = TokenColumns { values: &scratch.normed, width, tokens: rows };
         let logits = &mut scratch.logits[..rows * vocab];
         for first in (0..vocab).step_by(scratch.head_part) {
             let count = scratch.head_part.min(vocab - first);
@@ -309,6 +369,7 @@ struct LinearPass<'a> {
     adapter: Option<&'a AdapterWeights>,
     layer: usize,
     width: usize,
+    tokens: usize,
     threads: usize,
 }
 
@@ -322,8 +383,8 @@ impl LinearPass<'_> {
         x: &[f32],
         lora: &mut [f32],
     ) -> Result<()> {
-        let width = self.width;
-        let x = TokenColumns { values: &x[..group.inner * width], width };
+        let Self { width, tokens, .. } = *self;
+        let x = TokenColumns { values: &x[..group.inner * width], width, tokens };
         // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
         par_outputs(out, width, group.inner, self.threads, |first, mut out| {
             // The part may begin and end within any of the layers.
@@ -355,7 +416,7 @@ impl LinearPass<'_> {
                 self.threads,
             );
             let b = WeightMatrix { values: &pair.b, inner: pair.r };
-            add_matmul(out, b, TokenColumns { values: lora, width }, self.threads);
+            add_matmul(out, b, TokenColumns { values: lora, width, tokens }, self.threads);
         }
         Ok(())
     }

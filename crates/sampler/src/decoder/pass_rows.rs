@@ -2,64 +2,62 @@
 
 use hone_core::types::TokenId;
 
-use crate::kv_cache::{BatchMember, KvView, PAGE, Page, PromptPages};
+use crate::kv_cache::{BatchMember, KvView, SequencePages};
 
-/// The tokens of a forward pass, one in each row.
-pub(crate) trait PassRows: Sync {
-    fn len(&self) -> usize;
-    fn token(&self, row: usize) -> TokenId;
-    fn position(&self, row: usize) -> usize;
+/// Consecutive tokens of a prompt, which a pass computes without their logits.
+pub(crate) struct PromptChunk<'a> {
+    pub sequence: &'a mut SequencePages,
+    pub tokens: usize,
+}
+
+/// The tokens of a forward pass, one in each row: the next token of each member, then a part of a
+/// prompt.
+pub(crate) struct PassRows<'a, M> {
+    pub members: &'a mut [M],
+    pub chunk: Option<PromptChunk<'a>>,
+}
+
+impl<M: BatchMember> PassRows<'_, M> {
+    pub fn len(&self) -> usize {
+        self.members.len() + self.chunk.as_ref().map_or(0, |chunk| chunk.tokens)
+    }
+
+    /// The sequence of a row, and the row's offset from the sequence's next token.
+    fn find(&self, row: usize) -> Option<(&SequencePages, usize)> {
+        match self.members.get(row) {
+            Some(member) => Some((member.sequence(), 0)),
+            None => Some((&*self.chunk.as_ref()?.sequence, row - self.members.len())),
+        }
+    }
+
+    pub fn token(&self, row: usize) -> Option<TokenId> {
+        self.find(row).and_then(|(sequence, offset)| sequence.token(offset))
+    }
+
+    pub fn position(&self, row: usize) -> usize {
+        self.find(row).map_or(0, |(sequence, offset)| sequence.position(offset))
+    }
+
     /// The page and the slot for a row's keys and values.
-    fn slot(&mut self, row: usize) -> Option<(&mut Page, usize)>;
+    pub fn slot(&mut self, row: usize) -> Option<(&mut [f32], usize)> {
+        let decoded = self.members.len();
+        match self.members.get_mut(row) {
+            Some(member) => member.sequence_mut().slot(0),
+            None => self.chunk.as_mut()?.sequence.slot(row - decoded),
+        }
+    }
+
     /// The positions that a row attends to, including its own.
-    fn view(&self, row: usize) -> KvView<'_>;
-}
+    pub fn view(&self, row: usize) -> KvView<'_> {
+        let empty = KvView { pages: &[], len: 0 };
+        self.find(row).map_or(empty, |(sequence, offset)| sequence.view(offset))
+    }
 
-/// A decoding step: one token of each sequence.
-pub(crate) struct StepRows<'a, M>(pub &'a mut [M]);
-
-impl<M: BatchMember> PassRows for StepRows<'_, M> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-    fn token(&self, row: usize) -> TokenId {
-        self.0[row].row().token
-    }
-    fn position(&self, row: usize) -> usize {
-        self.0[row].row().sequence.position()
-    }
-    fn slot(&mut self, row: usize) -> Option<(&mut Page, usize)> {
-        self.0[row].row_mut().sequence.next_slot()
-    }
-    fn view(&self, row: usize) -> KvView<'_> {
-        self.0[row].row().sequence.view()
-    }
-}
-
-/// A part of a prefill: consecutive tokens of a prompt.
-pub(crate) struct PrefillRows<'a> {
-    pub prompt: &'a mut PromptPages,
-    pub first: usize,
-    pub count: usize,
-}
-
-impl PassRows for PrefillRows<'_> {
-    fn len(&self) -> usize {
-        self.count
-    }
-    fn token(&self, row: usize) -> TokenId {
-        self.prompt.ids()[self.first + row]
-    }
-    fn position(&self, row: usize) -> usize {
-        self.first + row
-    }
-    fn slot(&mut self, row: usize) -> Option<(&mut Page, usize)> {
-        let position = self.first + row;
-        let page = self.prompt.pages.get_mut(position / PAGE)?;
-        Some((page, position % PAGE))
-    }
-    fn view(&self, row: usize) -> KvView<'_> {
-        let prompt_len = self.first + row + 1;
-        KvView { prompt: &self.prompt.pages, prompt_len, own: &[], own_len: 0 }
+    /// Marks all rows as computed.
+    pub fn advance(self) {
+        self.members.iter_mut().for_each(|member| member.sequence_mut().advance(1));
+        if let Some(chunk) = self.chunk {
+            chunk.sequence.advance(chunk.tokens);
+        }
     }
 }

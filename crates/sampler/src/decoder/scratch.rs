@@ -93,6 +93,19 @@ impl Scratch {
         Ok(())
     }
 
+    /// Drops the columns of `normed` after the first `rows` of `all`, so that the head does not compute
+    /// them. Returns the width that is left.
+    pub(super) fn narrow_normed(&mut self, rows: usize, all: usize) -> usize {
+        let [width, all] = [rows, all].map(|rows| rows.next_multiple_of(COLUMN_BLOCK));
+        if width < all {
+            for feature in 0..self.normed.len() / self.rows {
+                let from = feature * all;
+                self.normed.copy_within(from..from + width, feature * width);
+            }
+        }
+        width
+    }
+
     /// Makes room for attention scores. The buffer doubles when sequences outgrow it.
     pub(super) fn reserve_scores(&mut self, scores: usize) {
         if scores > self.scores.len() {

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use hone_core::types::TokenId;
 
-use crate::BatchRow;
+use super::{PassOutcome, PassSettings, PromptChunk};
+use crate::SequencePages;
 use crate::testing::{
     DecoderHarness, FAMILIES, POOL_PAGES, best, family, ids, model, random_lora, trainer_logits,
 };
@@ -25,13 +26,12 @@ fn greedy_tokens_of_every_family_equal_those_of_transformers() {
             |key: &str| -> Vec<TokenId> { serde_json::from_value(text[key].clone()).unwrap() };
         let (prompt, expected) = (list("prompt_ids"), list("greedy_ids"));
         let mut harness = DecoderHarness::new(&model(&family(name)), None);
-        let shared = harness.prompt(&prompt, 64);
-        let mut batch = [harness.sequence(&shared, expected.len())];
+        let mut batch = [harness.sequence(&prompt, expected.len(), 64)];
         let mut found = Vec::new();
         for _ in &expected {
             harness.step(&mut batch);
-            batch[0].token = best(harness.scratch.logits(0));
-            found.push(batch[0].token);
+            found.push(best(harness.scratch.logits(0)));
+            batch[0].push(found[found.len() - 1]);
         }
         assert_eq!(found, expected, "{name}");
     }
@@ -78,11 +78,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     /// A sequence's logits have the same bits in every batch as alone, for all numbers of threads and
-    /// sizes of prefill passes, with shared and separate prompts, and while others start and end.
+    /// sizes of prefill passes, with shared and separate prompts, in passes that also compute a part of
+    /// another prompt, and while others start and end.
     #[test]
     fn the_batch_changes_no_bit_of_a_sequence(
         which in 0..FAMILIES.len(),
-        arrivals in prop::collection::vec((0..3_u64, 0..12_usize, 1..9_usize, 0..99_u64), 1..40),
+        arrivals in prop::collection::vec((0..4_u64, 0..12_usize, 1..9_usize, 0..99_u64), 1..40),
         chunk in 1..40_usize,
         threads in 1..4_usize,
         adapted: bool,
@@ -91,29 +92,36 @@ proptest! {
         let vocab = model.spec().vocab_size;
         let lora = adapted.then(|| random_lora(model.spec(), 2, 9));
         let mut harness = DecoderHarness::new(&model, lora.as_ref());
-        let prompts: Vec<Vec<TokenId>> =
+        let mut prompts: Vec<Vec<TokenId>> =
             (0..3).map(|seed| ids(1 + 15 * seed as usize, vocab, seed)).collect();
+        // Agrees with another prompt up to the middle of its second page.
+        let forked = [&prompts[2][..20], &ids(20, vocab, 7)].concat();
+        prompts.push(forked);
         let mut alone = Vec::new();
         for (prompt, _, len, seed) in &arrivals {
             let rest = ids(*len, vocab, *seed);
             alone.push(harness.decode_alone(&prompts[*prompt as usize], &rest));
         }
         harness.threads = threads;
-        let shared: Vec<_> = prompts.iter().map(|ids| harness.prompt(ids, chunk)).collect();
-        let mut running: Vec<BatchRow> = Vec::new();
+        let mut running: Vec<SequencePages> = Vec::new();
         // The arrival and the number of decoded tokens of each running sequence.
         let mut progress: Vec<(usize, usize)> = Vec::new();
         for step in 0..24 {
             for (index, (prompt, start, len, _)) in arrivals.iter().enumerate() {
                 if *start == step {
-                    running.push(harness.sequence(&shared[*prompt as usize], len + 1));
+                    running.push(harness.sequence(&prompts[*prompt as usize], len + 1, chunk));
                     progress.push((index, 0));
                 }
             }
             if running.is_empty() {
                 continue;
             }
-            harness.step(&mut running);
+            if running.len() < 50 {
+                let other = ids(30, vocab, 1000 + step as u64);
+                mixed_step(&mut harness, &mut running, &other);
+            } else {
+                harness.step(&mut running);
+            }
             let mut done = Vec::new();
             for (row, (member, (index, decoded))) in
                 running.iter_mut().zip(&mut progress).enumerate()
@@ -121,22 +129,64 @@ proptest! {
                 let (_, _, len, seed) = arrivals[*index];
                 let pairs = harness.scratch.logits(row).iter().zip(&alone[*index][*decoded]);
                 prop_assert!(pairs.into_iter().all(|(a, b)| a.to_bits() == b.to_bits()));
-                member.token = ids(len, vocab, seed).get(*decoded).copied().unwrap_or_default();
+                member.push(ids(len, vocab, seed).get(*decoded).copied().unwrap_or_default());
                 *decoded += 1;
                 if *decoded > len {
                     done.push(row);
                 }
             }
             for row in done.into_iter().rev() {
-                running.swap_remove(row).sequence.free(&mut harness.pool);
+                running.swap_remove(row).free(&mut harness.pool);
                 progress.swap_remove(row);
             }
         }
         prop_assert!(running.is_empty());
-        for prompt in shared {
-            std::sync::Arc::into_inner(prompt).unwrap().free(&mut harness.pool);
-        }
+        prop_assert_eq!(harness.pool.usage().used, 0);
         prop_assert_eq!(harness.pool.available(), POOL_PAGES);
+    }
+}
+
+/// A step that is interrupted once, then runs in one pass with the first 14 tokens of `other`.
+fn mixed_step(harness: &mut DecoderHarness, batch: &mut [SequencePages], other: &[TokenId]) {
+    let weights = crate::WeightsId(5);
+    let mut prompt = SequencePages::new(&mut harness.pool, weights, other, 1).unwrap();
+    assert!(prompt.ensure_pages(&mut harness.pool, 14));
+    for member in batch.iter_mut() {
+        assert!(member.ensure_pages(&mut harness.pool, 1));
+    }
+    for set in [true, false] {
+        let (interrupt, adapter) = (set.into(), harness.adapter.as_ref());
+        let settings =
+            PassSettings { adapter, threads: harness.threads, interrupt: Some(&interrupt) };
+        let chunk = PromptChunk { sequence: &mut prompt, tokens: 14 };
+        let outcome =
+            harness.decoder.compute(&mut *batch, Some(chunk), &mut harness.scratch, settings);
+        let expected = if set { PassOutcome::Interrupted } else { PassOutcome::Computed };
+        assert_eq!(outcome.unwrap(), expected);
+        assert_eq!(prompt.remaining(), if set { other.len() - 1 } else { other.len() - 15 });
+    }
+    prompt.free(&mut harness.pool);
+}
+
+#[test]
+fn decoding_and_prefill_compute_the_same_pages() {
+    for name in FAMILIES {
+        let model = model(&family(name));
+        let lora = random_lora(model.spec(), 2, 9);
+        let all = ids(60, model.spec().vocab_size, 3);
+        let mut harness = DecoderHarness::new(&model, Some(&lora));
+        harness.pool = crate::PagePool::new(harness.decoder.shape(), POOL_PAGES).without_reuse();
+        let whole = harness.sequence(&all, 1, 64);
+        let mut decoded = [harness.sequence(&all[..11], 50, 3)];
+        for next in &all[11..] {
+            harness.step(&mut decoded);
+            decoded[0].push(*next);
+        }
+        assert_eq!((whole.len(), decoded[0].len()), (59, 59));
+        let full = |sequence: &SequencePages| -> Vec<u32> {
+            sequence.pages()[..3].iter().flat_map(|page| page.iter().map(|x| x.to_bits())).collect()
+        };
+        assert_eq!(full(&whole), full(&decoded[0]), "{name}");
     }
 }
 
@@ -144,25 +194,30 @@ proptest! {
 fn a_step_refuses_rows_tokens_and_positions_that_do_not_fit() {
     let model = model(&family("qwen2"));
     let mut harness = DecoderHarness::new(&model, None);
-    let prompt = harness.prompt(&[1, 2, 3], 64);
-    let mut batch: Vec<BatchRow> = (0..65).map(|_| harness.sequence(&prompt, 1)).collect();
+    let mut batch: Vec<SequencePages> =
+        (0..65).map(|_| harness.sequence(&[1, 2, 3], 1, 64)).collect();
     for member in &mut batch {
-        assert!(member.sequence.ensure_page(&mut harness.pool));
+        assert!(member.ensure_pages(&mut harness.pool, 1));
     }
     let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
     insta::assert_snapshot!(error, @"65 rows do not fit in 64");
     batch.truncate(1);
-    batch[0].token = 10_000;
+    harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap();
     let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
-    insta::assert_snapshot!(error, @"token 10000 is outside the vocabulary of 112");
-    batch[0].token = 1;
-    for _ in 0..16 {
+    insta::assert_snapshot!(error, @"a sequence has no token for the next step");
+    for _ in 3..16 {
+        batch[0].push(1);
         harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap();
     }
-    // The sequence reserved one page.
-    assert!(!batch[0].sequence.ensure_page(&mut harness.pool));
+    // The sequence was promised one page.
+    batch[0].push(1);
+    assert!(!batch[0].ensure_pages(&mut harness.pool, 1));
     let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
     insta::assert_snapshot!(error, @"the cache has no page left for a token");
+    let mut batch = [harness.sequence(&[10_000], 1, 64)];
+    assert!(batch[0].ensure_pages(&mut harness.pool, 1));
+    let error = harness.decoder.step(&mut batch, None, &mut harness.scratch, 1).unwrap_err();
+    insta::assert_snapshot!(error, @"token 10000 is outside the vocabulary of 112");
     let mut longrope =
         super::Decoder::new(&crate::testing::model(&family("phi3-longrope"))).unwrap();
     assert!(longrope.reserve_positions(64).is_ok() && longrope.reserve_positions(65).is_err());

@@ -7,13 +7,14 @@ mod shared;
 
 use std::fmt::Display;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use candle_core::{DType, Device};
-use tokio::sync::{Semaphore, TryAcquireError, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
@@ -77,9 +78,11 @@ impl BatchedEngine {
             slots: config.slots,
         };
         let queue = Arc::new(Semaphore::new(config.queue.clamp(1, Semaphore::MAX_PERMITS)));
+        let live_arrived = AtomicBool::new(false);
         let shared = Arc::new(EngineShared {
             state: Mutex::default(),
             wake: Condvar::new(),
+            live_arrived,
             codec,
             metrics,
             config,
@@ -105,7 +108,7 @@ impl BatchedEngine {
         lora: Option<&LoraWeights>,
     ) -> Result<(), SamplerError> {
         let adapter = lora.map(|lora| AdapterWeights::new(&self.spec, lora)).transpose()?;
-        self.activate(PolicyWeights { version, adapter: adapter.map(Arc::new) });
+        self.activate(PolicyWeights::new(version, adapter));
         Ok(())
     }
 
@@ -158,28 +161,15 @@ impl BatchedEngine {
         let invalid = |e: &dyn Display| EngineError::Invalid(e.to_string());
         self.shared.capacity.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
         self.spec.check_length(prompt + limit as usize).map_err(|e| invalid(&e))?;
-        let queue = Arc::clone(&self.queue);
         let permit = match request.priority {
-            Priority::Shadow => queue.acquire_owned().await.map_err(|_| TryAcquireError::Closed),
-            Priority::Live => queue.try_acquire_owned(),
+            Priority::Shadow => {
+                let place = Arc::clone(&self.queue).acquire_owned().await;
+                Some(place.map_err(|_| EngineError::ShuttingDown)?)
+            }
+            Priority::Live => None,
         };
-        let permit = permit.map_err(|error| match error {
-            TryAcquireError::Closed => EngineError::ShuttingDown,
-            TryAcquireError::NoPermits => {
-                let queued = self.shared.config.queue;
-                EngineError::Overloaded { slots: self.info.slots, queued }
-            }
-        })?;
         let (reply, generation) = oneshot::channel();
-        {
-            let mut state = self.shared.lock();
-            if state.closed {
-                return Err(EngineError::ShuttingDown);
-            }
-            let queued = QueuedRequest { request, policy, limit, sampler, reply, permit };
-            state.queue.push_back(queued);
-        }
-        self.shared.wake.notify_all();
+        self.shared.enqueue(QueuedRequest { request, policy, limit, sampler, reply, permit })?;
         generation.await.map_err(|_| EngineError::ShuttingDown)
     }
 }
@@ -204,12 +194,19 @@ fn run_scheduler(shared: Arc<EngineShared>, decoder: Decoder) {
         }
     }
     let shared = CloseOnExit(shared);
-    to_background();
+    // Clients wait for its passes if they use this engine.
+    let background = !shared.0.config.serves_clients;
+    let lower_priority = move || {
+        if background {
+            to_background();
+        }
+    };
+    lower_priority();
     // As a member of the pool, this thread runs parallel work itself, without handing it over.
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(shared.0.config.threads.max(1))
         .thread_name(|index| format!("hone-native-{index}"))
-        .start_handler(|_| to_background())
+        .start_handler(move |_| lower_priority())
         .use_current_thread()
         .build();
     if let Err(error) = &pool {
@@ -240,16 +237,7 @@ impl Engine for BatchedEngine {
     }
 
     fn load(&self) -> EngineLoad {
-        let state = self.shared.lock();
-        let running = |priority| state.running.iter().filter(|(p, _)| *p == priority).count();
-        let waiting =
-            |priority| state.queue.iter().filter(|q| q.request.priority == priority).count();
-        EngineLoad {
-            live_running: running(Priority::Live),
-            shadow_running: running(Priority::Shadow),
-            live_waiting: waiting(Priority::Live),
-            shadow_waiting: waiting(Priority::Shadow),
-        }
+        self.shared.lock().load()
     }
 }
 

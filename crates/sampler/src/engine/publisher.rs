@@ -54,7 +54,7 @@ impl BatchedPublisher {
         let read = tokio::task::spawn_blocking(move || sampler.read_adapter(dir.as_deref()));
         let failed = |e: &dyn Display| EngineError::Model(format!("sampler: {e}"));
         let adapter = read.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
-        Ok(PolicyWeights { version, adapter: adapter.map(Arc::new) })
+        Ok(PolicyWeights::new(version, adapter))
     }
 
     fn staged(&self) -> MutexGuard<'_, Option<PolicyWeights>> {

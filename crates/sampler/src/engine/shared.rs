@@ -1,6 +1,7 @@
 //! The state that the scheduler's thread shares with its callers.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -9,10 +10,11 @@ use hone_core::metrics::Metrics;
 use hone_core::types::PolicyVersion;
 use hone_engine::run::CancelFlag;
 use hone_engine::sampling::TokenSampler;
-use hone_engine::{Codec, GenerateRequest, Generation, Priority};
+use hone_engine::{Codec, EngineError, EngineLoad, GenerateRequest, Generation, Priority};
 
 use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
+use crate::kv_cache::WeightsId;
 use crate::weights::AdapterWeights;
 
 /// A request in the queue.
@@ -25,28 +27,43 @@ pub(crate) struct QueuedRequest {
     pub sampler: TokenSampler,
     /// Receives the generation at admission.
     pub reply: oneshot::Sender<Generation>,
-    /// Occupies a place in the bounded queue until admission.
-    pub permit: OwnedSemaphorePermit,
+    /// The place of a shadow request in the bounded queue until admission.
+    pub permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The weights of one policy version.
+/// The weights of one policy version. The default is the base model as version 0.
 #[derive(Clone, Default)]
 pub(crate) struct PolicyWeights {
     pub version: PolicyVersion,
     /// `None` is the base model.
     pub adapter: Option<Arc<AdapterWeights>>,
+    /// Differs between all adapters that this process has read, also between those of one version. A
+    /// version that fails a check can be replaced by another one with its number.
+    pub id: WeightsId,
+}
+
+impl PolicyWeights {
+    pub fn new(version: PolicyVersion, adapter: Option<AdapterWeights>) -> Self {
+        static ADAPTERS: AtomicU64 = AtomicU64::new(0);
+        let id = match adapter {
+            None => WeightsId::default(),
+            Some(_) => WeightsId(1 + ADAPTERS.fetch_add(1, Ordering::Relaxed)),
+        };
+        Self { version, adapter: adapter.map(Arc::new), id }
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct EngineState {
-    pub queue: VecDeque<QueuedRequest>,
+    /// Waiting requests by priority, oldest first.
+    waiting: [VecDeque<QueuedRequest>; 2],
     /// The policy of requests that are admitted from now on.
     pub active: PolicyWeights,
     /// The policy of requests that name its version, beside the active one.
     pub canary: Option<PolicyWeights>,
     /// Whether new requests are refused.
     pub closed: bool,
-    /// The running sequences, in the scheduler's order.
+    /// The admitted sequences.
     pub running: Vec<(Priority, Arc<CancelFlag>)>,
 }
 
@@ -54,6 +71,9 @@ pub(crate) struct EngineShared {
     pub state: Mutex<EngineState>,
     /// Notified when the queue, the active policy or `closed` changes. Only the scheduler waits.
     pub wake: Condvar,
+    /// Set when a live request enters the queue, until the scheduler admits requests. Interrupts passes
+    /// of shadow sequences.
+    pub live_arrived: AtomicBool,
     pub codec: Arc<Codec>,
     pub metrics: Arc<Metrics>,
     pub config: SamplerConfig,
@@ -62,17 +82,45 @@ pub(crate) struct EngineShared {
 }
 
 impl EngineState {
-    /// Removes the next request: the first live one, else the first one.
+    /// Removes the next request: the oldest live one, else the oldest one.
     pub fn next_request(&mut self) -> Option<QueuedRequest> {
-        let live = |queued: &QueuedRequest| queued.request.priority == Priority::Live;
-        match self.queue.iter().position(live) {
-            Some(index) => self.queue.remove(index),
-            None => self.queue.pop_front(),
+        self.waiting.iter_mut().find_map(VecDeque::pop_front)
+    }
+
+    /// Puts back what [`Self::next_request`] removed.
+    pub fn put_back(&mut self, queued: QueuedRequest) {
+        // `close` may have ended the queue in between.
+        if !self.closed {
+            self.waiting[queued.request.priority as usize].push_front(queued);
         }
     }
 
+    /// Removes requests whose callers are gone.
+    pub fn forget_abandoned(&mut self) {
+        self.waiting.iter_mut().for_each(|queue| queue.retain(|queued| !queued.reply.is_closed()));
+    }
+
+    /// Whether a request waits.
+    pub fn has_request(&self) -> bool {
+        self.waiting.iter().any(|queue| !queue.is_empty())
+    }
+
     pub fn has_live_request(&self) -> bool {
-        self.queue.iter().any(|queued| queued.request.priority == Priority::Live)
+        !self.waiting[Priority::Live as usize].is_empty()
+    }
+
+    pub fn load(&self) -> EngineLoad {
+        let running = |priority| self.running.iter().filter(|(p, _)| *p == priority).count();
+        let waiting = |priority| {
+            let queue = &self.waiting[priority as usize];
+            queue.iter().filter(|queued| !queued.reply.is_closed()).count()
+        };
+        EngineLoad {
+            live_running: running(Priority::Live),
+            shadow_running: running(Priority::Shadow),
+            live_waiting: waiting(Priority::Live),
+            shadow_waiting: waiting(Priority::Shadow),
+        }
     }
 }
 
@@ -81,11 +129,59 @@ impl EngineShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a request to the queue and wakes the scheduler.
+    ///
+    /// # Errors
+    /// [`EngineError::ShuttingDown`], or [`EngineError::Overloaded`] if more live requests wait than the
+    /// queue holds. Those for which slots are free, or become free by preemption, do not count.
+    pub fn enqueue(&self, queued: QueuedRequest) -> Result<(), EngineError> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(EngineError::ShuttingDown);
+        }
+        let priority = queued.request.priority;
+        if priority == Priority::Live {
+            state.forget_abandoned();
+            let (load, slots) = (state.load(), self.config.slots.max(1));
+            let obtainable = slots.saturating_sub(load.live_running);
+            if load.live_waiting >= obtainable + self.config.queue {
+                if self.config.serves_clients {
+                    self.metrics.engine_rejected.inc();
+                }
+                return Err(EngineError::Overloaded { slots, queued: load.live_waiting });
+            }
+        }
+        state.waiting[priority as usize].push_back(queued);
+        if priority == Priority::Live {
+            self.live_arrived.store(true, Ordering::Release);
+        }
+        self.report(&state);
+        drop(state);
+        self.wake.notify_all();
+        Ok(())
+    }
+
+    /// Reports the load, if no other engine reports its own.
+    pub fn report(&self, state: &EngineState) {
+        if !self.config.serves_clients {
+            return;
+        }
+        let load = state.load();
+        for (gauge, live, shadow) in [
+            (&self.metrics.engine_slots, load.live_running, load.shadow_running),
+            (&self.metrics.engine_waiting, load.live_waiting, load.shadow_waiting),
+        ] {
+            gauge.with_label_values(&["live"]).set(i64::try_from(live).unwrap_or(i64::MAX));
+            gauge.with_label_values(&["shadow"]).set(i64::try_from(shadow).unwrap_or(i64::MAX));
+        }
+    }
+
     /// Refuses new requests and ends the queued ones.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.queue.clear();
+        state.waiting = Default::default();
+        self.report(&state);
         drop(state);
         self.wake.notify_all();
     }

@@ -1,102 +1,218 @@
-use std::sync::Arc;
-
 use proptest::prelude::*;
 
-use super::{CacheShape, PAGE, PagePool, PromptPages, SequencePages, pages};
+use hone_core::types::TokenId;
 
-const SHAPE: CacheShape = CacheShape { layers: 2, heads: 3, dim: 4 };
+use super::page::pages;
+use super::{CacheShape, PAGE, PagePool, SequencePages, WeightsId};
+
+const SHAPE: CacheShape = CacheShape { layers: 1, heads: 1, dim: 1 };
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    AddPrompt(usize),
-    AddSequence(usize, usize),
-    Decode(usize),
+    /// The kind of the prompt, its length, the limit, and the weights.
+    Start(u8, usize, usize, u64),
+    /// Computes up to so many tokens of a sequence's prompt.
+    Prefill(usize, usize),
+    /// Takes what others have computed.
+    Reuse(usize),
+    Decode(usize, TokenId),
     End(usize),
-    Evict(usize),
+    Keep(u64),
 }
 
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        (0..60_usize).prop_map(Action::AddPrompt),
-        (0..8_usize, 1..60_usize).prop_map(|(prompt, limit)| Action::AddSequence(prompt, limit)),
-        (0..8_usize).prop_map(Action::Decode),
-        (0..8_usize).prop_map(Action::End),
-        (0..8_usize).prop_map(Action::Evict),
+        3 => (0..3_u8, 1..70_usize, 1..50_usize, 0..2_u64)
+            .prop_map(|(kind, len, limit, weights)| Action::Start(kind, len, limit, weights)),
+        6 => (0..8_usize, 1..40_usize).prop_map(|(which, count)| Action::Prefill(which, count)),
+        2 => (0..8_usize).prop_map(Action::Reuse),
+        9 => (0..8_usize, 0..2 as TokenId).prop_map(|(which, token)| Action::Decode(which, token)),
+        3 => (0..8_usize).prop_map(Action::End),
+        1 => (0..3_u64).prop_map(Action::Keep),
     ]
 }
 
+/// Prompts that agree in their first 20 or 37 tokens.
+fn prompt(kind: u8, len: usize) -> Vec<TokenId> {
+    let differs = [usize::MAX, 20, 37][usize::from(kind)];
+    (0..len).map(|i| (i % 7) as TokenId + if i >= differs { 10 } else { 0 }).collect()
+}
+
+/// What a page holds of a position: a function of the weights and of all tokens up to it.
+fn value(weights: WeightsId, ids: &[TokenId]) -> f32 {
+    let mixed = ids.iter().fold(weights.0 + 1, |sum, id| {
+        (sum.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(u64::from(*id) + 1)) >> 7
+    });
+    (mixed % 1_000_003) as f32
+}
+
+/// A sequence with all its tokens, and the steps that it may still decode.
+struct Model {
+    sequence: SequencePages,
+    weights: WeightsId,
+    ids: Vec<TokenId>,
+    limit: usize,
+}
+
+impl Model {
+    /// Computes the next `count` tokens.
+    fn compute(&mut self, pool: &mut PagePool, count: usize) {
+        assert!(self.sequence.ensure_pages(pool, count));
+        for offset in 0..count {
+            let position = self.sequence.position(offset);
+            assert_eq!(self.sequence.token(offset), Some(self.ids[position]));
+            let value = value(self.weights, &self.ids[..=position]);
+            let (page, slot) = self.sequence.slot(offset).unwrap();
+            SHAPE.write(page, (0, 0, slot), &[value], &[-value]);
+        }
+        self.sequence.advance(count);
+    }
+
+    fn check(&self) {
+        for position in 0..self.sequence.len() {
+            let page = &self.sequence.pages()[position / PAGE];
+            let expected = value(self.weights, &self.ids[..=position]);
+            assert_eq!(page[position % PAGE], expected, "position {position}");
+            assert_eq!(page[PAGE + position % PAGE], -expected);
+        }
+    }
+}
+
 proptest! {
-    /// In every order of events, at most `limit` pages are reserved, every reserved page can be taken,
-    /// and all pages return to the pool.
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    /// In every order of events, every promised page can be taken within the limit, each sequence finds
+    /// the keys and values of its own tokens and weights, and all pages return to the pool.
     #[test]
-    fn reservations_hold_and_all_pages_return(
-        actions in prop::collection::vec(action(), 1..80),
-        limit in 0..12_usize,
+    fn promises_hold_and_shared_pages_have_the_values_of_their_tokens(
+        actions in prop::collection::vec(action(), 1..120),
+        limit in 0..16_usize,
+        reuse: bool,
     ) {
-        let mut pool = PagePool::new(SHAPE, limit);
-        let mut prompts: Vec<Arc<PromptPages>> = Vec::new();
-        let mut running: Vec<(SequencePages, usize, usize)> = Vec::new();
+        let pool = PagePool::new(SHAPE, limit);
+        let mut pool = if reuse { pool } else { pool.without_reuse() };
+        let mut running: Vec<Model> = Vec::new();
         for action in actions {
-            let before = pool.available();
             match action {
-                Action::AddPrompt(len) => match PromptPages::new(&mut pool, vec![1; len]) {
-                    Some(prompt) => prompts.push(Arc::new(prompt)),
-                    None => {
-                        prop_assert!(pages(len.saturating_sub(1)) > before);
-                        prop_assert_eq!(pool.available(), before);
-                    }
-                },
-                Action::AddSequence(prompt, limit) => {
-                    let Some(prompt) = prompts.get(prompt) else { continue };
-                    match SequencePages::new(&mut pool, prompt, limit) {
-                        Some(sequence) => running.push((sequence, 0, limit)),
-                        None => prop_assert!(pages(limit) > before),
+                Action::Start(kind, len, limit, weights) => {
+                    let (ids, weights) = (prompt(kind, len), WeightsId(weights));
+                    let available = pool.available();
+                    match SequencePages::new(&mut pool, weights, &ids, limit) {
+                        Some(sequence) => running.push(Model { sequence, weights, ids, limit }),
+                        None => {
+                            prop_assert!(pages(len + limit - 1) > available);
+                            prop_assert_eq!(pool.available(), available);
+                        }
                     }
                 }
-                Action::Decode(which) => {
-                    let Some((sequence, len, limit)) = running.get_mut(which) else { continue };
-                    let has_page = sequence.ensure_page(&mut pool);
-                    prop_assert!(has_page || *len >= *limit);
-                    if has_page {
-                        prop_assert!(sequence.next_slot().is_some());
-                        sequence.advance();
-                        *len += 1;
-                        prop_assert!(*len <= limit.next_multiple_of(PAGE));
+                Action::Prefill(which, count) => {
+                    let Some(model) = running.get_mut(which) else { continue };
+                    let count = count.min(model.sequence.remaining());
+                    model.compute(&mut pool, count);
+                    model.sequence.cache_full_pages(&mut pool);
+                    if model.sequence.remaining() == 0 {
+                        model.sequence.cache_last_page(&mut pool);
                     }
+                }
+                Action::Reuse(which) => {
+                    let Some(model) = running.get_mut(which) else { continue };
+                    let remaining = model.sequence.remaining();
+                    let found = model.sequence.take_cached(&mut pool);
+                    prop_assert_eq!(model.sequence.remaining(), remaining - found);
+                    prop_assert!(reuse || found == 0);
+                }
+                Action::Decode(which, token) => {
+                    let Some(model) = running.get_mut(which) else { continue };
+                    if model.sequence.remaining() > 0 || model.limit == 0 {
+                        continue;
+                    }
+                    model.compute(&mut pool, 1);
+                    model.sequence.push(token);
+                    model.ids.push(token);
+                    model.limit -= 1;
                 }
                 Action::End(which) if which < running.len() => {
-                    running.swap_remove(which).0.free(&mut pool);
+                    running.swap_remove(which).sequence.free(&mut pool);
                 }
-                Action::Evict(which) if which < prompts.len() => {
-                    let prompt = prompts.swap_remove(which);
-                    match Arc::try_unwrap(prompt) {
-                        Ok(prompt) => prompt.free(&mut pool),
-                        Err(prompt) => prompts.push(prompt),
-                    }
-                }
-                Action::End(_) | Action::Evict(_) => {}
+                Action::Keep(weights) => pool.keep_only(&[WeightsId(weights)]),
+                Action::End(_) => {}
             }
-            let held: usize = prompts.iter().map(|p| pages(PromptPages::shared_len(p.ids()))).sum();
-            let reserved: usize = running.iter().map(|(_, _, limit)| pages(*limit)).sum();
-            prop_assert_eq!(pool.reserved, held + reserved);
-            prop_assert!(pool.reserved <= limit && pool.used + pool.free.len() <= limit);
+            pool.check();
+            running.iter().for_each(Model::check);
         }
-        for (sequence, ..) in running {
-            sequence.free(&mut pool);
+        for model in running {
+            model.sequence.free(&mut pool);
         }
-        for prompt in prompts {
-            Arc::into_inner(prompt).unwrap().free(&mut pool);
-        }
-        prop_assert_eq!((pool.reserved, pool.available()), (0, limit));
+        pool.check();
+        prop_assert_eq!((pool.usage().used, pool.available()), (0, limit));
     }
 }
 
 #[test]
-fn a_key_is_stored_in_a_column_and_a_value_in_a_row() {
-    let mut page = vec![0.0; SHAPE.page_len()].into_boxed_slice();
-    SHAPE.write(&mut page, (1, 2, 5), &[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]);
-    let part = &page[SHAPE.head(1, 2)];
-    assert_eq!((part[5], part[PAGE + 5], part[3 * PAGE + 5]), (1.0, 2.0, 4.0));
-    assert_eq!(part[4 * PAGE + 5 * 4..][..4], [5.0, 6.0, 7.0, 8.0]);
-    assert_eq!(page.iter().filter(|x| **x != 0.0).count(), 8);
+fn a_second_sequence_shares_full_pages_and_copies_the_last() {
+    let mut pool = PagePool::new(SHAPE, 12);
+    let ids = prompt(0, 40);
+    let start = |pool: &mut PagePool, ids: &[TokenId], limit| {
+        let sequence = SequencePages::new(pool, WeightsId(0), ids, limit).unwrap();
+        Model { sequence, weights: WeightsId(0), ids: ids.to_vec(), limit }
+    };
+    let mut first = start(&mut pool, &ids, 30);
+    assert_eq!((first.sequence.remaining(), pool.available()), (39, 12 - 5));
+    first.compute(&mut pool, 39);
+    first.sequence.cache_last_page(&mut pool);
+    // The copy is in the cache only.
+    assert_eq!((pool.usage().used, pool.usage().cached), (3, 1));
+    let mut second = start(&mut pool, &ids, 30);
+    assert_eq!(second.sequence.remaining(), 0);
+    // Two pages are shared, so the second needs three more.
+    assert_eq!((pool.usage().used, pool.available()), (4, 12 - 5 - 3));
+    for (model, token) in [(&mut first, 1), (&mut second, 2)] {
+        model.compute(&mut pool, 1);
+        model.sequence.push(token);
+        model.ids.push(token);
+        model.compute(&mut pool, 1);
+        model.check();
+    }
+    first.check();
+    // The next turn continues the first sequence, which has ended.
+    while first.sequence.len() < 48 {
+        first.sequence.push(9);
+        first.ids.push(9);
+        first.compute(&mut pool, 1);
+    }
+    let turn = [first.ids.clone(), vec![5; 10]].concat();
+    first.sequence.free(&mut pool);
+    second.sequence.free(&mut pool);
+    let next = start(&mut pool, &turn, 10);
+    assert_eq!(next.sequence.len(), 48);
+    next.check();
+    next.sequence.free(&mut pool);
+    // A prompt that ends with a full page computes its last token again, in a copy.
+    let exact = start(&mut pool, &turn[..48], 10);
+    assert_eq!((exact.sequence.len(), exact.sequence.remaining()), (47, 0));
+    exact.sequence.free(&mut pool);
+    pool.check();
+}
+
+#[test]
+fn unused_pages_are_evicted_by_age_under_pressure() {
+    let mut pool = PagePool::new(SHAPE, 6);
+    let run = |pool: &mut PagePool, kind: TokenId| {
+        let ids = vec![kind; 33];
+        let sequence = SequencePages::new(pool, WeightsId(0), &ids, 8).unwrap();
+        let found = sequence.len();
+        let mut model = Model { sequence, weights: WeightsId(0), ids, limit: 8 };
+        let remaining = model.sequence.remaining();
+        model.compute(pool, remaining + 1);
+        model.check();
+        model.sequence.free(pool);
+        pool.check();
+        found
+    };
+    assert_eq!((run(&mut pool, 1), run(&mut pool, 2)), (0, 0));
+    assert_eq!((pool.usage().used, pool.usage().cached), (0, 4));
+    assert_eq!((run(&mut pool, 1), run(&mut pool, 3)), (32, 0));
+    assert_eq!(pool.usage().cached, 5, "one page of the second is evicted for the third");
+    assert_eq!(run(&mut pool, 1), 32);
+    assert_eq!(run(&mut pool, 2), 16, "its first page is left");
 }

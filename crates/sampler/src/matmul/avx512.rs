@@ -2,57 +2,15 @@
 //! processor runs fastest. It samples the embedded model 8 % faster than the portable kernel.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m512, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
-use half::{bf16, f16};
 use pulp::x86::V4;
 
-use super::kernel::{AddMatmul, COLUMN_BLOCK, StoredWeight};
-
-/// Weights of a row that are read at a time: a vector, and of f32 a cache line.
-const LINE: usize = 16;
-
-/// A type of weights that a vector of f32 is read from.
-pub(crate) trait VectorWeight: StoredWeight {
-    /// Whether the type is f32.
-    const IS_F32: bool = false;
-
-    /// Reads [`LINE`] weights.
-    ///
-    /// # Safety
-    /// The processor has AVX-512, and `LINE` weights can be read from `from`.
-    unsafe fn read_line(from: *const Self) -> __m512;
-}
-
-impl VectorWeight for f32 {
-    const IS_F32: bool = true;
-
-    #[target_feature(enable = "avx512f")]
-    unsafe fn read_line(from: *const Self) -> __m512 {
-        // SAFETY: the caller guarantees that the line can be read.
-        unsafe { _mm512_loadu_ps(from) }
-    }
-}
-
-impl VectorWeight for bf16 {
-    #[target_feature(enable = "avx512f")]
-    unsafe fn read_line(from: *const Self) -> __m512 {
-        // SAFETY: the caller guarantees that the line can be read.
-        let bits = unsafe { _mm256_loadu_si256(from.cast()) };
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
-    }
-}
-
-impl VectorWeight for f16 {
-    #[target_feature(enable = "avx512f")]
-    unsafe fn read_line(from: *const Self) -> __m512 {
-        // SAFETY: the caller guarantees that the line can be read.
-        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })
-    }
-}
+use super::kernel::{AddMatmul, COLUMN_BLOCK};
+use super::narrow::{FewColumns, MAX_COLUMNS};
+use super::vector_weight::{LINE, VectorWeight};
 
 /// `out += w x` on one thread. The token proves that the processor has AVX-512.
 pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
@@ -60,6 +18,22 @@ pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
     let (outputs, blocks) = (out.len() / x.width.max(1), x.width / COLUMN_BLOCK);
     assert!(x.width.is_multiple_of(COLUMN_BLOCK) && out.len() == outputs * x.width);
     assert!(w.values.len() >= outputs * w.inner && x.values.len() >= w.inner * x.width);
+    let mut done = 0;
+    if (1..=MAX_COLUMNS).contains(&x.tokens) {
+        let few = FewColumns {
+            out: out.as_mut_ptr(),
+            w: w.values.as_ptr(),
+            x: x.values.as_ptr(),
+            inner: w.inner,
+            width: x.width,
+            outputs,
+        };
+        // SAFETY: `V4` proves the features, and the assertions above keep every access within the
+        // three slices. There are `COLUMN_BLOCK` columns or more, unless a matrix is empty.
+        done = unsafe { few.run(x.tokens) };
+    }
+    let (out, w_values) = (&mut out[done * x.width..], &w.values[done * w.inner..]);
+    let outputs = outputs - done;
     let mut block = 0;
     while block < blocks {
         let count = (blocks - block).min(4);
@@ -68,7 +42,7 @@ pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
         let columns = unsafe {
             ColumnBlocks {
                 out: out.as_mut_ptr().add(column),
-                w: w.values.as_ptr(),
+                w: w_values.as_ptr(),
                 x: x.values.as_ptr().add(column.min(x.values.len())),
                 inner: w.inner,
                 width: x.width,

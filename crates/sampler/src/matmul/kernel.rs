@@ -24,6 +24,9 @@ pub(crate) struct WeightMatrix<'a, W = f32> {
 pub(crate) struct TokenColumns<'a> {
     pub values: &'a [f32],
     pub width: usize,
+    /// The number of tokens, at most `width`. Columns beyond it are padding, and kernels may leave them
+    /// out.
+    pub tokens: usize,
 }
 
 /// A type that weights are stored in.
@@ -86,7 +89,7 @@ impl<W: StoredWeight> WithSimd for AddMatmul<'_, W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let TokenColumns { values, width } = self.x;
+        let TokenColumns { values, width, .. } = self.x;
         assert!(width.is_multiple_of(COLUMN_BLOCK) && values.len() >= self.w.inner * width);
         let mut column = 0;
         while column < width {

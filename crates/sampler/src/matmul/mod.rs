@@ -8,6 +8,12 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod narrow;
+#[cfg(target_arch = "x86_64")]
+mod q8_0;
+#[cfg(target_arch = "x86_64")]
+mod vector_weight;
 
 use std::convert::Infallible;
 
@@ -17,11 +23,12 @@ use rayon::prelude::*;
 use hone_core::threads::pause_point;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::VectorWeight;
 use kernel::AddMatmul;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use kernel::StoredWeight as VectorWeight;
 pub(crate) use kernel::{COLUMN_BLOCK, TokenColumns, WeightMatrix};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use vector_weight::VectorWeight;
 
 /// Multiplications that pay for another thread.
 const MIN_WORK_PER_THREAD: usize = 1 << 19;
@@ -57,6 +64,39 @@ pub(crate) fn add_matmul_serial<W: VectorWeight>(
         arch => arch.dispatch(task),
     }
     pause_point();
+}
+
+/// Computes `out += w x` on the current thread for weights of the format Q8_0, as far as a kernel reads
+/// their blocks directly. Returns the number of first outputs that it computed; the others need
+/// dequantized weights. `w` has the blocks of as many rows as `out` has.
+pub(crate) fn add_q8_0_serial(
+    out: &mut [f32],
+    w: WeightMatrix<'_, u8>,
+    x: TokenColumns<'_>,
+) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if (1..=narrow::MAX_COLUMNS).contains(&x.tokens)
+        && w.inner.is_multiple_of(q8_0::BLOCK)
+        && let Arch::V4(_) = Arch::new()
+    {
+        let outputs = out.len() / x.width;
+        let row_bytes = w.inner / q8_0::BLOCK * q8_0::BLOCK_BYTES;
+        assert!(x.width.is_multiple_of(COLUMN_BLOCK) && x.values.len() >= w.inner * x.width);
+        assert!(w.values.len() >= outputs * row_bytes);
+        let few = q8_0::FewColumnsQ8 {
+            out: out.as_mut_ptr(),
+            w: w.values.as_ptr(),
+            x: x.values.as_ptr(),
+            inner: w.inner,
+            width: x.width,
+            outputs,
+        };
+        // SAFETY: `V4` proves the features, and the assertions keep every access within the three
+        // slices.
+        return unsafe { few.run(x.tokens) };
+    }
+    let _ = (out, w, x);
+    0
 }
 
 /// Splits `out` `[outputs, width]` into parts and calls `f(first output, part)` on up to `threads`

@@ -9,6 +9,7 @@ use super::avx512;
 use super::kernel::{AddMatmul, StoredWeight};
 use super::{
     COLUMN_BLOCK, TokenColumns, VectorWeight, WeightMatrix, add_matmul, add_matmul_serial,
+    add_q8_0_serial,
 };
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
@@ -65,7 +66,7 @@ fn every_element_is_one_sum_in_ascending_order() {
     for (outputs, inner, blocks) in shapes {
         let width = blocks * COLUMN_BLOCK;
         let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
-        let x = TokenColumns { values: &x, width };
+        let x = TokenColumns { values: &x, width, tokens: width };
         let w_rows = WeightMatrix { values: &w, inner };
         for initial in [vec![0.0; outputs * width], values(outputs * width, 5)] {
             let mut out = initial.clone();
@@ -94,7 +95,7 @@ fn weights_of_16_bits_are_multiplied_as_their_exact_values() {
         let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
         let f16s: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
         let bf16s: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
-        let x = TokenColumns { values: &x, width };
+        let x = TokenColumns { values: &x, width, tokens: width };
         let initial = values(outputs * width, 5);
         let wide = |wide: Vec<f32>| {
             let mut out = initial.clone();
@@ -136,9 +137,70 @@ fn the_number_of_threads_changes_no_bit() {
     let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
     let run = |threads| {
         let mut out = vec![0.0; outputs * width];
-        let (w, x) = (WeightMatrix { values: &w, inner }, TokenColumns { values: &x, width });
+        let (w, x) =
+            (WeightMatrix { values: &w, inner }, TokenColumns { values: &x, width, tokens: width });
         add_matmul(&mut out, w, x, threads);
         out
     };
     assert_eq!(run(1), run(5));
+}
+
+#[test]
+fn a_few_tokens_have_the_bits_of_many() {
+    fn check<W: VectorWeight>(outputs: usize, inner: usize, convert: impl Fn(f32) -> W) {
+        let width = COLUMN_BLOCK;
+        let w: Vec<W> = values(outputs * inner, 3).into_iter().map(convert).collect();
+        let (x, initial) = (values(inner * width, 11), values(outputs * width, 5));
+        let w = WeightMatrix { values: &w, inner };
+        let run = |tokens| {
+            let mut out = initial.clone();
+            add_matmul_serial(&mut out, w, TokenColumns { values: &x, width, tokens });
+            out
+        };
+        let all = run(width);
+        for tokens in 0..=width {
+            let some = run(tokens);
+            for (some, all) in some.chunks_exact(width).zip(all.chunks_exact(width)) {
+                assert_eq!(some[..tokens], all[..tokens], "{tokens} tokens");
+            }
+        }
+    }
+    // Whole tiles, single vectors of outputs, outputs beyond these, and lines that are not whole.
+    for (outputs, inner) in [(64, 32), (128, 96), (83, 64), (7, 32), (0, 32), (80, 48), (70, 33)] {
+        check(outputs, inner, |w| w);
+        check(outputs, inner, f16::from_f32);
+        check(outputs, inner, bf16::from_f32);
+    }
+}
+
+#[test]
+fn blocks_of_q8_0_are_multiplied_as_their_exact_values() {
+    let width = COLUMN_BLOCK;
+    for (outputs, inner) in [(64, 32), (128, 96), (83, 64), (7, 32), (80, 160)] {
+        let (mut blocks, mut exact) = (Vec::new(), Vec::new());
+        for (i, scale) in values(outputs * inner / 32, 3).into_iter().enumerate() {
+            let scale = f16::from_f32(scale);
+            blocks.extend(scale.to_le_bytes());
+            for j in 0..32 {
+                // All 256 integers, and both signs of the scale.
+                let integer = ((i * 32 + j) % 256) as u8;
+                blocks.push(integer);
+                exact.push(scale.to_f32() * f32::from(integer.cast_signed()));
+            }
+        }
+        let (x, initial) = (values(inner * width, 11), values(outputs * width, 5));
+        for tokens in 1..=width {
+            let x = TokenColumns { values: &x, width, tokens };
+            let mut expected = initial.clone();
+            add_matmul_serial(&mut expected, WeightMatrix { values: &exact[..], inner }, x);
+            let mut out = initial.clone();
+            let done = add_q8_0_serial(&mut out, WeightMatrix { values: &blocks, inner }, x);
+            assert!(done <= outputs);
+            let rows = out.chunks_exact(width).zip(expected.chunks_exact(width)).take(done);
+            for (out, expected) in rows {
+                assert_eq!(out[..tokens], expected[..tokens], "{tokens} tokens");
+            }
+            assert_eq!(out[done * width..], initial[done * width..]);
+        }
+    }
 }

@@ -37,7 +37,7 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self, TrainFailure> {
         let learner = pools.train.install(|| match &setup.base {
             Some(base) => Learner::with_model(base.clone(), &setup.config),
-            None => Learner::new(&setup.model, &setup.config),
+            None => Learner::new(&setup.model, setup.config.base_dtype, &setup.config),
         })?;
         let mut trainer = Self {
             setup,

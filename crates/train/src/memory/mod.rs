@@ -7,13 +7,10 @@ mod process;
 
 use std::path::PathBuf;
 
-use candle_core::DType;
-use candle_core::safetensors::MmapedSafetensors;
-use safetensors::tensor::TensorView;
-
-use hone_model::adapter::{BaseDtype, LinearKind, ModuleScale};
-use hone_model::transformer::{head_upcast_values, logits_in_memory, stays_16_bit};
-use hone_model::{ModelError, ModelSpec};
+use hone_model::ModelSpec;
+use hone_model::adapter::{LinearKind, ModuleScale};
+use hone_model::transformer::{head_upcast_values, logits_in_memory};
+use hone_model::weights::{LoadOptions, WeightFiles, WeightType};
 
 use crate::config::{OptimizerKind, Recompute, TrainConfig};
 use crate::error::Result;
@@ -102,49 +99,48 @@ fn kept_limits(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseMemory {
     bytes: usize,
-    /// Bytes of the largest 16-bit matrix that a thread widens to `f32` at once.
+    /// Bytes of the largest matrix of 16 bits or quantized blocks that a thread widens to `f32` at once,
+    /// in `f32`.
     widened: usize,
 }
 
 impl BaseMemory {
-    /// The memory of weights whose type in the files `stored` returns by name. With
-    /// [`BaseDtype::Auto`], 16-bit matrices are not widened when they are loaded.
+    /// The memory of weights whose type in the files `stored` returns by name, loaded with `options`.
     ///
     /// # Errors
     /// The first error of `stored`.
-    pub fn new(
+    pub fn new<S: Into<WeightType>>(
         spec: &ModelSpec,
-        dtype: BaseDtype,
-        stored: impl Fn(&str) -> Result<DType>,
+        options: impl Into<LoadOptions>,
+        stored: impl Fn(&str) -> Result<S>,
     ) -> Result<Self> {
+        let options = options.into();
         let mut base = Self { bytes: 0, widened: 0 };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
-            if !stays_16_bit(dtype, stored(&name)?, shape.len()) {
-                base.bytes += count * F32;
-                continue;
+            let held = options.in_memory(spec, &name, &shape, stored(&name)?.into());
+            base.bytes += held.size(count);
+            if held.is_widened() {
+                // The output layer, which may be the embedding, is widened in pieces.
+                let linear = name.starts_with("model.layers.");
+                let at_once = if linear { count } else { head_upcast_values(spec) };
+                base.widened = base.widened.max(at_once * F32);
             }
-            base.bytes += count * DType::F16.size_in_bytes();
-            // The output layer, which may be the embedding, is widened in pieces.
-            let linear = name.starts_with("model.layers.");
-            let at_once = if linear { count } else { head_upcast_values(spec) };
-            base.widened = base.widened.max(at_once * F32);
         }
         Ok(base)
     }
 
-    /// The memory of the weights in safetensors files, from their headers.
+    /// The memory of the weights in safetensors files or a GGUF file, from their headers.
     ///
     /// # Errors
     /// If a file cannot be read or a weight is missing.
-    pub fn read(spec: &ModelSpec, files: &[PathBuf], dtype: BaseDtype) -> Result<Self> {
-        // SAFETY: as in `Model::load`.
-        let files = unsafe { MmapedSafetensors::multi(files) }?;
-        Self::new(spec, dtype, |name| {
-            let of = |view: TensorView<'_>| DType::try_from(view.dtype());
-            let stored = files.get(name).and_then(of);
-            Ok(stored.map_err(|e| ModelError::weights(format!("`{name}`: {e}")).caused_by(e))?)
-        })
+    pub fn read(
+        spec: &ModelSpec,
+        files: &[PathBuf],
+        options: impl Into<LoadOptions>,
+    ) -> Result<Self> {
+        let files = WeightFiles::open(spec, files)?;
+        Self::new(spec, options, |name| Ok(files.stored(name)?))
     }
 }
 
@@ -160,7 +156,7 @@ pub struct MemoryPlan {
     pub kept_layers: (usize, usize),
     /// The frozen weights.
     pub base: usize,
-    /// 16-bit weights that are widened to `f32` at once.
+    /// Weights of 16 bits or quantized blocks that are widened to `f32` at once.
     pub widened: usize,
     /// The adapter, the copy that is being published, and, if configured, its average, the
     /// synchronized reference and the adapter to start from, which is the first reference.
@@ -265,7 +261,8 @@ mod tests {
 
     use hone_model::ModelSpec;
     use hone_model::adapter::BaseDtype;
-    use hone_model::testing::tiny_spec;
+    use hone_model::testing::{test_file, tiny_spec};
+    use hone_model::weights::{LoadOptions, Quantize};
 
     use super::{BaseMemory, MemoryPlan};
     use crate::config::{Recompute, TrainConfig};
@@ -295,6 +292,35 @@ mod tests {
         assert_eq!(half.step() - half.widened, wide.step());
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
+    }
+
+    #[test]
+    fn a_quantized_base_takes_the_bytes_of_its_blocks() {
+        let (spec, config) = (wide(), TrainConfig::default());
+        let memory = |quantize| {
+            let options = LoadOptions { quantize, ..LoadOptions::default() };
+            BaseMemory::new(&spec, options, |_| Ok(DType::BF16)).unwrap()
+        };
+        let [half, eight, four] = Quantize::ALL.map(memory);
+        assert!((0.531..0.532).contains(&(eight.bytes as f64 / half.bytes as f64)), "{eight:?}");
+        assert!((0.281..0.283).contains(&(four.bytes as f64 / half.bytes as f64)), "{four:?}");
+        assert_eq!((eight.widened, four.widened), (half.widened, half.widened));
+        let plan = MemoryPlan::new(&spec, four, &config, 2, 0);
+        assert_eq!(plan.base, four.bytes);
+
+        // Rows of 48 values are not whole blocks, and stay in 16 bits.
+        let file = test_file("fixtures/gguf/qwen2-q8_0.gguf");
+        let read = BaseMemory::read(&tiny_spec(), &[file], BaseDtype::Auto).unwrap();
+        let held: usize = tiny_spec()
+            .weight_shapes()
+            .iter()
+            .map(|(_, shape)| match shape[..] {
+                [rows, 48] => rows * 48 * 2,
+                [rows, columns] => rows * columns / 32 * 34,
+                _ => shape[0] * 4,
+            })
+            .sum();
+        assert_eq!(read.bytes, held);
     }
 
     #[test]

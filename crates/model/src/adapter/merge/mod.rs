@@ -17,6 +17,7 @@ use hone_core::files::{at, replace_dir};
 use super::module_matching::ModuleMatcher;
 use super::peft;
 use super::weights::{factor_names, module_of};
+use crate::weights::is_gguf;
 use crate::{ModelError, Result};
 
 const CONFIG: &str = "config.json";
@@ -73,11 +74,15 @@ struct LoraDelta {
 /// directory for it. Memory holds the adapter and one tensor of the base at a time.
 ///
 /// # Errors
-/// If `target` exists, a file is missing or damaged, the base is quantized, the adapter uses an
+/// If `target` exists, a file is missing or damaged, the base is quantized or a GGUF file, the adapter uses an
 /// unsupported option or is on a weight that the base does not have, or a merged value is not finite in
 /// its type.
 pub fn merge(base: &Path, adapter: &Path, target: &Path, precision: Precision) -> Result<Merged> {
     check_absent(target)?;
+    if is_gguf(base) || (!base.join(CONFIG).exists() && holds_gguf(base)) {
+        let reason = "is a GGUF file: merge into the safetensors model that it was made from";
+        return Err(ModelError::model(base, reason));
+    }
     let config = config(base, precision)?;
     let deltas = deltas(adapter)?;
     let shards = shards(base)?;
@@ -87,6 +92,12 @@ pub fn merge(base: &Path, adapter: &Path, target: &Path, precision: Precision) -
         check_absent(target)
     })?;
     Ok(merged)
+}
+
+/// Whether a directory holds a GGUF file.
+fn holds_gguf(dir: &Path) -> bool {
+    let mut files = fs::read_dir(dir).into_iter().flatten().flatten();
+    files.any(|file| is_gguf(&file.path()))
 }
 
 fn check_absent(target: &Path) -> Result<()> {

@@ -214,6 +214,19 @@ fn a_failed_merge_leaves_no_files() {
 }
 
 #[test]
+fn a_gguf_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tiny.gguf");
+    fs::copy(test_file("fixtures/gguf/qwen2-q8_0.gguf"), &file).unwrap();
+    for base in [file.as_path(), dir.path()] {
+        let error = merge(base, dir.path(), &dir.path().join("out"), Precision::Base).unwrap_err();
+        let expected = "is a GGUF file: merge into the safetensors model that it was made from";
+        assert!(error.to_string().ends_with(expected), "{error}");
+        assert!(!dir.path().join("out").exists());
+    }
+}
+
+#[test]
 fn a_value_that_half_precision_cannot_hold_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let [own, adapter, out] = ["base", "adapter", "merged"].map(|name| dir.path().join(name));

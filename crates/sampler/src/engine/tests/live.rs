@@ -48,7 +48,7 @@ async fn the_sampler_answers_until_the_serving_engine_has_loaded_a_version() {
     let config = hone_model::adapter::LoraConfig { r: 4, alpha: 3.0, ..Default::default() };
     peft::write(dir.path(), &random_lora(&spec, 4, 3), &config, "tiny").unwrap();
     let version = async || {
-        let request = GenerateRequest { priority: Priority::Live, ..request(&[5, 9], 1, 4) };
+        let request = super::live(request(&[5, 9], 1, 4));
         live.generate(request).await.unwrap().collect().await.unwrap().version
     };
     assert_eq!(version().await, PolicyVersion::BASE);
@@ -94,17 +94,13 @@ async fn a_canary_answers_the_requests_that_name_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_live_request_preempts_the_newest_shadow() {
     let engine = start(SamplerConfig { slots: 2, threads: 1, ..SamplerConfig::default() });
-    let long = |seed| request(&[5, 9, 2], seed, 400);
     let mut shadows = Vec::new();
     for seed in 0..2 {
-        let mut endless = long(seed);
-        // Without its stop token, the model continues to the limit.
-        endless.params.logit_bias =
-            engine.codec().stop_ids().iter().map(|id| (*id, -100.0)).collect();
+        let endless = endless(&engine, &[5, 9, 2], seed, 400);
         shadows.push(engine.generate(endless).await.unwrap());
     }
-    let live = GenerateRequest { priority: Priority::Live, ..request(&[7], 3, 4) };
-    let answered = engine.generate(live).await.unwrap().collect().await.unwrap();
+    let answered =
+        engine.generate(live(request(&[7], 3, 4))).await.unwrap().collect().await.unwrap();
     assert!(!answered.tokens.is_empty());
     let mut ends = Vec::new();
     for shadow in shadows {

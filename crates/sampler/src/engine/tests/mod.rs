@@ -1,4 +1,7 @@
+mod arrivals;
 mod live;
+mod prefix;
+mod priority;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -44,6 +47,21 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
         priority: Priority::Shadow,
         version: None,
     }
+}
+
+/// A request that continues to its limit.
+fn endless(engine: &BatchedEngine, prompt: &[TokenId], seed: u64, tokens: u32) -> GenerateRequest {
+    let mut request = request(prompt, seed, tokens);
+    request.params.logit_bias = engine.codec().stop_ids().iter().map(|id| (*id, -100.0)).collect();
+    request
+}
+
+fn live(request: GenerateRequest) -> GenerateRequest {
+    GenerateRequest { priority: Priority::Live, ..request }
+}
+
+fn ids(completion: &Completion) -> Vec<TokenId> {
+    completion.tokens.iter().map(|token| token.id).collect()
 }
 
 /// Requests with varied parameters and priorities, some with the same prompt.
@@ -146,7 +164,7 @@ async fn recorded_logprobs_equal_those_that_the_trainer_computes() {
     let mut greatest = 0.0_f32;
     for (request, completion) in requests.iter().zip(all(&engine, &requests).await) {
         assert_eq!(completion.version, PolicyVersion(7));
-        let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
+        let ids = ids(&completion);
         let temperature = request.params.temperature;
         let logits = {
             let all = [request.prompt_ids.clone(), ids.clone()].concat();
@@ -169,7 +187,7 @@ async fn recorded_logprobs_equal_those_that_the_trainer_computes() {
     let learner = Learner::with_model(model, &config).unwrap();
     engine.publish(PolicyVersion(8), Some(learner.served())).unwrap();
     for completion in all(&engine, &requests[..6]).await {
-        let ids: Vec<TokenId> = completion.tokens.iter().map(|t| t.id).collect();
+        let ids = ids(&completion);
         let difference = score_difference(&requests, &ids, &learner, &completion);
         assert!(difference < 1e-4, "{difference}");
     }
@@ -271,7 +289,7 @@ async fn requests_that_can_never_run_are_refused() {
     let engine = start(SamplerConfig { max_batch_tokens: 64, queue: 2, slots: 1, ..small() });
     let refused = async |request: GenerateRequest| engine.generate(request).await.unwrap_err();
     let error = refused(request(&[1; 30], 0, 50)).await;
-    insta::assert_snapshot!(error, @"rollout.max_batch_tokens is 64, which is too small: one sequence of 80 tokens needs 96 places in the cache");
+    insta::assert_snapshot!(error, @"rollout.max_batch_tokens is 64, which is too small: one sequence of 80 tokens needs 80 places in the cache");
     assert!(matches!(refused(request(&[], 0, 5)).await, EngineError::Invalid(_)));
     assert!(matches!(refused(request(&[9999], 0, 5)).await, EngineError::Invalid(_)));
     let long = vec![1; engine.info().context];
@@ -282,33 +300,6 @@ async fn requests_that_can_never_run_are_refused() {
     assert!(engine.generate(request(&[1; 16], 0, 48)).await.is_ok());
     let error = SamplerCapacity::new(&SamplerConfig { max_batch_tokens: 31, ..small() });
     insta::assert_snapshot!(error.unwrap_err(), @"rollout.max_batch_tokens is 31; at least 32 was expected");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_queue_is_bounded_and_shadow_requests_wait_to_enter_it() {
-    let busy = Arc::new(AtomicBool::new(true));
-    let flag = Arc::clone(&busy);
-    let config = SamplerConfig { slots: 1, queue: 2, busy_share: 0.01, ..small() };
-    let engine = start_with(config, Arc::new(move || flag.load(Ordering::Relaxed)));
-    let mut tasks = Vec::new();
-    for seed in 0..8 {
-        let engine = Arc::clone(&engine);
-        let run = async move { engine.generate(request(&[1, 2], seed, 30)).await?.collect().await };
-        tasks.push(tokio::spawn(run));
-    }
-    let began = Instant::now();
-    let mut live = request(&[1, 2], 9, 5);
-    live.priority = Priority::Live;
-    loop {
-        match engine.generate(live.clone()).await {
-            Err(EngineError::Overloaded { slots: 1, queued: 2 }) => break,
-            other => assert!(began.elapsed() < Duration::from_secs(10), "{other:?}"),
-        }
-    }
-    busy.store(false, Ordering::Relaxed);
-    for task in tasks {
-        task.await.unwrap().unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,6 +16,7 @@ use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, StepRecord, now_ms};
 use hone_engine::ModelDir;
 use hone_model::kernels::parallel::with_threads;
+use hone_model::weights::LoadOptions;
 use hone_reward::Routes;
 use hone_store::{Op, Store};
 
@@ -46,6 +47,8 @@ pub struct OfflineSetup {
     pub max_completion_tokens: usize,
     /// The base model's directory.
     pub model: ModelDir,
+    /// How the base model's weights are held in memory.
+    pub load: LoadOptions,
     /// The longest sample in tokens, prompt and completion together, for which there is memory.
     pub longest_sample: usize,
     /// The routes, which define the weight of each reward part.
@@ -71,7 +74,7 @@ impl OfflineTrainer {
     /// If the model or the adapter cannot be read or trained.
     pub fn new(setup: OfflineSetup) -> Result<Self, TrainFailure> {
         let ThreadPools { train: pool, .. } = ThreadPools::new(setup.config.threads)?;
-        let mut learner = pool.install(|| Learner::new(&setup.model, &setup.config))?;
+        let mut learner = pool.install(|| Learner::new(&setup.model, setup.load, &setup.config))?;
         learner.set_longest_shard(setup.longest_sample);
         let progress = TrainProgress::new(setup.config.baseline_window);
         Ok(Self { setup, pool, learner, progress, records: Vec::new(), left_out: 0 })

@@ -16,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft, weights};
+use hone_model::weights::LoadOptions;
 use hone_model::{Model, ModelError, ModelSpec};
 
 use super::average::Average;
@@ -60,9 +61,13 @@ impl Learner {
     ///
     /// # Errors
     /// If the model is not supported or cannot be read, or the configuration is out of range.
-    pub fn new(model: &ModelDir, config: &TrainConfig) -> Result<Self> {
+    pub fn new(
+        model: &ModelDir,
+        options: impl Into<LoadOptions>,
+        config: &TrainConfig,
+    ) -> Result<Self> {
         let spec = ModelSpec::from_config(&model.config)?;
-        let base = Model::load(spec, &model.weights, config.base_dtype, &Device::Cpu)?;
+        let base = Model::load(spec, &model.weights, options, &Device::Cpu)?;
         Self::with_model(base, config)
     }
 

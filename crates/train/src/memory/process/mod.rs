@@ -29,16 +29,24 @@ const CACHE_BLOCK: usize = 512;
 /// Bytes of weight files up to which a publication loads the copies of all engines at once.
 const SMALL: usize = 64 << 20;
 
-/// The parts of the process beside the trainer.
+/// What the process does, and its parts beside the trainer.
+///
+/// mistral.rs holds two versions of the weights in f32 for each replica. The native engine has no weights of
+/// its own, only adapters: it reads the trainer's base.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessSetup {
-    /// Serving engines of one version, each with its own weights in f32. Two versions are loaded. 0
-    /// without a serving engine.
+    /// Whether it trains.
+    pub trains: bool,
+    /// mistral.rs's engines of one version. Two versions are loaded. 0 without mistral.rs.
     pub replicas: usize,
-    /// Sequences that the native sampler computes at once; 0 without the sampler.
+    /// The same for a judge that uses the base model.
+    pub judge_replicas: usize,
+    /// Sequences that native engines compute at once; 0 without one.
     pub sequences: usize,
-    /// Positions of the native sampler's cache; 0 without the sampler.
+    /// Positions of the caches of native engines; 0 without one.
     pub cache_positions: usize,
+    /// Adapters that native engines hold for the versions that they answer with.
+    pub versions: usize,
     /// Bytes of the model's weight files, which are mapped while an engine loads them.
     pub weight_files: usize,
     /// Bytes of the model's `tokenizer.json`.
@@ -135,7 +143,7 @@ impl fmt::Display for ProcessMemory {
 pub struct MemoryPlanner<'a> {
     /// The model's shape.
     pub spec: &'a ModelSpec,
-    /// The memory of the trainer's weights, which the native sampler shares.
+    /// The memory of the trainer's weights, which native engines share.
     pub base: BaseMemory,
     /// The keys of `[train]`.
     pub config: &'a TrainConfig,
@@ -157,14 +165,15 @@ impl MemoryPlanner<'_> {
         let (generation, staging) = (MemoryPhase::Generation, MemoryPhase::Staging);
         let position = self.position_bytes();
         add(generation, "sampler cache", self.setup.cache_positions * position);
-        add(generation, "conversations", self.setup.replicas * self.conversation(tokens));
+        let replicas = self.setup.replicas + self.setup.judge_replicas;
+        add(generation, "conversations", replicas * self.conversation(tokens));
         for (part, bytes) in step.step_parts() {
-            add(MemoryPhase::Step, part, bytes);
+            add(MemoryPhase::Step, part, self.if_training(bytes));
         }
         let copies = self.staged_copies();
         add(staging, "staged weights", copies * self.weights() * F32);
         add(staging, "mapped files", if copies > 0 { self.setup.weight_files } else { 0 });
-        // The sampler reads the adapter and copies it.
+        // The native engine reads the adapter and copies it.
         let adapters = copies.min(1) + if self.setup.sequences > 0 { 2 } else { 0 };
         add(staging, "staged adapter", adapters * self.adapter(&step));
         add(staging, "staged tokenizers", copies * self.tokenizer());
@@ -173,7 +182,7 @@ impl MemoryPlanner<'_> {
         };
         let [start, generation, step, staging] =
             [MemoryPhase::Start, generation, MemoryPhase::Step, staging].map(sum);
-        let usual_step = self.step(self.usual_tokens()).step();
+        let usual_step = self.if_training(self.step(self.usual_tokens()).step());
         let peak = start + generation + step.max(usual_step + staging);
         ProcessMemory { tokens, parts, start, generation, step, usual_step, staging, peak }
     }
@@ -221,17 +230,19 @@ impl MemoryPlanner<'_> {
 
     /// The parts that are held from the start on.
     fn held(&self, step: &MemoryPlan) -> Vec<MemoryPart> {
-        let ProcessSetup { replicas, sequences, ledger_cache, .. } = self.setup;
-        let sampler_adapter = if sequences > 0 { self.adapter(step) } else { 0 };
+        let ProcessSetup { trains, replicas, judge_replicas, .. } = self.setup;
+        let ProcessSetup { sequences, versions, ledger_cache, .. } = self.setup;
+        let copies = |replicas: usize| 2 * replicas * self.weights() * F32;
         let parts = [
             ("program", PROGRAM),
-            // The codec's own, and one for each serving engine.
-            ("tokenizers", (1 + 2 * replicas) * self.tokenizer()),
+            // The codec's own, and one for each of mistral.rs's engines.
+            ("tokenizers", (1 + 2 * (replicas + judge_replicas)) * self.tokenizer()),
             ("ledger cache", ledger_cache),
-            ("serving weights", 2 * replicas * self.weights() * F32),
-            ("base weights", step.base),
-            ("adapter", step.adapter + sampler_adapter),
-            ("optimizer moments", step.moments),
+            ("serving weights", copies(replicas)),
+            ("judge weights", copies(judge_replicas)),
+            ("base weights", if trains || sequences > 0 { step.base } else { 0 }),
+            ("adapter", self.if_training(step.adapter) + versions * self.adapter(step)),
+            ("optimizer moments", self.if_training(step.moments)),
             ("sampler logits", sequences * self.spec.vocab_size * F32),
         ];
         let part = |(part, bytes)| MemoryPart { part, phase: MemoryPhase::Start, bytes };
@@ -246,6 +257,11 @@ impl MemoryPlanner<'_> {
         let limits = kept_limits(self.config, self.spec, longest.in_flight);
         let shorter = limits.filter(|limit| (1..tokens).contains(limit)).map(of);
         shorter.fold(longest, |most, plan| if plan.step() > most.step() { plan } else { most })
+    }
+
+    /// `bytes`, or 0 without training.
+    fn if_training(&self, bytes: usize) -> usize {
+        if self.setup.trains { bytes } else { 0 }
     }
 
     /// Tokens of the usual shards, which hold several samples.

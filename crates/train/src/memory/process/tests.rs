@@ -17,12 +17,15 @@ fn smollm2() -> ModelSpec {
     .unwrap()
 }
 
-/// `hone serve` with one engine, the sampler and 16-bit weight files.
+/// `hone serve` with mistral.rs, the native engine for rollouts, and 16-bit weight files.
 fn serve() -> ProcessSetup {
     ProcessSetup {
+        trains: true,
         replicas: 1,
+        judge_replicas: 0,
         sequences: 64,
         cache_positions: 32_768,
+        versions: 1,
         weight_files: 269_062_896,
         tokenizer_file: 2_000_000,
         ledger_cache: 64 << 20,
@@ -111,6 +114,38 @@ fn without_clients_nothing_is_served_or_staged() {
     let setup = ProcessSetup { sequences: 0, cache_positions: 0, ..serve() };
     let plan = planner(&spec, &config, setup).plan(0);
     assert_eq!(bytes(&plan, "sampler cache") + bytes(&plan, "sampler logits"), 0);
+}
+
+#[test]
+fn with_the_native_engine_alone_there_is_one_copy_of_the_weights() {
+    let (spec, config) = (smollm2(), TrainConfig::default());
+    let setup = ProcessSetup { replicas: 0, versions: 2, ..serve() };
+    let plan = planner(&spec, &config, setup).plan(0);
+    for part in ["serving weights", "judge weights", "conversations", "staged weights"] {
+        assert_eq!(bytes(&plan, part), 0, "{part}");
+    }
+    let adapter = bytes(&plan, "optimizer moments") / 2;
+    assert_eq!(bytes(&plan, "adapter"), (2 + 2) * adapter);
+    // A judge of its own, with mistral.rs, takes two copies and a conversation.
+    let judged = ProcessSetup { judge_replicas: 1, ..setup };
+    let judged = planner(&spec, &config, judged).plan(0);
+    assert_eq!(bytes(&judged, "judge weights"), 2 * 4 * 134_515_008);
+    assert!(bytes(&judged, "conversations") > 0);
+    assert_eq!(bytes(&judged, "staged weights"), 0, "a judge keeps the base");
+}
+
+#[test]
+fn without_training_no_step_is_planned() {
+    let (spec, config) = (smollm2(), TrainConfig::default());
+    let setup = ProcessSetup { trains: false, replicas: 0, versions: 2, ..serve() };
+    let plan = planner(&spec, &config, setup).plan(0);
+    assert_eq!((plan.step, plan.usual_step, bytes(&plan, "optimizer moments")), (0, 0, 0));
+    assert_eq!(plan.peak, plan.start + plan.generation + plan.staging);
+    let trains = planner(&spec, &config, ProcessSetup { trains: true, ..setup }).plan(0);
+    assert_eq!(bytes(&plan, "base weights"), bytes(&trains, "base weights"));
+    // mistral.rs needs no base of the trainer's.
+    let alone = ProcessSetup { sequences: 0, cache_positions: 0, replicas: 1, ..setup };
+    assert_eq!(bytes(&planner(&spec, &config, alone).plan(0), "base weights"), 0);
 }
 
 #[test]

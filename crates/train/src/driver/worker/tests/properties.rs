@@ -3,16 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use hone_core::types::{GroupState, PolicyState, PolicyVersion, SampleId};
+use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, SampleId};
 
 use super::world::{World, every_step};
 use crate::TrainError;
 use crate::TrainState;
 use crate::policy::{CanaryConfig, PolicyConfig, PolicyError, Promotion, VersionRating};
+
+/// Longest wait for the record of a canary's begin or end.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What happens next. Indexes select among the versions so far.
 #[derive(Clone, Debug)]
@@ -168,16 +171,30 @@ impl<'a> Process<'a> {
         self
     }
 
+    /// The records of all versions, and the canary in progress. Its begin and its end are recorded shortly
+    /// before and after.
+    async fn recorded(&self) -> (Vec<PolicyRecord>, Option<PolicyVersion>) {
+        let started = Instant::now();
+        loop {
+            let (records, canary) =
+                (self.world.policies.list().unwrap(), self.world.policies.canary());
+            let mut canaries = records.iter().filter(|r| r.state == PolicyState::Canary);
+            if canaries.all(|r| Some(r.version) == canary) || started.elapsed() > PATIENCE {
+                return (records, canary);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
     /// What must hold whenever the trainer rests.
-    fn check(&self) {
+    async fn check(&self) {
         let world = &self.world;
-        let records = world.policies.list().unwrap();
+        let (records, canary) = self.recorded().await;
         let lineage = world.store.lineage();
         let active: Vec<_> =
             records.iter().filter(|r| r.state == PolicyState::Active).map(|r| r.version).collect();
         assert_eq!(active, [world.policies.active()], "one version is active");
         assert_eq!(world.publisher.served(), world.policies.active(), "and it is the served one");
-        let canary = world.policies.canary();
         for record in records.iter().filter(|r| r.version > PolicyVersion::BASE) {
             let version = record.version;
             match record.state {
@@ -227,10 +244,10 @@ proptest! {
         runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();
             let mut process = Process::start(dir.path(), canary).await;
-            process.check();
+            process.check().await;
             for event in &events {
                 process = process.apply(event).await;
-                process.check();
+                process.check().await;
             }
             assert!(process.world.worker.handle().status().state != TrainState::Failed);
             process.world.stop().await;

@@ -8,27 +8,48 @@ use async_trait::async_trait;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, SamplingParams};
-use hone_engine::{Engine, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority};
-use hone_mistral::MistralEngine;
+use hone_engine::{
+    Codec, Engine, EngineBackend, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority,
+};
+use hone_model::Model;
 use hone_reward::judge::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
+
+use super::mistral::start_mistral;
+use super::native::{JUDGE_QUEUE, NativePurpose, load_base, start_native};
+use crate::config::Config;
 
 /// A judge without a model until [`SelfJudge::load`], because routes are checked before a model is
 /// loaded.
 #[derive(Default)]
-pub(super) struct SelfJudge(OnceLock<Arc<dyn Engine>>);
+pub(in crate::app) struct SelfJudge(OnceLock<Arc<dyn Engine>>);
 
 impl SelfJudge {
-    /// Loads the base model into an engine of its own.
-    pub(super) async fn load(&self, dir: &ModelDir, data: &Path) -> anyhow::Result<()> {
-        let (dir, models) = (dir.clone(), data.join("models"));
-        let engine = tokio::task::spawn_blocking(move || {
-            let normalized = dir.write_normalized(&models)?;
-            // Separate metrics: the exported ones describe only the policy's engine.
-            let metrics = Arc::new(Metrics::new()?);
-            let config = EngineConfig { replicas: 1, queue: 4096 };
-            anyhow::Ok(MistralEngine::start(&dir, &normalized, &config, metrics)?)
-        });
-        let engine: Arc<dyn Engine> = engine.await??;
+    /// Starts an engine of its own, of `engine.backend`, for the base model. The native one uses the
+    /// weights `base` if they are loaded already.
+    pub async fn load(
+        &self,
+        config: &Config,
+        dir: &ModelDir,
+        data: &Path,
+        base: Option<&Model>,
+    ) -> anyhow::Result<()> {
+        // Separate metrics: the exported ones describe only the policy's engines.
+        let metrics = Arc::new(Metrics::new()?);
+        let engine: Arc<dyn Engine> = match config.engine.backend {
+            EngineBackend::Mistralrs => {
+                let config =
+                    EngineConfig { replicas: 1, queue: JUDGE_QUEUE, ..config.engine.clone() };
+                start_mistral(&config, dir, data, metrics).await?
+            }
+            EngineBackend::Native => {
+                let base = match base {
+                    Some(base) => base.clone(),
+                    None => load_base(config, dir).await?,
+                };
+                let (codec, purpose) = (Arc::new(Codec::load(dir)?), NativePurpose::Judging);
+                start_native(config, dir, &base, codec, purpose, Arc::new(|| false), metrics)?
+            }
+        };
         self.0.set(engine).map_err(|_| anyhow::anyhow!("the judge's model is loaded already"))
     }
 }

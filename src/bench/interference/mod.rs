@@ -1,53 +1,36 @@
 //! `hone bench interference`: the effect of rollouts and training on the latency of clients.
 //!
-//! A daemon on loopback serves the embedded model. It alternates between serving only (idle) and
-//! sampling and training at full speed (busy), so that other processes affect both. The clients'
+//! A daemon on loopback serves the embedded model, or another one. It alternates between serving only
+//! (idle) and sampling and training at full speed (busy), so that other processes affect both. The clients'
 //! requests are the same in both.
 
+mod setup;
+
 use std::fmt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
-use serde_json::json;
 use tokio::time::sleep;
 
-use hone_dataset::DatasetConfig;
-use hone_rollout::{RolloutConfig, SamplerKind};
-use hone_train::config::{ScheduleKind, TrainConfig};
+use hone_engine::EngineBackend;
+use hone_rollout::SamplerKind;
 
 use super::{Folder, machine};
-use crate::config::{Config, LogConfig};
+use crate::config::Config;
+use crate::demo::DaemonHandle;
 use crate::demo::client::{Client, Scrape, UserRequest};
-use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_HELD_OUT};
+use crate::demo::config::TASK_HELD_OUT;
 use crate::demo::tally::percentile;
 use crate::demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
-use crate::demo::{DaemonHandle, RewardsMode};
+
+use setup::config;
+
+pub use setup::InterferenceOptions;
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Prompts of the rollouts.
-const PROMPTS: usize = 512;
-
-/// The options of `hone bench interference`.
-#[derive(Clone, Debug)]
-pub struct InterferenceOptions {
-    /// Rounds of idle and busy.
-    pub rounds: u32,
-    /// Seconds of each condition in a round.
-    pub seconds: f64,
-    /// Clients, each with one request at a time.
-    pub users: usize,
-    /// Mean pause of a client between requests in milliseconds. Pauses are uniform from 0 to twice as
-    /// much.
-    pub pause_ms: f64,
-    /// The sampler of the rollouts.
-    pub sampler: SamplerKind,
-}
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The clients' latencies in one condition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -67,6 +50,10 @@ pub struct ClientStats {
 /// The measurements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InterferenceReport {
+    /// The model; `None` is the embedded one.
+    pub model: Option<String>,
+    /// The engine of the clients.
+    pub backend: EngineBackend,
     /// The sampler of the rollouts.
     pub sampler: SamplerKind,
     /// Clients.
@@ -99,7 +86,9 @@ impl fmt::Display for InterferenceReport {
         let Self { users, seconds, idle, busy, .. } = self;
         writeln!(
             f,
-            "{users} client(s), {seconds:.0} s of each in turns, sampler: {:?}",
+            "{users} client(s), {seconds:.0} s of each in turns, model: {}, backend: {:?}, sampler: {:?}",
+            self.model.as_deref().unwrap_or("embedded"),
+            self.backend,
             self.sampler
         )?;
         writeln!(f, "                          idle        busy       ratio")?;
@@ -134,40 +123,6 @@ impl fmt::Display for InterferenceReport {
         )?;
         write!(f, "load                 {:.2} before, {:.2} after", self.load[0], self.load[1])
     }
-}
-
-/// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
-/// model that learned the task would leave nothing to train on.
-fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
-    let dataset = dir.join("prompts.jsonl");
-    let rows = Questions::new(1, QuestionSplit::Asked).take(PROMPTS).map(|question| {
-        json!({"prompt": question.text(), "answer": question.answer().to_string()}).to_string()
-            + "\n"
-    });
-    std::fs::write(&dataset, rows.collect::<String>()).context("cannot write the prompts")?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
-    Ok(Config {
-        dataset: DatasetConfig { path: dataset, ..DatasetConfig::default() },
-        // Warnings that nothing is learned are expected.
-        log: LogConfig { level: "error".to_owned(), ..LogConfig::default() },
-        rollout: RolloutConfig {
-            sampler: options.sampler,
-            dataset_route: TASK_ASKED.to_owned(),
-            group_size: GROUP_SIZE,
-            ..demo.rollout.clone()
-        },
-        train: TrainConfig {
-            max_steps: 0,
-            total_steps: 0,
-            samples_per_step: SAMPLES_PER_STEP,
-            learning_rate: 1e-7,
-            min_learning_rate: 0.0,
-            schedule: ScheduleKind::Constant,
-            ..demo.train.clone()
-        },
-        ..demo
-    })
 }
 
 /// Runs the benchmark on a daemon that `start` starts.
@@ -220,6 +175,8 @@ async fn measure(
     client.pause().await?;
     let seconds = busy.seconds.max(1e-9);
     Ok(InterferenceReport {
+        model: options.model.clone(),
+        backend: options.backend,
         sampler: options.sampler,
         users: options.users,
         seconds: options.seconds * f64::from(options.rounds.max(1)),
@@ -324,23 +281,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_is_valid_as_a_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = InterferenceOptions {
-            rounds: 1,
-            seconds: 1.0,
-            users: 1,
-            pause_ms: 10.0,
-            sampler: SamplerKind::Engine,
-        };
-        let config = config(&options, dir.path()).unwrap();
-        crate::config::validate(&config).unwrap();
-        assert_eq!(crate::config::parse(&toml::to_string(&config).unwrap()).unwrap(), config);
-        let rows = std::fs::read_to_string(config.dataset_in_use().unwrap().path).unwrap();
-        assert_eq!(rows.lines().count(), PROMPTS);
-    }
-
-    #[test]
     fn quantiles_and_failures_are_reported_by_condition() {
         let seen = |scale: f64| ConditionSamples {
             first: (1..=100).map(|i| f64::from(i) * scale).collect(),
@@ -351,6 +291,8 @@ mod tests {
         let mut failed = seen(2.0);
         failed.failures.push("no answer".to_owned());
         let report = InterferenceReport {
+            model: None,
+            backend: EngineBackend::Mistralrs,
             sampler: SamplerKind::Native,
             users: 2,
             seconds: 30.0,
@@ -364,7 +306,7 @@ mod tests {
         assert_eq!(report.idle.first_token_ms, [50.0, 99.0]);
         assert_eq!(report.first_token_ratio(), 2.0);
         insta::assert_snapshot!(report, @r"
-        2 client(s), 30 s of each in turns, sampler: Native
+        2 client(s), 30 s of each in turns, model: embedded, backend: Mistralrs, sampler: Native
                                   idle        busy       ratio
         first token p50        50.00 ms   100.00 ms     2.00
         first token p99        99.00 ms   198.00 ms     2.00

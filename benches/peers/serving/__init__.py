@@ -1,0 +1,1 @@
+"""The parts of `serve.py`: engines, their client, the machine, models, measures and tables."""

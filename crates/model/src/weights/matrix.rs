@@ -1,0 +1,203 @@
+//! A matrix of the base: a candle tensor, or quantized blocks.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+
+use super::dequantize::dequantize;
+use super::format::{BlockFormat, WeightType};
+use crate::{ModelError, Result};
+
+/// A matrix `[rows, columns]` of quantized blocks in main memory, row by row.
+pub struct QuantizedMatrix {
+    format: BlockFormat,
+    rows: usize,
+    columns: usize,
+    bytes: Vec<u8>,
+}
+
+impl fmt::Debug for QuantizedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QuantizedMatrix({} [{}, {}])", self.format.as_str(), self.rows, self.columns)
+    }
+}
+
+impl QuantizedMatrix {
+    /// A matrix from its blocks.
+    ///
+    /// # Errors
+    /// If a row is not a sequence of whole blocks, or the bytes do not fit the shape.
+    pub fn new(
+        format: BlockFormat,
+        (rows, columns): (usize, usize),
+        bytes: Vec<u8>,
+    ) -> Result<Self> {
+        let whole = columns > 0 && columns.is_multiple_of(format.values());
+        if !whole || bytes.len() != rows * format.row_bytes(columns) {
+            return Err(ModelError::weights(format!(
+                "{} bytes of {} are not a matrix [{rows}, {columns}]",
+                bytes.len(),
+                format.as_str()
+            )));
+        }
+        Ok(Self { format, rows, columns, bytes })
+    }
+
+    /// The format.
+    pub fn format(&self) -> BlockFormat {
+        self.format
+    }
+
+    /// Rows and columns.
+    pub fn dims(&self) -> (usize, usize) {
+        (self.rows, self.columns)
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.columns)
+    }
+
+    /// The blocks of the rows from `first` on.
+    ///
+    /// # Panics
+    /// If there are fewer rows than `first`.
+    pub fn rows_from(&self, first: usize) -> &[u8] {
+        &self.bytes[first * self.row_bytes()..]
+    }
+
+    /// The blocks of a range of values, counted row by row, that starts and ends between blocks.
+    ///
+    /// # Panics
+    /// If the range is outside the matrix.
+    pub(crate) fn blocks(&self, range: Range<usize>) -> &[u8] {
+        let at = |value: usize| self.format.row_bytes(value);
+        &self.bytes[at(range.start)..at(range.end)]
+    }
+
+    /// The first values of the matrix, `count` or all.
+    fn first_values(&self, count: usize) -> Vec<f32> {
+        let whole = count.next_multiple_of(self.format.values()).min(self.rows * self.columns);
+        let mut values = vec![0.0; whole];
+        dequantize(self.format, self.blocks(0..whole), &mut values);
+        values.truncate(count);
+        values
+    }
+}
+
+/// A frozen or trained matrix of the model, or a weight of another rank, which is never quantized.
+#[derive(Clone, Debug)]
+pub enum BaseMatrix {
+    /// Floats, on any device.
+    Float(Tensor),
+    /// Quantized blocks, in main memory. The fused kernels alone can use them.
+    Quantized(Arc<QuantizedMatrix>),
+}
+
+impl From<Tensor> for BaseMatrix {
+    fn from(tensor: Tensor) -> Self {
+        Self::Float(tensor)
+    }
+}
+
+impl From<QuantizedMatrix> for BaseMatrix {
+    fn from(matrix: QuantizedMatrix) -> Self {
+        Self::Quantized(Arc::new(matrix))
+    }
+}
+
+impl BaseMatrix {
+    /// All dimensions.
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Float(tensor) => tensor.dims().to_vec(),
+            Self::Quantized(matrix) => vec![matrix.rows, matrix.columns],
+        }
+    }
+
+    /// Rows and columns.
+    ///
+    /// # Errors
+    /// If it is a tensor of another rank.
+    pub fn dims2(&self) -> candle_core::Result<(usize, usize)> {
+        match self {
+            Self::Float(tensor) => tensor.dims2(),
+            Self::Quantized(matrix) => Ok(matrix.dims()),
+        }
+    }
+
+    /// The type of the values in memory.
+    pub fn stored(&self) -> WeightType {
+        match self {
+            Self::Float(tensor) => WeightType::Float(tensor.dtype()),
+            Self::Quantized(matrix) => WeightType::Blocks(matrix.format),
+        }
+    }
+
+    /// Bytes in memory.
+    pub fn size(&self) -> usize {
+        self.stored().size(self.shape().iter().product())
+    }
+
+    /// The tensor of floats.
+    ///
+    /// # Errors
+    /// If the matrix is quantized: operation `name` is for floats only.
+    pub(crate) fn float(&self, name: &str) -> candle_core::Result<&Tensor> {
+        match self {
+            Self::Float(tensor) => Ok(tensor),
+            Self::Quantized(matrix) => {
+                candle_core::bail!("{name}: {matrix:?} can be used by the fused kernels only")
+            }
+        }
+    }
+
+    /// The matrix as floats: the tensor itself, or the values of the blocks in f32.
+    ///
+    /// # Errors
+    /// If memory for the values cannot be allocated as a tensor.
+    pub fn to_float(&self) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Float(tensor) => Ok(tensor.clone()),
+            Self::Quantized(matrix) => {
+                let values = matrix.first_values(matrix.rows * matrix.columns);
+                Tensor::from_vec(values, matrix.dims(), &Device::Cpu)
+            }
+        }
+    }
+
+    /// The rows `ids` (u32) as floats `[ids, columns]` of type `dtype`.
+    pub(crate) fn select_rows(&self, ids: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+        let matrix = match self {
+            Self::Float(tensor) => return tensor.index_select(ids, 0)?.to_dtype(dtype),
+            Self::Quantized(matrix) => matrix,
+        };
+        let ids = ids.to_vec1::<u32>()?;
+        let (rows, columns) = matrix.dims();
+        let mut values = vec![0.0; ids.len() * columns];
+        for (id, to) in ids.iter().zip(values.chunks_exact_mut(columns)) {
+            let row = *id as usize;
+            if row >= rows {
+                candle_core::bail!("row {row} is outside the {rows} rows of a matrix");
+            }
+            dequantize(matrix.format, matrix.blocks(row * columns..(row + 1) * columns), to);
+        }
+        Tensor::from_vec(values, (ids.len(), columns), &Device::Cpu)?.to_dtype(dtype)
+    }
+
+    /// The first values, `count` or all.
+    pub(crate) fn first_values(&self, count: usize) -> candle_core::Result<Vec<f64>> {
+        match self {
+            Self::Float(tensor) => {
+                let flat = tensor.flatten_all()?;
+                let first = flat.narrow(0, 0, flat.elem_count().min(count))?;
+                first.to_dtype(DType::F64)?.to_vec1()
+            }
+            Self::Quantized(matrix) => {
+                Ok(matrix.first_values(count).into_iter().map(f64::from).collect())
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Admission: from the queue to a sequence with pages.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hone_engine::Priority;
+use hone_engine::admission::Lease;
+use hone_engine::run::{CancelReason, GenerationRun};
+
+use super::BatchScheduler;
+use super::sequence::EngineSequence;
+use crate::engine::shared::{PolicyWeights, QueuedRequest};
+use crate::error::Result;
+use crate::kv_cache::SequencePages;
+
+impl BatchScheduler {
+    /// Admits requests, live ones first and each class in its order, until a request does not fit. A
+    /// live request that does not fit preempts shadow sequences, the newest first.
+    pub(super) fn admit(&mut self) {
+        self.keep_served_versions();
+        while let Some((queued, policy)) = self.next_request() {
+            match self.try_admit(queued, policy) {
+                Ok(None) => {}
+                Ok(Some(queued)) => {
+                    let live = queued.request.priority == Priority::Live;
+                    self.shared.lock().put_back(queued);
+                    if !(live && self.preempt_newest_shadow()) {
+                        break;
+                    }
+                }
+                // The caller gets an error because the request's reply channel is dropped.
+                Err(error) => tracing::error!(%error, "a request cannot be admitted"),
+            }
+        }
+    }
+
+    /// Removes the next request from the queue, with the policy that it will get.
+    fn next_request(&self) -> Option<(QueuedRequest, PolicyWeights)> {
+        let mut state = self.shared.lock();
+        self.shared.live_arrived.store(false, Ordering::Release);
+        state.forget_abandoned();
+        let queued = state.next_request()?;
+        let policy = queued.policy.clone().unwrap_or_else(|| state.active.clone());
+        Some((queued, policy))
+    }
+
+    /// Admits a request. Returns it if no slot is free, or too few pages.
+    fn try_admit(
+        &mut self,
+        queued: QueuedRequest,
+        policy: PolicyWeights,
+    ) -> Result<Option<QueuedRequest>> {
+        if self.prefilling.len() + self.running.len() >= self.shared.config.slots.max(1) {
+            return Ok(Some(queued));
+        }
+        let (ids, limit) = (&queued.request.prompt_ids, queued.limit as usize);
+        self.decoder.reserve_positions(ids.len() + limit)?;
+        let Some(pages) = SequencePages::new(&mut self.pool, policy.id, ids, limit) else {
+            return Ok(Some(queued));
+        };
+        self.count_prompt_tokens("cached", ids.len() - 1 - pages.remaining());
+        let QueuedRequest { request, sampler, reply, permit, .. } = queued;
+        let lease = Lease::without_slot(policy.version, request.priority);
+        let (priority, cancel) = (request.priority, Arc::clone(&lease.cancel));
+        let shared = &self.shared;
+        let (run, generation) =
+            GenerationRun::new(&shared.codec, &request.stop, queued.limit, lease, &shared.metrics);
+        let mut state = shared.lock();
+        state.running.push((priority, Arc::clone(&cancel)));
+        shared.report(&state);
+        drop(state);
+        let order = self.admitted;
+        self.admitted += 1;
+        let sequence = EngineSequence {
+            policy,
+            pages,
+            sampler,
+            run,
+            priority,
+            cancel,
+            order,
+            finished: false,
+        };
+        if sequence.pages.remaining() == 0 {
+            self.begin_decoding(sequence);
+        } else {
+            self.prefilling.push(sequence);
+        }
+        drop(permit);
+        // If the caller is gone, the next iteration ends the sequence.
+        let _ = reply.send(generation);
+        Ok(None)
+    }
+
+    /// Ends the newest shadow sequence, which loses the least work. Returns false if there is none.
+    fn preempt_newest_shadow(&mut self) -> bool {
+        let newest = |list: &[EngineSequence]| {
+            let shadows = list.iter().enumerate().filter(|(_, sequence)| !sequence.is_live());
+            shadows.map(|(index, sequence)| (sequence.order, index)).max()
+        };
+        let lists = [newest(&self.prefilling), newest(&self.running)];
+        let sequence = match lists {
+            [None, None] => return false,
+            [Some((order, index)), other] if other.is_none_or(|(other, _)| order > other) => {
+                self.prefilling.remove(index)
+            }
+            [_, Some((_, index))] => self.running.remove(index),
+            [Some((_, index)), None] => self.prefilling.remove(index),
+        };
+        if sequence.cancel.set(CancelReason::Preempted) {
+            self.shared.metrics.engine_preempted.inc();
+        }
+        self.end(sequence);
+        true
+    }
+
+    /// Keeps cached pages only of the versions that requests can get.
+    fn keep_served_versions(&mut self) {
+        let (active, canary) = {
+            let state = self.shared.lock();
+            (state.active.id, state.canary.as_ref().map(|canary| canary.id))
+        };
+        self.pool.keep_only(&[active, canary.unwrap_or(active)]);
+    }
+}

@@ -1,0 +1,350 @@
+//! Continuous batching: selects what each iteration computes.
+//!
+//! A request is admitted when a slot and its worst-case number of cache pages are free. Its pages are
+//! promised until it ends, so no running sequence is evicted. A sequence first computes its prompt, of
+//! which it takes from the prefix cache what that holds, and then decodes. One iteration computes a
+//! bounded number of prompt tokens and one step of the decoding sequences ([`plan`]). A sequence that
+//! ended or was cancelled leaves before the next iteration. While sequences of several versions run,
+//! each step computes one version after the other.
+
+mod admit;
+mod pass;
+mod plan;
+mod sequence;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use hone_engine::EngineError;
+
+use super::shared::EngineShared;
+use crate::config::SamplerConfig;
+use crate::decoder::{Decoder, PassOutcome, Scratch};
+use crate::error::SamplerError;
+use crate::kv_cache::{PAGE, PagePool};
+use crate::matmul::COLUMN_BLOCK;
+
+use pass::{DecodingPass, PromptPart};
+use plan::{IterationPlan, oldest_shadow};
+use sequence::EngineSequence;
+
+/// How often a pause checks whether clients are still served.
+const PAUSE_POLL: Duration = Duration::from_micros(500);
+
+/// The maximum length of a pause.
+const MAX_PAUSE: Duration = Duration::from_millis(200);
+
+/// The state of the scheduler's thread.
+pub(super) struct BatchScheduler {
+    shared: Arc<EngineShared>,
+    decoder: Decoder,
+    pool: PagePool,
+    /// The buffers of the whole batch, then those of each other thread.
+    scratch: Vec<Scratch>,
+    /// The sequences that compute their prompts.
+    prefilling: Vec<EngineSequence>,
+    /// The sequences that decode. Those of the same weights are adjacent, live ones first, each class in
+    /// the order of admission.
+    running: Vec<EngineSequence>,
+    admitted: u64,
+    iterations: u64,
+    /// Parts of live prompts so far.
+    live_parts: u64,
+    /// The duration of the last pass, from which the length of pauses is computed.
+    last_pass: Duration,
+}
+
+impl BatchScheduler {
+    pub fn new(shared: Arc<EngineShared>, decoder: Decoder) -> Self {
+        let (capacity, config) = (shared.capacity, &shared.config);
+        let (spec, slots) = (decoder.spec(), config.slots.max(1));
+        let others = if decoder.is_small() { config.threads.max(1) - 1 } else { 0 };
+        let first = Scratch::new(spec, capacity.batch_rows, slots);
+        let other = || Scratch::new(spec, capacity.split_rows, capacity.split_rows);
+        let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();
+        let pool = PagePool::new(decoder.shape(), capacity.pages);
+        shared.metrics.engine_cache_capacity.set(metric_value(capacity.pages));
+        Self {
+            pool: if config.prefix_cache { pool } else { pool.without_reuse() },
+            prefilling: Vec::with_capacity(slots),
+            running: Vec::with_capacity(slots),
+            shared,
+            decoder,
+            scratch,
+            admitted: 0,
+            iterations: 0,
+            live_parts: 0,
+            last_pass: Duration::ZERO,
+        }
+    }
+
+    /// Runs until the engine is closed and all sequences have ended.
+    pub fn run(mut self) {
+        loop {
+            self.remove_finished();
+            self.admit();
+            self.report_pages();
+            if self.prefilling.is_empty() && self.running.is_empty() {
+                if !self.wait_for_request() {
+                    break;
+                }
+                continue;
+            }
+            let live_waits = self.shared.lock().has_live_request();
+            let config = &self.shared.config;
+            self.iterations += 1;
+            let plan = IterationPlan::new(
+                config,
+                self.iterations,
+                live_waits,
+                &self.prefilling,
+                &self.running,
+            );
+            let part = self.prefill(plan);
+            self.step(plan, part);
+        }
+    }
+
+    /// Waits for a request. Returns false if the engine is closed.
+    fn wait_for_request(&mut self) -> bool {
+        let mut state = self.shared.lock();
+        while !state.has_request() && !state.closed {
+            state = self.shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.closed
+    }
+
+    /// Pauses while another engine serves clients, so that passes take at most `busy_share` of the time.
+    /// Returns the number of threads for the next pass, which may compute a part of a prompt.
+    fn throttle(&self, part: Option<&PromptPart>) -> usize {
+        let SamplerConfig { threads, busy_threads, busy_share, serves_clients, .. } =
+            self.shared.config;
+        let threads = threads.max(1);
+        let part = part.map(|part| &part.sequence);
+        let mut all = self.running.iter().chain(&self.prefilling).chain(part);
+        if serves_clients || all.any(EngineSequence::is_live) || !(self.shared.live_traffic)() {
+            return threads;
+        }
+        let pause = self.last_pass.mul_f64(1.0 / busy_share - 1.0).min(MAX_PAUSE);
+        let start = Instant::now();
+        while start.elapsed() < pause {
+            thread::sleep(PAUSE_POLL.min(pause));
+            let live_arrived = self.shared.live_arrived.load(Ordering::Acquire);
+            if live_arrived || !(self.shared.live_traffic)() {
+                return threads;
+            }
+        }
+        busy_threads.clamp(1, threads)
+    }
+
+    /// Computes parts of prompts, up to the plan's number of tokens. Returns the last part, if it is left
+    /// for the pass of the step.
+    fn prefill(&mut self, plan: IterationPlan) -> Option<PromptPart> {
+        if plan.shadow_turn
+            && !plan.shadow_prompts
+            && let Some(index) = oldest_shadow(&self.prefilling)
+            && let Some(part) = self.take_part(plan, index, PAGE)
+        {
+            self.compute_part(part);
+        }
+        let mut left = plan.tokens;
+        while left >= PAGE {
+            let index = plan.next_prompt(&self.prefilling, self.live_parts)?;
+            let Some(part) = self.take_part(plan, index, left) else { continue };
+            let ends = part.sequence.pages.remaining() == part.tokens;
+            let restricted = plan.busy && !part.sequence.is_live();
+            left = if ends && !restricted { left - part.tokens } else { 0 };
+            let is_last =
+                left < PAGE || plan.next_prompt(&self.prefilling, self.live_parts).is_none();
+            // The batch of a small model is split between the threads.
+            if is_last && !self.decoder.is_small() {
+                return Some(part);
+            }
+            if !self.compute_part(part) {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Removes a sequence from `prefilling` for its next part. If the prefix cache holds the rest of its
+    /// prompt meanwhile, it decodes, and `None` is returned.
+    fn take_part(
+        &mut self,
+        plan: IterationPlan,
+        index: usize,
+        tokens: usize,
+    ) -> Option<PromptPart> {
+        let mut sequence = self.prefilling.remove(index);
+        let found = sequence.pages.take_cached(&mut self.pool);
+        self.count_prompt_tokens("cached", found);
+        if sequence.pages.remaining() == 0 {
+            self.begin_decoding(sequence);
+            return None;
+        }
+        if sequence.is_live() {
+            self.live_parts += 1;
+        }
+        let tokens = plan.part(&sequence, tokens);
+        if !sequence.pages.ensure_pages(&mut self.pool, tokens) {
+            sequence.fail(EngineError::Internal(SamplerError::NoPage.to_string()));
+            self.prefilling.push(sequence);
+            return None;
+        }
+        Some(PromptPart { sequence, tokens, outcome: PassOutcome::Interrupted })
+    }
+
+    /// Computes a part in a pass of its own. Returns false if the pass was interrupted.
+    fn compute_part(&mut self, mut part: PromptPart) -> bool {
+        let threads = self.throttle(Some(&part));
+        let start = Instant::now();
+        let shared = Arc::clone(&self.shared);
+        if let Some(scratch) = self.scratch.first_mut() {
+            let pass = DecodingPass { decoder: &self.decoder, shared: &shared, threads };
+            pass.compute(&mut [], Some(&mut part), scratch);
+        }
+        self.last_pass = start.elapsed();
+        let computed = part.outcome == PassOutcome::Computed;
+        self.end_part(part);
+        computed
+    }
+
+    /// Caches what a part has computed. Its sequence decodes if that was the last part.
+    fn end_part(&mut self, part: PromptPart) {
+        let PromptPart { mut sequence, tokens, outcome } = part;
+        if outcome == PassOutcome::Computed {
+            self.count_prompt_tokens("computed", tokens);
+            sequence.pages.cache_full_pages(&mut self.pool);
+        }
+        if sequence.pages.remaining() > 0 || sequence.finished {
+            self.prefilling.push(sequence);
+        } else {
+            sequence.pages.cache_last_page(&mut self.pool);
+            self.begin_decoding(sequence);
+        }
+    }
+
+    /// Adds a sequence to the batch, next to those of its weights.
+    fn begin_decoding(&mut self, sequence: EngineSequence) {
+        // The prompt's last token, of which the first step needs the logits.
+        self.count_prompt_tokens("computed", 1);
+        let key = |sequence: &EngineSequence| (!sequence.is_live(), sequence.order);
+        let group = self.running.iter().position(|other| other.same_weights(&sequence));
+        let start = group.unwrap_or(self.running.len());
+        let before =
+            |other: &&EngineSequence| other.same_weights(&sequence) && key(other) < key(&sequence);
+        let at = start + self.running[start..].iter().take_while(before).count();
+        self.running.insert(at, sequence);
+    }
+
+    /// Decodes one token of the plan's sequences, and computes the part of a prompt.
+    fn step(&mut self, plan: IterationPlan, mut part: Option<PromptPart>) {
+        let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows);
+        let (mut rows, mut failed) = (0, false);
+        for group in self.running.chunk_by_mut(EngineSequence::same_weights) {
+            let count = plan.rows(group, newest);
+            rows += count;
+            for sequence in group.iter_mut().take(count) {
+                if !sequence.pages.ensure_pages(&mut self.pool, 1) {
+                    sequence.fail(EngineError::Internal(SamplerError::NoPage.to_string()));
+                    failed = true;
+                }
+            }
+        }
+        if failed {
+            self.remove_finished();
+        }
+        if rows > 0 || part.is_some() {
+            let threads = self.throttle(part.as_ref());
+            let start = Instant::now();
+            self.compute_step(plan, newest, part.as_mut(), threads);
+            self.last_pass = start.elapsed();
+        }
+        if let Some(part) = part {
+            self.end_part(part);
+        }
+    }
+
+    fn compute_step(
+        &mut self,
+        plan: IterationPlan,
+        newest: Option<u64>,
+        mut part: Option<&mut PromptPart>,
+        threads: usize,
+    ) {
+        let Self { shared, decoder, scratch, running, .. } = self;
+        let pass = DecodingPass { decoder, shared, threads };
+        for group in running.chunk_by_mut(EngineSequence::same_weights) {
+            let count = plan.rows(group, newest);
+            let rows = &mut group[..count];
+            let Some(first) = rows.first() else { continue };
+            let same = part.take_if(|part| part.sequence.same_weights(first));
+            let blocks = rows.len().div_ceil(COLUMN_BLOCK);
+            let parts = threads.min(blocks).min(scratch.len());
+            if parts > 1 {
+                let size = blocks.div_ceil(parts) * COLUMN_BLOCK;
+                let parts = rows.par_chunks_mut(size).zip(scratch.par_iter_mut());
+                let pass = DecodingPass { threads: 1, ..pass };
+                parts.for_each(|(rows, scratch)| pass.compute(rows, None, scratch));
+                continue;
+            }
+            if let Some(scratch) = scratch.first_mut() {
+                pass.compute(rows, same, scratch);
+            }
+        }
+        if let (Some(part), Some(scratch)) = (part, scratch.first_mut()) {
+            pass.compute(&mut [], Some(part), scratch);
+        }
+    }
+
+    /// Removes sequences that have ended, and frees their pages.
+    fn remove_finished(&mut self) {
+        for prefilling in [true, false] {
+            let mut index = 0;
+            loop {
+                let list = if prefilling { &mut self.prefilling } else { &mut self.running };
+                match list.get(index).map(EngineSequence::is_over) {
+                    None => break,
+                    Some(false) => index += 1,
+                    // Keeps the order.
+                    Some(true) => {
+                        let sequence = list.remove(index);
+                        self.end(sequence);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Frees a sequence's pages, then its slot, and sends its last event.
+    fn end(&mut self, sequence: EngineSequence) {
+        let EngineSequence { pages, run, cancel, .. } = sequence;
+        pages.free(&mut self.pool);
+        let mut state = self.shared.lock();
+        state.running.retain(|(_, other)| !Arc::ptr_eq(other, &cancel));
+        self.shared.report(&state);
+        drop(state);
+        run.finish();
+    }
+
+    fn count_prompt_tokens(&self, source: &str, tokens: usize) {
+        if tokens > 0 {
+            let counter = &self.shared.metrics.engine_prompt_tokens;
+            counter.with_label_values(&[source]).inc_by(tokens as u64);
+        }
+    }
+
+    fn report_pages(&self) {
+        let (usage, pages) = (self.pool.usage(), &self.shared.metrics.engine_cache_pages);
+        pages.with_label_values(&["used"]).set(metric_value(usage.used));
+        pages.with_label_values(&["cached"]).set(metric_value(usage.cached));
+    }
+}
+
+fn metric_value(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,172 @@
+//! What one iteration may compute: how many tokens of which prompts, and which shadow sequences.
+//!
+//! The rules while live requests run, for an engine that serves clients:
+//!
+//! - All live sequences decode in every step. At most `busy_rows` shadow sequences join them, the
+//!   oldest ones, and only in the pass of their own weights: another pass would read all weights again.
+//! - Shadow prompts wait until no live prompt waits or is computed. Then one page of them is computed in
+//!   each iteration.
+//! - In one of `1 / busy_share` iterations, the shadow turn, neither restriction on passes and prompts
+//!   holds, so rollouts continue under any live load.
+//!
+//! Live prompts are computed by the fewest remaining tokens, so that a short prompt does not wait for a
+//! long one. Every fourth part is of the oldest prompt, so that a long one gets at least a quarter of
+//! the time. Shadow prompts are computed in their order.
+
+use hone_engine::Priority;
+
+use super::sequence::EngineSequence;
+use crate::config::SamplerConfig;
+use crate::kv_cache::PAGE;
+
+/// One part of a live prompt in so many is of the oldest prompt.
+const OLDEST_TURN: u64 = 4;
+
+/// The rules of one iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IterationPlan {
+    /// Whether live sequences restrict shadow sequences.
+    pub busy: bool,
+    /// Whether shadow sequences get the share that they are guaranteed.
+    pub shadow_turn: bool,
+    /// Whether shadow prompts may be computed once no live prompt is left.
+    pub shadow_prompts: bool,
+    /// Tokens of prompts to compute.
+    pub tokens: usize,
+}
+
+impl IterationPlan {
+    pub fn new(
+        config: &SamplerConfig,
+        iteration: u64,
+        live_waits: bool,
+        prefilling: &[EngineSequence],
+        running: &[EngineSequence],
+    ) -> Self {
+        let live_prompt = prefilling.iter().any(EngineSequence::is_live);
+        let live_decodes = running.iter().any(EngineSequence::is_live);
+        Self::of(config, iteration, live_waits, live_prompt, live_decodes)
+    }
+
+    fn of(
+        config: &SamplerConfig,
+        iteration: u64,
+        live_waits: bool,
+        live_prompt: bool,
+        live_decodes: bool,
+    ) -> Self {
+        let busy = config.serves_clients && (live_prompt || live_decodes);
+        let period = (1.0 / config.busy_share).round() as u64;
+        let tokens = if live_decodes { config.busy_prefill_tokens } else { config.prefill_tokens };
+        Self {
+            busy,
+            shadow_turn: busy && iteration.is_multiple_of(period.max(1)),
+            shadow_prompts: !(busy && (live_waits || live_prompt)),
+            tokens: tokens.max(PAGE),
+        }
+    }
+
+    /// The sequence to compute a part of the prompt of, by its index. `part` counts parts of live
+    /// prompts.
+    pub fn next_prompt(self, prefilling: &[EngineSequence], part: u64) -> Option<usize> {
+        let live: Option<usize> = if part.is_multiple_of(OLDEST_TURN) {
+            first_by(prefilling, Priority::Live, |sequence| (0, sequence.order))
+        } else {
+            let key = |sequence: &EngineSequence| (sequence.pages.remaining(), sequence.order);
+            first_by(prefilling, Priority::Live, key)
+        };
+        live.or_else(|| if self.shadow_prompts { oldest_shadow(prefilling) } else { None })
+    }
+
+    /// The number of tokens of a prompt's next part, of which `len` are computed and `remaining` are not.
+    /// A part ends with a page, so that others can use it, or with the prompt.
+    pub fn part(self, sequence: &EngineSequence, tokens: usize) -> usize {
+        let tokens = if self.busy && !sequence.is_live() { tokens.min(PAGE) } else { tokens };
+        part(sequence.pages.len(), sequence.pages.remaining(), tokens)
+    }
+
+    /// The order of the newest shadow sequence that takes part in the step.
+    pub fn newest_shadow(self, running: &[EngineSequence], rows: usize) -> Option<u64> {
+        if !self.busy {
+            return Some(u64::MAX);
+        }
+        let groups = running.chunk_by(EngineSequence::same_weights);
+        let groups = groups.filter(|group| self.runs(group));
+        let orders = groups.flatten().filter(|s| !s.is_live()).map(|sequence| sequence.order);
+        // The n-th smallest, without a buffer.
+        let mut newest = None;
+        for _ in 0..rows.max(1) {
+            let after = orders.clone().filter(|order| newest.is_none_or(|newest| *order > newest));
+            newest = after.min().or(newest);
+        }
+        newest
+    }
+
+    /// How many of the first sequences of a group of the same weights take part in the step.
+    pub fn rows(self, group: &[EngineSequence], newest_shadow: Option<u64>) -> usize {
+        if !self.runs(group) {
+            return 0;
+        }
+        let takes_part =
+            |s: &&EngineSequence| s.is_live() || newest_shadow.is_some_and(|n| s.order <= n);
+        group.iter().take_while(takes_part).count()
+    }
+
+    /// Whether the step has a pass for a group. Its live sequences come first.
+    fn runs(self, group: &[EngineSequence]) -> bool {
+        !self.busy || self.shadow_turn || group.first().is_some_and(EngineSequence::is_live)
+    }
+}
+
+/// The oldest shadow sequence.
+pub(super) fn oldest_shadow(sequences: &[EngineSequence]) -> Option<usize> {
+    first_by(sequences, Priority::Shadow, |sequence| (0, sequence.order))
+}
+
+/// The sequence of a priority with the smallest key, unless it is over.
+fn first_by(
+    sequences: &[EngineSequence],
+    priority: Priority,
+    key: impl Fn(&EngineSequence) -> (usize, u64),
+) -> Option<usize> {
+    let found = sequences.iter().enumerate();
+    let found = found.filter(|(_, sequence)| sequence.priority == priority && !sequence.finished);
+    found.min_by_key(|(_, sequence)| key(sequence)).map(|(index, _)| index)
+}
+
+/// The part of a prompt with `len` computed tokens and `remaining` others, in at most `tokens`.
+fn part(len: usize, remaining: usize, tokens: usize) -> usize {
+    if remaining <= tokens { remaining } else { ((len + tokens) / PAGE * PAGE).saturating_sub(len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_end_with_a_page_or_with_the_prompt() {
+        assert_eq!([part(0, 500, 128), part(128, 372, 128), part(256, 100, 128)], [128, 128, 100]);
+        assert_eq!([part(5, 500, 32), part(15, 500, 16), part(15, 500, 8)], [27, 1, 1]);
+        assert_eq!((part(3, 500, 8), part(0, 0, 16)), (0, 0));
+    }
+
+    #[test]
+    fn shadow_work_is_restricted_while_live_requests_run() {
+        let config = SamplerConfig { serves_clients: true, ..SamplerConfig::default() };
+        let plan = |iteration, waits, prompt, decodes| {
+            IterationPlan::of(&config, iteration, waits, prompt, decodes)
+        };
+        let idle = plan(5, true, false, false);
+        assert!(!idle.busy && !idle.shadow_turn && idle.shadow_prompts);
+        assert_eq!((idle.tokens, plan(1, false, true, false).tokens), (128, 128));
+        let decoding = plan(1, false, false, true);
+        assert!(decoding.busy && decoding.shadow_prompts && !decoding.shadow_turn);
+        assert_eq!(decoding.tokens, 32);
+        assert!(!plan(1, true, false, true).shadow_prompts);
+        assert!(!plan(1, false, true, true).shadow_prompts);
+        let turns = (0..100).filter(|i| plan(*i, false, true, true).shadow_turn).count();
+        assert_eq!(turns, 20, "busy_share is 0.2");
+        let other = SamplerConfig::default();
+        assert!(!IterationPlan::of(&other, 5, true, true, true).busy);
+    }
+}

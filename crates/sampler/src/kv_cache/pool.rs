@@ -1,0 +1,198 @@
+//! The pages of all sequences and of the prefix cache, within one limit.
+
+use std::sync::Arc;
+
+use hone_core::types::TokenId;
+
+use super::page::{CacheShape, Page};
+use super::prefix_cache::{CacheMatch, CachePlace, PrefixCache, WeightsId};
+
+/// Allocates pages up to a limit and reuses freed ones. Holds the prefix cache.
+///
+/// Invariant: `in_use + promised <= limit`, and `in_use + unused cached pages <= limit`. So a promised
+/// page can always be taken, if necessary in place of an unused cached one.
+#[derive(Debug)]
+pub struct PagePool {
+    shape: CacheShape,
+    limit: usize,
+    /// Pages that sequences use. A page that several use counts once.
+    in_use: usize,
+    /// Pages that sequences may still take.
+    promised: usize,
+    /// Allocated pages that hold nothing.
+    free: Vec<Page>,
+    cache: PrefixCache,
+    reuse: bool,
+}
+
+/// The pages of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolUsage {
+    /// Pages that sequences use.
+    pub used: usize,
+    /// Pages that only the prefix cache holds.
+    pub cached: usize,
+}
+
+impl PagePool {
+    /// Creates a pool of at most `limit` pages. A page is allocated when it is first used.
+    pub fn new(shape: CacheShape, limit: usize) -> Self {
+        Self {
+            shape,
+            limit,
+            in_use: 0,
+            promised: 0,
+            free: Vec::with_capacity(limit.min(1 << 16)),
+            cache: PrefixCache::default(),
+            reuse: true,
+        }
+    }
+
+    /// The same pool without a prefix cache: every sequence computes its whole prompt.
+    pub fn without_reuse(self) -> Self {
+        Self { reuse: false, ..self }
+    }
+
+    /// Whether computed pages are reused.
+    pub(super) fn reuses(&self) -> bool {
+        self.reuse
+    }
+
+    /// Pages that can be promised. Cached pages without users are available.
+    pub(crate) fn available(&self) -> usize {
+        self.limit.saturating_sub(self.in_use + self.promised)
+    }
+
+    pub(crate) fn usage(&self) -> PoolUsage {
+        PoolUsage { used: self.in_use, cached: self.cache.unused() }
+    }
+
+    /// Evicts the cached pages of all other weights as soon as no sequence uses them.
+    pub(crate) fn keep_only(&mut self, weights: &[WeightsId]) {
+        self.cache.keep_only(weights, &mut self.free);
+    }
+
+    /// Promises `pages` pages to a new sequence that begins with `tokens`. Returns false, without any
+    /// effect, if too few are available. Pages of `tokens` that others use need no place.
+    pub(super) fn promise(&mut self, weights: WeightsId, tokens: &[TokenId], pages: usize) -> bool {
+        let shared = if self.reuse { self.cache.used_pages(weights, tokens) } else { 0 };
+        let fits = pages.saturating_sub(shared) <= self.available();
+        if fits {
+            // The sequence uses the shared pages at once, which ends their part of the promise.
+            self.promised += pages;
+        }
+        fits
+    }
+
+    /// Ends the promise of pages that a sequence does not need.
+    pub(super) fn end_promise(&mut self, pages: usize) {
+        self.promised -= pages;
+    }
+
+    /// Takes a promised page. It still contains the values of its last use.
+    pub(super) fn take(&mut self) -> Page {
+        self.promised -= 1;
+        let page = self.spare_page();
+        self.in_use += 1;
+        page.unwrap_or_else(|| self.allocate())
+    }
+
+    /// Takes a promised page with the values of a cached one.
+    pub(super) fn take_copy(&mut self, found: CacheMatch) -> Page {
+        let source = Arc::clone(self.cache.page(found.node));
+        self.cache.touch(found.node);
+        let mut page = self.take();
+        // Otherwise the source itself had to be evicted, which leaves `source` as its only owner.
+        match Arc::get_mut(&mut page) {
+            Some(values) => {
+                values.copy_from_slice(&source);
+                page
+            }
+            None => source,
+        }
+    }
+
+    /// Returns a page that only its sequence used.
+    pub(super) fn give_back(&mut self, page: Page) {
+        self.in_use -= 1;
+        self.free.push(page);
+    }
+
+    /// Finds the cached page below `parent` that agrees with most of `tokens`.
+    pub(super) fn closest(&self, parent: CachePlace, tokens: &[TokenId]) -> Option<CacheMatch> {
+        if self.reuse { self.cache.closest(parent, tokens) } else { None }
+    }
+
+    /// Uses a cached page in place of a promised one.
+    pub(super) fn take_cached(&mut self, found: CacheMatch) -> Page {
+        self.promised -= 1;
+        self.share_cached(found)
+    }
+
+    /// Adds a user to a cached page.
+    pub(super) fn share_cached(&mut self, found: CacheMatch) -> Page {
+        if self.cache.acquire(found.node) {
+            self.in_use += 1;
+        }
+        Arc::clone(self.cache.page(found.node))
+    }
+
+    /// Adds a sequence's own page to the cache. The sequence keeps using it.
+    pub(super) fn cache_own(
+        &mut self,
+        parent: CachePlace,
+        weights: WeightsId,
+        tokens: &[TokenId],
+        page: &Page,
+    ) -> CachePlace {
+        CachePlace::Node(self.cache.insert(parent, weights, tokens, Arc::clone(page), 1))
+    }
+
+    /// Adds a copy of a page to the cache, if there is room.
+    pub(super) fn cache_copy(
+        &mut self,
+        parent: CachePlace,
+        weights: WeightsId,
+        tokens: &[TokenId],
+        page: &Page,
+    ) {
+        if !self.cache.keeps(weights) {
+            return;
+        }
+        let full = self.in_use >= self.limit;
+        let Some(mut copy) = self.spare_page().or_else(|| (!full).then(|| self.allocate())) else {
+            return;
+        };
+        if let Some(values) = Arc::get_mut(&mut copy) {
+            values.copy_from_slice(page);
+            self.cache.insert(parent, weights, tokens, copy, 0);
+        }
+    }
+
+    /// Ends a sequence's use of a cached page and of all pages before it. The sequence must have dropped
+    /// them.
+    pub(super) fn release_cached(&mut self, last: CachePlace) {
+        self.in_use -= self.cache.release(last, &mut self.free);
+    }
+
+    /// A free page, or an unused cached one if all pages are allocated.
+    fn spare_page(&mut self) -> Option<Page> {
+        let full = self.in_use + self.cache.unused() >= self.limit;
+        self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
+    }
+
+    fn allocate(&self) -> Page {
+        std::iter::repeat_n(0.0, self.shape.page_len()).collect()
+    }
+
+    /// Checks the invariants.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let cached = self.cache.check();
+        let unused = self.cache.unused();
+        assert!(self.in_use + self.promised <= self.limit, "{self:?}");
+        assert!(self.in_use + unused + self.free.len() <= self.limit, "{self:?}");
+        assert!(cached - unused <= self.in_use);
+        assert!(self.free.iter().all(|page| Arc::strong_count(page) == 1));
+    }
+}

@@ -1,0 +1,213 @@
+//! One sequence: its tokens and the pages with their keys and values.
+
+use std::mem::{replace, take};
+use std::sync::Arc;
+
+use hone_core::types::TokenId;
+
+use super::page::{PAGE, Page, pages};
+use super::pool::PagePool;
+use super::prefix_cache::{CachePlace, WeightsId};
+
+/// The keys and values that one token attends to.
+#[derive(Clone, Copy)]
+pub(crate) struct KvView<'a> {
+    /// Page `i` holds positions `PAGE * i` and later.
+    pub pages: &'a [Page],
+    /// Visible positions, which begin at 0.
+    pub len: usize,
+}
+
+/// The tokens of one sequence and their cached keys and values.
+///
+/// All tokens of the prompt but the last are computed by [`Decoder::prefill`](crate::Decoder::prefill),
+/// or found in the prefix cache. Each decoding step computes the next token and needs one more:
+/// [`Self::push`].
+#[derive(Debug)]
+pub struct SequencePages {
+    weights: WeightsId,
+    /// The prompt, then the decoded tokens.
+    ids: Vec<TokenId>,
+    /// Positions whose keys and values are computed.
+    len: usize,
+    /// The pages of all positions so far.
+    pages: Vec<Page>,
+    /// The first pages, which are also in the prefix cache and never written.
+    cached: usize,
+    /// The last of the cached pages.
+    last_cached: CachePlace,
+    /// Pages that it may still take.
+    promised: usize,
+}
+
+impl SequencePages {
+    /// Promises the pages of a sequence that decodes up to `limit` tokens after a prompt, and takes what
+    /// the prefix cache holds. Returns `None` if too few pages are available.
+    pub fn new(
+        pool: &mut PagePool,
+        weights: WeightsId,
+        prompt: &[TokenId],
+        limit: usize,
+    ) -> Option<Self> {
+        let promised = Self::worst_case_pages(prompt.len(), limit);
+        let prefix = &prompt[..prompt.len().saturating_sub(1)];
+        if !pool.promise(weights, prefix, promised) {
+            return None;
+        }
+        let mut ids = Vec::with_capacity(prompt.len() + limit);
+        ids.extend_from_slice(prompt);
+        let pages = Vec::with_capacity(promised);
+        let last_cached = CachePlace::Root(weights);
+        let mut sequence = Self { weights, ids, len: 0, pages, cached: 0, last_cached, promised };
+        sequence.take_cached(pool);
+        Some(sequence)
+    }
+
+    /// The maximum number of pages of a sequence. The last token is never computed.
+    pub(crate) fn worst_case_pages(prompt: usize, limit: usize) -> usize {
+        pages((prompt + limit).saturating_sub(1))
+    }
+
+    /// Tokens before the last one that are not computed yet.
+    pub fn remaining(&self) -> usize {
+        self.ids.len().saturating_sub(1 + self.len)
+    }
+
+    /// Positions whose keys and values are computed.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a token, which the next step computes.
+    pub fn push(&mut self, token: TokenId) {
+        self.ids.push(token);
+    }
+
+    /// Takes from the prefix cache what it holds of the remaining tokens: whole pages, then a copy of the
+    /// page that agrees longest. Returns the number of tokens.
+    pub(crate) fn take_cached(&mut self, pool: &mut PagePool) -> usize {
+        let before = self.len;
+        while self.cached * PAGE == self.len && self.cached == self.pages.len() {
+            let next = self.remaining().min(PAGE);
+            let next = &self.ids[self.len..self.len + next];
+            let Some(found) = pool.closest(self.last_cached, next) else { break };
+            self.promised -= 1;
+            self.len += found.same;
+            if found.same < PAGE {
+                self.pages.push(pool.take_copy(found));
+                break;
+            }
+            self.pages.push(pool.take_cached(found));
+            self.cached += 1;
+            self.last_cached = CachePlace::Node(found.node);
+        }
+        self.len - before
+    }
+
+    /// Makes sure that the next `count` tokens have pages. Returns false if that exceeds the pages that
+    /// were promised.
+    pub fn ensure_pages(&mut self, pool: &mut PagePool, count: usize) -> bool {
+        while self.pages.len() < pages(self.len + count) {
+            if self.promised == 0 {
+                return false;
+            }
+            self.promised -= 1;
+            self.pages.push(pool.take());
+        }
+        true
+    }
+
+    /// The `offset`-th token that is not computed yet.
+    pub(crate) fn token(&self, offset: usize) -> Option<TokenId> {
+        self.ids.get(self.len + offset).copied()
+    }
+
+    /// Its position.
+    pub(crate) fn position(&self, offset: usize) -> usize {
+        self.len + offset
+    }
+
+    /// Its page and its slot in the page.
+    pub(crate) fn slot(&mut self, offset: usize) -> Option<(&mut [f32], usize)> {
+        let position = self.len + offset;
+        let page = self.pages.get_mut(position / PAGE)?;
+        Some((Arc::get_mut(page)?, position % PAGE))
+    }
+
+    /// All positions up to and including its own, whose keys and values must be written.
+    pub(crate) fn view(&self, offset: usize) -> KvView<'_> {
+        KvView { pages: &self.pages, len: self.len + offset + 1 }
+    }
+
+    /// Marks the keys and values of the next `count` tokens as computed.
+    pub(crate) fn advance(&mut self, count: usize) {
+        self.len += count;
+    }
+
+    /// Puts its full pages into the prefix cache. Takes those that others have put there before, which
+    /// have the same values.
+    pub fn cache_full_pages(&mut self, pool: &mut PagePool) {
+        while pool.reuses() && (self.cached + 1) * PAGE <= self.len {
+            let tokens = &self.ids[self.cached * PAGE..][..PAGE];
+            let own = &mut self.pages[self.cached];
+            let found = pool.closest(self.last_cached, tokens);
+            self.last_cached = match found.filter(|found| found.same == PAGE) {
+                Some(found) => {
+                    let own = replace(own, pool.share_cached(found));
+                    pool.give_back(own);
+                    CachePlace::Node(found.node)
+                }
+                None => pool.cache_own(self.last_cached, self.weights, tokens, own),
+            };
+            self.cached += 1;
+        }
+    }
+
+    /// Puts a copy of its last page, which is partly filled, into the prefix cache for others with the
+    /// same prompt, if there is room.
+    pub fn cache_last_page(&mut self, pool: &mut PagePool) {
+        self.cache_full_pages(pool);
+        let tokens = &self.ids[self.cached * PAGE..self.len];
+        let known = pool.closest(self.last_cached, tokens).map_or(0, |found| found.same);
+        if pool.reuses()
+            && known < tokens.len()
+            && let Some(page) = self.pages.get(self.cached)
+        {
+            pool.cache_copy(self.last_cached, self.weights, tokens, page);
+        }
+    }
+
+    /// Returns its pages to the pool, where the full ones remain in the prefix cache.
+    pub fn free(mut self, pool: &mut PagePool) {
+        self.cache_full_pages(pool);
+        pool.end_promise(self.promised);
+        for page in self.pages.drain(self.cached..) {
+            pool.give_back(page);
+        }
+        drop(take(&mut self.pages));
+        pool.release_cached(self.last_cached);
+    }
+
+    /// Its pages, for comparisons.
+    #[cfg(test)]
+    pub(crate) fn pages(&self) -> &[Page] {
+        &self.pages
+    }
+}
+
+/// A member of a decoding batch: a [`SequencePages`], or a type that has one.
+pub trait BatchMember: Send + Sync {
+    /// Its sequence.
+    fn sequence(&self) -> &SequencePages;
+    /// Its sequence, to add the next position.
+    fn sequence_mut(&mut self) -> &mut SequencePages;
+}
+
+impl BatchMember for SequencePages {
+    fn sequence(&self) -> &SequencePages {
+        self
+    }
+    fn sequence_mut(&mut self) -> &mut SequencePages {
+        self
+    }
+}

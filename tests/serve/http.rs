@@ -1,0 +1,289 @@
+//! What clients of the HTTP surface get from each engine: sampling parameters, streams, limits,
+//! disconnects and the end of the daemon. `tests/http` covers the surface itself with a scripted engine.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use serde_json::{Value, json};
+
+use hone_engine::EngineBackend;
+
+use crate::backend::with_each_backend;
+use crate::daemon::{Daemon, text};
+
+/// One slot and no queue, and nothing but clients.
+const ONE_SLOT: &str = r#"
+[engine]
+slots = 1
+queue = 0
+[rollout]
+enabled = false
+[train]
+enabled = false
+[log]
+level = "error"
+"#;
+
+with_each_backend!(
+    sampling_parameters_have_their_effect,
+    a_stream_equals_the_whole_response,
+    requests_beyond_the_limits_are_refused,
+    full_slots_and_queue_are_answered_with_429,
+    a_disconnect_frees_the_slot,
+    a_shutdown_finishes_running_requests,
+    a_shutdown_without_grace_ends_running_requests,
+);
+
+/// A request with the fields `more`.
+fn ask(more: Value) -> Value {
+    let mut body = json!({
+        "model": "default", "seed": 5, "max_tokens": 24,
+        "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// A long answer: the model's stop tokens are excluded by a bias.
+fn long(more: Value) -> Value {
+    let mut body = ask(json!({"max_tokens": 400, "logit_bias": {"386": -100, "388": -100}}));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn chat(daemon: &Daemon, body: &Value) -> Value {
+    let (status, answer) = daemon.post("/v1/chat/completions", body).await;
+    assert_eq!(status, 200, "{body}: {answer}");
+    answer
+}
+
+async fn send(daemon: &Daemon, body: &Value) -> reqwest::Response {
+    let url = format!("{}/v1/chat/completions", daemon.url);
+    reqwest::Client::new().post(url).json(body).send().await.unwrap()
+}
+
+/// The texts of all choices, in order.
+fn texts(answer: &Value) -> Vec<&str> {
+    let choices = answer["choices"].as_array().unwrap().iter();
+    choices.map(|choice| choice["message"]["content"].as_str().unwrap()).collect()
+}
+
+/// The chunks of a whole stream.
+fn chunks(stream: &str) -> Vec<Value> {
+    let events = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+    let chunks = events.filter(|data| *data != "[DONE]");
+    chunks.map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+/// The value of a metric, written with its labels.
+async fn metric(daemon: &Daemon, series: &str) -> f64 {
+    let text = daemon.metrics().await;
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.map_or(0.0, |value| value.parse().unwrap())
+}
+
+/// Waits until a metric has a value.
+async fn until(daemon: &Daemon, series: &str, wanted: f64) {
+    for _ in 0..600 {
+        if metric(daemon, series).await == wanted {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{series} is not {wanted}:\n{}", daemon.metrics().await);
+}
+
+const LIVE: &str = "hone_engine_sequences{priority=\"live\"}";
+
+async fn sampling_parameters_have_their_effect(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(backend, dir.path(), "[log]\nlevel = \"error\"\n", &[]);
+    let base = chat(&daemon, &ask(json!({}))).await;
+    assert_eq!(base["system_fingerprint"], "hone-v0");
+    let usage = &base["usage"];
+    let [prompt, completion, total] = ["prompt_tokens", "completion_tokens", "total_tokens"]
+        .map(|key| usage[key].as_u64().unwrap());
+    assert_eq!(prompt + completion, total);
+    assert_eq!(text(&chat(&daemon, &ask(json!({}))).await), text(&base), "the seed decides");
+
+    let several = chat(&daemon, &ask(json!({"n": 8}))).await;
+    assert_eq!(texts(&several)[0], text(&base), "the first choice has the request's seed");
+    let mut distinct = texts(&several);
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert!(distinct.len() > 1, "each choice has a seed: {several}");
+
+    // A whole greedy answer, and where it is cut.
+    let greedy = json!({"temperature": 0, "max_tokens": 60});
+    let whole = chat(&daemon, &ask(greedy.clone())).await;
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    let whole = text(&whole);
+    let middle: String = whole.chars().skip(whole.chars().count() / 2).take(2).collect();
+    let mut stopped = ask(greedy);
+    stopped["stop"] = json!(["never", middle]);
+    let stopped = chat(&daemon, &stopped).await;
+    assert_eq!(text(&stopped), &whole[..whole.find(&middle).unwrap()]);
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    let short = chat(&daemon, &ask(json!({"temperature": 0, "max_tokens": 3}))).await;
+    assert_eq!(short["choices"][0]["finish_reason"], "length");
+    assert_eq!(short["usage"]["completion_tokens"], 3);
+    // With one candidate left, sampling is greedy.
+    for one in [json!({"top_k": 1}), json!({"top_p": 0}), json!({"min_p": 1})] {
+        let mut body = ask(one.clone());
+        body["max_tokens"] = json!(60);
+        assert_eq!(text(&chat(&daemon, &body).await), whole, "{one}");
+    }
+
+    // Log-probabilities: natural, the best first, and those of the tokens of the text.
+    let body = ask(json!({"temperature": 0, "logprobs": true, "top_logprobs": 3}));
+    let answer = chat(&daemon, &body).await;
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let joined: String = content.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(joined, text(&answer));
+    for token in content {
+        let top = token["top_logprobs"].as_array().unwrap();
+        let values: Vec<f64> = top.iter().map(|t| t["logprob"].as_f64().unwrap()).collect();
+        assert_eq!(values.len(), 3);
+        assert!(values[0] <= 0.0 && values.is_sorted_by(|a, b| a >= b), "{token}");
+        assert_eq!((&top[0]["token"], &top[0]["logprob"]), (&token["token"], &token["logprob"]));
+    }
+
+    // A bias forces a token. Penalties change what a long answer repeats.
+    let forced = ask(json!({"logit_bias": {"20": 100}, "max_tokens": 6, "temperature": 0}));
+    let forced = chat(&daemon, &forced).await;
+    let first = text(&forced).chars().next().unwrap();
+    assert!(text(&forced).chars().all(|c| c == first), "{forced}");
+    let repeated = chat(&daemon, &long(json!({"temperature": 0}))).await;
+    let penalties = json!({"temperature": 0, "presence_penalty": 2, "frequency_penalty": 2});
+    assert_ne!(text(&chat(&daemon, &long(penalties)).await), text(&repeated));
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn a_stream_equals_the_whole_response(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(backend, dir.path(), "[log]\nlevel = \"error\"\n", &[]);
+    for more in [json!({}), json!({"n": 3}), json!({"n": 2, "max_tokens": 4}), json!({"stop": "1"})]
+    {
+        let whole = chat(&daemon, &ask(more.clone())).await;
+        let mut body = ask(more.clone());
+        body["stream"] = json!(true);
+        let stream = send(&daemon, &body).await.text().await.unwrap();
+        assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
+        let chunks = chunks(&stream);
+        for choice in whole["choices"].as_array().unwrap() {
+            let mine = chunks.iter().map(|chunk| &chunk["choices"][0]);
+            let mine: Vec<&Value> = mine.filter(|c| c["index"] == choice["index"]).collect();
+            let content: String =
+                mine.iter().filter_map(|c| c["delta"]["content"].as_str()).collect();
+            assert_eq!(content, choice["message"]["content"], "{more}");
+            assert_eq!(mine.last().unwrap()["finish_reason"], choice["finish_reason"], "{more}");
+        }
+        let versions = chunks.iter().map(|chunk| &chunk["system_fingerprint"]);
+        assert!(versions.eq(std::iter::repeat_n(&json!("hone-v0"), chunks.len())), "{stream}");
+    }
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn requests_beyond_the_limits_are_refused(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(backend, dir.path(), "[log]\nlevel = \"error\"\n", &[]);
+    let words = "What is 1 + 1? ".repeat(400);
+    let messages = json!([{"role": "user", "content": words}]);
+    for (more, field, code) in [
+        (json!({"messages": messages}), "messages", "context_length_exceeded"),
+        (json!({"logit_bias": {"99999": 1}}), "logit_bias", "invalid_value"),
+        (json!({"top_p": 2}), "top_p", "invalid_value"),
+    ] {
+        let (status, answer) = daemon.post("/v1/chat/completions", &ask(more)).await;
+        assert_eq!(status, 400, "{answer}");
+        assert_eq!(
+            (&answer["error"]["param"], &answer["error"]["code"]),
+            (&json!(field), &json!(code))
+        );
+    }
+    // The completion of a prompt that fits ends at the context.
+    let full = chat(&daemon, &long(json!({"max_tokens": 100_000}))).await;
+    assert_eq!(full["choices"][0]["finish_reason"], "length");
+    let models = daemon.get("/v1/models").await;
+    assert_eq!(models["data"][0]["policy_version"], 0);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn full_slots_and_queue_are_answered_with_429(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(backend, dir.path(), ONE_SLOT, &[]);
+    let all = (0..24).map(|seed| {
+        let body = long(json!({"seed": seed}));
+        let daemon = &daemon;
+        async move {
+            let response = send(daemon, &body).await;
+            let retry = response.headers().get("retry-after").is_some();
+            let status = response.status().as_u16();
+            (status, retry, response.json::<Value>().await.unwrap())
+        }
+    });
+    let (mut served, mut refused) = (0, 0);
+    for (status, retry, answer) in join_all(all).await {
+        match status {
+            200 => served += 1,
+            429 => {
+                assert!(retry);
+                assert_eq!(answer["error"]["code"], "rate_limit_exceeded", "{answer}");
+                refused += 1;
+            }
+            _ => panic!("{status}: {answer}"),
+        }
+    }
+    assert!(served > 0 && refused > 0, "{served} served, {refused} refused");
+    assert_eq!(metric(&daemon, "hone_engine_rejected_requests_total").await, f64::from(refused));
+    until(&daemon, LIVE, 0.0).await;
+    chat(&daemon, &ask(json!({}))).await;
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn a_disconnect_frees_the_slot(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = ONE_SLOT.replace("queue = 0", "queue = 16");
+    let daemon = Daemon::start(backend, dir.path(), &config, &[]);
+    // Eight long choices, one after the other, in one slot.
+    let mut response = send(&daemon, &long(json!({"stream": true, "n": 8}))).await;
+    assert_eq!(response.status(), 200);
+    response.chunk().await.unwrap().unwrap();
+    drop(response);
+    until(&daemon, "hone_http_disconnects_total", 1.0).await;
+    until(&daemon, LIVE, 0.0).await;
+    until(&daemon, "hone_engine_waiting_requests{priority=\"live\"}", 0.0).await;
+    chat(&daemon, &ask(json!({}))).await;
+    assert_eq!(metric(&daemon, "hone_engine_failures_total").await, 0.0);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn a_shutdown_finishes_running_requests(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = ONE_SLOT.replace("queue = 0", "queue = 16");
+    let daemon = Daemon::start(backend, dir.path(), &config, &[]);
+    let mut response = send(&daemon, &long(json!({"stream": true, "n": 4}))).await;
+    let mut stream = response.chunk().await.unwrap().unwrap().to_vec();
+    let ended = tokio::task::spawn_blocking(move || daemon.terminate());
+    while let Some(bytes) = response.chunk().await.unwrap() {
+        stream.extend(bytes);
+    }
+    let stream = String::from_utf8(stream).unwrap();
+    assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
+    let finished =
+        chunks(&stream).iter().filter(|c| !c["choices"][0]["finish_reason"].is_null()).count();
+    assert_eq!(finished, 4);
+    assert_eq!(ended.await.unwrap(), Some(0));
+}
+
+async fn a_shutdown_without_grace_ends_running_requests(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let config =
+        ONE_SLOT.replace("queue = 0", "queue = 16") + "[server]\nshutdown_grace_seconds = 0\n";
+    let daemon = Daemon::start(backend, dir.path(), &config, &[]);
+    let mut response = send(&daemon, &long(json!({"stream": true, "n": 8}))).await;
+    response.chunk().await.unwrap().unwrap();
+    let exit = tokio::task::spawn_blocking(move || daemon.terminate()).await.unwrap();
+    assert_eq!(exit, Some(0));
+    drop(response);
+}
