@@ -303,7 +303,8 @@ def environment(args, packages=("torch", "transformers", "trl", "peft")):
     }
 
 
-def measure(args, results):
+def limit_threads(args):
+    """Limits this process and its children to `args.threads` processors, and sets that to their number."""
     cpus = sorted(os.sched_getaffinity(0))[:args.threads]
     args.threads = len(cpus)
     # As `taskset` does; children inherit it.
@@ -311,6 +312,10 @@ def measure(args, results):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = str(args.threads)
     os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+
+
+def measure(args, results):
+    limit_threads(args)
     found, began = environment(args), time.monotonic()
     if found["load"] > 0.5:
         say(f"WARNING: the load is {found['load']:.1f}; other work slows the threads of torch far more than Hone's")

@@ -20,7 +20,7 @@ import tempfile
 import time
 
 import tables
-from all import OtherWork, environment, say
+from all import OtherWork, environment, limit_threads, say
 from serving import client, engines, machine, measures, models
 from serving import tables as serving_tables
 
@@ -220,13 +220,7 @@ def llama_version(binary):
 
 
 def run_all(args):
-    cpus = sorted(os.sched_getaffinity(0))[:args.threads]
-    args.threads = len(cpus)
-    # As `taskset` does; children inherit it.
-    os.sched_setaffinity(0, cpus)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
-        os.environ[name] = str(args.threads)
-    os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    limit_threads(args)
     formats = models.prepare(args.models, args.wheel)
     every = catalog(args, formats)
     names = args.engines or (QUICK_ENGINES if args.quick else [n for n in every if n != "native-quantize"])

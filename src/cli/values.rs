@@ -1,9 +1,8 @@
 //! Parsers of the values of flags.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use hone_engine::EngineBackend;
 use hone_model::weights::Quantize;
@@ -16,10 +15,7 @@ pub(super) fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
         ("mistralrs", "mistral.rs; on a CPU each of its engines decodes one sequence at a time"),
         ("native", "Hone's batched engine, on the weights that the trainer uses"),
     ];
-    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).try_map(|name| {
-        EngineBackend::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
-    })
+    one_of(values)
 }
 
 /// The values of `--quantize`.
@@ -29,10 +25,7 @@ pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
         ("q8_0", "8.5 bits a weight"),
         ("q4_k", "4.5 bits a weight"),
     ];
-    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).try_map(|name| {
-        Quantize::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
-    })
+    one_of(values)
 }
 
 /// The values of `--sampler`.
@@ -42,10 +35,7 @@ pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
         ("engine", "The serving engine, in slots that no client uses"),
         ("native", "The native sampler, which batches sequences on the trainer's weights"),
     ];
-    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).try_map(|name| {
-        SamplerKind::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
-    })
+    one_of(values)
 }
 
 /// The values of `--promotion` and `--modes`.
@@ -55,8 +45,17 @@ pub(super) fn promotion() -> impl TypedValueParser<Value = Promotion> {
         ("gate", "After that, bounds on the drift, and an exam on held-out prompts"),
         ("canary", "After the gate, and a share of the traffic until users' ratings decide"),
     ];
+    one_of(values)
+}
+
+/// The values of a type by the names that configurations have, each with its help.
+fn one_of<T, const N: usize>(
+    values: [(&'static str, &'static str); N],
+) -> impl TypedValueParser<Value = T>
+where
+    T: DeserializeOwned + Clone + Send + Sync + 'static,
+{
     let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).try_map(|name| {
-        Promotion::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name))
-    })
+    PossibleValuesParser::new(values)
+        .try_map(|name| T::deserialize(IntoDeserializer::<ValueError>::into_deserializer(name)))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
+use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
 
 use crate::codec::Codec;
@@ -164,6 +165,19 @@ pub struct EngineLoad {
     pub live_waiting: usize,
     /// Shadow requests that wait for a slot.
     pub shadow_waiting: usize,
+}
+
+impl EngineLoad {
+    /// Sets the gauges of the engine that answers clients.
+    pub fn export(self, metrics: &Metrics) {
+        for (gauge, live, shadow) in [
+            (&metrics.engine_slots, self.live_running, self.shadow_running),
+            (&metrics.engine_waiting, self.live_waiting, self.shadow_waiting),
+        ] {
+            gauge.with_label_values(&["live"]).set(i64::try_from(live).unwrap_or(i64::MAX));
+            gauge.with_label_values(&["shadow"]).set(i64::try_from(shadow).unwrap_or(i64::MAX));
+        }
+    }
 }
 
 /// Generates tokens.

@@ -326,14 +326,7 @@ impl Admission {
     }
 
     fn report(&self, state: &AdmissionState) {
-        let load = state.load();
-        for (gauge, live, shadow) in [
-            (&self.metrics.engine_slots, load.live_running, load.shadow_running),
-            (&self.metrics.engine_waiting, load.live_waiting, load.shadow_waiting),
-        ] {
-            gauge.with_label_values(&["live"]).set(i64::try_from(live).unwrap_or(i64::MAX));
-            gauge.with_label_values(&["shadow"]).set(i64::try_from(shadow).unwrap_or(i64::MAX));
-        }
+        state.load().export(&self.metrics);
     }
 }
 

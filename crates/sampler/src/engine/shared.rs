@@ -163,16 +163,8 @@ impl EngineShared {
 
     /// Reports the load, if no other engine reports its own.
     pub fn report(&self, state: &EngineState) {
-        if !self.config.serves_clients {
-            return;
-        }
-        let load = state.load();
-        for (gauge, live, shadow) in [
-            (&self.metrics.engine_slots, load.live_running, load.shadow_running),
-            (&self.metrics.engine_waiting, load.live_waiting, load.shadow_waiting),
-        ] {
-            gauge.with_label_values(&["live"]).set(i64::try_from(live).unwrap_or(i64::MAX));
-            gauge.with_label_values(&["shadow"]).set(i64::try_from(shadow).unwrap_or(i64::MAX));
+        if self.config.serves_clients {
+            state.load().export(&self.metrics);
         }
     }
 
