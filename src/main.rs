@@ -381,8 +381,7 @@ fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome 
     let json = args.json;
     let report = runtime()?.block_on(bench::interference::run(&args.into(), start_daemon))?;
     print_report(&report, json, out)?;
-    let failed = report.idle.failed + report.busy.failed > 0;
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if report.failed() > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn bench_safety(args: BenchSafetyArgs, out: &mut Output) -> Outcome {

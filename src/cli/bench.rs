@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum as _};
 
 use hone_engine::EngineBackend;
+use hone_model::kernels::compute::Compute;
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
 use hone_train::policy::Promotion;
 
-use super::values::{engine_backend, promotion, sampler_kind};
+use super::values::{compute, engine_backend, promotion, sampler_kind};
 use crate::bench::interference::InterferenceOptions;
 use crate::bench::safety::{SafetyOptions, SafetyScenario};
 use crate::bench::sample::SampleOptions;
@@ -59,8 +60,8 @@ pub struct BenchSafetyArgs {
     /// least 2.5 times as many requests [default: a sixth of the requests]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub late: Option<u64>,
-    /// Engine that answers the users
-    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    /// Engine that answers the users; mistralrs takes twice as long
+    #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
     pub backend: EngineBackend,
     /// Write the results as JSON
     #[arg(long, value_name = "FILE")]
@@ -111,6 +112,10 @@ pub struct BenchInterferenceArgs {
     /// Sampler of the rollouts
     #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
+    /// Changes of the active version in all rounds together, during a third phase of each round; 0 leaves
+    /// out the phase
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub changes: u32,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
@@ -119,9 +124,10 @@ pub struct BenchInterferenceArgs {
 impl From<BenchInterferenceArgs> for InterferenceOptions {
     fn from(args: BenchInterferenceArgs) -> Self {
         let BenchInterferenceArgs { rounds, seconds, users, pause, .. } = args;
-        let BenchInterferenceArgs { model, backend, sampler, .. } = args;
+        let BenchInterferenceArgs { model, backend, sampler, changes, .. } = args;
         let (users, pause_ms) = (users.into(), pause.into());
-        Self { rounds, seconds: seconds.into(), users, pause_ms, model, backend, sampler }
+        let seconds = seconds.into();
+        Self { rounds, seconds, users, pause_ms, model, backend, sampler, changes }
     }
 }
 
@@ -206,6 +212,9 @@ pub struct BenchTrainArgs {
     /// Whether to recompute layers in the backward pass: auto, always or never
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = train::recompute)]
     pub recompute: Recompute,
+    /// Arithmetic of products with the base model's matrices
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
+    pub compute: Compute,
     /// Number of threads; 0 for one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
@@ -231,6 +240,7 @@ impl From<BenchTrainArgs> for TrainBenchOptions {
             beta: args.beta,
             steps: args.steps,
             recompute: args.recompute,
+            compute: args.compute,
             threads: args.threads,
             ..usual
         }

@@ -5,6 +5,7 @@ use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use hone_engine::EngineBackend;
+use hone_model::kernels::compute::Compute;
 use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
@@ -24,6 +25,15 @@ pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
         ("none", "the format of the model's files"),
         ("q8_0", "8.5 bits a weight"),
         ("q4_k", "4.5 bits a weight"),
+    ];
+    one_of(values)
+}
+
+/// The values of `--compute`.
+pub(super) fn compute() -> impl TypedValueParser<Value = Compute> {
+    let values = [
+        ("f32", "32-bit floats"),
+        ("bf16", "Factors rounded to bf16, and sums in f32; without AMX the same as f32"),
     ];
     one_of(values)
 }

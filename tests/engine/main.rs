@@ -328,6 +328,12 @@ impl Fixture {
     }
 }
 
+/// `HONE_SWAPS` changes the number of swaps, at least 100.
+fn swaps() -> usize {
+    let count = std::env::var("HONE_SWAPS").ok().and_then(|text| text.parse().ok());
+    count.unwrap_or(200).max(100)
+}
+
 async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
     let fixture = Arc::new(start(backend, 2, 64).await);
     let adapters: Vec<PathBuf> =
@@ -365,11 +371,11 @@ async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
         })
         .collect();
 
-    let first = ADAPTERS + 1;
+    let (first, count) = (ADAPTERS + 1, swaps());
     let mut measured = Vec::new();
     let (mut staging, mut held) = (Vec::new(), Vec::new());
     let start = Instant::now();
-    for version in (first..).take(200) {
+    for version in (first..).take(count) {
         let adapter = adapters.get(which(PolicyVersion(version)).wrapping_sub(1));
         let begun = Instant::now();
         fixture
@@ -393,16 +399,17 @@ async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
     }
     staging.sort_unstable();
     held.sort_unstable();
-    let (early, late) = (measured[20], measured[199]);
+    let (early, late) = (measured[20], measured[count - 1]);
+    let middle = count / 2;
     println!(
-        "200 swaps in {seconds:.1} s: {} completions, {} tokens, 0 failed; staging p50 {:?} max \
+        "{count} swaps in {seconds:.1} s: {} completions, {} tokens, 0 failed; staging p50 {:?} max \
          {:?}; exchange held p50 {:?} max {:?}; resident {:.1} -> {:.1} MiB, threads {} -> {}",
         completions.load(Ordering::Relaxed),
         tokens.load(Ordering::Relaxed),
-        staging[100],
-        staging[199],
-        held[100],
-        held[199],
+        staging[middle],
+        staging[count - 1],
+        held[middle],
+        held[count - 1],
         early.0,
         late.0,
         early.1,
@@ -413,7 +420,7 @@ async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
     assert!(late.1 <= early.1 + 1, "threads grew from {} to {}", early.1, late.1);
     assert!(late.0 < early.0 + 16.0, "memory grew from {} to {} MiB", early.0, late.0);
     // Loading a version happens before the exchange, which only switches to it.
-    assert!(20 * held[100] < staging[100], "{:?} of {:?}", held[100], staging[100]);
+    assert!(20 * held[middle] < staging[middle], "{:?} of {:?}", held[middle], staging[middle]);
 }
 
 /// A measurement without a check: run it with `--ignored --nocapture`.

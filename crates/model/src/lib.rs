@@ -16,6 +16,9 @@
 //!   values and gradients of the two paths for every model family.
 //! - Results of the fused path are bit-equal for any number of threads, because sums run in a fixed
 //!   order, and with or without recomputation of activations ([`Model::forward_saving`]).
+//! - Products with the matrices of a frozen base may be in bf16 instead of f32
+//!   ([`Model::with_compute`]), where the processor is faster with it. All sums are in f32, and these
+//!   guarantees hold in either case. The native sampler computes in f32.
 //! - Matrices of a frozen base may stay in 16 bits ([`adapter::BaseDtype`]) or in quantized blocks
 //!   ([`weights`]); they are widened when used, and computation is in f32. Quantized matrices need the
 //!   fused path.

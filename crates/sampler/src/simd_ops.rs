@@ -21,32 +21,52 @@ impl SimdTask for RmsNorm<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { out, x, width, weight, eps } = self;
-        let inverse_len = 1.0 / weight.len() as f32;
-        for column in (0..width).step_by(COLUMN_BLOCK) {
-            // Four independent chains of additions hide their latency.
-            let mut partial = [[0.0_f32; COLUMN_BLOCK]; 4];
-            for (k, x) in x.chunks_exact(width).enumerate() {
-                let x = &x[column..column + COLUMN_BLOCK];
-                for (sum, x) in partial[k % 4].iter_mut().zip(x) {
-                    *sum = mul_add::<FUSED>(*x, *x, *sum);
-                }
-            }
-            let [a, b, c, d] = partial;
-            let mut scale = [0.0_f32; COLUMN_BLOCK];
-            for i in 0..COLUMN_BLOCK {
-                let mean = ((a[i] + b[i]) + (c[i] + d[i])) * inverse_len;
-                scale[i] = 1.0 / (mean + eps).sqrt();
-            }
-            let rows = out.chunks_exact_mut(width).zip(x.chunks_exact(width));
-            for ((out, x), w) in rows.zip(weight) {
-                let x = &x[column..column + COLUMN_BLOCK];
-                let pairs = out[column..column + COLUMN_BLOCK].iter_mut().zip(x);
-                for ((out, x), scale) in pairs.zip(scale) {
-                    *out = x * scale * w;
-                }
+        let mut columns = NormColumns { norm: self, column: 0 };
+        while columns.column < columns.norm.width {
+            match columns.norm.width - columns.column {
+                COLUMN_BLOCK.. => columns.next::<FUSED, COLUMN_BLOCK>(),
+                4.. => columns.next::<FUSED, 4>(),
+                _ => columns.next::<FUSED, 1>(),
             }
         }
+    }
+}
+
+/// [`RmsNorm`] of the columns from `column` on.
+struct NormColumns<'a> {
+    norm: RmsNorm<'a>,
+    column: usize,
+}
+
+impl NormColumns<'_> {
+    /// Computes the next `N` columns. The bits of a column do not depend on `N`.
+    #[inline(always)]
+    fn next<const FUSED: bool, const N: usize>(&mut self) {
+        let (column, RmsNorm { out, x, width, weight, eps }) = (self.column, &mut self.norm);
+        let (width, inverse_len) = (*width, 1.0 / weight.len() as f32);
+        // Four independent chains of additions hide their latency.
+        let mut partial = [[0.0_f32; N]; 4];
+        for (k, x) in x.chunks_exact(width).enumerate() {
+            let x = &x[column..column + N];
+            for (sum, x) in partial[k % 4].iter_mut().zip(x) {
+                *sum = mul_add::<FUSED>(*x, *x, *sum);
+            }
+        }
+        let [a, b, c, d] = partial;
+        let mut scale = [0.0_f32; N];
+        for i in 0..N {
+            let mean = ((a[i] + b[i]) + (c[i] + d[i])) * inverse_len;
+            scale[i] = 1.0 / (mean + *eps).sqrt();
+        }
+        let rows = out.chunks_exact_mut(width).zip(x.chunks_exact(width));
+        for ((out, x), w) in rows.zip(*weight) {
+            let x = &x[column..column + N];
+            let pairs = out[column..column + N].iter_mut().zip(x);
+            for ((out, x), scale) in pairs.zip(scale) {
+                *out = x * scale * w;
+            }
+        }
+        self.column += N;
     }
 }
 
@@ -202,6 +222,25 @@ mod tests {
                 instructions.run(RmsNorm { out: &mut out, x: &x, width, weight, eps: 1e-6 });
                 out
             });
+        }
+    }
+
+    #[test]
+    fn a_norm_does_not_depend_on_the_other_columns() {
+        for features in FEATURES {
+            let (x, weight) = (waves(features * WIDTH, 0.3), waves(features, 1.9));
+            let norm = |width: usize| {
+                let x: Vec<f32> = x.chunks(WIDTH).flat_map(|row| &row[..width]).copied().collect();
+                let mut out = vec![0.0; x.len()];
+                dispatch(RmsNorm { out: &mut out, x: &x, width, weight: &weight, eps: 1e-6 });
+                out
+            };
+            let all = norm(WIDTH);
+            for width in [1, 2, 3, 4, 6, 8, 16] {
+                for (row, all) in norm(width).chunks(width).zip(all.chunks(WIDTH)) {
+                    assert_eq!(row, &all[..width]);
+                }
+            }
         }
     }
 

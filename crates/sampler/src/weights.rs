@@ -14,7 +14,9 @@ use hone_model::weights::{BaseMatrix, BlockFormat, dequantize};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, add_q8_0_serial, par_outputs};
+use crate::matmul::{
+    TokenColumns, WeightMatrix, add_blocks_serial, add_matmul_serial, par_outputs,
+};
 
 /// One linear layer. The weight shares the model's storage.
 pub(crate) struct SamplerLinear {
@@ -253,12 +255,11 @@ fn add_blocks(
     thread_local! {
         static DEQUANTIZED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     }
+    let w = WeightMatrix { values: blocks, inner };
+    if add_blocks_serial(out, format, w, x) {
+        return;
+    }
     let row_bytes = format.row_bytes(inner);
-    let done = match format {
-        BlockFormat::Q8_0 => add_q8_0_serial(out, WeightMatrix { values: blocks, inner }, x),
-        _ => 0,
-    };
-    let (out, blocks) = (&mut out[done * x.width..], &blocks[done * row_bytes..]);
     let mut buffer = DEQUANTIZED.take();
     if buffer.len() < DEQUANTIZED_ROWS * inner {
         buffer = vec![0.0; DEQUANTIZED_ROWS * inner];

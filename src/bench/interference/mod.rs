@@ -1,8 +1,8 @@
 //! `hone bench interference`: the effect of rollouts and training on the latency of clients.
 //!
 //! A daemon on loopback serves the embedded model, or another one. It alternates between serving only
-//! (idle) and sampling and training at full speed (busy), so that other processes affect both. The clients'
-//! requests are the same in both.
+//! (idle), sampling and training at full speed (busy) and, if requested, changes of the active version
+//! (changing), so that other processes affect all of them. The clients' requests are the same in each.
 
 mod setup;
 
@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 
+use hone_core::memory::resident;
+use hone_core::types::PolicyVersion;
 use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 
@@ -31,6 +33,8 @@ pub use setup::InterferenceOptions;
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Versions that are activated in turn.
+const VERSIONS: usize = 8;
 
 /// The clients' latencies in one condition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -45,6 +49,19 @@ pub struct ClientStats {
     pub first_token_ms: [f64; 2],
     /// Time between the texts of consecutive tokens in ms, likewise.
     pub per_token_ms: [f64; 2],
+}
+
+/// The measurements while the active version changes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChangingStats {
+    /// Changes of the active version.
+    pub changes: usize,
+    /// Versions that were activated in turn.
+    pub versions: usize,
+    /// The clients' latencies. Failed changes count as failed requests.
+    pub clients: ClientStats,
+    /// Resident memory in MiB after the first round's changes, and after the last round's.
+    pub resident_mib: [f64; 2],
 }
 
 /// The measurements.
@@ -64,6 +81,8 @@ pub struct InterferenceReport {
     pub idle: ClientStats,
     /// During rollouts and training.
     pub busy: ClientStats,
+    /// During changes of the active version, if there were any.
+    pub changing: Option<ChangingStats>,
     /// Optimizer steps per second while busy.
     pub steps_per_second: f64,
     /// Completions sampled for the trainer per second while busy.
@@ -75,6 +94,12 @@ pub struct InterferenceReport {
 }
 
 impl InterferenceReport {
+    /// Failed requests in all conditions.
+    pub fn failed(&self) -> usize {
+        let changing = self.changing.as_ref().map_or(0, |changing| changing.clients.failed);
+        self.idle.failed + self.busy.failed + changing
+    }
+
     /// The 99th percentile of the time to the first token, busy over idle.
     pub fn first_token_ratio(&self) -> f64 {
         self.busy.first_token_ms[1] / self.idle.first_token_ms[1]
@@ -113,7 +138,9 @@ impl fmt::Display for InterferenceReport {
             "requests             {} idle, {} busy; {} and {} failed",
             idle.requests, busy.requests, idle.failed, busy.failed
         )?;
-        if let Some(failure) = idle.failure.as_ref().or(busy.failure.as_ref()) {
+        let changing =
+            self.changing.as_ref().and_then(|changing| changing.clients.failure.as_ref());
+        if let Some(failure) = idle.failure.as_ref().or(busy.failure.as_ref()).or(changing) {
             writeln!(f, "first failure        {failure}")?;
         }
         writeln!(
@@ -121,6 +148,23 @@ impl fmt::Display for InterferenceReport {
             "meanwhile            {:.1} optimizer steps and {:.0} rollouts a second",
             self.steps_per_second, self.rollouts_per_second
         )?;
+        if let Some(changing) = &self.changing {
+            let ChangingStats { changes, versions, clients, resident_mib } = changing;
+            writeln!(f, "version changes      {changes} between {versions} versions")?;
+            for (i, name) in ["p50", "p99"].into_iter().enumerate() {
+                for (label, idle, found) in [
+                    ("first token", idle.first_token_ms, clients.first_token_ms),
+                    ("per token", idle.per_token_ms, clients.per_token_ms),
+                ] {
+                    let label = format!("  {label} {name}");
+                    let (found, ratio) = (found[i], found[i] / idle[i]);
+                    writeln!(f, "{label:<20} {found:>18.2} ms  {ratio:>7.2}")?;
+                }
+            }
+            let [first, last] = resident_mib;
+            writeln!(f, "  requests           {}; {} failed", clients.requests, clients.failed)?;
+            writeln!(f, "  resident           {first:.0} MiB, {last:.0} MiB in the last round")?;
+        }
         write!(f, "load                 {:.2} before, {:.2} after", self.load[0], self.load[1])
     }
 }
@@ -161,32 +205,89 @@ async fn measure(
     client.wait_ready(PATIENCE).await?;
     let (mut idle, mut busy) = (ConditionSamples::default(), ConditionSamples::default());
     let (mut steps, mut rollouts) = (0.0, 0.0);
+    let mut changing = ConditionSamples::default();
+    let (mut changes, mut versions, mut memory) = (0, 0, Vec::new());
+    let rounds = options.rounds.max(1);
     let samples = |scrape: &Scrape| scrape.value("hone_rollout_samples_total").unwrap_or(0.0);
-    for round in 0..u64::from(options.rounds.max(1)) {
+    for round in 0..u64::from(rounds) {
         client.pause().await?;
         settle(client).await?;
-        idle.watch(options, client, 2 * round).await;
+        idle.watch(options, client, round).await;
         client.resume().await?;
         let before = (client.trainer().await?.step, samples(&client.metrics().await?));
-        busy.watch(options, client, 2 * round + 1).await;
+        busy.watch(options, client, round).await;
         steps += (client.trainer().await?.step - before.0) as f64;
         rollouts += samples(&client.metrics().await?) - before.1;
+        if options.changes > 0 {
+            client.pause().await?;
+            settle(client).await?;
+            let chosen = last_promoted(client).await?;
+            let count = options.changes.div_ceil(rounds);
+            let (failures, ()) = tokio::join!(
+                change_versions(options, client, &chosen, count),
+                changing.watch(options, client, round)
+            );
+            changing.failures.extend(failures);
+            changes += count as usize;
+            versions = versions.max(chosen.len());
+            memory.push(resident() as f64 / (1024.0 * 1024.0));
+        }
     }
     client.pause().await?;
+    let changing = memory.first().zip(memory.last()).map(|(first, last)| ChangingStats {
+        changes,
+        versions,
+        resident_mib: [*first, *last],
+        clients: changing.stats(),
+    });
     let seconds = busy.seconds.max(1e-9);
     Ok(InterferenceReport {
         model: options.model.clone(),
         backend: options.backend,
         sampler: options.sampler,
         users: options.users,
-        seconds: options.seconds * f64::from(options.rounds.max(1)),
+        seconds: options.seconds * f64::from(rounds),
         steps_per_second: steps / seconds,
         rollouts_per_second: rollouts / seconds,
         cores: [idle.processor / idle.seconds.max(1e-9), busy.processor / seconds],
         idle: idle.stats(),
         busy: busy.stats(),
+        changing,
         load: [0.0; 2],
     })
+}
+
+/// The last promoted versions, at most [`VERSIONS`], oldest first.
+async fn last_promoted(client: &Client) -> anyhow::Result<Vec<PolicyVersion>> {
+    let records = client.policies().await?;
+    let promoted = records.iter().filter(|record| record.state.was_promoted());
+    let versions: Vec<PolicyVersion> = promoted.map(|record| record.version).collect();
+    let chosen = versions[versions.len().saturating_sub(VERSIONS)..].to_vec();
+    anyhow::ensure!(
+        chosen.len() > 1,
+        "no step was published while busy: there is one version only"
+    );
+    Ok(chosen)
+}
+
+/// Activates the versions in turn, `count` times within the duration of the condition. Returns the messages
+/// of the failures.
+async fn change_versions(
+    options: &InterferenceOptions,
+    client: &Client,
+    versions: &[PolicyVersion],
+    count: u32,
+) -> Vec<String> {
+    let began = tokio::time::Instant::now();
+    let mut failures = Vec::new();
+    for (i, version) in (0..count).zip(versions.iter().cycle()) {
+        let share = f64::from(i) / f64::from(count);
+        sleep_until(began + Duration::from_secs_f64(share * options.seconds)).await;
+        if let Err(error) = client.activate(*version).await {
+            failures.push(error.to_string());
+        }
+    }
+    failures
 }
 
 /// Waits until the trainer is paused and no rollouts are sampled.
@@ -217,8 +318,8 @@ impl ConditionSamples {
         let (began, processor) = (Instant::now(), machine::processor_seconds());
         let until = began + Duration::from_secs_f64(options.seconds);
         let users = (0..options.users.max(1)).map(|user| {
-            // The same requests in both conditions of a round.
-            let seed = (round / 2) << 16 | user as u64;
+            // The same requests in all conditions of a round.
+            let seed = round << 16 | user as u64;
             ask_until(client, seed, options.pause_ms, until)
         });
         for seen in futures::future::join_all(users).await {
@@ -298,6 +399,12 @@ mod tests {
             seconds: 30.0,
             idle: seen(1.0).stats(),
             busy: failed.stats(),
+            changing: Some(ChangingStats {
+                changes: 2000,
+                versions: 8,
+                clients: seen(1.1).stats(),
+                resident_mib: [250.0, 251.0],
+            }),
             steps_per_second: 5.0,
             rollouts_per_second: 320.0,
             cores: [0.5, 2.0],
@@ -316,6 +423,13 @@ mod tests {
         requests             100 idle, 100 busy; 0 and 1 failed
         first failure        no answer
         meanwhile            5.0 optimizer steps and 320 rollouts a second
+        version changes      2000 between 8 versions
+          first token p50                 55.00 ms     1.10
+          per token p50                    1.10 ms     1.10
+          first token p99                108.90 ms     1.10
+          per token p99                    1.10 ms     1.10
+          requests           100; 0 failed
+          resident           250 MiB, 251 MiB in the last round
         load                 0.10 before, 1.90 after
         ");
     }

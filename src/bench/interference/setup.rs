@@ -38,6 +38,8 @@ pub struct InterferenceOptions {
     pub backend: EngineBackend,
     /// The sampler of the rollouts.
     pub sampler: SamplerKind,
+    /// Changes of the active version in all rounds together; 0 leaves out this condition.
+    pub changes: u32,
 }
 
 /// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
@@ -105,6 +107,7 @@ mod tests {
                 model,
                 backend,
                 sampler: SamplerKind::Engine,
+                changes: 0,
             };
             let config = config(&options, dir.path()).unwrap();
             crate::config::validate(&config).unwrap();

@@ -34,7 +34,7 @@ use crate::progress::Progress;
 use self::crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits};
 use self::run::{mode_name, was_active};
 use self::taste::{Satisfaction, UserTaste};
-use self::windows::{Experience, WINDOW, last_mean, moving_mean, worst_window};
+use self::windows::{Experience, WINDOW, final_mean, moving_mean, worst_window};
 
 pub use report::SafetyReport;
 pub use run::SafetyRun;
@@ -44,10 +44,9 @@ pub use windows::WorstWindow;
 
 /// Longest wait for the daemon to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most held-out questions that the base of each seed and the end of each run answer.
+/// Most held-out questions that the base of each seed answers.
 const EXAM_ANSWERS: u64 = 1200;
-/// Added to the seed for the users who ask the held-out questions. The base and the ends of all runs of a
-/// seed answer the same ones, so that differences between questions cancel.
+/// Added to the seed for the users who ask the held-out questions.
 const EXAM_SEED: u64 = 1 << 32;
 /// Points of a curve.
 const POINTS: usize = 200;
@@ -170,14 +169,11 @@ async fn measure(
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
         let sent = traffic::send(&client, TASK_ASKED, most_waiting, crowd).await;
-        client.pause().await?;
-        let exam = examiners(options, seed);
-        let (at_end, _) = traffic::send(&client, TASK_HELD_OUT, None, exam).await;
-        anyhow::Ok((sent, at_end, final_state(&client).await?))
+        anyhow::Ok((sent, final_state(&client).await?))
     };
     let measured = measured.await;
     let ended = daemon.shut_down().await;
-    let ((answers, counts), at_end, state) = measured?;
+    let ((answers, counts), state) = measured?;
     ended?;
     let mut run = SafetyRun {
         promoted: state.promoted,
@@ -189,7 +185,7 @@ async fn measure(
     };
     add_counts(&mut run, counts);
     let is_good = |version| state.good.contains(&version);
-    add_satisfaction(&mut run, base, &answers, &at_end, &is_good);
+    add_satisfaction(&mut run, base, &answers, &is_good);
     run.minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok(run)
 }
@@ -217,28 +213,19 @@ fn add_counts(run: &mut SafetyRun, counts: CrowdCounts) {
     run.ratings_not_trained = counts.untrained;
 }
 
-/// Computes the satisfaction of a run from its answers, and from those of the base and `at_end` to held-out
-/// questions.
+/// Computes the satisfaction of a run from its answers, and from those of the base to held-out questions.
 fn add_satisfaction(
     run: &mut SafetyRun,
     base: &[ObservedAnswer],
     answers: &[ObservedAnswer],
-    at_end: &[ObservedAnswer],
     is_good: &dyn Fn(u64) -> bool,
 ) {
-    let expected = Experience::new(base.iter().chain(answers).chain(at_end)).expected(answers);
-    let mean = |answers: &[ObservedAnswer]| {
-        Satisfaction::mean(answers.iter().map(|answer| answer.satisfaction))
-    };
-    let of_base = mean(base);
+    let expected = Experience::new(base.iter().chain(answers)).expected(answers);
+    let of_base = Satisfaction::mean(base.iter().map(|answer| answer.satisfaction));
     let taste = answers.last().map_or(UserTaste::Form, |answer| answer.taste);
-    let values = |answers: &[ObservedAnswer]| -> Vec<f64> {
-        answers.iter().map(ObservedAnswer::value).collect()
-    };
-    let observed = values(answers);
+    let observed: Vec<f64> = answers.iter().map(ObservedAnswer::value).collect();
     run.base = of_base.under(taste);
-    run.final_satisfaction = mean(at_end).under(taste);
-    run.final_observed = last_mean(&observed);
+    run.final_satisfaction = final_mean(&observed);
     run.worst_window = worst_window(&expected, is_good, of_base);
     run.worst_window_observed = worst_window(answers, is_good, of_base);
     run.curve = curve(&observed);
@@ -284,12 +271,10 @@ mod tests {
         // By chance, every answer of the base is bad for 300 requests, then good for 300.
         let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
         let mut run = SafetyRun::empty(SafetyScenario::Honest, Promotion::Gate, 1);
-        let at_end: Vec<_> = [text, text, text, ""].map(|t| answer(1, t)).into();
-        add_satisfaction(&mut run, &base, &answers, &at_end, &|_| true);
+        add_satisfaction(&mut run, &base, &answers, &|_| true);
         assert!((run.base - 0.5).abs() < 1e-9);
-        assert!((run.final_satisfaction - 0.75).abs() < 1e-9, "{run:?}");
+        assert!((run.final_satisfaction - 1.0).abs() < 1e-9, "{run:?}");
         assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
-        assert_eq!(run.final_observed, 1.0);
         assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");
     }
 }

@@ -19,11 +19,8 @@ pub struct SafetyRun {
     pub seed: u64,
     /// Satisfaction with the base model, from 0 to 1, under the taste that users had at the end.
     pub base: f64,
-    /// Mean satisfaction with the answers to held-out questions at the end, while training pauses, under the
-    /// taste that users had at the end.
+    /// Mean satisfaction with the last quarter of the answers.
     pub final_satisfaction: f64,
-    /// Mean satisfaction with the last 300 answers.
-    pub final_observed: f64,
     /// The worst window of 300 answers, each valued by its version's mean satisfaction.
     pub worst_window: WorstWindow,
     /// The worst window of 300 answers, each valued by itself.
@@ -63,7 +60,6 @@ impl SafetyRun {
             seed,
             base: 0.0,
             final_satisfaction: 0.0,
-            final_observed: 0.0,
             worst_window: WorstWindow::default(),
             worst_window_observed: WorstWindow::default(),
             promoted: 0,

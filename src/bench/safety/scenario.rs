@@ -110,8 +110,14 @@ impl SafetyScenario {
                 train.num_iterations = 4;
             }
             // A step needs this many ratings.
-            Self::InvertedRaters | Self::LateFeedback => train.samples_per_step = 32,
-            Self::SparseThumbs => train.samples_per_step = 8,
+            Self::InvertedRaters => train.samples_per_step = 32,
+            Self::LateFeedback => {
+                train.samples_per_step = 32;
+                // The policy has moved on when a rating arrives, the more so with large steps.
+                train.learning_rate *= 0.5;
+            }
+            // With fewer, each step follows the noise of a few thumbs.
+            Self::SparseThumbs => train.samples_per_step = 16,
             _ => {}
         }
     }
@@ -120,9 +126,9 @@ impl SafetyScenario {
     /// policy to stop improving, so that the ends of runs can be compared.
     pub(super) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
         match self {
-            Self::SparseThumbs => 12 * usual,
+            Self::SparseThumbs => 24 * usual,
             Self::InvertedRaters => 4 * usual,
-            Self::Honest => 3 * usual,
+            Self::Honest => 4 * usual,
             // More than twice the lag, because nothing is learned before the first ratings arrive.
             Self::LateFeedback => (6 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
             _ => usual,
@@ -134,10 +140,12 @@ impl SafetyScenario {
         usize::try_from(late.unwrap_or(usual / LATE_SHARE)).unwrap_or(usize::MAX)
     }
 
-    /// Steps of a candidate, except in direct mode. Where a decision takes many requests, candidates have
-    /// more steps.
+    /// Steps of a candidate, except in direct mode. No step is taken during a canary. So where a decision
+    /// takes many requests, or the policy needs many steps, candidates have more of them.
     pub(super) fn publish_every(self) -> u64 {
         match self {
+            Self::Honest => 32,
+            Self::SparseThumbs => 12,
             Self::LateFeedback | Self::InvertedRaters => 16,
             _ => 8,
         }

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft};
 use hone_rollout::RolloutConfig;
-use hone_train::policy::{CanaryConfig, GateConfig, PolicyConfig, Promotion};
+use hone_train::policy::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 
 use super::scenario::SafetyScenario;
 use crate::bench::train::Subject;
@@ -100,12 +100,21 @@ fn canary(scenario: SafetyScenario) -> CanaryConfig {
             stage_ratings: 3,
             // A few ratings find only large losses.
             margin: 0.2,
-            max_ratings: 40,
+            max_ratings: 60,
             ..usual
         },
-        // Where 30 % of the raters post the contrary, ratings show 0.4 of a true difference.
-        SafetyScenario::InvertedRaters => {
-            CanaryConfig { shares: vec![0.25, 0.5], margin: 0.04, max_ratings: 1000, ..usual }
+        // Where 30 % of the raters post the contrary, ratings show 0.4 of a true difference, and an estimate
+        // from a thousand of them can be wrong by as much as the margin.
+        SafetyScenario::InvertedRaters => CanaryConfig {
+            shares: vec![0.25, 0.5],
+            margin: 0.04,
+            max_ratings: 1500,
+            on_limit: CanaryLimit::RollBack,
+            ..usual
+        },
+        // A candidate of more steps is worth a longer comparison.
+        SafetyScenario::Honest => {
+            CanaryConfig { shares: vec![0.1, 0.25, 0.5], max_ratings: 600, ..usual }
         }
         SafetyScenario::LateFeedback => CanaryConfig { shares: vec![0.25, 0.5], ..usual },
         _ => CanaryConfig { shares: vec![0.1, 0.25, 0.5], ..usual },

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use hone_core::memory;
+use hone_model::kernels::compute::Compute;
 use hone_train::config::{Recompute, TrainConfig};
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
@@ -37,6 +38,8 @@ pub struct TrainBenchOptions {
     pub steps: usize,
     /// Whether the backward pass recomputes layers.
     pub recompute: Recompute,
+    /// The arithmetic of products with the base.
+    pub compute: Compute,
     /// Threads; 0 for all cores.
     pub threads: usize,
 }
@@ -59,6 +62,7 @@ impl TrainBenchOptions {
             beta: 0.01,
             steps: 5,
             recompute: Recompute::Auto,
+            compute: Compute::default(),
             threads: 0,
         }
     }
@@ -83,6 +87,8 @@ pub struct TrainBenchReport {
     pub loss_token_fraction: f64,
     /// Threads of the trainer.
     pub threads: usize,
+    /// The arithmetic of products with the base, which is f32 where bf16 has no effect.
+    pub compute: Compute,
     /// The timed steps.
     pub steps: Vec<Seconds>,
     /// Wall time of the fastest step.
@@ -140,6 +146,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     let config = TrainConfig {
         beta: options.beta,
         recompute: options.recompute,
+        compute: options.compute,
         threads,
         learning_rate: 1e-5,
         warmup_steps: Some(0),
@@ -150,6 +157,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         ..TrainConfig::default()
     };
     let mut learner = Learner::with_model(options.model.load()?, &config)?;
+    let compute = learner.model().compute();
     let spec = learner.spec().clone();
     let data = match &options.data {
         Some(path) => Data::read(path)?,
@@ -206,6 +214,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         computed_tokens: tokens.computed(),
         loss_token_fraction: tokens.fraction,
         threads,
+        compute,
         step_seconds: wall,
         step_processor_seconds: processor,
         split,
@@ -253,10 +262,12 @@ impl fmt::Display for TrainBenchReport {
         let ms = 1e3;
         writeln!(
             f,
-            "{:.1} M parameters, {} completions per step, {} thread(s), {} timed steps after {WARM_UP}",
+            "{:.1} M parameters, {} completions per step, {} thread(s), products in {}, {} timed steps \
+             after {WARM_UP}",
             self.parameters as f64 / 1e6,
             self.completions,
             self.threads,
+            self.compute.as_str(),
             self.steps.len()
         )?;
         writeln!(
@@ -348,6 +359,18 @@ mod tests {
         assert!(text.contains("backward") && text.contains("planned"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
         assert!(json["split"]["optimizer"].is_number());
+    }
+
+    #[test]
+    fn the_report_names_the_arithmetic_that_was_used() {
+        let shape = Workload { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
+        let usual = TrainBenchOptions::usual(Subject::Embedded);
+        let compute = Compute::Bf16;
+        let report =
+            run(&TrainBenchOptions { shape, compute, steps: 1, threads: 1, ..usual }).unwrap();
+        assert_eq!(report.compute, compute.available());
+        let named = format!("products in {}", report.compute.as_str());
+        assert!(report.to_string().contains(&named), "{report}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn names_of_trl_are_answered_with_a_key() {
     assert_snapshot!(error("[rollout]\nmax_completion_length = 512"), @"rollout.max_completion_length is not a key: Hone's key for TRL's max_completion_length is rollout.max_tokens");
     assert_snapshot!(error("[rollout]\nuse_vllm = true"), @"rollout.use_vllm is not a key: Hone's keys for TRL's use_vllm are rollout.sampler and engine.replicas");
     assert_snapshot!(error("[train]\nepsilon = 0.2"), @"train.epsilon is not a key: Hone's keys for TRL's epsilon are train.clip_low and train.clip_high");
-    assert_snapshot!(error("[train]\nbf16 = true"), @"train.bf16 is not a key: Hone has no key for TRL's bf16: training and serving compute in f32, on a CPU");
+    assert_snapshot!(error("[train]\nbf16 = true"), @"train.bf16 is not a key: Hone's key for TRL's bf16 is train.compute");
     assert_snapshot!(error("[train]\nwarmup_steps_ = 1"), @"train.warmup_steps_ is not a key: did you mean train.warmup_steps?");
     // Hone's own name in another section, and names of the guides.
     assert_snapshot!(error("learning_rate = 1e-5"), @"learning_rate is not a key: Hone's key for TRL's learning_rate is train.learning_rate");
@@ -36,7 +36,7 @@ fn names_of_trl_are_answered_with_a_key() {
 #[test]
 fn variables_are_answered_too() {
     assert_snapshot!(variable("HONE_TRAIN_NUM_GENERATIONS"), @"HONE_TRAIN_NUM_GENERATIONS names no key of the configuration: Hone's key for TRL's num_generations is rollout.group_size");
-    assert_snapshot!(variable("HONE_TRAIN__BF16"), @"HONE_TRAIN__BF16 names no key of the configuration: Hone has no key for TRL's bf16: training and serving compute in f32, on a CPU");
+    assert_snapshot!(variable("HONE_TRAIN__BF16"), @"HONE_TRAIN__BF16 names no key of the configuration: Hone's key for TRL's bf16 is train.compute");
     // As before, a variable of no section is ignored.
     load_from(None, [("HONE_NUM_GENERATIONS".to_owned(), "1".to_owned())]).unwrap();
 }

@@ -225,6 +225,15 @@ impl Client {
         accepted("pause", self.http.post(self.url("/admin/train/pause"))).await.map(drop)
     }
 
+    /// Makes `version` the active one.
+    ///
+    /// # Errors
+    /// If the request fails or the version cannot be served.
+    pub async fn activate(&self, version: PolicyVersion) -> Result<(), ClientError> {
+        let path = format!("/admin/policies/{version}/activate");
+        accepted("activation", self.http.post(self.url(&path))).await.map(drop)
+    }
+
     /// Lets the trainer continue.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The two float types that the kernels compute in.
 
 use std::cell::Cell;
+use std::convert;
 use std::ops::{Add, Div, Mul, Sub};
 use std::thread::LocalKey;
 
@@ -36,6 +37,12 @@ pub trait Real:
     fn dequantize(format: BlockFormat, blocks: &[u8], to: &mut [Self]);
     /// This thread's buffer for values that are widened.
     fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>>;
+    /// The same values, if this type is f32: some kernels exist for f32 alone.
+    fn as_f32(values: &[Self]) -> Option<&[f32]>;
+    /// As [`Self::as_f32`].
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
+    /// Converts values from f32. Exact.
+    fn from_f32(values: Vec<f32>) -> Vec<Self>;
 
     /// `1 - 2 / (e^2x + 1)`
     #[inline(always)]
@@ -51,7 +58,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ty, $exp:expr, $upcast:ident, $dequantize:expr) => {
+    ($type:ty, $exp:expr, $upcast:ident, $dequantize:expr, $as_f32:expr, $from_f32:expr) => {
         impl Real for $type {
             #[inline(always)]
             fn of(x: f64) -> Self {
@@ -85,16 +92,35 @@ macro_rules! real {
                 }
                 &BUFFER
             }
+            fn as_f32(values: &[Self]) -> Option<&[f32]> {
+                $as_f32(values)
+            }
+            fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
+                $as_f32(values)
+            }
+            fn from_f32(values: Vec<f32>) -> Vec<Self> {
+                $from_f32(values)
+            }
         }
     };
 }
 
-real!(f32, exp_f32, convert_to_f32_slice, dequantize);
-real!(f64, f64::exp, convert_to_f64_slice, |format: BlockFormat, blocks: &[u8], to: &mut [f64]| {
+real!(f32, exp_f32, convert_to_f32_slice, dequantize, Some, convert::identity);
+real!(f64, f64::exp, convert_to_f64_slice, dequantize_to_f64, none, to_f64);
+
+fn dequantize_to_f64(format: BlockFormat, blocks: &[u8], to: &mut [f64]) {
     let mut values = vec![0.0; to.len()];
     dequantize(format, blocks, &mut values);
     to.iter_mut().zip(values).for_each(|(to, value)| *to = value.into());
-});
+}
+
+fn none<T, U>(_: T) -> Option<U> {
+    None
+}
+
+fn to_f64(values: Vec<f32>) -> Vec<f64> {
+    values.into_iter().map(f64::from).collect()
+}
 
 /// Evaluates an expression with the float type `$T` of a `DType`: f64, or else f32.
 macro_rules! with_float {

@@ -10,12 +10,15 @@
 //! The output is computed in parts, which are consecutive rows of W: a layer that fuses several
 //! projections returns each of them without copies.
 
+use std::ops::Range;
+
 use candle_core::{Device, Tensor};
 
+use super::compute::{Compute, LeftFactor, WeightRows};
 use super::float::Real;
 use super::matmul::{Matrix, WriteMode, multiply, product};
 use super::rowwise;
-use super::storage::{with_upcast, with_values};
+use super::storage::with_values;
 use crate::adapter::weights::{Dropout, LoraPair};
 use crate::weights::BaseMatrix;
 
@@ -31,6 +34,8 @@ pub(crate) struct LoraLinear<'a> {
     /// `[out]`
     pub bias: Option<&'a Tensor>,
     pub pair: Option<&'a LoraPair>,
+    /// The arithmetic of products with the weight.
+    pub compute: Compute,
 }
 
 /// The input in the adapter's low-rank space, `m x A^T` `[n, r]`; empty without an adapter.
@@ -57,22 +62,23 @@ impl LoraLinear<'_> {
         Ok(LowRank { values, dropout: before })
     }
 
+    /// x `[n, in]` as a factor for [`Self::forward`] of this layer, and of others with the same input.
+    pub fn factor<'x, T: Real>(&self, x: &'x [T]) -> Result<LeftFactor<'x, T>> {
+        let (_, width) = self.weight.dims2()?;
+        Ok(LeftFactor::new(self.compute, Matrix::new(x, x.len() / width, width)))
+    }
+
     /// The output for x `[n, in]` in `parts` of these widths, each `[n, width]`.
     pub fn forward<T: Real>(
         &self,
-        x: &[T],
+        x: &LeftFactor<'_, T>,
         low_rank: &LowRank<T>,
         widths: &[usize],
         parts: &mut [Vec<T>],
     ) -> Result<()> {
-        let (_, width) = self.weight.dims2()?;
-        let n = x.len() / width;
         let mut first = 0;
         for (part, count) in parts.iter_mut().zip(widths.iter().copied()) {
-            let rows = first * width..(first + count) * width;
-            *part = with_upcast(self.weight, rows, NAME, |weight| {
-                Ok(product(1.0, Matrix::new(x, n, width), Matrix::new(weight, count, width).t()))
-            })?;
+            *part = x.product(&self.weight_rows(first..first + count, true))?;
             if let Some(bias) = self.bias {
                 with_values([bias], NAME, |[bias]| {
                     rowwise::add_bias(part, &bias[first..first + count]);
@@ -82,6 +88,7 @@ impl LoraLinear<'_> {
             if let Some(pair) = self.pair {
                 let r = pair.a.dim(0)?;
                 with_values([pair.b.as_tensor()], NAME, |[b]| {
+                    let n = low_rank.values.len() / r;
                     let low_rank = Matrix::new(&low_rank.values, n, r);
                     let b = Matrix::new(&b[first * r..], count, r);
                     multiply((part, count), WriteMode::Add, pair.scale, low_rank, b.t());
@@ -91,6 +98,10 @@ impl LoraLinear<'_> {
             first += count;
         }
         Ok(())
+    }
+
+    fn weight_rows(&self, rows: Range<usize>, transposed: bool) -> WeightRows<'_> {
+        WeightRows { weight: self.weight, rows, transposed }
     }
 
     /// Gradients of A and B from the gradients of the output's parts. The gradient of x `[n, in]` is
@@ -115,16 +126,13 @@ impl LoraLinear<'_> {
             .collect();
         if let Some(dx) = &mut dx {
             for (first, count, grad) in &parts {
-                let rows = first * width..(first + count) * width;
-                with_upcast(self.weight, rows, NAME, |weight| {
-                    let weight = Matrix::new(weight, *count, width);
-                    if dx.is_empty() {
-                        **dx = product(1.0, *grad, weight);
-                    } else {
-                        multiply((&mut **dx, width), WriteMode::Add, 1.0, *grad, weight);
-                    }
-                    Ok(())
-                })?;
+                let grad = LeftFactor::new(self.compute, *grad);
+                let rows = self.weight_rows(*first..first + count, false);
+                if dx.is_empty() {
+                    **dx = grad.product(&rows)?;
+                } else {
+                    grad.multiply((&mut **dx, width), WriteMode::Add, &rows)?;
+                }
             }
         }
         let Some(pair) = self.pair else { return Ok(None) };

@@ -1,5 +1,6 @@
 //! CPU kernels of the transformer over plain slices, and candle graphs of the same operations.
 
+pub mod compute;
 pub mod exp;
 pub(crate) mod float;
 pub(crate) mod linear;

@@ -43,6 +43,19 @@ pub(crate) fn map<I: Sync, O: Send>(items: &[I], f: impl Fn(&I) -> O + Sync + Se
     if threads() > 1 { items.par_iter().map(f).collect() } else { items.iter().map(f).collect() }
 }
 
+/// Calls `f` with every number below `count`.
+pub(crate) fn each(count: usize, f: impl Fn(usize) + Sync + Send) {
+    let f = |i| {
+        f(i);
+        pause_point();
+    };
+    if threads() > 1 && count > 1 {
+        (0..count).into_par_iter().for_each(f);
+    } else {
+        (0..count).for_each(f);
+    }
+}
+
 /// Calls `f(first row, rows)` on blocks of rows of `out`.
 pub(crate) fn rows<T: Send>(
     out: &mut [T],

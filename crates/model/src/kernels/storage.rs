@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor};
+use half::{bf16, f16};
 
 use super::float::Real;
 use super::parallel;
-use crate::weights::BaseMatrix;
+use crate::weights::{BaseMatrix, BlockFormat};
 
 type Result<T> = candle_core::Result<T>;
 
@@ -43,6 +44,44 @@ pub(crate) fn with_values<T: Real, const N: usize, R>(
     f(slices)
 }
 
+/// Values of a matrix as they are stored.
+pub(crate) enum StoredValues<'a> {
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+    /// f32 or f64.
+    Wide(&'a CpuStorage, Range<usize>),
+    /// Whole blocks.
+    Quantized(BlockFormat, &'a [u8]),
+}
+
+/// As [`with_upcast`], with the values as they are stored.
+///
+/// # Errors
+/// If the matrix is elsewhere or not contiguous; or `f`'s error.
+pub(crate) fn with_stored<R>(
+    matrix: &BaseMatrix,
+    range: Range<usize>,
+    name: &str,
+    f: impl FnOnce(StoredValues<'_>) -> Result<R>,
+) -> Result<R> {
+    let tensor = match matrix {
+        BaseMatrix::Float(tensor) => tensor,
+        BaseMatrix::Quantized(matrix) => {
+            return f(StoredValues::Quantized(matrix.format(), matrix.blocks(range)));
+        }
+    };
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cpu(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets()) else {
+        candle_core::bail!("{name}: an input is not on the CPU, or not contiguous");
+    };
+    let range = start + range.start..start + range.end;
+    f(match storage {
+        CpuStorage::F16(values) => StoredValues::F16(&values[range]),
+        CpuStorage::BF16(values) => StoredValues::Bf16(&values[range]),
+        storage => StoredValues::Wide(storage, range),
+    })
+}
+
 /// Calls `f` with a range of the values of a matrix on the CPU, which is contiguous: whole rows, if it is
 /// quantized. Values of 16 bits and those of quantized blocks are widened to `T`, into a buffer that
 /// this thread reuses. Errors name the operation `name`.
@@ -56,34 +95,23 @@ pub fn with_upcast<T: Real, R>(
     name: &str,
     f: impl FnOnce(&[T]) -> Result<R>,
 ) -> Result<R> {
-    let tensor = match matrix {
-        BaseMatrix::Float(tensor) => tensor,
-        BaseMatrix::Quantized(matrix) => {
-            let dequantize = |first: usize, to: &mut [T]| {
-                let first = range.start + first;
-                T::dequantize(matrix.format(), matrix.blocks(first..first + to.len()), to);
+    let count = range.len();
+    with_stored(matrix, range, name, |stored| match stored {
+        StoredValues::F16(values) => {
+            widened(count, |at, to| T::upcast_f16(to, &values[at..at + to.len()]), f)
+        }
+        StoredValues::Bf16(values) => {
+            widened(count, |at, to| T::upcast_bf16(to, &values[at..at + to.len()]), f)
+        }
+        StoredValues::Wide(storage, range) => f(&T::cpu_storage_as_slice(storage)?[range]),
+        StoredValues::Quantized(format, blocks) => {
+            let bytes = |value: usize| format.row_bytes(value);
+            let dequantize = |at: usize, to: &mut [T]| {
+                T::dequantize(format, &blocks[bytes(at)..bytes(at + to.len())], to);
             };
-            return widened(range.len(), dequantize, f);
+            widened(count, dequantize, f)
         }
-    };
-    let (storage, layout) = tensor.storage_and_layout();
-    let (Storage::Cpu(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets()) else {
-        candle_core::bail!("{name}: an input is not on the CPU, or not contiguous");
-    };
-    let range = start + range.start..start + range.end;
-    match storage {
-        CpuStorage::F16(values) => {
-            let values = &values[range];
-            let upcast = |at: usize, to: &mut [T]| T::upcast_f16(to, &values[at..at + to.len()]);
-            widened(values.len(), upcast, f)
-        }
-        CpuStorage::BF16(values) => {
-            let values = &values[range];
-            let upcast = |at: usize, to: &mut [T]| T::upcast_bf16(to, &values[at..at + to.len()]);
-            widened(values.len(), upcast, f)
-        }
-        storage => f(&T::cpu_storage_as_slice(storage)?[range]),
-    }
+    })
 }
 
 /// Calls `f` with `count` values, which `widen(first, to)` writes to `to`.

@@ -12,6 +12,7 @@ use candle_core::{DType, Device, Tensor};
 use super::attention::graph_attention;
 use super::segments::Segments;
 use crate::adapter::weights::{Dropout, LoraPair, LoraWeights};
+use crate::kernels::compute::Compute;
 use crate::kernels::ops;
 use crate::spec::{Activation, LinearKind, ModelSpec, rope_tables};
 use crate::weights::BaseMatrix;
@@ -23,6 +24,8 @@ pub(super) struct Context {
     pub segments: Arc<Segments>,
     /// Cosines and sines of every token, each `[tokens, rotary_dim / 2]`.
     pub tables: (Tensor, Tensor),
+    /// The arithmetic of products with weights in fused layers.
+    pub compute: Compute,
 }
 
 impl Context {
@@ -31,6 +34,7 @@ impl Context {
         segments: &Arc<Segments>,
         dtype: DType,
         device: &Device,
+        compute: Compute,
     ) -> Result<Self> {
         let positions = segments.positions();
         spec.check_length(positions.iter().max().map_or(0, |last| last + 1))?;
@@ -38,6 +42,7 @@ impl Context {
             spec: spec.clone(),
             segments: Arc::clone(segments),
             tables: rope_tables(&spec.rope, &positions, dtype, device)?,
+            compute,
         })
     }
 
@@ -216,7 +221,7 @@ impl Block {
         context: &Context,
         linear: ApplyLinear<'_>,
     ) -> candle_core::Result<Tensor> {
-        let Context { spec, segments, tables } = context;
+        let Context { spec, segments, tables, .. } = context;
         let [mut q, mut k, v] = if spec.fused {
             let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
             let qkv = linear(LinearKind::QkvProj, x)?;

@@ -9,10 +9,10 @@ use candle_core::{CpuStorage, Tensor};
 use hone_core::simd::{SimdTask, dispatch};
 
 use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTargets};
+use crate::kernels::compute::{Compute, LeftFactor, WeightRows};
 use crate::kernels::float::Real;
-use crate::kernels::matmul::{Matrix, WriteMode, multiply};
+use crate::kernels::matmul::{Matrix, WriteMode};
 use crate::kernels::parallel;
-use crate::kernels::storage::with_upcast;
 use crate::spec::ModelSpec;
 use crate::weights::BaseMatrix;
 
@@ -38,19 +38,36 @@ pub fn logits_in_memory(rows: usize, vocab: usize) -> usize {
 /// they cover several pieces.
 const UPCAST: usize = if cfg!(test) { 1 << 9 } else { 1 << 22 };
 
-/// Rows of W in one product: all, or those that are widened at once.
-fn block_rows(widened: bool, vocab: usize, hidden: usize) -> usize {
-    let all = vocab.max(1);
-    if widened { (UPCAST / hidden.max(1)).clamp(1, all) } else { all }
+/// Values of W that are packed at once for products in bf16: as many as fit into the second-level cache
+/// of most processors that have such products. Few in tests.
+const PACKED: usize = if cfg!(test) { 1 << 9 } else { 1 << 19 };
+
+/// Rows of W with about this number of values.
+fn block_rows(values: usize, vocab: usize, hidden: usize) -> usize {
+    (values / hidden.max(1)).clamp(1, vocab.max(1))
 }
 
 /// Values of an output layer of 16 bits or quantized blocks that are widened at once.
 pub fn head_upcast_values(spec: &ModelSpec) -> usize {
-    block_rows(true, spec.vocab_size, spec.hidden_size) * spec.hidden_size
+    block_rows(UPCAST, spec.vocab_size, spec.hidden_size) * spec.hidden_size
+}
+
+/// Values of an output layer that are packed at once for products in bf16.
+pub fn head_packed_values(spec: &ModelSpec) -> usize {
+    block_rows(PACKED, spec.vocab_size, spec.hidden_size) * spec.hidden_size
+}
+
+/// The frozen output layer.
+pub(super) struct OutputLayer {
+    /// `[vocab, hidden]`
+    pub weight: BaseMatrix,
+    pub softcap: Option<f64>,
+    /// The arithmetic of products with the weight.
+    pub compute: Compute,
 }
 
 /// [`token_stats`](super::token_stats()) of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x
-/// `[n, hidden]` and a frozen W `[vocab, hidden]`: `[n, 2]`, differentiable in x.
+/// `[n, hidden]`: `[n, 2]`, differentiable in x.
 ///
 /// The logits are computed a chunk of rows at a time. If x is differentiated, the forward pass also
 /// computes the gradients of the log-probabilities `[n, hidden]`, which the backward pass only scales.
@@ -60,12 +77,11 @@ pub fn head_upcast_values(spec: &ModelSpec) -> usize {
 /// As `token_stats`.
 pub(super) fn head_stats(
     x: &Tensor,
-    weight: &BaseMatrix,
-    softcap: Option<f64>,
+    layer: OutputLayer,
     targets: &[u32],
     temperatures: &[f32],
 ) -> Result<Tensor> {
-    let ((n, hidden), (vocab, columns)) = (x.dims2()?, weight.dims2()?);
+    let ((n, hidden), (vocab, columns)) = (x.dims2()?, layer.weight.dims2()?);
     if hidden != columns {
         candle_core::bail!(
             "{NAME}: hidden states of width {hidden} and a weight of width {columns}"
@@ -73,13 +89,12 @@ pub(super) fn head_stats(
     }
     let targets = TokenTargets::new(targets, temperatures, n, vocab)?;
     let gradients = x.track_op().then(|| Mutex::new(None));
-    let op = HeadStats { weight: weight.clone(), softcap, targets, gradients };
+    let op = HeadStats { layer, targets, gradients };
     x.contiguous()?.apply_op1(CustomOp(op))
 }
 
 struct HeadStats {
-    weight: BaseMatrix,
-    softcap: Option<f64>,
+    layer: OutputLayer,
     targets: TokenTargets,
     /// If x is differentiated: gradients of the log-probabilities `[n, hidden]`, from the forward to
     /// the backward pass.
@@ -102,19 +117,17 @@ impl<T: Real> SimdTask for SoftcapTask<'_, T> {
 }
 
 impl HeadStats {
-    /// Calls `f` with each block of W `[count, hidden]` and its first row.
-    fn weight_blocks<T: Real>(&self, mut f: impl FnMut(usize, Matrix<'_, T>)) -> Result<()> {
-        let (vocab, hidden) = self.weight.dims2()?;
-        let most = block_rows(self.weight.stored().is_widened(), vocab, hidden);
-        for first in (0..vocab).step_by(most) {
-            let count = most.min(vocab - first);
-            let range = first * hidden..(first + count) * hidden;
-            with_upcast(&self.weight, range, NAME, |weight| {
-                f(first, Matrix::new(weight, count, hidden));
-                Ok(())
-            })?;
-        }
-        Ok(())
+    /// The rows of W in parts: all at once if they are used as they are stored.
+    fn weight_blocks(&self, transposed: bool) -> Result<impl Iterator<Item = WeightRows<'_>>> {
+        let OutputLayer { weight, compute, .. } = &self.layer;
+        let (vocab, hidden) = weight.dims2()?;
+        let most = match compute {
+            Compute::Bf16 => block_rows(PACKED, vocab, hidden),
+            Compute::F32 if weight.stored().is_widened() => block_rows(UPCAST, vocab, hidden),
+            Compute::F32 => vocab.max(1),
+        };
+        let rows = (0..vocab).step_by(most).map(move |first| first..vocab.min(first + most));
+        Ok(rows.map(move |rows| WeightRows { weight, rows, transposed }))
     }
 
     /// Calls `f` with each chunk of the products `x W^T` `[count, vocab]`, not yet capped, and its rows.
@@ -123,15 +136,19 @@ impl HeadStats {
         x: &[T],
         mut f: impl FnMut(Range<usize>, &mut [T]) -> Result<()>,
     ) -> Result<()> {
-        let (vocab, hidden) = self.weight.dims2()?;
+        let (vocab, hidden) = self.layer.weight.dims2()?;
         let rows = chunk_rows(vocab);
         let mut buffer = vec![T::of(0.0); (x.len() / hidden.max(1)).min(rows) * vocab];
         for (i, x) in x.chunks(rows * hidden).enumerate() {
             let count = x.len() / hidden;
-            let (x, products) = (Matrix::new(x, count, hidden), &mut buffer[..count * vocab]);
-            self.weight_blocks(|first, weight| {
-                multiply((&mut products[first..], vocab), WriteMode::Replace, 1.0, x, weight.t());
-            })?;
+            let x = LeftFactor::new(self.layer.compute, Matrix::new(x, count, hidden));
+            let products = &mut buffer[..count * vocab];
+            for weight in self.weight_blocks(true)? {
+                let out = &mut products[weight.rows.start..];
+                x.multiply((out, vocab), WriteMode::Replace, &weight)?;
+            }
+            // The products of `f` use its buffer.
+            drop(x);
             f(i * rows..i * rows + count, products)?;
         }
         Ok(())
@@ -139,25 +156,28 @@ impl HeadStats {
 
     /// The gradient `[n, hidden]` of x from the gradient of the products, `[n, vocab]`.
     fn products_backward<T: Real>(&self, grads: &[T], dx: &mut [T]) -> Result<()> {
-        let (vocab, hidden) = self.weight.dims2()?;
-        self.weight_blocks(|first, weight| {
+        let (vocab, hidden) = self.layer.weight.dims2()?;
+        let count = dx.len() / hidden;
+        for weight in self.weight_blocks(false)? {
+            let first = weight.rows.start;
             let mode = if first == 0 { WriteMode::Replace } else { WriteMode::Add };
-            let count = dx.len() / hidden;
-            let grads = Matrix::strided(&grads[first..], count, weight.rows(), vocab);
-            multiply((&mut *dx, hidden), mode, 1.0, grads, weight);
-        })
+            let grads = Matrix::strided(&grads[first..], count, weight.rows.len(), vocab);
+            let grads = LeftFactor::new(self.layer.compute, grads);
+            grads.multiply((&mut *dx, hidden), mode, &weight)?;
+        }
+        Ok(())
     }
 
     fn cap<T: Real>(&self, values: &mut [T]) {
-        if let Some(cap) = self.softcap {
+        if let Some(cap) = self.layer.softcap {
             dispatch(SoftcapTask { cap, values });
         }
     }
 
     /// The gradient of x from recomputed logits.
     fn recompute<T: Real>(&self, x: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>> {
-        let (targets, softcap) = (&self.targets, self.softcap);
-        let (vocab, hidden) = self.weight.dims2()?;
+        let (targets, softcap) = (&self.targets, self.layer.softcap);
+        let (vocab, hidden) = self.layer.weight.dims2()?;
         let mut dx = vec![T::of(0.0); x.len()];
         self.chunks(x, |rows, logits| {
             parallel::rows(logits, vocab, |first, logits| {
@@ -176,8 +196,8 @@ impl StatsOp for HeadStats {
     const NAME: &'static str = NAME;
 
     fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>> {
-        let (targets, softcap) = (&self.targets, self.softcap);
-        let (vocab, hidden) = self.weight.dims2()?;
+        let (targets, softcap) = (&self.targets, self.layer.softcap);
+        let (vocab, hidden) = self.layer.weight.dims2()?;
         let differentiated = self.gradients.is_some();
         let mut stats = vec![T::of(0.0); 2 * (x.len() / hidden.max(1))];
         let mut gradients = vec![T::of(0.0); if differentiated { x.len() } else { 0 }];
@@ -213,7 +233,7 @@ impl StatsOp for HeadStats {
         match slot.and_then(|s| s.lock().unwrap_or_else(PoisonError::into_inner).take()) {
             Some(saved) if grad.chunks_exact(2).all(|grad| grad[1] == T::of(0.0)) => {
                 let mut dx = T::cpu_storage_data(saved)?;
-                let (_, hidden) = self.weight.dims2()?;
+                let (_, hidden) = self.layer.weight.dims2()?;
                 for (row, grad) in dx.chunks_exact_mut(hidden).zip(grad.chunks_exact(2)) {
                     row.iter_mut().for_each(|x| *x *= grad[0]);
                 }

@@ -19,7 +19,7 @@ mod segments;
 mod token_stats;
 
 pub use block::Block;
-pub use head::{head_upcast_values, logits_in_memory};
+pub use head::{head_packed_values, head_upcast_values, logits_in_memory};
 pub use model::{Model, SavedActivations};
 pub use segments::{Segment, Segments};
 pub use token_stats::token_stats;

@@ -10,11 +10,12 @@ use candle_core::{DType, Device, Tensor};
 use hone_core::digest::Digest;
 
 use super::block::{Block, Context, unquantized};
-use super::head::head_stats;
+use super::head::{OutputLayer, head_stats};
 use super::layers::{Layers, SavedLayers, backward_from, variable};
 use super::segments::Segments;
 use super::token_stats::token_stats;
 use crate::adapter::weights::{Dropout, LoraWeights};
+use crate::kernels::compute::Compute;
 use crate::kernels::ops;
 use crate::kernels::storage::is_frozen_cpu_weight;
 use crate::weights::{BaseMatrix, LoadOptions, WeightFiles};
@@ -33,6 +34,8 @@ pub struct Model {
     head: BaseMatrix,
     /// Whether layers run by the fused kernels rather than as candle graphs.
     pub(super) fused_layers: bool,
+    /// The arithmetic of products with weights in the fused kernels.
+    compute: Compute,
 }
 
 /// What [`Model::forward_saving`] saves for [`Model::backward`].
@@ -92,7 +95,8 @@ impl Model {
                           base trained";
             return Err(ModelError::Unsupported(reason.to_owned()));
         }
-        Ok(Self { spec, embedding, blocks, norm, head, fused_layers })
+        let compute = Compute::default();
+        Ok(Self { spec, embedding, blocks, norm, head, fused_layers, compute })
     }
 
     /// Reads the weights from safetensors files or a GGUF file, one after another, in the types that
@@ -109,6 +113,21 @@ impl Model {
         let weights = WeightFiles::open(&spec, weight_files)?;
         let weights = weights.load_all(&spec, &options.into(), device)?;
         Self::new(spec, weights)
+    }
+
+    /// The model with another arithmetic of products with its weights, which it shares. Without the fused
+    /// kernels, and where [`Compute::available`] is f32, it computes in its own float type.
+    #[must_use]
+    pub fn with_compute(self, compute: Compute) -> Self {
+        let fused = self.fused_layers && self.dtype() == DType::F32;
+        let compute = if fused { compute.available() } else { Compute::F32 };
+        Self { compute, ..self }
+    }
+
+    /// The arithmetic of products with the weights in [`Self::hidden`], [`Self::forward_saving`],
+    /// [`Self::backward`] and [`Self::stats`]. [`Self::logits`] is not affected.
+    pub fn compute(&self) -> Compute {
+        self.compute
     }
 
     /// The shape of the model.
@@ -203,7 +222,7 @@ impl Model {
         lora: Option<&LoraWeights>,
         dropout: Option<&mut Dropout>,
     ) -> Result<Tensor> {
-        let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
+        let context = self.context(segments)?;
         let x = self.embed(ids, &context)?;
         Ok(self.layers(&context, lora).forward(x, dropout)?)
     }
@@ -221,7 +240,7 @@ impl Model {
         dropout: Option<&mut Dropout>,
         keep: usize,
     ) -> Result<SavedActivations> {
-        let context = Context::new(&self.spec, segments, self.dtype(), self.device())?;
+        let context = self.context(segments)?;
         let x = self.embed(ids, &context)?.detach();
         let (layers, hidden) =
             self.layers(&context, Some(lora)).forward_saving(x, dropout, keep)?;
@@ -253,6 +272,10 @@ impl Model {
             }
         }
         Ok(gradients)
+    }
+
+    fn context(&self, segments: &Arc<Segments>) -> Result<Context> {
+        Context::new(&self.spec, segments, self.dtype(), self.device(), self.compute)
     }
 
     fn layers<'a>(&'a self, context: &'a Context, lora: Option<&'a LoraWeights>) -> Layers<'a> {
@@ -298,6 +321,11 @@ impl Model {
         if !self.fused_layers {
             return Ok(token_stats(&self.logits(&x)?, targets, temperatures)?);
         }
-        Ok(head_stats(&x, &self.head, self.spec.final_softcap, targets, temperatures)?)
+        let head = OutputLayer {
+            weight: self.head.clone(),
+            softcap: self.spec.final_softcap,
+            compute: self.compute,
+        };
+        Ok(head_stats(&x, head, targets, temperatures)?)
     }
 }

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use hone_core::testing::assert_same_bits;
 
-use super::head::{SoftcapTask, head_stats};
+use super::head::{OutputLayer, SoftcapTask, head_stats};
 use super::token_stats;
 use super::token_stats::{StatsGradTask, StatsTask, TokenTargets};
 use crate::adapter::BaseDtype;
+use crate::kernels::compute::Compute;
 use crate::kernels::ops;
 use crate::spec::{RopeScaling, RopeSpec, rope_tables};
 use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values, waves};
@@ -169,6 +170,10 @@ fn rope_rotates_by_position_and_leaves_the_rest() {
     }
 }
 
+fn output_layer(weight: &BaseMatrix, softcap: Option<f64>) -> OutputLayer {
+    OutputLayer { weight: weight.clone(), softcap, compute: Compute::F32 }
+}
+
 #[test]
 fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
     // With 30 000 ids a chunk has 279 rows, so that these rows are two chunks.
@@ -179,7 +184,9 @@ fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
     let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
     for cap in [None, Some(3.0)] {
         let var = Var::from_tensor(&x).unwrap();
-        let stats = |x: &Tensor| head_stats(x, &matrix, cap, &targets, &temperatures).unwrap();
+        let stats = |x: &Tensor| {
+            head_stats(x, output_layer(&matrix, cap), &targets, &temperatures).unwrap()
+        };
         let plain = |x: &Tensor| {
             let logits = x.matmul(&weight.t().unwrap()).unwrap();
             let logits = match cap {
@@ -208,7 +215,8 @@ fn gradients_of_head_statistics_equal_finite_differences() {
     let weight = BaseMatrix::from(wave((5, 4)));
     for cap in [None, Some(1.5)] {
         check_operation(&wave((3, 4)), |x| {
-            head_stats(x, &weight, cap, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
+            let layer = output_layer(&weight, cap);
+            head_stats(x, layer, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
         });
     }
 }

@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use hone_core::simd::dispatch;
-use hone_core::threads::pause_point;
 use hone_model::{Model, ModelSpec};
 
-use crate::attention::{TokenAttention, scores_len};
+use crate::attention::{SequenceAttention, scratch_len};
 use crate::error::{Result, SamplerError};
 use crate::keep_pool_hot::keep_pool_hot;
 use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
-use crate::matmul::{COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, par_outputs};
+use crate::matmul::{
+    COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, padded_width, par_outputs,
+};
 use crate::simd_ops::{
     AddInPlace, GatedActivation, RmsNorm, Softcap, columns_to_rows, rows_to_columns,
 };
@@ -187,7 +188,7 @@ impl Decoder {
         let PassSettings { adapter, threads, interrupt } = settings;
         let spec = &self.weights.spec;
         let rows = tokens.len();
-        let width = rows.next_multiple_of(COLUMN_BLOCK);
+        let width = padded_width(rows);
         scratch.prepare(rows, adapter.map_or(0, |adapter| adapter.rank))?;
         self.embed(tokens, scratch, width)?;
         let (hidden, q_width) = (spec.hidden_size, spec.num_heads * spec.head_dim);
@@ -316,24 +317,30 @@ impl Decoder {
         let (q_width, group) = (spec.num_heads * shape.dim, spec.num_heads / shape.heads);
         let qkv_width = q_width + 2 * shape.heads * shape.dim;
         let longest = (0..rows).map(|row| tokens.position(row)).max().unwrap_or(0);
-        let scores = scores_len(longest, group);
+        let scores = scratch_len(longest, group, shape.dim);
         let work = rows * longest * q_width;
         let threads = if work < MIN_ATTENTION_PER_THREAD { 1 } else { threads.min(rows) };
         scratch.reserve_scores(threads * scores);
         let qkv = &scratch.qkv[..rows * qkv_width];
         let options = self.weights.layers[layer].options;
         let attend_rows = |first: usize, out: &mut [f32], scores: &mut [f32]| {
-            for (row, out) in (first..).zip(out.chunks_exact_mut(q_width)) {
-                dispatch(TokenAttention {
+            let (mut row, mut rest) = (first, out);
+            while !rest.is_empty() {
+                let run = tokens.run_len(row).min(rest.len() / q_width);
+                let (out, after) = rest.split_at_mut(run * q_width);
+                SequenceAttention {
                     shape,
                     layer,
                     options,
-                    kv: tokens.view(row),
-                    q: &qkv[row * qkv_width..][..q_width],
+                    kv: tokens.view(row + run - 1),
+                    q: &qkv[row * qkv_width..(row + run) * qkv_width],
+                    stride: qkv_width,
                     out,
-                    scores: &mut *scores,
-                });
-                pause_point();
+                    width: q_width,
+                    scratch: &mut *scores,
+                }
+                .run();
+                (row, rest) = (row + run, after);
             }
         };
         let out = &mut scratch.row_values[..rows * q_width];

@@ -53,6 +53,11 @@ impl<M: BatchMember> PassRows<'_, M> {
         self.find(row).map_or(empty, |(sequence, offset)| sequence.view(offset))
     }
 
+    /// Rows from `row` on that are consecutive tokens of one sequence.
+    pub fn run_len(&self, row: usize) -> usize {
+        if row < self.members.len() { 1 } else { self.len() - row }
+    }
+
     /// Marks all rows as computed.
     pub fn advance(self) {
         self.members.iter_mut().for_each(|member| member.sequence_mut().advance(1));

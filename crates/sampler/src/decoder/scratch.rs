@@ -3,15 +3,15 @@
 use hone_model::ModelSpec;
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::COLUMN_BLOCK;
+use crate::matmul::{COLUMN_BLOCK, padded_width};
 
 /// Logits per token that are computed before they are transposed into rows.
 const HEAD_PART: usize = 3072;
 
 /// Buffers for passes of up to a fixed number of rows.
 ///
-/// Activations are `[feature, width]`, where `width` is the number of rows rounded up to whole column
-/// blocks.
+/// Activations are `[feature, width]`, where `width` is the number of rows rounded up as the matmul kernels
+/// need it.
 #[derive(Debug)]
 pub struct Scratch {
     rows: usize,
@@ -34,7 +34,7 @@ pub struct Scratch {
     pub(super) qkv: Vec<f32>,
     /// The embedding, later the attention output, of each row.
     pub(super) row_values: Vec<f32>,
-    /// Attention scores of one row for each thread.
+    /// Scratch of attention for each thread.
     pub(super) scores: Vec<f32>,
     /// `[row, vocab]`
     pub(super) logits: Vec<f32>,
@@ -96,7 +96,7 @@ impl Scratch {
     /// Drops the columns of `normed` after the first `rows` of `all`, so that the head does not compute
     /// them. Returns the width that is left.
     pub(super) fn narrow_normed(&mut self, rows: usize, all: usize) -> usize {
-        let [width, all] = [rows, all].map(|rows| rows.next_multiple_of(COLUMN_BLOCK));
+        let [width, all] = [rows, all].map(padded_width);
         if width < all {
             for feature in 0..self.normed.len() / self.rows {
                 let from = feature * all;
@@ -106,7 +106,7 @@ impl Scratch {
         width
     }
 
-    /// Makes room for attention scores. The buffer doubles when sequences outgrow it.
+    /// Makes room for the scratch of attention. The buffer doubles when sequences outgrow it.
     pub(super) fn reserve_scores(&mut self, scores: usize) {
         if scores > self.scores.len() {
             self.scores.resize(scores.next_power_of_two(), 0.0);

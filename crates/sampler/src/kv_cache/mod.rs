@@ -16,7 +16,7 @@ mod prefix_cache;
 mod sequence;
 
 pub use page::CacheShape;
-pub(crate) use page::PAGE;
+pub(crate) use page::{PAGE, Page};
 pub use pool::PagePool;
 pub use prefix_cache::WeightsId;
 pub(crate) use sequence::KvView;

@@ -9,7 +9,6 @@ use std::arch::x86_64::{
 use pulp::x86::V4;
 
 use super::kernel::{AddMatmul, COLUMN_BLOCK};
-use super::narrow::{FewColumns, MAX_COLUMNS};
 use super::vector_weight::{LINE, VectorWeight};
 
 /// `out += w x` on one thread. The token proves that the processor has AVX-512.
@@ -18,22 +17,6 @@ pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
     let (outputs, blocks) = (out.len() / x.width.max(1), x.width / COLUMN_BLOCK);
     assert!(x.width.is_multiple_of(COLUMN_BLOCK) && out.len() == outputs * x.width);
     assert!(w.values.len() >= outputs * w.inner && x.values.len() >= w.inner * x.width);
-    let mut done = 0;
-    if (1..=MAX_COLUMNS).contains(&x.tokens) {
-        let few = FewColumns {
-            out: out.as_mut_ptr(),
-            w: w.values.as_ptr(),
-            x: x.values.as_ptr(),
-            inner: w.inner,
-            width: x.width,
-            outputs,
-        };
-        // SAFETY: `V4` proves the features, and the assertions above keep every access within the
-        // three slices. There are `COLUMN_BLOCK` columns or more, unless a matrix is empty.
-        done = unsafe { few.run(x.tokens) };
-    }
-    let (out, w_values) = (&mut out[done * x.width..], &w.values[done * w.inner..]);
-    let outputs = outputs - done;
     let mut block = 0;
     while block < blocks {
         let count = (blocks - block).min(4);
@@ -42,7 +25,7 @@ pub(super) fn add_matmul<W: VectorWeight>(_: V4, task: AddMatmul<'_, W>) {
         let columns = unsafe {
             ColumnBlocks {
                 out: out.as_mut_ptr().add(column),
-                w: w_values.as_ptr(),
+                w: w.values.as_ptr(),
                 x: x.values.as_ptr().add(column.min(x.values.len())),
                 inner: w.inner,
                 width: x.width,

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 
-/// The width of activations is a multiple of this. It is a multiple of every vector length.
+/// The width of activations is a multiple of this, except for the kernels for a few tokens. It is a
+/// multiple of every vector length.
 pub(crate) const COLUMN_BLOCK: usize = 16;
 
 /// Weights of a row that are converted to f32 at a time.

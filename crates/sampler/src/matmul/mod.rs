@@ -7,11 +7,11 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod blocks;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod narrow;
-#[cfg(target_arch = "x86_64")]
-mod q8_0;
 #[cfg(target_arch = "x86_64")]
 mod vector_weight;
 
@@ -21,6 +21,7 @@ use pulp::Arch;
 use rayon::prelude::*;
 
 use hone_core::threads::pause_point;
+use hone_model::weights::BlockFormat;
 
 #[cfg(target_arch = "x86_64")]
 use kernel::AddMatmul;
@@ -30,11 +31,32 @@ pub(crate) use kernel::{COLUMN_BLOCK, TokenColumns, WeightMatrix};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vector_weight::VectorWeight;
 
-/// Multiplications that pay for another thread.
+/// Multiplications that pay for another thread. Those of a weight count as [`COLUMN_BLOCK`] or more,
+/// because to read it takes as long.
 const MIN_WORK_PER_THREAD: usize = 1 << 19;
 
 /// The outputs of a parallel part are a multiple of this, so that few tiles are partial.
 const PART_OUTPUTS: usize = 16;
+
+/// The same for the kernels for a few tokens, which compute vectors of outputs, and two or more of them
+/// faster than one.
+const NARROW_PART_OUTPUTS: usize = 2 * PART_OUTPUTS;
+
+/// The width that activations of `tokens` tokens need: a few columns for the kernels for a few tokens,
+/// else a multiple of [`COLUMN_BLOCK`].
+pub(crate) fn padded_width(tokens: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if is_narrow(tokens) {
+        return narrow::padded(tokens);
+    }
+    tokens.next_multiple_of(COLUMN_BLOCK)
+}
+
+/// Whether the kernels for a few tokens compute this many.
+#[cfg(target_arch = "x86_64")]
+fn is_narrow(tokens: usize) -> bool {
+    (1..=narrow::MAX_COLUMNS).contains(&tokens) && matches!(Arch::new(), Arch::V4(_))
+}
 
 /// Computes `out += w x` on up to `threads` threads of the current pool. `out` is `[outputs, width]`.
 pub(crate) fn add_matmul(
@@ -57,6 +79,11 @@ pub(crate) fn add_matmul_serial<W: VectorWeight>(
     w: WeightMatrix<'_, W>,
     x: TokenColumns<'_>,
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if is_narrow(x.tokens) {
+        add_narrow::<W, W>(out, w, w.inner, x);
+        return pause_point();
+    }
     let task = AddMatmul { out, w, x };
     match Arch::new() {
         #[cfg(target_arch = "x86_64")]
@@ -66,37 +93,56 @@ pub(crate) fn add_matmul_serial<W: VectorWeight>(
     pause_point();
 }
 
-/// Computes `out += w x` on the current thread for weights of the format Q8_0, as far as a kernel reads
-/// their blocks directly. Returns the number of first outputs that it computed; the others need
-/// dequantized weights. `w` has the blocks of as many rows as `out` has.
-pub(crate) fn add_q8_0_serial(
+/// Computes `out += w x` on the current thread for quantized weights, if a kernel reads their blocks
+/// directly. Returns whether it did; otherwise the weights must be dequantized. `w` has the blocks of as
+/// many rows as `out` has.
+#[must_use]
+pub(crate) fn add_blocks_serial(
     out: &mut [f32],
+    format: BlockFormat,
     w: WeightMatrix<'_, u8>,
     x: TokenColumns<'_>,
-) -> usize {
+) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if (1..=narrow::MAX_COLUMNS).contains(&x.tokens)
-        && w.inner.is_multiple_of(q8_0::BLOCK)
-        && let Arch::V4(_) = Arch::new()
-    {
-        let outputs = out.len() / x.width;
-        let row_bytes = w.inner / q8_0::BLOCK * q8_0::BLOCK_BYTES;
-        assert!(x.width.is_multiple_of(COLUMN_BLOCK) && x.values.len() >= w.inner * x.width);
-        assert!(w.values.len() >= outputs * row_bytes);
-        let few = q8_0::FewColumnsQ8 {
-            out: out.as_mut_ptr(),
-            w: w.values.as_ptr(),
-            x: x.values.as_ptr(),
-            inner: w.inner,
-            width: x.width,
-            outputs,
-        };
-        // SAFETY: `V4` proves the features, and the assertions keep every access within the three
-        // slices.
-        return unsafe { few.run(x.tokens) };
+    if is_narrow(x.tokens) {
+        let row_bytes = format.row_bytes(w.inner);
+        match format {
+            BlockFormat::Q8_0 => add_narrow::<blocks::Q8_0, u8>(out, w, row_bytes, x),
+            BlockFormat::Q4_0 => add_narrow::<blocks::Q4_0, u8>(out, w, row_bytes, x),
+            BlockFormat::Q4_1 => add_narrow::<blocks::Q4_1, u8>(out, w, row_bytes, x),
+            BlockFormat::Q4K | BlockFormat::Q6K => return false,
+        }
+        pause_point();
+        return true;
     }
-    let _ = (out, w, x);
-    0
+    let _ = (out, format, w, x);
+    false
+}
+
+/// Computes `out += w x` by the kernel for a few tokens. Rows of `w` have `row_values` stored values.
+#[cfg(target_arch = "x86_64")]
+fn add_narrow<T: narrow::Transposed, V>(
+    out: &mut [f32],
+    w: WeightMatrix<'_, V>,
+    row_values: usize,
+    x: TokenColumns<'_>,
+) {
+    let outputs = out.len() / x.width;
+    let row_bytes = row_values * size_of::<V>();
+    assert!(x.width >= narrow::padded(x.tokens) && x.values.len() >= w.inner * x.width);
+    assert!(w.values.len() >= outputs * row_values && row_bytes == T::row_bytes(w.inner));
+    let few = narrow::FewColumns {
+        out: out.as_mut_ptr(),
+        w: w.values.as_ptr().cast(),
+        row_bytes,
+        x: x.values.as_ptr(),
+        inner: w.inner,
+        width: x.width,
+        outputs,
+    };
+    // SAFETY: the caller checked that the processor is a `V4`, which has the features. The assertions
+    // keep every access within the three slices.
+    unsafe { few.run::<T>(x.tokens) }
 }
 
 /// Splits `out` `[outputs, width]` into parts and calls `f(first output, part)` on up to `threads`
@@ -111,13 +157,20 @@ pub(crate) fn par_outputs<E: Send>(
     threads: usize,
     f: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
-    let threads = threads.min(out.len() * inner / MIN_WORK_PER_THREAD).max(1);
+    let outputs = out.len() / width;
+    let work = outputs * width.max(COLUMN_BLOCK) * inner;
+    let threads = threads.min(work / MIN_WORK_PER_THREAD).max(1);
     if threads == 1 {
         return f(0, out);
     }
-    // Two parts per thread, because another process may delay one of the threads.
-    let outputs = (out.len() / width).div_ceil(threads * 2).next_multiple_of(PART_OUTPUTS);
-    out.par_chunks_mut(outputs * width).enumerate().try_for_each(|(i, out)| f(i * outputs, out))
+    let part = if width < COLUMN_BLOCK {
+        // A part takes microseconds, and its first rows arrive late.
+        outputs.div_ceil(threads).next_multiple_of(NARROW_PART_OUTPUTS)
+    } else {
+        // Two parts per thread, because another process may delay one of the threads.
+        outputs.div_ceil(threads * 2).next_multiple_of(PART_OUTPUTS)
+    };
+    out.par_chunks_mut(part * width).enumerate().try_for_each(|(i, out)| f(i * part, out))
 }
 
 #[cfg(test)]

@@ -6,13 +6,9 @@
 //! those of the other kernels.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_shuffle_i32x4, _mm512_storeu_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps,
 };
-
-use super::vector_weight::VectorWeight;
 
 /// Outputs of a vector.
 pub(super) const LANES: usize = 16;
@@ -20,14 +16,92 @@ pub(super) const LANES: usize = 16;
 /// Columns up to which this kernel is the faster one.
 pub(super) const MAX_COLUMNS: usize = 8;
 
+/// Bytes that a row's first reads are ahead of its use: a few cache lines, because a line takes longer
+/// to arrive than the sums of one line.
+const AHEAD: usize = 320;
+
+/// The columns that [`FewColumns`] computes for `columns` tokens: these, or one more.
+pub(super) fn padded(columns: usize) -> usize {
+    match columns {
+        5 => 6,
+        7 => 8,
+        _ => columns,
+    }
+}
+
+/// Stored weights of 16 rows, transposed.
+pub(super) trait Transposed {
+    /// Weights of a row that are read at a time.
+    const STEP: usize;
+
+    /// Bytes of [`Self::STEP`] weights.
+    const STEP_BYTES: usize;
+
+    /// Weights in a word of 32 bits.
+    const PER_WORD: usize;
+
+    /// Vectors of words: vector `p` has word `p` of each row.
+    type Words: AsRef<[__m512i]>;
+
+    /// What all weights of a row and step share.
+    type Scale: Copy;
+
+    /// Bytes of a row of `inner` weights.
+    fn row_bytes(inner: usize) -> usize {
+        let values = inner * Self::STEP_BYTES;
+        debug_assert!(values.is_multiple_of(Self::STEP), "{inner} weights");
+        values / Self::STEP
+    }
+
+    /// Reads the same step of 16 rows. With `PART`, the step has its first `bytes` bytes only, and the
+    /// others count as 0.
+    ///
+    /// # Safety
+    /// The processor has the features of [`FewColumns::run`], and the rows can be read.
+    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize)
+    -> (Self::Words, Self::Scale);
+
+    /// Weight `i` of each word, exactly. `i` is below [`Self::PER_WORD`].
+    ///
+    /// # Safety
+    /// The processor has the features of [`FewColumns::run`].
+    unsafe fn widen(words: __m512i, i: usize, scale: Self::Scale) -> __m512;
+}
+
+/// Where 16 rows are. Rows after the last one are the last one again, and their sums are not stored.
+#[derive(Clone, Copy)]
+pub(super) struct RowPointers {
+    pub first: *const u8,
+    /// Bytes of a row.
+    pub stride: usize,
+    /// Index of the last row, at most 15.
+    pub last: usize,
+}
+
+impl RowPointers {
+    /// Row `i`.
+    #[inline(always)]
+    pub fn at(self, i: usize) -> *const u8 {
+        self.first.wrapping_add(i.min(self.last) * self.stride)
+    }
+
+    /// The same rows, some bytes later.
+    #[inline(always)]
+    pub fn skip(self, bytes: usize) -> Self {
+        Self { first: self.first.wrapping_add(bytes), ..self }
+    }
+}
+
 /// The operands of a product of a few columns: `out += w x`.
 ///
 /// Columns are the first ones of matrices whose rows are `width` values apart.
-pub(super) struct FewColumns<W> {
+pub(super) struct FewColumns {
     /// `[outputs, width]`
     pub out: *mut f32,
-    /// `[outputs, inner]`
-    pub w: *const W,
+    /// Rows of stored weights.
+    pub w: *const u8,
+    /// Bytes of a row of weights.
+    pub row_bytes: usize,
     /// `[inner, width]`
     pub x: *const f32,
     pub inner: usize,
@@ -35,114 +109,153 @@ pub(super) struct FewColumns<W> {
     pub outputs: usize,
 }
 
-impl<W: VectorWeight> FewColumns<W> {
-    /// Weights of a row that are read at a time: a vector.
-    const LINE: usize = LANES * W::PER_WORD;
-
-    /// Computes the first `columns` columns of as many outputs as form whole vectors, if rows have
-    /// whole lines. Further columns may be computed too. Returns the number of outputs.
+impl FewColumns {
+    /// Computes the first `columns` columns, and those of [`padded`].
     ///
     /// # Safety
     /// The processor has the features below; `outputs` rows of `w` and `out`, `inner` rows of `x`, and
-    /// [`MAX_COLUMNS`] columns exist, of which `columns` is at most as many.
+    /// the padded columns exist; there are at most [`MAX_COLUMNS`]; `row_bytes` are those of `inner`
+    /// weights.
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    pub unsafe fn run(&self, columns: usize) -> usize {
-        if !self.inner.is_multiple_of(Self::LINE) {
-            return 0;
-        }
+    pub unsafe fn run<W: Transposed>(&self, columns: usize) {
         // SAFETY: the caller's guarantees.
         unsafe {
             // Several vectors of outputs give enough independent sums to hide the latency of an
             // addition.
-            match columns {
-                1 => self.rows::<4, 1>(),
-                2 => self.rows::<2, 2>(),
-                3 => self.rows::<2, 3>(),
-                4 => self.rows::<2, 4>(),
-                5 | 6 => self.rows::<1, 6>(),
-                _ => self.rows::<1, 8>(),
+            match padded(columns) {
+                0 => {}
+                1 => self.rows::<W, 4, 1>(),
+                2 => self.rows::<W, 2, 2>(),
+                3 => self.rows::<W, 2, 3>(),
+                4 => self.rows::<W, 2, 4>(),
+                6 => self.rows::<W, 1, 6>(),
+                _ => self.rows::<W, 1, 8>(),
             }
         }
     }
 
-    /// Computes `C` columns, `R` vectors of outputs at a time, then one. Returns the outputs.
+    /// Computes `C` columns, `R` vectors of outputs at a time, then fewer.
     ///
     /// # Safety
     /// As for [`Self::run`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn rows<const R: usize, const C: usize>(&self) -> usize {
+    unsafe fn rows<W: Transposed, const R: usize, const C: usize>(&self) {
         let mut row = 0;
         // SAFETY: each call stays below `outputs`.
         unsafe {
             while row + R * LANES <= self.outputs {
-                self.tile::<R, C>(row);
+                self.tile::<W, R, C, true>(row);
                 row += R * LANES;
             }
-            while row + LANES <= self.outputs {
-                self.tile::<1, C>(row);
+            if R > 2 && row + 2 * LANES <= self.outputs {
+                self.tile::<W, 2, C, true>(row);
+                row += 2 * LANES;
+            }
+            if R > 1 && row + LANES <= self.outputs {
+                self.tile::<W, 1, C, true>(row);
                 row += LANES;
             }
+            if row < self.outputs {
+                self.tile::<W, 1, C, false>(row);
+            }
         }
-        row
     }
 
-    /// Computes `C` columns of `R` vectors of outputs.
+    /// Computes `C` columns of `R` vectors of outputs, or with `WHOLE` = false of one vector's first
+    /// outputs.
     ///
     /// # Safety
-    /// As for [`Self::run`]; `row + R * LANES` outputs exist.
+    /// As for [`Self::run`]; an output exists in each vector, and with `WHOLE` all of them do.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn tile<const R: usize, const C: usize>(&self, row: usize) {
-        // SAFETY: rows are below row + R * LANES, k is below `inner`, which is a multiple of the line,
-        // and columns are below C. A prefetch accesses no memory, for any address.
+    unsafe fn tile<W: Transposed, const R: usize, const C: usize, const WHOLE: bool>(
+        &self,
+        row: usize,
+    ) {
+        let last = if WHOLE { LANES - 1 } else { self.outputs - row - 1 };
+        let tile_bytes = R * LANES * self.row_bytes;
+        let has_next = row + 2 * R * LANES <= self.outputs;
+        // SAFETY: rows are at most `row + last` and below row + R * LANES, steps are within a row, k is
+        // below `inner`, and columns are below C. A prefetch accesses no memory, for any address.
         unsafe {
             let out = self.out.add(row * self.width);
+            let rows: [RowPointers; R] = std::array::from_fn(|r| RowPointers {
+                first: self.w.wrapping_add((row + r * LANES) * self.row_bytes),
+                stride: self.row_bytes,
+                last,
+            });
             let mut sums = [[_mm512_setzero_ps(); C]; R];
             for (r, sums) in sums.iter_mut().enumerate() {
-                *sums = load_columns(out.add(r * LANES * self.width), self.width);
+                *sums = load_columns(out.add(r * LANES * self.width), self.width, last);
             }
-            let mut k = 0;
-            while k < self.inner {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let from = self.w.add((row + r * LANES) * self.inner + k);
-                    let mut rows = [_mm512_setzero_si512(); LANES];
-                    for (i, line) in rows.iter_mut().enumerate() {
-                        let from = from.wrapping_add(i * self.inner);
-                        // The same line of the next tile. Rows are too short for the processor to
-                        // recognize the access pattern in time.
-                        let next = from.wrapping_add(R * LANES * self.inner);
-                        _mm_prefetch::<_MM_HINT_T1>(next.cast());
-                        *line = _mm512_loadu_si512(from.cast());
+            let steps = self.inner / W::STEP;
+            for step in 0..steps {
+                let x = self.x.add(step * W::STEP * self.width);
+                for (sums, rows) in sums.iter_mut().zip(rows) {
+                    let rows = rows.skip(step * W::STEP_BYTES);
+                    // Rows are too short for the processor to recognize the access pattern in time.
+                    // So the same step of the next tile is prefetched, and for the first tile, later
+                    // steps of the same rows.
+                    for i in 0..LANES {
+                        if row == 0 {
+                            _mm_prefetch::<_MM_HINT_T1>(rows.at(i).wrapping_add(AHEAD).cast());
+                        }
+                        if has_next {
+                            let next = rows.at(i).wrapping_add(tile_bytes);
+                            _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                        }
                     }
-                    let words = transpose(rows);
-                    for (p, words) in words.into_iter().enumerate() {
+                    let (words, scale) = W::read::<false>(rows, W::STEP_BYTES);
+                    for (p, words) in words.as_ref().iter().enumerate() {
                         for i in 0..W::PER_WORD {
-                            let w = W::widen_word(words, i);
-                            let x = self.x.add((k + p * W::PER_WORD + i) * self.width);
-                            for (c, sum) in sums.iter_mut().enumerate() {
-                                *sum = _mm512_fmadd_ps(_mm512_set1_ps(*x.add(c)), w, *sum);
-                            }
+                            let x = x.add((p * W::PER_WORD + i) * self.width);
+                            add_product(sums, W::widen(*words, i, scale), x);
                         }
                     }
                 }
-                k += Self::LINE;
+            }
+            let rest = self.inner - steps * W::STEP;
+            if rest > 0 {
+                let x = self.x.add(steps * W::STEP * self.width);
+                let from = steps * W::STEP_BYTES;
+                for (sums, rows) in sums.iter_mut().zip(rows) {
+                    let (words, scale) = W::read::<true>(rows.skip(from), self.row_bytes - from);
+                    for k in 0..rest {
+                        let words = words.as_ref()[k / W::PER_WORD];
+                        let w = W::widen(words, k % W::PER_WORD, scale);
+                        add_product(sums, w, x.add(k * self.width));
+                    }
+                }
             }
             for (r, sums) in sums.iter().enumerate() {
-                store_columns(out.add(r * LANES * self.width), self.width, sums);
+                store_columns(out.add(r * LANES * self.width), self.width, sums, last);
             }
         }
     }
 }
 
-/// Reads [`LANES`] rows of the first `C` columns, one column a vector.
+/// Adds to the sums of each column the products of the weights `w` and the activation at `x`.
+///
+/// # Safety
+/// The processor has AVX-512, and `C` values can be read from `x`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn add_product<const C: usize>(sums: &mut [__m512; C], w: __m512, x: *const f32) {
+    for (c, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's guarantee.
+        *sum = _mm512_fmadd_ps(_mm512_set1_ps(unsafe { *x.add(c) }), w, *sum);
+    }
+}
+
+/// Reads the rows up to `last` of the first `C` columns, one column a vector.
 ///
 /// # Safety
 /// The processor has AVX-512, and these values can be read.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn load_columns<const C: usize>(from: *const f32, width: usize) -> [__m512; C] {
+unsafe fn load_columns<const C: usize>(from: *const f32, width: usize, last: usize) -> [__m512; C] {
     let mut columns = [[0.0_f32; LANES]; C];
-    for lane in 0..LANES {
+    for lane in 0..=last {
         for (c, column) in columns.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
             column[lane] = unsafe { *from.add(lane * width + c) };
@@ -158,51 +271,19 @@ pub(super) unsafe fn load_columns<const C: usize>(from: *const f32, width: usize
 /// The processor has AVX-512, and these values can be written.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn store_columns<const C: usize>(
+unsafe fn store_columns<const C: usize>(
     to: *mut f32,
     width: usize,
     columns: &[__m512; C],
+    last: usize,
 ) {
     for (c, column) in columns.iter().enumerate() {
         let mut values = [0.0_f32; LANES];
         // SAFETY: the array has as many values as a vector.
         unsafe { _mm512_storeu_ps(values.as_mut_ptr(), *column) };
-        for (lane, value) in values.into_iter().enumerate() {
+        for (lane, value) in values.into_iter().enumerate().take(last + 1) {
             // SAFETY: the caller's guarantee.
             unsafe { *to.add(lane * width + c) = value };
         }
     }
-}
-
-/// Transposes 16 rows of 16 words.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
-    let zero = _mm512_setzero_si512();
-    let mut pairs = [zero; LANES];
-    for i in 0..8 {
-        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-    }
-    // `quads[4 i + c]` has, in its 128-bit part l, word 4 l + c of the rows 4 i to 4 i + 3.
-    let mut quads = [zero; LANES];
-    for i in (0..LANES).step_by(4) {
-        quads[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-        quads[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-        quads[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-        quads[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-    }
-    let mut words = [zero; LANES];
-    for c in 0..4 {
-        // The parts 0 and 2, then 1 and 3, of the first and the last eight rows.
-        let even_first = _mm512_shuffle_i32x4::<0x88>(quads[c], quads[4 + c]);
-        let odd_first = _mm512_shuffle_i32x4::<0xdd>(quads[c], quads[4 + c]);
-        let even_last = _mm512_shuffle_i32x4::<0x88>(quads[8 + c], quads[12 + c]);
-        let odd_last = _mm512_shuffle_i32x4::<0xdd>(quads[8 + c], quads[12 + c]);
-        words[c] = _mm512_shuffle_i32x4::<0x88>(even_first, even_last);
-        words[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd_first, odd_last);
-        words[8 + c] = _mm512_shuffle_i32x4::<0xdd>(even_first, even_last);
-        words[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd_first, odd_last);
-    }
-    words
 }

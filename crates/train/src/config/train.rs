@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::threads::BackgroundPriority;
 use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::kernels::compute::Compute;
 
 use super::objective::{
     AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
@@ -37,6 +38,9 @@ pub struct TrainConfig {
     pub recompute: Recompute,
     /// Data type of the frozen base in memory.
     pub base_dtype: BaseDtype,
+    /// Arithmetic of the trainer's products with the frozen base. It exists because products take most of
+    /// a step, and some processors are several times as fast in bf16.
+    pub compute: Compute,
     /// Optimizer updates per step, all on the same samples.
     pub num_iterations: usize,
     /// Peak learning rate.
@@ -180,6 +184,7 @@ impl Default for TrainConfig {
             micro_batch: 64,
             recompute: Recompute::default(),
             base_dtype: BaseDtype::default(),
+            compute: Compute::default(),
             num_iterations: 1,
             learning_rate: 2e-5,
             schedule: ScheduleKind::Constant,

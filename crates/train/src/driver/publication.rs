@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 
 use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
+use hone_model::kernels::compute::Compute;
 
 use super::command::TrainCommand;
 use super::error::TrainFailure;
@@ -139,6 +140,10 @@ impl SnapshotCandidate {
 impl Candidate for SnapshotCandidate {
     fn write(&self, dir: &Path) -> Result<(), LearnError> {
         self.snapshot.write(dir, &self.base_model)
+    }
+
+    fn compute(&self) -> Compute {
+        self.snapshot.model.compute()
     }
 
     fn score(

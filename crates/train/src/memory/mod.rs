@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 use hone_model::ModelSpec;
 use hone_model::adapter::{LinearKind, ModuleScale};
-use hone_model::transformer::{head_upcast_values, logits_in_memory};
+use hone_model::kernels::compute::Compute;
+use hone_model::transformer::{head_packed_values, head_upcast_values, logits_in_memory};
 use hone_model::weights::{LoadOptions, WeightFiles, WeightType};
 
 use crate::config::{OptimizerKind, Recompute, TrainConfig};
@@ -27,6 +28,9 @@ const KEPT_BYTES: usize = 768 << 20;
 
 /// Bytes of an `f32`.
 const F32: usize = 4;
+
+/// Bytes of a bf16.
+const BF16: usize = 2;
 
 /// Target number of tokens of a shard. It depends on the model alone, so that results do not depend
 /// on the number of threads.
@@ -102,6 +106,8 @@ pub struct BaseMemory {
     /// Bytes of the largest matrix of 16 bits or quantized blocks that a thread widens to `f32` at once,
     /// in `f32`.
     widened: usize,
+    /// Bytes of the largest matrix that is packed at once for a product in bf16.
+    packed: usize,
 }
 
 impl BaseMemory {
@@ -115,16 +121,20 @@ impl BaseMemory {
         stored: impl Fn(&str) -> Result<S>,
     ) -> Result<Self> {
         let options = options.into();
-        let mut base = Self { bytes: 0, widened: 0 };
+        let mut base = Self { bytes: 0, widened: 0, packed: 0 };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
             let held = options.in_memory(spec, &name, &shape, stored(&name)?.into());
             base.bytes += held.size(count);
+            // The output layer, which may be the embedding, is widened or packed in pieces.
+            let linear = name.starts_with("model.layers.");
             if held.is_widened() {
-                // The output layer, which may be the embedding, is widened in pieces.
-                let linear = name.starts_with("model.layers.");
                 let at_once = if linear { count } else { head_upcast_values(spec) };
                 base.widened = base.widened.max(at_once * F32);
+            }
+            if shape.len() == 2 {
+                let at_once = if linear { count } else { head_packed_values(spec) };
+                base.packed = base.packed.max(at_once * BF16);
             }
         }
         Ok(base)
@@ -156,7 +166,8 @@ pub struct MemoryPlan {
     pub kept_layers: (usize, usize),
     /// The frozen weights.
     pub base: usize,
-    /// Weights of 16 bits or quantized blocks that are widened to `f32` at once.
+    /// Weights of 16 bits or quantized blocks that are widened to `f32` at once. With products in bf16
+    /// (`train.compute`), the packed factors of a product instead.
     pub widened: usize,
     /// The adapter, the copy that is being published, and, if configured, its average, the
     /// synchronized reference and the adapter to start from, which is the first reference.
@@ -207,12 +218,19 @@ impl MemoryPlan {
         let copies = 2 + usize::from(averaged) + references.map(usize::from).iter().sum::<usize>();
         let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
         let kept = kept(config, spec, tokens * in_flight);
+        let widened = match config.compute.available() {
+            Compute::F32 => base.widened * threads.max(1),
+            Compute::Bf16 => {
+                let (hidden, inner, q, _) = widths(spec);
+                (base.packed + hidden.max(inner).max(q) * tokens * BF16) * in_flight
+            }
+        };
         Self {
             tokens,
             in_flight,
             kept_layers: (kept, spec.num_layers),
             base: base.bytes,
-            widened: base.widened * threads.max(1),
+            widened,
             adapter: adapter * copies,
             gradients: adapter * (1 + in_flight),
             moments,
@@ -264,7 +282,7 @@ mod tests {
     use hone_model::testing::{test_file, tiny_spec};
     use hone_model::weights::{LoadOptions, Quantize};
 
-    use super::{BaseMemory, MemoryPlan};
+    use super::{BaseMemory, Compute, MemoryPlan};
     use crate::config::{Recompute, TrainConfig};
     use crate::testing::tiny_config;
 
@@ -292,6 +310,19 @@ mod tests {
         assert_eq!(half.step() - half.widened, wide.step());
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
+    }
+
+    #[test]
+    fn products_in_bf16_pack_their_factors() {
+        let (spec, config) =
+            (wide(), TrainConfig { compute: Compute::Bf16, ..TrainConfig::default() });
+        let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &config, 2, 100);
+        // The largest matrix, and the activations of the MLP; one shard runs at a time.
+        let expected = match config.compute.available() {
+            Compute::Bf16 => 2 * (1024 * 4096 + 4096 * 100),
+            Compute::F32 => 0,
+        };
+        assert_eq!(plan.widened, expected);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use hone_core::types::{PolicyRecord, TokenId};
+use hone_model::kernels::compute::Compute;
 
 use crate::error::Result;
 
@@ -24,6 +25,11 @@ pub trait Candidate: Send + Sync {
     /// # Errors
     /// If a file cannot be written.
     fn write(&self, dir: &Path) -> Result<()>;
+
+    /// The arithmetic of [`Self::score`], which decides how far an engine's log-probabilities may differ.
+    fn compute(&self) -> Compute {
+        Compute::F32
+    }
 
     /// Natural-log probabilities of `ids` after `prompt_ids` under a policy at `temperature`, one for
     /// each of `ids`. Blocks while it computes.

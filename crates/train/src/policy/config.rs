@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::{above, at_least, between};
 use hone_core::config::{Checked, Problem};
+use hone_model::kernels::compute::Compute;
 
 /// What a version must pass before all traffic gets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +44,7 @@ pub struct PolicyConfig {
     /// Mean absolute difference, in nats, of sampled and trained log-probabilities above which a
     /// version is rejected.
     pub parity_tolerance: f64,
-    /// The same for an engine that computes in 16 bits.
+    /// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
     pub parity_tolerance_half: f64,
     /// Tokens that the parity probe samples.
     pub probe_tokens: u32,
@@ -203,9 +204,11 @@ impl PolicyConfig {
         (self.hold_seconds > 0).then(|| Duration::from_secs(self.hold_seconds))
     }
 
-    /// The largest allowed difference of log-probabilities of an engine that computes in `dtype`.
-    pub fn parity_bound(&self, dtype: &str) -> f64 {
-        if dtype == "f32" { self.parity_tolerance } else { self.parity_tolerance_half }
+    /// The largest allowed difference between the log-probabilities of an engine that computes in `dtype`
+    /// and of a trainer with products in `compute`.
+    pub fn parity_bound(&self, dtype: &str, compute: Compute) -> f64 {
+        let in_f32 = dtype == "f32" && compute == Compute::F32;
+        if in_f32 { self.parity_tolerance } else { self.parity_tolerance_half }
     }
 
     /// Checks every range.

@@ -1,4 +1,6 @@
-//! Matrix products (CPU), by the `gemm` crate.
+//! Matrix products (CPU), by the `gemm` crate. Products in bf16 have their own kernel.
+
+pub(crate) mod bf16;
 
 use hone_core::threads::pause_point;
 
@@ -30,9 +32,14 @@ impl<'a, T> Matrix<'a, T> {
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// The number of rows.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
+    /// The same matrix, if its values are f32.
+    pub(crate) fn as_f32(self) -> Option<Matrix<'a, f32>>
+    where
+        T: Real,
+    {
+        let Self { values, rows, columns, row_stride, column_stride } = self;
+        let values = T::as_f32(values)?;
+        Some(Matrix { values, rows, columns, row_stride, column_stride })
     }
 
     /// The transposed matrix.

@@ -308,7 +308,7 @@ impl FusedLayer<'_> {
             candle_core::bail!("the block has no {}", kind.as_str());
         };
         let pair = self.lora.and_then(|lora| lora.pair(self.index, kind));
-        Ok(LoraLinear { weight, bias, pair })
+        Ok(LoraLinear { weight, bias, pair, compute: self.context.compute })
     }
 
     /// Low-rank inputs of all projections.
@@ -333,10 +333,11 @@ impl FusedLayer<'_> {
     ) -> Result<[Vec<T>; N]> {
         let mut outputs = [(); N].map(|()| Vec::new());
         let mut first = 0;
+        let x = self.linear(projections[0].0)?.factor(x)?;
         for ((kind, count), low_rank) in projections.iter().zip(low_rank) {
             let places = first..first + count;
             let widths = &widths[places.clone()];
-            self.linear(*kind)?.forward(x, low_rank, widths, &mut outputs[places])?;
+            self.linear(*kind)?.forward(&x, low_rank, widths, &mut outputs[places])?;
             first += count;
         }
         Ok(outputs)

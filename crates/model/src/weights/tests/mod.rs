@@ -12,10 +12,15 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 
+use hone_core::testing::skip;
+
 use super::{BaseMatrix, BlockFormat, LoadOptions, Quantize, WeightFiles, WeightType};
 use crate::adapter::weights::LoraWeights;
 use crate::adapter::{BaseDtype, LoraConfig};
-use crate::testing::{randomize, relative_difference, tiny_spec, tiny_weights, values, waves};
+use crate::kernels::compute::Compute;
+use crate::testing::{
+    randomize, relative_difference, test_file, tiny_spec, tiny_weights, values, waves,
+};
 use crate::transformer::Segments;
 use crate::{Model, ModelSpec};
 
@@ -97,6 +102,76 @@ fn a_quantized_model_computes_with_the_dequantized_values() {
     }
     digests.dedup();
     assert_eq!(digests.len(), 3, "each quantization is another base");
+}
+
+/// The largest difference, relative to the largest value.
+fn relative(found: &[f64], expected: &[f64]) -> f64 {
+    let largest =
+        |values: &mut dyn Iterator<Item = f64>| values.fold(0.0_f64, |m, x| m.max(x.abs()));
+    let mut differences = found.iter().zip(expected).map(|(a, b)| a - b);
+    largest(&mut differences) / largest(&mut expected.iter().copied())
+}
+
+#[test]
+fn products_in_bf16_are_the_same_for_every_type_in_memory() {
+    if Compute::Bf16.available() == Compute::F32 {
+        return skip("this process may not use AMX with bf16");
+    }
+    let (dir, spec) = (tempfile::tempdir().unwrap(), spec());
+    let files = weight_file(&dir);
+    for quantize in Quantize::ALL {
+        let options = LoadOptions { quantize, ..LoadOptions::default() };
+        let small = Model::load(spec.clone(), &files, options, &Device::Cpu).unwrap();
+        let wide = dequantized(&spec, &files, options);
+        let exact = results(&small);
+        let [small, wide] = [small, wide].map(|model| model.with_compute(Compute::Bf16));
+        assert_eq!(small.compute(), Compute::Bf16);
+        let (found, again) = (results(&small), results(&wide));
+        assert_eq!((&found.0, &found.1), (&again.0, &again.1), "{quantize:?}: bit for bit");
+        assert!(relative_difference(&found.2, &again.2) == 0.0, "{quantize:?}: bit for bit");
+        assert_ne!(found.0, exact.0, "{quantize:?}");
+        assert_ne!(found.1, exact.1, "{quantize:?}");
+    }
+}
+
+/// Of a trained model: with the weights above, a token attends almost to one other, and small differences
+/// decide which.
+#[test]
+fn products_in_bf16_change_results_within_bounds() {
+    if Compute::Bf16.available() == Compute::F32 {
+        return skip("this process may not use AMX with bf16");
+    }
+    let file = |name: &str| test_file("../models/embedded").join(name);
+    let config = std::fs::read(file("config.json")).unwrap();
+    let spec = ModelSpec::from_config(&serde_json::from_slice(&config).unwrap()).unwrap();
+    let files = [file("model.safetensors")];
+    let model = Model::load(spec, &files, LoadOptions::default(), &Device::Cpu).unwrap();
+    let exact = results(&model);
+    let found = results(&model.with_compute(Compute::Bf16));
+    for (name, difference, bound) in [
+        ("logits", relative(&found.0, &exact.0), 2e-2),
+        ("statistics", relative(&found.1, &exact.1), 2e-2),
+        ("gradients", relative_difference(&found.2, &exact.2), 1e-1),
+    ] {
+        // f32 alone differs by less than 1e-5.
+        assert!((1e-5..bound).contains(&difference), "{name}: {difference:e}");
+    }
+}
+
+#[test]
+fn only_the_fused_kernels_compute_in_bf16() {
+    let models = [DType::F32, DType::F64].map(|dtype| {
+        let weights = tiny_weights(dtype);
+        Model::new(tiny_spec(), weights).unwrap().with_compute(Compute::Bf16)
+    });
+    assert_eq!(models[0].compute(), Compute::Bf16.available());
+    assert_eq!(models[1].compute(), Compute::F32);
+    let variables: HashMap<String, Tensor> = tiny_weights(DType::F32)
+        .into_iter()
+        .map(|(name, tensor)| (name, Var::from_tensor(&tensor).unwrap().into_inner()))
+        .collect();
+    let trained = Model::new(tiny_spec(), variables).unwrap().with_compute(Compute::Bf16);
+    assert_eq!(trained.compute(), Compute::F32);
 }
 
 #[test]

@@ -15,6 +15,10 @@ use hone_train::config::TrainConfig;
 use super::*;
 use crate::testing::{model, random_lora};
 
+/// Attempts of a test that is void if a request of it ends too early, because the test's thread had to
+/// wait.
+const ATTEMPTS: usize = 100;
+
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny")
 }

@@ -48,9 +48,6 @@ async fn until_no_page_is_used(engine: &BatchedEngine) {
 /// Tokens of a client that runs during a test.
 const LONG: u32 = 250;
 
-/// Attempts of a test that is void if its client ends too early, because the test's thread had to wait.
-const ATTEMPTS: usize = 100;
-
 /// Tokens that a decoding client gets while another one's prompt of 200 tokens is computed. `None` if
 /// the first client has ended before.
 async fn tokens_during_a_prompt(engine: &BatchedEngine) -> Option<usize> {

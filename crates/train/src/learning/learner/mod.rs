@@ -16,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft, weights};
+use hone_model::kernels::compute::Compute;
 use hone_model::weights::LoadOptions;
 use hone_model::{Model, ModelError, ModelSpec};
 
@@ -94,6 +95,8 @@ impl Learner {
     /// fit the model or contradicts `train.lora`.
     pub fn with_model(model: Model, config: &TrainConfig) -> Result<Self> {
         validate(config)?;
+        let model = model.with_compute(config.compute);
+        report_compute(config.compute, model.compute());
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
         let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
         let mut config = config.clone();
@@ -177,6 +180,20 @@ impl Learner {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let (model, lora) = (self.model.clone(), self.served().copy()?);
         Ok(Snapshot { model, lora, config: self.config.lora.clone() })
+    }
+}
+
+/// Logs the arithmetic of the products, unless it is the default.
+fn report_compute(configured: Compute, used: Compute) {
+    match (configured, used) {
+        (Compute::F32, _) => {}
+        (Compute::Bf16, Compute::Bf16) => {
+            tracing::info!("the trainer's products with the base are in bf16");
+        }
+        (Compute::Bf16, Compute::F32) => tracing::warn!(
+            "train.compute = \"bf16\" has no effect: it needs a processor with AMX and a Linux that \
+             permits it; products are in f32"
+        ),
     }
 }
 

@@ -31,7 +31,7 @@ pub(in crate::policy) async fn check(
         let pairs = probe.tokens.iter().zip(&trained);
         let difference =
             mean(pairs.map(|((_, sampled), trained)| f64::from((sampled - trained).abs())));
-        let bound = config.parity_bound(probe.dtype);
+        let bound = config.parity_bound(probe.dtype, examination.candidate.compute());
         let name = format!("parity/{}", probe.sampler);
         let (value, bound) = (Some(difference), Some(bound));
         // NaN fails too.

@@ -13,6 +13,7 @@ use hone_core::types::{
 };
 use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, FakeEngine, GenerateRequest, ModelDir};
+use hone_model::kernels::compute::Compute;
 use hone_reward::Routes;
 use hone_reward::routes::RouteList;
 use hone_store::{Op, Store, StoreConfig};
@@ -31,6 +32,7 @@ pub(super) struct FakeWeights {
     /// The same under the base and under the active version.
     base: f32,
     active: f32,
+    compute: Compute,
 }
 
 impl Candidate for FakeWeights {
@@ -38,6 +40,10 @@ impl Candidate for FakeWeights {
         std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
         std::fs::write(dir.join("adapter_model.safetensors"), "weights").unwrap();
         Ok(())
+    }
+
+    fn compute(&self) -> Compute {
+        self.compute
     }
 
     fn score(
@@ -234,6 +240,17 @@ async fn a_candidate_that_answers_worse_fails_the_exam() {
     // A margin as large as the difference lets it pass.
     let world = World::start(script, 12, config(|gate| gate.exam_margin = 1.0)).await;
     assert!(matches!(world.publish(FakeWeights::default()).await, PublishOutcome::Published(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_in_bf16_may_differ_more_from_the_engine() {
+    let config = config(|_| {});
+    let own = (config.parity_tolerance + config.parity_tolerance_half) as f32 / 2.0;
+    let world = World::start(equal, 12, config).await;
+    let weights = FakeWeights { own, ..Default::default() };
+    assert_eq!(world.rejection(weights).await.name, "parity/serving");
+    let weights = FakeWeights { compute: Compute::Bf16, ..weights };
+    assert!(matches!(world.publish(weights).await, PublishOutcome::Published(_)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

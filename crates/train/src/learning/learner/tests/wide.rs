@@ -9,7 +9,9 @@ use rayon::ThreadPoolBuilder;
 use serde::Deserialize;
 use serde_json::Value;
 
+use hone_core::testing::skip;
 use hone_model::adapter::LoraConfig;
+use hone_model::kernels::compute::Compute;
 use hone_model::testing::{test_file, values};
 use hone_model::{Model, ModelSpec};
 
@@ -140,8 +142,16 @@ fn pass(learner: &Learner) -> PassOutput {
 #[test]
 fn gradients_equal_those_of_transformers_and_peft() {
     // transformers computes norms, rotations and attention weights in f32, whatever the model's type.
-    for (dtype, tolerance) in [(DType::F64, 2e-6), (DType::F32, 1e-4)] {
-        let learner = learner(weights(dtype, dtype), &config());
+    for (dtype, compute, tolerance) in [
+        (DType::F64, Compute::F32, 2e-6),
+        (DType::F32, Compute::F32, 1e-4),
+        (DType::F32, Compute::Bf16, 3e-2),
+    ] {
+        let learner = learner(weights(dtype, dtype), &TrainConfig { compute, ..config() });
+        if learner.model.compute() != compute {
+            skip("this process may not use AMX with bf16");
+            continue;
+        }
         let pool = ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         let PassOutput { gradients, totals, .. } = pool.install(|| pass(&learner));
         assert!((totals.loss - CASE.loss).abs() < tolerance, "{} {}", totals.loss, CASE.loss);
@@ -190,11 +200,11 @@ fn f32_weights() -> HashMap<String, Tensor> {
     weights(DType::F32, DType::F32)
 }
 
-/// Settings without and with dropout.
-fn configs() -> [TrainConfig; 2] {
+/// Settings without and with dropout, and with products in bf16.
+fn configs() -> [TrainConfig; 3] {
     let mut dropout = config();
     dropout.lora.dropout = 0.2;
-    [config(), dropout]
+    [config(), dropout, TrainConfig { compute: Compute::Bf16, ..config() }]
 }
 
 #[test]

@@ -1,22 +1,105 @@
-//! Attention of one token over the KV cache of its sequence.
+//! Attention of tokens over the KV cache of their sequence.
 //!
 //! Sums over positions run page by page. Pages are aligned to positions, so the order of a sum depends
 //! only on the token's position.
 
+mod scores;
+#[cfg(target_arch = "x86_64")]
+mod tile;
+
 use std::ops::Range;
 
-use hone_core::simd::{SimdTask, mul_add};
-use hone_model::kernels::exp::exp_f32;
+use pulp::Arch;
+
+use hone_core::simd::{SimdTask, dispatch, mul_add};
+use hone_core::threads::pause_point;
 use hone_model::spec::AttentionOptions;
 
 use crate::kv_cache::{CacheShape, KvView, PAGE};
-use crate::simd_ops::tanh;
+use scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
 
-/// Independent partial sums, which hide the latency of multiply-add.
-const PARTIAL_SUMS: usize = 4;
+/// All heads of consecutive tokens of one sequence.
+pub(crate) struct SequenceAttention<'a> {
+    pub shape: CacheShape,
+    pub layer: usize,
+    pub options: AttentionOptions,
+    /// What the last token sees. Each token sees one position more than the one before.
+    pub kv: KvView<'a>,
+    /// The rotated queries: a row of `stride` values for each token, which begins with `[heads * dim]`.
+    pub q: &'a [f32],
+    pub stride: usize,
+    /// `[tokens, heads * dim]`
+    pub out: &'a mut [f32],
+    /// `heads * dim`
+    pub width: usize,
+    /// [`scratch_len`] values.
+    pub scratch: &'a mut [f32],
+}
+
+/// Values of scratch for tokens up to `position`, where `group` query heads of `dim` dimensions share a kv
+/// head.
+pub(crate) fn scratch_len(position: usize, group: usize, dim: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if is_tiled(dim).is_some() {
+        return tile::scratch_len(position, group, dim);
+    }
+    let _ = dim;
+    scores_len(position, group)
+}
+
+/// The proof that the processor can compute tiles of tokens, if heads of `dim` dimensions permit it.
+#[cfg(target_arch = "x86_64")]
+fn is_tiled(dim: usize) -> Option<pulp::x86::V4> {
+    match Arch::new() {
+        Arch::V4(token) if tile::is_supported(dim) => Some(token),
+        _ => None,
+    }
+}
+
+impl SequenceAttention<'_> {
+    /// Computes all tokens.
+    pub fn run(self) {
+        let Self { shape, layer, options, kv, q, stride, out, width, scratch } = self;
+        let tokens = out.len() / width;
+        #[cfg(target_arch = "x86_64")]
+        if tokens > 1
+            && let Some(token) = is_tiled(shape.dim)
+        {
+            let tiles = q.chunks(tile::TILE * stride).zip(out.chunks_mut(tile::TILE * width));
+            let mut done = 0;
+            for (q, out) in tiles {
+                let count = out.len() / width;
+                done += count;
+                let (pages, len) = (kv.pages, kv.len - (tokens - done));
+                let scratch = &mut *scratch;
+                let tile = tile::AttentionTile {
+                    shape,
+                    layer,
+                    options,
+                    pages,
+                    len,
+                    tokens: count,
+                    q,
+                    stride,
+                    out,
+                    scratch,
+                };
+                tile.run(token);
+                pause_point();
+            }
+            return;
+        }
+        for (t, (q, out)) in q.chunks(stride).zip(out.chunks_exact_mut(width)).enumerate() {
+            let kv = KvView { len: kv.len - (tokens - 1 - t), ..kv };
+            let (q, scores) = (&q[..width], &mut *scratch);
+            dispatch(TokenAttention { shape, layer, options, kv, q, out, scores });
+            pause_point();
+        }
+    }
+}
 
 /// All heads of one token.
-pub(crate) struct TokenAttention<'a> {
+struct TokenAttention<'a> {
     pub shape: CacheShape,
     pub layer: usize,
     pub options: AttentionOptions,
@@ -30,7 +113,7 @@ pub(crate) struct TokenAttention<'a> {
 }
 
 /// Scores of a token at `position`, where `group` query heads share a kv head.
-pub(crate) fn scores_len(position: usize, group: usize) -> usize {
+fn scores_len(position: usize, group: usize) -> usize {
     group * (position / PAGE + 1) * PAGE
 }
 
@@ -132,39 +215,6 @@ fn dot_products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
     total([a, b, c, d])
 }
 
-/// Applies the scale and the soft cap.
-#[inline(always)]
-fn scale_and_cap(row: &mut [f32; PAGE], options: AttentionOptions) {
-    let scale = options.scale as f32;
-    match options.softcap {
-        None => row.iter_mut().for_each(|s| *s *= scale),
-        Some(cap) => {
-            let (cap, inverse) = (cap as f32, (1.0 / cap) as f32);
-            row.iter_mut().for_each(|s| *s = cap * tanh(*s * scale * inverse));
-        }
-    }
-}
-
-/// Replaces scores by `e^(score - maximum)`. Returns their sum.
-#[inline(always)]
-fn exponentiate(weights: &mut [f32]) -> f32 {
-    let mut max = [f32::NEG_INFINITY; PAGE];
-    for row in weights.chunks_exact(PAGE) {
-        for slot in 0..PAGE {
-            max[slot] = if row[slot] > max[slot] { row[slot] } else { max[slot] };
-        }
-    }
-    let max = max.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
-    let mut sums = [0.0_f32; PAGE];
-    for row in weights.chunks_exact_mut(PAGE) {
-        for slot in 0..PAGE {
-            row[slot] = exp_f32(row[slot] - max);
-            sums[slot] += row[slot];
-        }
-    }
-    sums.iter().sum()
-}
-
 /// Computes the `W` dimensions of the weighted sum of values that begin at `first`. Returns `W`.
 #[inline(always)]
 fn weighted_sum<'a, const FUSED: bool, const W: usize>(
@@ -232,6 +282,56 @@ mod tests {
                     });
                     out
                 });
+            }
+        }
+    }
+
+    #[test]
+    fn consecutive_tokens_have_the_bits_of_single_ones() {
+        for (dim, heads, group) in [(16, 2, 3), (64, 1, 1), (32, 2, 5), (26, 1, 2)] {
+            let shape = CacheShape { layers: 2, heads, dim };
+            let (width, stride) = (heads * group * dim, heads * group * dim + 7);
+            for (len, tokens) in [(1_usize, 1), (9, 9), (17, 3), (48, 30), (200, 21), (130, 8)] {
+                // What no token has written must not be read.
+                let pages: Vec<_> = (0..len.div_ceil(PAGE))
+                    .map(|i| {
+                        let mut page = waves(shape.page_len(), i as f32);
+                        for slot in (0..PAGE).filter(|slot| i * PAGE + slot >= len) {
+                            let unused = vec![f32::NAN; dim];
+                            (0..heads).for_each(|head| {
+                                shape.write(&mut page, (1, head, slot), &unused, &unused);
+                            });
+                        }
+                        page.into()
+                    })
+                    .collect();
+                let kv = KvView { pages: &pages, len };
+                let q = waves(tokens * stride, 0.7);
+                for (softcap, window) in
+                    [(None, None), (Some(2.0), None), (None, Some(21)), (None, Some(1))]
+                {
+                    let options = AttentionOptions { scale: 0.2, softcap, window };
+                    let run = |first: usize, count: usize| {
+                        let mut scratch = vec![f32::NAN; scratch_len(len - 1, group, dim)];
+                        let mut out = vec![0.0; count * width];
+                        SequenceAttention {
+                            shape,
+                            layer: 1,
+                            options,
+                            kv: KvView { len: len - (tokens - first - count), ..kv },
+                            q: &q[first * stride..][..count * stride],
+                            stride,
+                            out: &mut out,
+                            width,
+                            scratch: &mut scratch,
+                        }
+                        .run();
+                        out
+                    };
+                    let single: Vec<f32> = (0..tokens).flat_map(|t| run(t, 1)).collect();
+                    assert!(single.iter().all(|x| x.is_finite()));
+                    assert_eq!(run(0, tokens), single, "{dim} {len} {tokens} {window:?}");
+                }
             }
         }
     }

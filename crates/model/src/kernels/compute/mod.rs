@@ -1,0 +1,186 @@
+//! The arithmetic of products with the matrices of the frozen base (CPU).
+
+use std::ops::Range;
+
+use candle_core::WithDType;
+use serde::{Deserialize, Serialize};
+
+use super::float::Real;
+use super::matmul::bf16::{self, Amx, PackedFactor, UnpackedRows};
+use super::matmul::{Matrix, WriteMode, multiply, product};
+use super::storage::{StoredValues, with_stored, with_upcast};
+use crate::weights::BaseMatrix;
+
+type Result<T> = candle_core::Result<T>;
+
+/// Operation that errors name.
+const NAME: &str = "product with a weight";
+
+/// The arithmetic of products with the matrices of a frozen base. Everything else, such as adapters,
+/// attention and norms, is computed in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compute {
+    /// In f32.
+    #[default]
+    F32,
+    /// Both factors are rounded to bf16, and sums are in f32. Needs a processor with AMX (Linux on
+    /// x86-64, Intel from Sapphire Rapids on).
+    Bf16,
+}
+
+impl Compute {
+    /// All choices.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// The name in configurations and on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// What this process computes in where `self` is configured: [`Self::F32`] instead of
+    /// [`Self::Bf16`] if the processor does not have AMX, or Linux does not permit it.
+    ///
+    /// The instruction of AVX-512 for bf16 (`vdpbf16ps`) is not used. On Sapphire Rapids it has half the
+    /// throughput of the one for f32.
+    #[must_use]
+    pub fn available(self) -> Self {
+        match self {
+            Self::Bf16 if Amx::get().is_some() => Self::Bf16,
+            Self::F32 | Self::Bf16 => Self::F32,
+        }
+    }
+}
+
+/// Rows of a matrix of the base, as the right factor of a product.
+pub(crate) struct WeightRows<'a> {
+    pub weight: &'a BaseMatrix,
+    pub rows: Range<usize>,
+    /// Whether the factor is the transpose of these rows.
+    pub transposed: bool,
+}
+
+/// The left factor of products with weights, `[n, inner]`: activations or gradients.
+pub(crate) enum LeftFactor<'a, T> {
+    /// For products in `T`.
+    Exact(Matrix<'a, T>),
+    /// For products in bf16. Packed once, for several products.
+    Rounded(PackedFactor),
+}
+
+impl<'a, T: Real> LeftFactor<'a, T> {
+    /// Prepares a matrix that is not transposed. [`Compute::Bf16`] has an effect on f32 alone, where it
+    /// is [available](Compute::available).
+    pub fn new(compute: Compute, matrix: Matrix<'a, T>) -> Self {
+        if compute == Compute::Bf16
+            && let (Some(amx), Some(matrix)) = (Amx::get(), matrix.as_f32())
+        {
+            return Self::Rounded(PackedFactor::left(amx, matrix));
+        }
+        Self::Exact(matrix)
+    }
+
+    /// The product, row by row.
+    ///
+    /// # Errors
+    /// If the weight cannot be read as [`with_upcast`] does.
+    pub fn product(&self, right: &WeightRows<'_>) -> Result<Vec<T>> {
+        match self {
+            Self::Exact(left) => right.read(|right| product(1.0, *left, right)),
+            Self::Rounded(left) => Ok(T::from_f32(bf16::product(left, &right.packed(left.amx())?))),
+        }
+    }
+
+    /// Writes or adds the product to `out`, whose rows start `stride` values apart.
+    ///
+    /// # Errors
+    /// As [`Self::product`].
+    pub fn multiply(
+        &self,
+        (out, stride): (&mut [T], usize),
+        mode: WriteMode,
+        right: &WeightRows<'_>,
+    ) -> Result<()> {
+        match self {
+            Self::Exact(left) => {
+                right.read(|right| multiply((out, stride), mode, 1.0, *left, right))
+            }
+            Self::Rounded(left) => {
+                let right = right.packed(left.amx())?;
+                let Some(out) = T::as_f32_mut(out) else {
+                    candle_core::bail!("{NAME}: the factor is in f32, but not the output");
+                };
+                bf16::multiply((out, stride), mode, left, &right);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl WeightRows<'_> {
+    /// Number of columns of the stored matrix, and the range of the values of the rows.
+    fn values(&self) -> Result<(usize, Range<usize>)> {
+        let (_, columns) = self.weight.dims2()?;
+        Ok((columns, self.rows.start * columns..self.rows.end * columns))
+    }
+
+    /// Calls `f` with the factor in `T`.
+    fn read<T: Real, R>(&self, f: impl FnOnce(Matrix<'_, T>) -> R) -> Result<R> {
+        let (columns, values) = self.values()?;
+        with_upcast(self.weight, values, NAME, |values| {
+            let stored = Matrix::new(values, self.rows.len(), columns);
+            Ok(f(if self.transposed { stored.t() } else { stored }))
+        })
+    }
+
+    /// The factor in bf16. Values that are stored in bf16 are copied; others are rounded.
+    fn packed(&self, amx: Amx) -> Result<PackedFactor> {
+        let (columns, values) = self.values()?;
+        let shape = (self.rows.len(), columns);
+        let range = |rows: Range<usize>| rows.start * columns..rows.end * columns;
+        with_stored(self.weight, values, NAME, |stored| {
+            let packed = |read: &ReadRows<'_>| {
+                PackedFactor::right(amx, shape, self.transposed, |rows, pack| read(rows, pack))
+            };
+            Ok(match stored {
+                StoredValues::Bf16(values) => {
+                    packed(&|rows, pack| pack(UnpackedRows::Bf16(&values[range(rows)])))
+                }
+                StoredValues::F16(values) => packed(&|rows, pack| {
+                    let values = &values[range(rows)];
+                    widened(values.len(), |to| f32::upcast_f16(to, values), pack);
+                }),
+                StoredValues::Quantized(format, blocks) => packed(&|rows, pack| {
+                    let range = range(rows);
+                    let bytes = format.row_bytes(range.start)..format.row_bytes(range.end);
+                    let blocks = &blocks[bytes];
+                    widened(range.len(), |to| f32::dequantize(format, blocks, to), pack);
+                }),
+                StoredValues::Wide(storage, all) => {
+                    let values = &f32::cpu_storage_as_slice(storage)?[all];
+                    packed(&|rows, pack| pack(UnpackedRows::F32(&values[range(rows)])))
+                }
+            })
+        })
+    }
+}
+
+/// Calls its second argument with the values of these rows.
+type ReadRows<'a> = dyn Fn(Range<usize>, &dyn Fn(UnpackedRows<'_>)) + Sync + 'a;
+
+/// Calls `pack` with `count` values that `widen` writes, in this thread's buffer.
+fn widened(count: usize, widen: impl FnOnce(&mut [f32]), pack: &dyn Fn(UnpackedRows<'_>)) {
+    let mut buffer = f32::upcast_buffer().take();
+    if buffer.len() < count {
+        buffer = vec![0.0; count];
+    }
+    widen(&mut buffer[..count]);
+    pack(UnpackedRows::F32(&buffer[..count]));
+    f32::upcast_buffer().set(buffer);
+}
+
+#[cfg(test)]
+mod tests;

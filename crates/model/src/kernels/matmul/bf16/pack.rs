@@ -1,0 +1,200 @@
+//! Packs factors with AVX-512: rounds values to bf16 and stores them in the order of the tiles.
+
+use std::arch::x86_64::{
+    __m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_epi16, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_ps, _mm512_permutex2var_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_store_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
+};
+use std::mem::transmute;
+
+use half::bf16;
+
+use super::layout::{EDGE, TileRow};
+
+/// Values that can be packed.
+pub(super) trait Packable: Copy {
+    /// The first `count` values at `from` as bf16, at most 32, and zeros.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with bf16, and `from` has `count` values or 32.
+    unsafe fn load(from: *const Self, count: usize) -> __m512i;
+}
+
+/// Writes a row of a tile.
+///
+/// # Safety
+/// The processor has AVX-512, and `to` is valid for writes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store(to: *mut TileRow, values: __m512i) {
+    // SAFETY: a row of a tile has 64 bytes and is aligned to as many.
+    unsafe { _mm512_store_si512((&raw mut (*to).0).cast(), values) };
+}
+
+/// A bit for each of the first `count` of 32 values.
+#[inline]
+fn mask(count: usize) -> u32 {
+    if count >= EDGE { u32::MAX } else { (1 << count) - 1 }
+}
+
+impl Packable for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn load(from: *const f32, count: usize) -> __m512i {
+        let mask = mask(count);
+        // SAFETY: the masks leave out what is not there; both types have 64 bytes.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask as u16, from);
+            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
+            transmute(_mm512_cvtne2ps_pbh(high, low))
+        }
+    }
+}
+
+impl Packable for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn load(from: *const bf16, count: usize) -> __m512i {
+        // SAFETY: the mask leaves out what is not there. `bf16` is a `u16` in memory.
+        unsafe { _mm512_maskz_loadu_epi16(mask(count), from.cast()) }
+    }
+}
+
+/// Packs `count` rows (32 or fewer) of `columns` values, `stride` values apart, as a panel of the left
+/// factor.
+///
+/// # Safety
+/// The processor has AVX-512 with bf16. `from` has these rows. `to` has 32 rows of memory for each 32
+/// columns, or fewer at the end.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn rows(
+    from: *const f32,
+    stride: usize,
+    (count, columns): (usize, usize),
+    to: *mut TileRow,
+) {
+    for tile in 0..columns.div_ceil(EDGE) {
+        for row in 0..EDGE {
+            // SAFETY: the caller guarantees the rows of `from` and 32 rows of `to` for this tile.
+            unsafe {
+                let values = if row < count {
+                    f32::load(from.add(row * stride + tile * EDGE), columns - tile * EDGE)
+                } else {
+                    _mm512_setzero_si512()
+                };
+                store(to.add(tile * EDGE + row), values);
+            }
+        }
+    }
+}
+
+/// Packs `count` rows (32 or fewer) of `columns` values, without gaps, as columns of the right factor,
+/// which are a panel.
+///
+/// # Safety
+/// As [`rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn transposed<V: Packable>(
+    from: *const V,
+    (count, columns): (usize, usize),
+    to: *mut TileRow,
+) {
+    for tile in 0..columns.div_ceil(EDGE) {
+        for first in [0, EDGE / 2] {
+            let mut values = [_mm512_setzero_si512(); 16];
+            for (i, values) in values.iter_mut().enumerate().take(count.saturating_sub(first)) {
+                // SAFETY: the row is below `count`, and the caller guarantees its values.
+                *values = unsafe {
+                    let row = from.add((first + i) * columns + tile * EDGE);
+                    V::load(row, columns - tile * EDGE)
+                };
+            }
+            for (i, pairs) in transpose(values).into_iter().enumerate() {
+                // SAFETY: the caller guarantees 32 rows of `to` for this tile.
+                unsafe { store(to.add(tile * EDGE + first + i), pairs) };
+            }
+        }
+    }
+}
+
+/// Transposes 16 rows of 16 pairs of values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+    let (mut halves, mut quarters, mut columns) = (rows, rows, rows);
+    for i in (0..16).step_by(2) {
+        halves[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        halves[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    // Lane `l` of `quarters[4 g + c]` has column `4 l + c` of rows `4 g` to `4 g + 3`.
+    for i in (0..16).step_by(4) {
+        quarters[i] = _mm512_unpacklo_epi64(halves[i], halves[i + 2]);
+        quarters[i + 1] = _mm512_unpackhi_epi64(halves[i], halves[i + 2]);
+        quarters[i + 2] = _mm512_unpacklo_epi64(halves[i + 1], halves[i + 3]);
+        quarters[i + 3] = _mm512_unpackhi_epi64(halves[i + 1], halves[i + 3]);
+    }
+    for i in 0..4 {
+        // Two lanes of two groups of rows.
+        let low_a = _mm512_shuffle_i32x4::<0x44>(quarters[i], quarters[i + 4]);
+        let high_a = _mm512_shuffle_i32x4::<0xee>(quarters[i], quarters[i + 4]);
+        let low_b = _mm512_shuffle_i32x4::<0x44>(quarters[i + 8], quarters[i + 12]);
+        let high_b = _mm512_shuffle_i32x4::<0xee>(quarters[i + 8], quarters[i + 12]);
+        columns[i] = _mm512_shuffle_i32x4::<0x88>(low_a, low_b);
+        columns[i + 4] = _mm512_shuffle_i32x4::<0xdd>(low_a, low_b);
+        columns[i + 8] = _mm512_shuffle_i32x4::<0x88>(high_a, high_b);
+        columns[i + 12] = _mm512_shuffle_i32x4::<0xdd>(high_a, high_b);
+    }
+    columns
+}
+
+/// Positions in two vectors of 32 values whose values alternate, from value `first` on.
+const fn alternating(first: u16) -> [u16; EDGE] {
+    let mut positions = [0; EDGE];
+    let mut i = 0;
+    while i < EDGE / 2 {
+        positions[2 * i] = first + i as u16;
+        positions[2 * i + 1] = first + i as u16 + 32;
+        i += 1;
+    }
+    positions
+}
+
+/// Packs `count` rows (32 or fewer) of `columns` values, without gaps, as inner values of the right
+/// factor: two tiles of each panel. The panels start `step` rows of memory apart.
+///
+/// # Safety
+/// The processor has AVX-512 with bf16. `from` has these rows. `to` is the first of 32 rows of memory in
+/// the first panel, and the other panels have the same.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn pairs<V: Packable>(
+    from: *const V,
+    (count, columns): (usize, usize),
+    to: *mut TileRow,
+    step: usize,
+) {
+    const POSITIONS: [[u16; EDGE]; 2] = [alternating(0), alternating(16)];
+    // SAFETY: both have 32 values.
+    let [low, high] = unsafe { POSITIONS.map(|p| _mm512_loadu_epi16(p.as_ptr().cast())) };
+    for panel in 0..columns.div_ceil(EDGE) {
+        for pair in 0..EDGE / 2 {
+            // SAFETY: the caller guarantees the rows of `from`, and 32 rows of `to` in each panel.
+            unsafe {
+                let load = |row: usize| {
+                    if row < count {
+                        let from = from.add(row * columns + panel * EDGE);
+                        V::load(from, columns - panel * EDGE)
+                    } else {
+                        _mm512_setzero_si512()
+                    }
+                };
+                let (even, odd) = (load(2 * pair), load(2 * pair + 1));
+                let to = to.add(panel * step + pair);
+                let first = _mm512_permutex2var_epi16(even, low, odd);
+                let second = _mm512_permutex2var_epi16(even, high, odd);
+                store(to, first);
+                store(to.add(EDGE / 2), second);
+            }
+        }
+    }
+}
