@@ -54,16 +54,21 @@ impl MemoryReport {
     /// # Errors
     /// If the model's configuration or the headers of its weight files cannot be read.
     pub(super) fn of(config: &Config, model: &ModelDir, has_clients: bool) -> anyhow::Result<Self> {
-        Self::with(config, model, setup(config, model, has_clients))
+        let spec = ModelSpec::from_config(&model.config)?;
+        Self::with(config, model, &spec, setup(config, model, &spec, has_clients))
     }
 
-    fn with(config: &Config, model: &ModelDir, setup: ProcessSetup) -> anyhow::Result<Self> {
-        let spec = ModelSpec::from_config(&model.config)?;
+    fn with(
+        config: &Config,
+        model: &ModelDir,
+        spec: &ModelSpec,
+        setup: ProcessSetup,
+    ) -> anyhow::Result<Self> {
         let train = &config.train;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = MemoryPlanner {
-            spec: &spec,
-            base: BaseMemory::read(&spec, &model.weights, config.load_options())?,
+            spec,
+            base: BaseMemory::read(spec, &model.weights, config.load_options())?,
             config: train,
             threads: if train.threads == 0 { cores } else { train.threads },
             context: model.context(),
@@ -140,7 +145,7 @@ fn refusal(peak: usize, available: Option<usize>) -> Option<String> {
 }
 
 /// The parts of the process beside the trainer.
-fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
+fn setup(config: &Config, model: &ModelDir, spec: &ModelSpec, has_clients: bool) -> ProcessSetup {
     let needed = EnginesNeeded::of(config, has_clients);
     let judging = config.uses_self_judge().then_some(config.engine.backend);
     let judge = (judging == Some(EngineBackend::Native)).then_some(NativePurpose::Judging);
@@ -155,6 +160,7 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
         replicas: if needed.has_mistralrs() { config.engine.replicas.max(1) } else { 0 },
         judge_replicas: usize::from(judging == Some(EngineBackend::Mistralrs)),
         sequences: native().map(|purpose| purpose.slots(config)).sum(),
+        sampler_buffers: native().map(|p| p.settings(config, model).buffer_bytes(spec)).sum(),
         cache_positions: native().map(|purpose| purpose.cache_positions(config)).sum(),
         versions: purpose.map_or(0, NativePurpose::versions),
         weight_files: model.weights.iter().map(size).sum(),
@@ -171,7 +177,8 @@ fn setup(config: &Config, model: &ModelDir, has_clients: bool) -> ProcessSetup {
 pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Result<usize> {
     let ledger_cache = hone_store::CACHE_BYTES;
     let setup = ProcessSetup { trains: true, ledger_cache, ..ProcessSetup::default() };
-    let memory = MemoryReport::with(config, model, setup)?;
+    let spec = ModelSpec::from_config(&model.config)?;
+    let memory = MemoryReport::with(config, model, &spec, setup)?;
     memory.check()?;
     Ok(memory.max_sample_tokens)
 }

@@ -1,6 +1,9 @@
 //! Sizes of the KV cache and of the scratch buffers, fixed when the engine starts.
 
+use hone_model::ModelSpec;
+
 use crate::config::SamplerConfig;
+use crate::decoder::Scratch;
 use crate::error::{Result, SamplerError};
 use crate::kv_cache::{PAGE, SequencePages};
 
@@ -30,10 +33,15 @@ impl SamplerCapacity {
                 2 * PAGE
             )));
         }
+        Ok(Self { pages, ..Self::rows(config) })
+    }
+
+    /// The rows alone, with no page.
+    fn rows(config: &SamplerConfig) -> Self {
         let slots = config.slots.max(1);
         let split_rows = slots.div_ceil(2).next_multiple_of(PAGE);
         let chunk = config.prefill_tokens.max(config.busy_prefill_tokens).max(PAGE);
-        Ok(Self { pages, batch_rows: slots + chunk, split_rows })
+        Self { pages: 0, batch_rows: slots + chunk, split_rows }
     }
 
     /// Refuses a request that does not fit in an empty cache.
@@ -50,5 +58,14 @@ impl SamplerCapacity {
             tokens: prompt + limit,
             needed: pages * PAGE,
         })
+    }
+}
+
+impl SamplerConfig {
+    /// Bytes of the buffers of an engine's passes, without those of the other threads of a small model and
+    /// without the ones that grow with sequences.
+    pub fn buffer_bytes(&self, spec: &ModelSpec) -> usize {
+        let capacity = SamplerCapacity::rows(self);
+        Scratch::bytes(spec, capacity.batch_rows, self.slots.max(1))
     }
 }

@@ -59,7 +59,8 @@ impl NativePurpose {
         }
     }
 
-    fn settings(self, config: &Config, dir: &ModelDir) -> SamplerConfig {
+    /// The engine's settings.
+    pub fn settings(self, config: &Config, dir: &ModelDir) -> SamplerConfig {
         let mut settings = SamplerConfig {
             name: dir.name.clone(),
             context: dir.context(),

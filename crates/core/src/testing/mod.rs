@@ -17,16 +17,29 @@ pub use instructions::{Instructions, assert_same_bits, assert_same_bits_if_fused
 
 /// Reports that the calling test is skipped, as a line `SKIPPED: TEST: REASON` that `.ci/run` counts.
 ///
-/// The line is written to standard error directly, because libtest captures the output of the
-/// printing macros and drops it when the test passes.
-///
 /// # Panics
 /// If the environment variable `HONE_CI_STRICT` is 1.
 pub fn skip(reason: &str) {
-    let thread = thread::current();
-    let line = format!("SKIPPED: {}: {reason}\n", thread.name().unwrap_or("test"));
+    let line = skipped("SKIPPED", reason);
     let strict = env::var_os("HONE_CI_STRICT").is_some_and(|value| value == "1");
     assert!(!strict, "HONE_CI_STRICT forbids skipped tests: {line}");
+    write_line(&line);
+}
+
+/// Reports that the calling test is skipped because the processor does not have `instructions`. `.ci/run`
+/// counts these lines too, but `HONE_CI_STRICT` allows them, because no installation helps.
+pub fn skip_without(instructions: &str) {
+    write_line(&skipped("SKIPPED (processor)", &format!("no {instructions}")));
+}
+
+fn skipped(kind: &str, reason: &str) -> String {
+    let thread = thread::current();
+    format!("{kind}: {}: {reason}\n", thread.name().unwrap_or("test"))
+}
+
+/// Writes to standard error directly, because libtest captures the output of the printing macros and drops
+/// it when the test passes.
+fn write_line(line: &str) {
     // One write, so that concurrent tests do not mix their lines.
     io::stderr().write_all(line.as_bytes()).unwrap();
 }

@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::exp::exp_f32;
-use crate::weights::{BlockFormat, dequantize};
+use crate::weights::QuantizedMatrix;
 
 /// f32 for training, f64 for checking gradients.
 pub trait Real:
@@ -33,8 +33,8 @@ pub trait Real:
     fn upcast_f16(to: &mut [Self], from: &[f16]);
     /// Converts `from` into `to`, which has the same length. Exact.
     fn upcast_bf16(to: &mut [Self], from: &[bf16]);
-    /// Writes the values of quantized blocks to `to`, which has as many. Exact.
-    fn dequantize(format: BlockFormat, blocks: &[u8], to: &mut [Self]);
+    /// Writes the values of a matrix from `first` on, which are whole blocks, to `to`. Exact.
+    fn dequantize(matrix: &QuantizedMatrix, first: usize, to: &mut [Self]);
     /// This thread's buffer for values that are widened.
     fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>>;
     /// The same values, if this type is f32: some kernels exist for f32 alone.
@@ -83,8 +83,8 @@ macro_rules! real {
                 let f32_of = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = f32_of(from).into());
             }
-            fn dequantize(format: BlockFormat, blocks: &[u8], to: &mut [Self]) {
-                $dequantize(format, blocks, to);
+            fn dequantize(matrix: &QuantizedMatrix, first: usize, to: &mut [Self]) {
+                $dequantize(matrix, first, to);
             }
             fn upcast_buffer() -> &'static LocalKey<Cell<Vec<Self>>> {
                 thread_local! {
@@ -105,12 +105,12 @@ macro_rules! real {
     };
 }
 
-real!(f32, exp_f32, convert_to_f32_slice, dequantize, Some, convert::identity);
+real!(f32, exp_f32, convert_to_f32_slice, QuantizedMatrix::dequantize, Some, convert::identity);
 real!(f64, f64::exp, convert_to_f64_slice, dequantize_to_f64, none, to_f64);
 
-fn dequantize_to_f64(format: BlockFormat, blocks: &[u8], to: &mut [f64]) {
+fn dequantize_to_f64(matrix: &QuantizedMatrix, first: usize, to: &mut [f64]) {
     let mut values = vec![0.0; to.len()];
-    dequantize(format, blocks, &mut values);
+    matrix.dequantize(first, &mut values);
     to.iter_mut().zip(values).for_each(|(to, value)| *to = value.into());
 }
 

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::float::Real;
 use super::parallel;
-use crate::weights::{BaseMatrix, BlockFormat};
+use crate::weights::{BaseMatrix, QuantizedMatrix};
 
 type Result<T> = candle_core::Result<T>;
 
@@ -50,8 +50,8 @@ pub(crate) enum StoredValues<'a> {
     Bf16(&'a [bf16]),
     /// f32 or f64.
     Wide(&'a CpuStorage, Range<usize>),
-    /// Whole blocks.
-    Quantized(BlockFormat, &'a [u8]),
+    /// The values of whole blocks, from this one on.
+    Quantized(&'a QuantizedMatrix, usize),
 }
 
 /// As [`with_upcast`], with the values as they are stored.
@@ -67,7 +67,7 @@ pub(crate) fn with_stored<R>(
     let tensor = match matrix {
         BaseMatrix::Float(tensor) => tensor,
         BaseMatrix::Quantized(matrix) => {
-            return f(StoredValues::Quantized(matrix.format(), matrix.blocks(range)));
+            return f(StoredValues::Quantized(matrix, range.start));
         }
     };
     let (storage, layout) = tensor.storage_and_layout();
@@ -104,12 +104,8 @@ pub fn with_upcast<T: Real, R>(
             widened(count, |at, to| T::upcast_bf16(to, &values[at..at + to.len()]), f)
         }
         StoredValues::Wide(storage, range) => f(&T::cpu_storage_as_slice(storage)?[range]),
-        StoredValues::Quantized(format, blocks) => {
-            let bytes = |value: usize| format.row_bytes(value);
-            let dequantize = |at: usize, to: &mut [T]| {
-                T::dequantize(format, &blocks[bytes(at)..bytes(at + to.len())], to);
-            };
-            widened(count, dequantize, f)
+        StoredValues::Quantized(matrix, first) => {
+            widened(count, |at, to| T::dequantize(matrix, first + at, to), f)
         }
     })
 }

@@ -1,22 +1,22 @@
 //! The values of quantized blocks in f32, bit for bit those of ggml's reference implementation: products
 //! and sums are rounded one at a time, in its order.
 
-use hone_core::simd::{SimdTask, dispatch};
+use hone_core::simd::SimdTask;
 
 use super::format::BlockFormat;
+use super::interleave::{BlockLayout, GROUP_ROWS};
 
-/// Writes the values of blocks to `to`.
-///
-/// # Panics
-/// If `to` is not as long as the values of `blocks`, which are whole.
-pub fn dequantize(format: BlockFormat, blocks: &[u8], to: &mut [f32]) {
-    dispatch(DequantizeTask { format, blocks, to });
-}
-
-/// Writes the values of `blocks` to `to`.
+/// Writes values of a matrix to `to`, row by row.
 pub(super) struct DequantizeTask<'a> {
     pub format: BlockFormat,
+    /// The interleaved blocks of the matrix.
     pub blocks: &'a [u8],
+    pub rows: usize,
+    /// Blocks of a row.
+    pub row_blocks: usize,
+    /// The first block, counted row by row.
+    pub first: usize,
+    /// The values of whole blocks.
     pub to: &'a mut [f32],
 }
 
@@ -25,28 +25,37 @@ impl SimdTask for DequantizeTask<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { format, blocks, to } = self;
-        match format {
-            BlockFormat::Q8_0 => each(blocks, to, q8_0),
-            BlockFormat::Q4_0 => each(blocks, to, q4_0),
-            BlockFormat::Q4_1 => each(blocks, to, q4_1),
-            BlockFormat::Q4K => each(blocks, to, q4_k),
-            BlockFormat::Q6K => each(blocks, to, q6_k),
+        match self.format {
+            BlockFormat::Q8_0 => self.each(q8_0),
+            BlockFormat::Q4_0 => self.each(q4_0),
+            BlockFormat::Q4_1 => self.each(q4_1),
+            BlockFormat::Q4K => self.each(q4_k),
+            BlockFormat::Q6K => self.each(q6_k),
         }
     }
 }
 
-#[inline(always)]
-fn each<const BYTES: usize, const VALUES: usize>(
-    blocks: &[u8],
-    to: &mut [f32],
-    decode: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
-) {
-    let (blocks, no_bytes) = blocks.as_chunks::<BYTES>();
-    let (to, no_values) = to.as_chunks_mut::<VALUES>();
-    assert!(no_bytes.is_empty() && no_values.is_empty() && blocks.len() == to.len());
-    for (block, to) in blocks.iter().zip(to) {
-        decode(block, to);
+impl DequantizeTask<'_> {
+    #[inline(always)]
+    fn each<const BYTES: usize, const VALUES: usize>(
+        self,
+        decode: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
+    ) {
+        let (to, rest) = self.to.as_chunks_mut::<VALUES>();
+        assert!(rest.is_empty() && self.first + to.len() <= self.rows * self.row_blocks);
+        let layout = BlockLayout::new(self.format);
+        let (mut row, mut column) = (self.first / self.row_blocks, self.first % self.row_blocks);
+        for to in to {
+            let group = row / GROUP_ROWS * GROUP_ROWS;
+            let rows = GROUP_ROWS.min(self.rows - group);
+            let at = (group * self.row_blocks + column * rows) * BYTES;
+            let interleaved = &self.blocks[at..at + rows * BYTES];
+            decode(&layout.block(interleaved, rows, row - group), to);
+            column += 1;
+            if column == self.row_blocks {
+                (row, column) = (row + 1, 0);
+            }
+        }
     }
 }
 
@@ -157,6 +166,7 @@ mod tests {
 
     use hone_core::testing::assert_same_bits;
 
+    use super::super::interleave::interleave;
     use super::*;
 
     /// Random blocks whose scales are of moderate size.
@@ -180,23 +190,37 @@ mod tests {
 
     #[test]
     fn values_are_those_of_ggml_with_every_instruction_set() {
+        // A whole group of rows, and a part of one.
+        let (rows, row_blocks) = (19, 3);
         for format in BlockFormat::ALL {
-            let blocks = random_blocks(format, 7, 5);
-            let count = 7 * format.values();
+            let mut blocks = random_blocks(format, rows * row_blocks, 5);
+            let count = rows * row_blocks * format.values();
             let storage =
                 QStorage::from_data(blocks.as_slice().into(), &Device::Cpu, format.ggml()).unwrap();
             let tensor = QTensor::new(storage, count).unwrap();
             let expected = tensor.dequantize(&Device::Cpu).unwrap().to_vec1::<f32>().unwrap();
-            let mut found = vec![0.0; count];
-            dequantize(format, &blocks, &mut found);
-            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&found), bits(&expected), "{format:?}");
-            assert!(found.iter().any(|x| x.abs() > 0.1), "{format:?}");
-            assert_same_bits(|instructions| {
-                let mut to = vec![0.0; count];
-                instructions.run(DequantizeTask { format, blocks: &blocks, to: &mut to });
-                to
-            });
+            interleave(format, row_blocks * format.bytes(), &mut blocks);
+            for range in [0..rows * row_blocks, 5..7, 46..54] {
+                let values = range.start * format.values()..range.end * format.values();
+                assert_same_bits(|instructions| {
+                    let mut to = vec![0.0; values.len()];
+                    let (blocks, first) = (&blocks[..], range.start);
+                    let to_values = &mut to;
+                    instructions.run(DequantizeTask {
+                        format,
+                        blocks,
+                        rows,
+                        row_blocks,
+                        first,
+                        to: to_values,
+                    });
+                    let bits =
+                        |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&to), bits(&expected[values.clone()]), "{format:?}");
+                    to
+                });
+            }
+            assert!(expected.iter().any(|x| x.abs() > 0.1), "{format:?}");
         }
     }
 
@@ -211,11 +235,5 @@ mod tests {
                 assert_eq!(found.to_bits(), expected.to_bits(), "{bits:#x}");
             }
         }
-    }
-
-    #[test]
-    #[should_panic(expected = "assertion")]
-    fn other_lengths_panic() {
-        dequantize(BlockFormat::Q8_0, &[0; 34], &mut [0.0; 33]);
     }
 }

@@ -1,16 +1,19 @@
 //! A matrix of the base: a candle tensor, or quantized blocks.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::dequantize::dequantize;
+use hone_core::simd::dispatch;
+
+use super::dequantize::DequantizeTask;
 use super::format::{BlockFormat, WeightType};
+use super::interleave::interleave;
 use crate::{ModelError, Result};
 
-/// A matrix `[rows, columns]` of quantized blocks in main memory, row by row.
+/// A matrix `[rows, columns]` of quantized blocks in main memory. The blocks of
+/// [`GROUP_ROWS`](super::GROUP_ROWS) rows are interleaved.
 pub struct QuantizedMatrix {
     format: BlockFormat,
     rows: usize,
@@ -25,14 +28,14 @@ impl fmt::Debug for QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
-    /// A matrix from its blocks.
+    /// A matrix from its blocks, row by row.
     ///
     /// # Errors
     /// If a row is not a sequence of whole blocks, or the bytes do not fit the shape.
     pub fn new(
         format: BlockFormat,
         (rows, columns): (usize, usize),
-        bytes: Vec<u8>,
+        mut bytes: Vec<u8>,
     ) -> Result<Self> {
         let whole = columns > 0 && columns.is_multiple_of(format.values());
         if !whole || bytes.len() != rows * format.row_bytes(columns) {
@@ -42,6 +45,7 @@ impl QuantizedMatrix {
                 format.as_str()
             )));
         }
+        interleave(format, format.row_bytes(columns), &mut bytes);
         Ok(Self { format, rows, columns, bytes })
     }
 
@@ -60,28 +64,35 @@ impl QuantizedMatrix {
         self.format.row_bytes(self.columns)
     }
 
-    /// The blocks of the rows from `first` on.
-    ///
-    /// # Panics
-    /// If there are fewer rows than `first`.
-    pub fn rows_from(&self, first: usize) -> &[u8] {
-        &self.bytes[first * self.row_bytes()..]
+    /// The blocks, interleaved: the first block of each of [`GROUP_ROWS`](super::GROUP_ROWS) rows, the
+    /// second one, and so on, then the next rows. In the blocks of the same number, each f16 number and
+    /// each word of 4 bytes is followed by that of the next row. The last rows may be fewer.
+    pub fn interleaved(&self) -> &[u8] {
+        &self.bytes
     }
 
-    /// The blocks of a range of values, counted row by row, that starts and ends between blocks.
+    /// Writes the values from `first` on, counted row by row, to `to`. They are whole blocks.
     ///
     /// # Panics
-    /// If the range is outside the matrix.
-    pub(crate) fn blocks(&self, range: Range<usize>) -> &[u8] {
-        let at = |value: usize| self.format.row_bytes(value);
-        &self.bytes[at(range.start)..at(range.end)]
+    /// If the values are outside the matrix, or `to` is not as long as whole blocks.
+    pub fn dequantize(&self, first: usize, to: &mut [f32]) {
+        let values = self.format.values();
+        debug_assert!(first.is_multiple_of(values), "{first} is within a block");
+        dispatch(DequantizeTask {
+            format: self.format,
+            blocks: &self.bytes,
+            rows: self.rows,
+            row_blocks: self.columns / values,
+            first: first / values,
+            to,
+        });
     }
 
     /// The first values of the matrix, `count` or all.
     fn first_values(&self, count: usize) -> Vec<f32> {
         let whole = count.next_multiple_of(self.format.values()).min(self.rows * self.columns);
         let mut values = vec![0.0; whole];
-        dequantize(self.format, self.blocks(0..whole), &mut values);
+        self.dequantize(0, &mut values);
         values.truncate(count);
         values
     }
@@ -182,7 +193,7 @@ impl BaseMatrix {
             if row >= rows {
                 candle_core::bail!("row {row} is outside the {rows} rows of a matrix");
             }
-            dequantize(matrix.format, matrix.blocks(row * columns..(row + 1) * columns), to);
+            matrix.dequantize(row * columns, to);
         }
         Tensor::from_vec(values, (ids.len(), columns), &Device::Cpu)?.to_dtype(dtype)
     }

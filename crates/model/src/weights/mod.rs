@@ -9,14 +9,15 @@ mod dequantize;
 mod files;
 mod format;
 mod gguf;
+mod interleave;
 mod matrix;
 mod options;
 mod quantize;
 
-pub use dequantize::dequantize;
 pub use files::WeightFiles;
 pub(crate) use files::is_gguf;
 pub use format::{BlockFormat, WeightType};
+pub use interleave::GROUP_ROWS;
 pub use matrix::{BaseMatrix, QuantizedMatrix};
 pub use options::{LoadOptions, Quantize};
 

@@ -15,13 +15,14 @@ use crate::attention::{SequenceAttention, scratch_len};
 use crate::error::{Result, SamplerError};
 use crate::keep_pool_hot::keep_pool_hot;
 use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
+use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{
     COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, padded_width, par_outputs,
 };
 use crate::simd_ops::{
     AddInPlace, GatedActivation, RmsNorm, Softcap, columns_to_rows, rows_to_columns,
 };
-use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer, LinearGroup};
+use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer, LinearGroup, LinearInput};
 
 use pass_rows::PassRows;
 pub(crate) use pass_rows::PromptChunk;
@@ -200,14 +201,19 @@ impl Decoder {
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
-            linear.forward(&layer.qkv, qkv, &scratch.normed, &mut scratch.lora)?;
+            linear.forward(
+                &layer.qkv,
+                qkv,
+                &scratch.normed,
+                (&mut scratch.lora, &mut scratch.integers),
+            )?;
             columns_to_rows(&mut scratch.qkv[..rows * outputs], (0, outputs), qkv, width);
             self.cache_keys_and_values(tokens, index, layer, &mut scratch.qkv)?;
             self.attend(&*tokens, index, scratch, threads);
             let mixed = &mut scratch.wide[..q_width * width];
             rows_to_columns(mixed, width, &scratch.row_values[..rows * q_width], q_width);
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(&layer.o, out, mixed, &mut scratch.lora)?;
+            linear.forward(&layer.o, out, mixed, (&mut scratch.lora, &mut scratch.integers))?;
             self.add_to_residual(
                 scratch,
                 layer.output_norms.as_ref().map(|norms| &norms[0]),
@@ -217,7 +223,12 @@ impl Decoder {
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[1], width);
             let inner = spec.intermediate_size * width;
             let gate_up = &mut scratch.wide[..2 * inner];
-            linear.forward(&layer.gate_up, gate_up, &scratch.normed, &mut scratch.lora)?;
+            linear.forward(
+                &layer.gate_up,
+                gate_up,
+                &scratch.normed,
+                (&mut scratch.lora, &mut scratch.integers),
+            )?;
             let (gate, up) = gate_up.split_at(inner);
             let activated = &mut scratch.mlp[..inner];
             par_elements(activated, threads, |first, out| {
@@ -225,7 +236,12 @@ impl Decoder {
                 dispatch(GatedActivation { out, gate, up, activation: spec.activation });
             });
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(&layer.down, out, activated, &mut scratch.lora)?;
+            linear.forward(
+                &layer.down,
+                out,
+                activated,
+                (&mut scratch.lora, &mut scratch.integers),
+            )?;
             self.add_to_residual(
                 scratch,
                 layer.output_norms.as_ref().map(|norms| &norms[1]),
@@ -356,7 +372,11 @@ impl Decoder {
     fn head(&self, rows: usize, all: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
         let vocab = self.weights.spec.vocab_size;
         let width = scratch.narrow_normed(rows, all);
-        let x = TokenColumns { values: &scratch.normed, width, tokens: rows };
+        let columns = TokenColumns { values: &scratch.normed, width, tokens: rows };
+        let inner = self.weights.spec.hidden_size;
+        let integers = (self.weights.head_uses_integers())
+            .then(|| scratch.integers.round(columns, inner, threads));
+        let x = LinearInput { columns, integers };
         let logits = &mut scratch.logits[..rows * vocab];
         for first in (0..vocab).step_by(scratch.head_part) {
             let count = scratch.head_part.min(vocab - first);
@@ -382,18 +402,20 @@ struct LinearPass<'a> {
 
 impl LinearPass<'_> {
     /// Computes a group of linear layers with biases and adapters: `x` `[inner, width]` to `out`
-    /// `[outputs, width]`. `lora` is scratch.
+    /// `[outputs, width]`. `lora` and `integers` are scratch.
     fn forward(
         &self,
         group: &LinearGroup,
         out: &mut [f32],
         x: &[f32],
-        lora: &mut [f32],
+        (lora, integers): (&mut [f32], &mut IntegerColumns),
     ) -> Result<()> {
-        let Self { width, tokens, .. } = *self;
-        let x = TokenColumns { values: &x[..group.inner * width], width, tokens };
+        let Self { width, tokens, threads, .. } = *self;
+        let columns = TokenColumns { values: &x[..group.inner * width], width, tokens };
+        let integers = group.uses_integers.then(|| integers.round(columns, group.inner, threads));
+        let x = LinearInput { columns, integers };
         // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
-        par_outputs(out, width, group.inner, self.threads, |first, mut out| {
+        par_outputs(out, width, group.inner, threads, |first, mut out| {
             // The part may begin and end within any of the layers.
             let mut skip = first;
             for linear in &group.linears {
@@ -416,14 +438,10 @@ impl LinearPass<'_> {
             let Some(pair) = adapter.get(self.layer, linear.kind) else { continue };
             let lora = &mut lora[..pair.r * width];
             lora.fill(0.0);
-            add_matmul(
-                lora,
-                WeightMatrix { values: &pair.a, inner: linear.inner },
-                x,
-                self.threads,
-            );
+            let a = WeightMatrix { values: &pair.a, inner: linear.inner };
+            add_matmul(lora, a, columns, threads);
             let b = WeightMatrix { values: &pair.b, inner: pair.r };
-            add_matmul(out, b, TokenColumns { values: lora, width, tokens }, self.threads);
+            add_matmul(out, b, TokenColumns { values: lora, width, tokens }, threads);
         }
         Ok(())
     }

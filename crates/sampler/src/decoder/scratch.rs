@@ -3,6 +3,7 @@
 use hone_model::ModelSpec;
 
 use crate::error::{Result, SamplerError};
+use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{COLUMN_BLOCK, padded_width};
 
 /// Logits per token that are computed before they are transposed into rows.
@@ -28,6 +29,8 @@ pub struct Scratch {
     pub(super) wide: Vec<f32>,
     /// The gated activation, `[intermediate, width]`.
     pub(super) mlp: Vec<f32>,
+    /// The input of quantized layers.
+    pub(super) integers: IntegerColumns,
     /// The adapter's inner activations, `[rank, width]`.
     pub(super) lora: Vec<f32>,
     /// Queries, keys and values of each row.
@@ -42,30 +45,62 @@ pub struct Scratch {
     pub(super) head_part: usize,
 }
 
+/// Values per row of the buffers.
+struct Sizes {
+    hidden: usize,
+    wide: usize,
+    mlp: usize,
+    qkv: usize,
+    row_values: usize,
+    head_part: usize,
+}
+
+impl Sizes {
+    fn new(spec: &ModelSpec) -> Self {
+        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+        let (hidden, mlp) = (spec.hidden_size, spec.intermediate_size);
+        let (qkv, head_part) = (q + 2 * kv, HEAD_PART.min(spec.vocab_size));
+        let wide = qkv.max(2 * mlp).max(head_part);
+        Self { hidden, wide, mlp, qkv, row_values: q.max(hidden), head_part }
+    }
+}
+
 impl Scratch {
     /// Allocates buffers for passes of `rows` rows, or for steps of `logits` rows.
     pub fn new(spec: &ModelSpec, rows: usize, logits: usize) -> Self {
-        let rows = rows.max(logits).next_multiple_of(COLUMN_BLOCK);
-        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
-        let (hidden, mlp) = (spec.hidden_size, spec.intermediate_size);
-        let head_part = HEAD_PART.min(spec.vocab_size);
+        let (sizes, rows) = (Sizes::new(spec), Self::padded_rows(rows, logits));
         let buffer = |features: usize| vec![0.0; features * rows];
         Self {
             rows,
             vocab: spec.vocab_size,
             rank: 0,
-            residual: buffer(hidden),
-            normed: buffer(hidden),
-            out: buffer(hidden),
-            wide: buffer((q + 2 * kv).max(2 * mlp).max(head_part)),
-            mlp: buffer(mlp),
+            residual: buffer(sizes.hidden),
+            normed: buffer(sizes.hidden),
+            out: buffer(sizes.hidden),
+            wide: buffer(sizes.wide),
+            mlp: buffer(sizes.mlp),
+            integers: IntegerColumns::default(),
             lora: Vec::new(),
-            qkv: buffer(q + 2 * kv),
-            row_values: buffer(q.max(hidden)),
+            qkv: buffer(sizes.qkv),
+            row_values: buffer(sizes.row_values),
             scores: Vec::new(),
             logits: vec![0.0; spec.vocab_size * logits],
-            head_part,
+            head_part: sizes.head_part,
         }
+    }
+
+    /// Bytes of the buffers of [`Self::new`] with those of quantized layers, without the ones that depend
+    /// on an adapter's rank or on lengths.
+    pub(crate) fn bytes(spec: &ModelSpec, rows: usize, logits: usize) -> usize {
+        let (sizes, rows) = (Sizes::new(spec), Self::padded_rows(rows, logits));
+        let Sizes { hidden, wide, mlp, qkv, row_values, .. } = sizes;
+        let values = 3 * hidden + wide + mlp + qkv + row_values;
+        let integers = IntegerColumns::bytes(rows, hidden.max(mlp).max(row_values));
+        (values * rows + spec.vocab_size * logits) * size_of::<f32>() + integers
+    }
+
+    fn padded_rows(rows: usize, logits: usize) -> usize {
+        rows.max(logits).next_multiple_of(COLUMN_BLOCK)
     }
 
     /// The maximum number of rows of a pass.
@@ -111,5 +146,25 @@ impl Scratch {
         if scores > self.scores.len() {
             self.scores.resize(scores.next_power_of_two(), 0.0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_model::testing::tiny_spec;
+
+    use super::*;
+
+    #[test]
+    fn planned_bytes_are_those_of_the_buffers() {
+        let (spec, rows) = (tiny_spec(), 40);
+        let scratch = Scratch::new(&spec, rows, 8);
+        let Scratch { residual, normed, out, wide, mlp, qkv, row_values, logits, .. } = &scratch;
+        let buffers = [residual, normed, out, wide, mlp, qkv, row_values, logits];
+        let values: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let q = spec.num_heads * spec.head_dim;
+        let inner = spec.hidden_size.max(spec.intermediate_size).max(q);
+        let integers = IntegerColumns::bytes(48, inner);
+        assert_eq!(Scratch::bytes(&spec, rows, 8), 4 * values + integers);
     }
 }

@@ -7,8 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod blocks;
+pub(crate) mod integer;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod narrow;
@@ -21,7 +20,6 @@ use pulp::Arch;
 use rayon::prelude::*;
 
 use hone_core::threads::pause_point;
-use hone_model::weights::BlockFormat;
 
 #[cfg(target_arch = "x86_64")]
 use kernel::AddMatmul;
@@ -81,7 +79,7 @@ pub(crate) fn add_matmul_serial<W: VectorWeight>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if is_narrow(x.tokens) {
-        add_narrow::<W, W>(out, w, w.inner, x);
+        add_narrow(out, w, x);
         return pause_point();
     }
     let task = AddMatmul { out, w, x };
@@ -93,48 +91,16 @@ pub(crate) fn add_matmul_serial<W: VectorWeight>(
     pause_point();
 }
 
-/// Computes `out += w x` on the current thread for quantized weights, if a kernel reads their blocks
-/// directly. Returns whether it did; otherwise the weights must be dequantized. `w` has the blocks of as
-/// many rows as `out` has.
-#[must_use]
-pub(crate) fn add_blocks_serial(
-    out: &mut [f32],
-    format: BlockFormat,
-    w: WeightMatrix<'_, u8>,
-    x: TokenColumns<'_>,
-) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if is_narrow(x.tokens) {
-        let row_bytes = format.row_bytes(w.inner);
-        match format {
-            BlockFormat::Q8_0 => add_narrow::<blocks::Q8_0, u8>(out, w, row_bytes, x),
-            BlockFormat::Q4_0 => add_narrow::<blocks::Q4_0, u8>(out, w, row_bytes, x),
-            BlockFormat::Q4_1 => add_narrow::<blocks::Q4_1, u8>(out, w, row_bytes, x),
-            BlockFormat::Q4K | BlockFormat::Q6K => return false,
-        }
-        pause_point();
-        return true;
-    }
-    let _ = (out, format, w, x);
-    false
-}
-
-/// Computes `out += w x` by the kernel for a few tokens. Rows of `w` have `row_values` stored values.
+/// Computes `out += w x` by the kernel for a few tokens.
 #[cfg(target_arch = "x86_64")]
-fn add_narrow<T: narrow::Transposed, V>(
-    out: &mut [f32],
-    w: WeightMatrix<'_, V>,
-    row_values: usize,
-    x: TokenColumns<'_>,
-) {
+fn add_narrow<W: VectorWeight>(out: &mut [f32], w: WeightMatrix<'_, W>, x: TokenColumns<'_>) {
     let outputs = out.len() / x.width;
-    let row_bytes = row_values * size_of::<V>();
     assert!(x.width >= narrow::padded(x.tokens) && x.values.len() >= w.inner * x.width);
-    assert!(w.values.len() >= outputs * row_values && row_bytes == T::row_bytes(w.inner));
+    assert!(w.values.len() >= outputs * w.inner);
     let few = narrow::FewColumns {
         out: out.as_mut_ptr(),
         w: w.values.as_ptr().cast(),
-        row_bytes,
+        row_bytes: w.inner * size_of::<W>(),
         x: x.values.as_ptr(),
         inner: w.inner,
         width: x.width,
@@ -142,7 +108,7 @@ fn add_narrow<T: narrow::Transposed, V>(
     };
     // SAFETY: the caller checked that the processor is a `V4`, which has the features. The assertions
     // keep every access within the three slices.
-    unsafe { few.run::<T>(x.tokens) }
+    unsafe { few.run::<W>(x.tokens) }
 }
 
 /// Splits `out` `[outputs, width]` into parts and calls `f(first output, part)` on up to `threads`

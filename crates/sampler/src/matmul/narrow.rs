@@ -43,29 +43,18 @@ pub(super) trait Transposed {
     /// Vectors of words: vector `p` has word `p` of each row.
     type Words: AsRef<[__m512i]>;
 
-    /// What all weights of a row and step share.
-    type Scale: Copy;
-
-    /// Bytes of a row of `inner` weights.
-    fn row_bytes(inner: usize) -> usize {
-        let values = inner * Self::STEP_BYTES;
-        debug_assert!(values.is_multiple_of(Self::STEP), "{inner} weights");
-        values / Self::STEP
-    }
-
     /// Reads the same step of 16 rows. With `PART`, the step has its first `bytes` bytes only, and the
     /// others count as 0.
     ///
     /// # Safety
     /// The processor has the features of [`FewColumns::run`], and the rows can be read.
-    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize)
-    -> (Self::Words, Self::Scale);
+    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words;
 
     /// Weight `i` of each word, exactly. `i` is below [`Self::PER_WORD`].
     ///
     /// # Safety
     /// The processor has the features of [`FewColumns::run`].
-    unsafe fn widen(words: __m512i, i: usize, scale: Self::Scale) -> __m512;
+    unsafe fn widen(words: __m512i, i: usize) -> __m512;
 }
 
 /// Where 16 rows are. Rows after the last one are the last one again, and their sums are not stored.
@@ -205,11 +194,11 @@ impl FewColumns {
                             _mm_prefetch::<_MM_HINT_T1>(next.cast());
                         }
                     }
-                    let (words, scale) = W::read::<false>(rows, W::STEP_BYTES);
+                    let words = W::read::<false>(rows, W::STEP_BYTES);
                     for (p, words) in words.as_ref().iter().enumerate() {
                         for i in 0..W::PER_WORD {
                             let x = x.add((p * W::PER_WORD + i) * self.width);
-                            add_product(sums, W::widen(*words, i, scale), x);
+                            add_product(sums, W::widen(*words, i), x);
                         }
                     }
                 }
@@ -219,10 +208,10 @@ impl FewColumns {
                 let x = self.x.add(steps * W::STEP * self.width);
                 let from = steps * W::STEP_BYTES;
                 for (sums, rows) in sums.iter_mut().zip(rows) {
-                    let (words, scale) = W::read::<true>(rows.skip(from), self.row_bytes - from);
+                    let words = W::read::<true>(rows.skip(from), self.row_bytes - from);
                     for k in 0..rest {
                         let words = words.as_ref()[k / W::PER_WORD];
-                        let w = W::widen(words, k % W::PER_WORD, scale);
+                        let w = W::widen(words, k % W::PER_WORD);
                         add_product(sums, w, x.add(k * self.width));
                     }
                 }

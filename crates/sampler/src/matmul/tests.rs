@@ -3,14 +3,13 @@ use pulp::Arch;
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_core::testing::Instructions;
-use hone_model::weights::{BlockFormat, dequantize};
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
 use super::kernel::{AddMatmul, StoredWeight};
 use super::{
-    COLUMN_BLOCK, TokenColumns, VectorWeight, WeightMatrix, add_blocks_serial, add_matmul,
-    add_matmul_serial, padded_width,
+    COLUMN_BLOCK, TokenColumns, VectorWeight, WeightMatrix, add_matmul, add_matmul_serial,
+    padded_width,
 };
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
@@ -184,50 +183,5 @@ fn a_few_tokens_have_the_bits_of_many() {
         check(outputs, inner, |w| w);
         check(outputs, inner, f16::from_f32);
         check(outputs, inner, bf16::from_f32);
-    }
-}
-
-#[test]
-fn quantized_blocks_are_multiplied_as_their_exact_values() {
-    let width = COLUMN_BLOCK;
-    for format in BlockFormat::ALL {
-        let block = format.values();
-        for (outputs, columns) in [(64, 1), (128, 3), (83, 2), (7, 1), (80, 5)] {
-            let inner = columns * block;
-            let mut blocks = vec![0; outputs * format.row_bytes(inner)];
-            for (i, byte) in blocks.iter_mut().enumerate() {
-                *byte = (i * 37 % 256) as u8;
-            }
-            // Scales and offsets, as in `BlockFormat`; other bytes at these places may be NaN.
-            let at: &[usize] = match format {
-                BlockFormat::Q8_0 | BlockFormat::Q4_0 => &[0],
-                BlockFormat::Q4_1 | BlockFormat::Q4K => &[0, 2],
-                BlockFormat::Q6K => &[208],
-            };
-            let count = outputs * columns * at.len();
-            let mut scales = values(count, 3).into_iter().map(f16::from_f32);
-            for block in blocks.chunks_exact_mut(format.bytes()) {
-                for (at, scale) in at.iter().zip(&mut scales) {
-                    block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
-                }
-            }
-            let mut exact = vec![0.0; outputs * inner];
-            dequantize(format, &blocks, &mut exact);
-            let (x, initial) = (values(inner * width, 11), values(outputs * width, 5));
-            for tokens in 1..=width {
-                let x = TokenColumns { values: &x, width, tokens };
-                let mut expected = initial.clone();
-                add_matmul_serial(&mut expected, WeightMatrix { values: &exact[..], inner }, x);
-                let mut out = initial.clone();
-                let w = WeightMatrix { values: &blocks[..], inner };
-                if !add_blocks_serial(&mut out, format, w, x) {
-                    assert_eq!(out, initial);
-                    continue;
-                }
-                for (out, expected) in out.chunks_exact(width).zip(expected.chunks_exact(width)) {
-                    assert_eq!(out[..tokens], expected[..tokens], "{format:?}, {tokens} tokens");
-                }
-            }
-        }
     }
 }

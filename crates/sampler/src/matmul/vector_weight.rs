@@ -98,11 +98,10 @@ impl<W: VectorWeight> Transposed for W {
     const PER_WORD: usize = <W as VectorWeight>::PER_WORD;
 
     type Words = [__m512i; LANES];
-    type Scale = ();
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> (Self::Words, ()) {
+    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words {
         let mut lines = [_mm512_setzero_si512(); LANES];
         for (i, line) in lines.iter_mut().enumerate() {
             // SAFETY: the caller guarantees that these bytes can be read.
@@ -114,12 +113,12 @@ impl<W: VectorWeight> Transposed for W {
                 }
             };
         }
-        (transpose(lines), ())
+        transpose(lines)
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn widen(words: __m512i, i: usize, (): ()) -> __m512 {
+    unsafe fn widen(words: __m512i, i: usize) -> __m512 {
         // SAFETY: the caller guarantees the features.
         unsafe { W::widen_word(words, i) }
     }
@@ -128,7 +127,7 @@ impl<W: VectorWeight> Transposed for W {
 /// Transposes 16 rows of 16 words.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
+pub(super) fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     let zero = _mm512_setzero_si512();
     let mut pairs = [zero; LANES];
     for i in 0..8 {

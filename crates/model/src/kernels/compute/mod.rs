@@ -153,11 +153,10 @@ impl WeightRows<'_> {
                     let values = &values[range(rows)];
                     widened(values.len(), |to| f32::upcast_f16(to, values), pack);
                 }),
-                StoredValues::Quantized(format, blocks) => packed(&|rows, pack| {
+                StoredValues::Quantized(matrix, first) => packed(&|rows, pack| {
                     let range = range(rows);
-                    let bytes = format.row_bytes(range.start)..format.row_bytes(range.end);
-                    let blocks = &blocks[bytes];
-                    widened(range.len(), |to| f32::dequantize(format, blocks, to), pack);
+                    let first = first + range.start;
+                    widened(range.len(), |to| f32::dequantize(matrix, first, to), pack);
                 }),
                 StoredValues::Wide(storage, all) => {
                     let values = &f32::cpu_storage_as_slice(storage)?[all];

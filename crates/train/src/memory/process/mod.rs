@@ -43,6 +43,8 @@ pub struct ProcessSetup {
     pub judge_replicas: usize,
     /// Sequences that native engines compute at once; 0 without one.
     pub sequences: usize,
+    /// Bytes of the buffers with which native engines compute; 0 without one.
+    pub sampler_buffers: usize,
     /// Positions of the caches of native engines; 0 without one.
     pub cache_positions: usize,
     /// Adapters that native engines hold for the versions that they answer with.
@@ -243,7 +245,7 @@ impl MemoryPlanner<'_> {
             ("base weights", if trains || sequences > 0 { step.base } else { 0 }),
             ("adapter", self.if_training(step.adapter) + versions * self.adapter(step)),
             ("optimizer moments", self.if_training(step.moments)),
-            ("sampler logits", sequences * self.spec.vocab_size * F32),
+            ("sampler buffers", self.setup.sampler_buffers),
         ];
         let part = |(part, bytes)| MemoryPart { part, phase: MemoryPhase::Start, bytes };
         parts.map(part).to_vec()

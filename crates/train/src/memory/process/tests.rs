@@ -24,6 +24,7 @@ fn serve() -> ProcessSetup {
         replicas: 1,
         judge_replicas: 0,
         sequences: 64,
+        sampler_buffers: 18 << 20,
         cache_positions: 32_768,
         versions: 1,
         weight_files: 269_062_896,
@@ -111,9 +112,10 @@ fn without_clients_nothing_is_served_or_staged() {
     }
     // The sampler still reads and copies the adapter.
     assert!(bytes(&plan, "staged adapter") > 0);
-    let setup = ProcessSetup { sequences: 0, cache_positions: 0, ..serve() };
+    assert_eq!(bytes(&plan, "sampler buffers"), setup.sampler_buffers);
+    let setup = ProcessSetup { sequences: 0, cache_positions: 0, sampler_buffers: 0, ..setup };
     let plan = planner(&spec, &config, setup).plan(0);
-    assert_eq!(bytes(&plan, "sampler cache") + bytes(&plan, "sampler logits"), 0);
+    assert_eq!(bytes(&plan, "sampler cache") + bytes(&plan, "sampler buffers"), 0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use hone_core::testing::skip;
+use hone_core::testing::skip_without;
 
 use super::*;
 use crate::kernels::parallel::with_threads;
@@ -11,7 +11,7 @@ use crate::kernels::parallel::with_threads;
 fn amx() -> Option<Amx> {
     let amx = Amx::get();
     if amx.is_none() {
-        skip("this process may not use AMX with bf16");
+        skip_without("AMX with bf16");
     }
     amx
 }
