@@ -33,7 +33,10 @@ pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
 pub(super) fn compute() -> impl TypedValueParser<Value = Compute> {
     let values = [
         ("f32", "32-bit floats"),
-        ("bf16", "Factors rounded to bf16, and sums in f32; without AMX the same as f32"),
+        (
+            "bf16",
+            "Factors rounded to bf16, sums in f32; f32 where the processor is not faster with bf16",
+        ),
     ];
     one_of(values)
 }

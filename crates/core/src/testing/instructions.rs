@@ -2,7 +2,7 @@
 
 use pulp::Arch;
 
-use super::skip;
+use super::skip_without;
 use crate::simd::{SimdTask, Vectorized};
 
 /// One of the ways to run a [`SimdTask`].
@@ -54,7 +54,7 @@ impl Instructions {
 }
 
 fn lacks(instructions: &str) -> Option<Arch> {
-    skip(&format!("this processor does not have {instructions}"));
+    skip_without(instructions);
     None
 }
 

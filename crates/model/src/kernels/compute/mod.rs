@@ -6,7 +6,7 @@ use candle_core::WithDType;
 use serde::{Deserialize, Serialize};
 
 use super::float::Real;
-use super::matmul::bf16::{self, Amx, PackedFactor, UnpackedRows};
+use super::matmul::bf16::{self, Bf16Unit, PackedFactor, UnpackedRows};
 use super::matmul::{Matrix, WriteMode, multiply, product};
 use super::storage::{StoredValues, with_stored, with_upcast};
 use crate::weights::BaseMatrix;
@@ -24,8 +24,8 @@ pub enum Compute {
     /// In f32.
     #[default]
     F32,
-    /// Both factors are rounded to bf16, and sums are in f32. Needs a processor with AMX (Linux on
-    /// x86-64, Intel from Sapphire Rapids on).
+    /// Both factors are rounded to bf16, and sums are in f32. Needs Linux on x86-64 and a processor with AMX
+    /// (Intel from Sapphire Rapids on), or AMD's with AVX-512 for bf16 (from Zen 4 on).
     Bf16,
 }
 
@@ -42,14 +42,14 @@ impl Compute {
     }
 
     /// What this process computes in where `self` is configured: [`Self::F32`] instead of
-    /// [`Self::Bf16`] if the processor does not have AMX, or Linux does not permit it.
+    /// [`Self::Bf16`] if the processor is not faster with bf16, or Linux does not permit AMX.
     ///
-    /// The instruction of AVX-512 for bf16 (`vdpbf16ps`) is not used. On Sapphire Rapids it has half the
-    /// throughput of the one for f32.
+    /// The instruction of AVX-512 for bf16 (`vdpbf16ps`) is used on AMD's processors only. On Sapphire Rapids
+    /// it has half the throughput of the one for f32.
     #[must_use]
     pub fn available(self) -> Self {
         match self {
-            Self::Bf16 if Amx::get().is_some() => Self::Bf16,
+            Self::Bf16 if Bf16Unit::get().is_some() => Self::Bf16,
             Self::F32 | Self::Bf16 => Self::F32,
         }
     }
@@ -76,9 +76,9 @@ impl<'a, T: Real> LeftFactor<'a, T> {
     /// is [available](Compute::available).
     pub fn new(compute: Compute, matrix: Matrix<'a, T>) -> Self {
         if compute == Compute::Bf16
-            && let (Some(amx), Some(matrix)) = (Amx::get(), matrix.as_f32())
+            && let (Some(unit), Some(matrix)) = (Bf16Unit::get(), matrix.as_f32())
         {
-            return Self::Rounded(PackedFactor::left(amx, matrix));
+            return Self::Rounded(PackedFactor::left(unit, matrix));
         }
         Self::Exact(matrix)
     }
@@ -90,7 +90,9 @@ impl<'a, T: Real> LeftFactor<'a, T> {
     pub fn product(&self, right: &WeightRows<'_>) -> Result<Vec<T>> {
         match self {
             Self::Exact(left) => right.read(|right| product(1.0, *left, right)),
-            Self::Rounded(left) => Ok(T::from_f32(bf16::product(left, &right.packed(left.amx())?))),
+            Self::Rounded(left) => {
+                Ok(T::from_f32(bf16::product(left, &right.packed(left.unit())?)))
+            }
         }
     }
 
@@ -109,7 +111,7 @@ impl<'a, T: Real> LeftFactor<'a, T> {
                 right.read(|right| multiply((out, stride), mode, 1.0, *left, right))
             }
             Self::Rounded(left) => {
-                let right = right.packed(left.amx())?;
+                let right = right.packed(left.unit())?;
                 let Some(out) = T::as_f32_mut(out) else {
                     candle_core::bail!("{NAME}: the factor is in f32, but not the output");
                 };
@@ -137,13 +139,13 @@ impl WeightRows<'_> {
     }
 
     /// The factor in bf16. Values that are stored in bf16 are copied; others are rounded.
-    fn packed(&self, amx: Amx) -> Result<PackedFactor> {
+    fn packed(&self, unit: Bf16Unit) -> Result<PackedFactor> {
         let (columns, values) = self.values()?;
         let shape = (self.rows.len(), columns);
         let range = |rows: Range<usize>| rows.start * columns..rows.end * columns;
         with_stored(self.weight, values, NAME, |stored| {
             let packed = |read: &ReadRows<'_>| {
-                PackedFactor::right(amx, shape, self.transposed, |rows, pack| read(rows, pack))
+                PackedFactor::right(unit, shape, self.transposed, |rows, pack| read(rows, pack))
             };
             Ok(match stored {
                 StoredValues::Bf16(values) => {

@@ -49,7 +49,7 @@ fn names_are_those_of_the_configuration() {
 fn every_type_in_memory_has_the_bits_of_its_values_in_f32() {
     for compute in Compute::ALL {
         if compute.available() != compute {
-            skip_without("AMX with bf16");
+            skip_without("fast products in bf16");
             continue;
         }
         for (stored, values) in weights() {
@@ -76,7 +76,7 @@ fn every_type_in_memory_has_the_bits_of_its_values_in_f32() {
 #[test]
 fn the_error_of_bf16_is_that_of_two_roundings() {
     if Compute::Bf16.available() == Compute::F32 {
-        return skip_without("AMX with bf16");
+        return skip_without("fast products in bf16");
     }
     let (n, inner) = (20, 600);
     let (x, w) = (waves(n * inner, 0.2), waves(ROWS * inner, 0.7));

@@ -115,7 +115,7 @@ fn relative(found: &[f64], expected: &[f64]) -> f64 {
 #[test]
 fn products_in_bf16_are_the_same_for_every_type_in_memory() {
     if Compute::Bf16.available() == Compute::F32 {
-        return skip_without("AMX with bf16");
+        return skip_without("fast products in bf16");
     }
     let (dir, spec) = (tempfile::tempdir().unwrap(), spec());
     let files = weight_file(&dir);
@@ -139,7 +139,7 @@ fn products_in_bf16_are_the_same_for_every_type_in_memory() {
 #[test]
 fn products_in_bf16_change_results_within_bounds() {
     if Compute::Bf16.available() == Compute::F32 {
-        return skip_without("AMX with bf16");
+        return skip_without("fast products in bf16");
     }
     let file = |name: &str| test_file("../models/embedded").join(name);
     let config = std::fs::read(file("config.json")).unwrap();

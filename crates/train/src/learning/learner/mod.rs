@@ -191,8 +191,8 @@ fn report_compute(configured: Compute, used: Compute) {
             tracing::info!("the trainer's products with the base are in bf16");
         }
         (Compute::Bf16, Compute::F32) => tracing::warn!(
-            "train.compute = \"bf16\" has no effect: it needs a processor with AMX and a Linux that \
-             permits it; products are in f32"
+            "train.compute = \"bf16\" has no effect: it needs Linux and a processor with AMX, or AMD's \
+             from Zen 4 on; products are in f32"
         ),
     }
 }

@@ -7,19 +7,18 @@ use std::arch::x86_64::{__cpuid_count, CpuidResult};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::layout::{EDGE, TileRow, UnpackedRows};
-use super::pack;
+use super::layout::{EDGE, TileRow};
 
 /// Bytes between two rows of memory of a tile of a packed factor.
 const TILE_STRIDE: usize = size_of::<TileRow>();
 
-/// The proof that this process may use AMX with bf16, and AVX-512 with bf16 to pack factors.
+/// The proof that this process may use AMX with bf16.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Amx(());
+pub(super) struct Amx(());
 
 impl Amx {
-    /// `None` if the processor does not have the instructions, or Linux does not permit them. The first
-    /// call asks Linux for the permission, which applies to all threads.
+    /// `None` if the processor, which has AVX-512, does not have the instructions, or Linux does not permit
+    /// them. The first call asks Linux for the permission, which applies to all threads.
     pub fn get() -> Option<Self> {
         static PERMITTED: OnceLock<bool> = OnceLock::new();
         let permitted = PERMITTED.get_or_init(|| has_instructions() && request_permission());
@@ -33,74 +32,12 @@ impl Amx {
         unsafe { asm!("ldtilecfg [{}]", in(reg) shapes, options(nostack, readonly)) };
         TileRegisters(PhantomData)
     }
-
-    /// Packs `rows` (32 or fewer) of `columns` values of the left factor as a panel. `from` is the first
-    /// value, and the distance of two rows.
-    ///
-    /// # Safety
-    /// `from` has these rows. `to` has 32 rows of memory for each 32 columns, or fewer at the end.
-    pub(super) unsafe fn pack_rows(
-        self,
-        (from, stride): (*const f32, usize),
-        (rows, columns): (usize, usize),
-        to: *mut TileRow,
-    ) {
-        // SAFETY: the processor has the instructions, and the caller guarantees the rest.
-        unsafe { pack::rows(from, stride, (rows, columns), to) };
-    }
-
-    /// Packs `rows` (32 or fewer) of `columns` values as columns of the right factor, which are a panel.
-    ///
-    /// # Safety
-    /// As [`Self::pack_rows`].
-    pub(super) unsafe fn pack_transposed(
-        self,
-        from: UnpackedRows<'_>,
-        shape: (usize, usize),
-        to: *mut TileRow,
-    ) {
-        // SAFETY: the processor has the instructions, and the caller guarantees the rest.
-        unsafe {
-            match from {
-                UnpackedRows::F32(values) => pack::transposed(values.as_ptr(), shape, to),
-                UnpackedRows::Bf16(values) => pack::transposed(values.as_ptr(), shape, to),
-            }
-        }
-    }
-
-    /// Packs `rows` (32 or fewer) of `columns` values as inner values of the right factor: two tiles of
-    /// each panel. The panels start `step` rows of memory apart.
-    ///
-    /// # Safety
-    /// `from` has these rows. `to` is the first of 32 rows of memory in the first panel, and the other
-    /// panels have the same.
-    pub(super) unsafe fn pack_pairs(
-        self,
-        from: UnpackedRows<'_>,
-        shape: (usize, usize),
-        to: *mut TileRow,
-        step: usize,
-    ) {
-        // SAFETY: the processor has the instructions, and the caller guarantees the rest.
-        unsafe {
-            match from {
-                UnpackedRows::F32(values) => pack::pairs(values.as_ptr(), shape, to, step),
-                UnpackedRows::Bf16(values) => pack::pairs(values.as_ptr(), shape, to, step),
-            }
-        }
-    }
 }
 
-/// Whether the processor has AMX with bf16, and what packing needs.
+/// Whether the processor has AMX with bf16. It has AVX-512.
 fn has_instructions() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
-    if !(is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512bf16"))
-    {
-        return false;
-    }
     // The function is unsafe in some versions of Rust and safe in others.
     let cpuid: unsafe fn(u32, u32) -> CpuidResult = __cpuid_count;
     // SAFETY: every processor with AVX-512 has this instruction and leaf 7.

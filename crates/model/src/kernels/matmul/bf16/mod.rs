@@ -1,11 +1,12 @@
-//! Products of matrices whose values are rounded to bf16, with sums in f32, by the tile registers of x86
-//! processors (AMX).
+//! Products of matrices whose values are rounded to bf16, with sums in f32, by the tile registers (AMX) or
+//! the vectors (AVX-512) of x86 processors.
 //!
 //! A factor is packed first: its values are rounded to the nearest bf16, ties to even, and stored in the
 //! order in which tiles are loaded. A tile of the left factor holds 32 inner values of 16 rows, and a tile
 //! of the right factor 32 inner values of 16 columns. One instruction multiplies two tiles and adds the
 //! product to a tile of 16 x 16 sums. A panel is two tiles wide: 32 rows of the left factor or 32 columns
-//! of the right one, with all inner values. Packed factors are padded with zeros to whole panels.
+//! of the right one, with all inner values. Packed factors are padded with zeros to whole panels. The
+//! kernel for AVX-512 reads the same packed factors.
 //!
 //! A sum starts from 0, or from the output that it is added to. It runs over the inner dimension in
 //! parts of at most [`DEPTH`] tiles, whose number depends on the inner dimension alone, so the bits do
@@ -16,8 +17,12 @@ mod amx;
 mod layout;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod pack;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod unit;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod vectors;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-mod without_amx;
+mod without;
 
 use std::ops::Range;
 
@@ -26,12 +31,12 @@ use hone_core::threads::pause_point;
 use super::{Matrix, WriteMode};
 use crate::kernels::parallel::{self, threads};
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use amx::Amx;
 pub(crate) use layout::UnpackedRows;
 use layout::{EDGE, SharedPointer, TileBuffer, TileRow};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) use unit::Bf16Unit;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-pub(crate) use without_amx::Amx;
+pub(crate) use without::Bf16Unit;
 
 /// Rows of memory of the two tiles of a panel that have the same inner values.
 const PAIR: usize = EDGE;
@@ -50,7 +55,7 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// A packed factor.
 pub(crate) struct PackedFactor {
-    amx: Amx,
+    unit: Bf16Unit,
     /// For each panel, for each tile along the inner dimension, the rows of memory of two tiles.
     tiles: TileBuffer,
     /// Rows of the left factor, or columns of the right one.
@@ -63,11 +68,11 @@ impl PackedFactor {
     ///
     /// # Panics
     /// If the matrix is transposed.
-    pub fn left(amx: Amx, matrix: Matrix<'_, f32>) -> Self {
+    pub fn left(unit: Bf16Unit, matrix: Matrix<'_, f32>) -> Self {
         let Matrix { values, rows, columns, row_stride, column_stride } = matrix;
         assert_eq!(column_stride, 1, "the left factor is transposed");
         let depth = columns.div_ceil(EDGE);
-        Self::pack(amx, rows, columns, |to| {
+        Self::pack(unit, rows, columns, |to| {
             parallel::each(rows.div_ceil(EDGE), |panel| {
                 let first = panel * EDGE;
                 let count = EDGE.min(rows - first);
@@ -75,7 +80,7 @@ impl PackedFactor {
                 // the panel has `depth` pairs of tiles that no other task writes to.
                 unsafe {
                     let from = (values.as_ptr().add(first * row_stride), row_stride);
-                    amx.pack_rows(from, (count, columns), to.at(panel * depth * PAIR));
+                    unit.pack_rows(from, (count, columns), to.at(panel * depth * PAIR));
                 }
             });
         })
@@ -88,14 +93,14 @@ impl PackedFactor {
     /// # Panics
     /// If `read` passes another number of values.
     pub fn right(
-        amx: Amx,
+        unit: Bf16Unit,
         (rows, columns): (usize, usize),
         transposed: bool,
         read: impl Fn(Range<usize>, &dyn Fn(UnpackedRows<'_>)) + Sync + Send,
     ) -> Self {
         let (len, inner) = if transposed { (rows, columns) } else { (columns, rows) };
         let depth = inner.div_ceil(EDGE);
-        Self::pack(amx, len, inner, |to| {
+        Self::pack(unit, len, inner, |to| {
             parallel::each(rows.div_ceil(EDGE), |part| {
                 let part_rows = part * EDGE..rows.min((part + 1) * EDGE);
                 let count = part_rows.len();
@@ -108,10 +113,10 @@ impl PackedFactor {
                     unsafe {
                         if transposed {
                             let to = to.at(part * depth * PAIR);
-                            amx.pack_transposed(stored, (count, columns), to);
+                            unit.pack_transposed(stored, (count, columns), to);
                         } else {
                             let to = to.at(part * PAIR);
-                            amx.pack_pairs(stored, (count, columns), to, depth * PAIR);
+                            unit.pack_pairs(stored, (count, columns), to, depth * PAIR);
                         }
                     }
                 });
@@ -121,18 +126,18 @@ impl PackedFactor {
 
     /// A factor whose tiles `write` writes, all of them.
     fn pack(
-        amx: Amx,
+        unit: Bf16Unit,
         len: usize,
         inner: usize,
         write: impl FnOnce(SharedPointer<TileRow>),
     ) -> Self {
         let count = len.div_ceil(EDGE) * inner.div_ceil(EDGE) * PAIR;
-        Self { amx, tiles: TileBuffer::written(count, write), len, inner }
+        Self { unit, tiles: TileBuffer::written(count, write), len, inner }
     }
 
     /// The proof with which the factor was packed.
-    pub fn amx(&self) -> Amx {
-        self.amx
+    pub fn unit(&self) -> Bf16Unit {
+        self.unit
     }
 
     /// Tiles along the inner dimension.
@@ -260,7 +265,7 @@ impl PartialProduct<'_> {
     /// The output has these rows and columns, as far as they are within the product. No other thread
     /// uses them, and they are initialized if the products are added.
     unsafe fn multiply(&self, rows: Range<usize>, columns: Range<usize>) {
-        let registers = self.left.amx.registers();
+        let registers = self.left.unit.registers();
         for i in rows {
             for j in columns.clone() {
                 let (first_row, first_column) = (i * EDGE, j * EDGE);

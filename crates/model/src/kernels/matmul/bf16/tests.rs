@@ -7,13 +7,13 @@ use hone_core::testing::skip_without;
 use super::*;
 use crate::kernels::parallel::with_threads;
 
-/// AMX, unless the calling test has to be skipped.
-fn amx() -> Option<Amx> {
-    let amx = Amx::get();
-    if amx.is_none() {
-        skip_without("AMX with bf16");
+/// Everything that this processor can multiply with. Without any, reports the calling test as skipped.
+fn units() -> Vec<Bf16Unit> {
+    let units: Vec<Bf16Unit> = Bf16Unit::all().collect();
+    if units.is_empty() {
+        skip_without("AMX or AVX-512 with bf16");
     }
-    amx
+    units
 }
 
 fn waves(count: usize, phase: f32) -> Vec<f32> {
@@ -27,14 +27,14 @@ fn rounded(values: &[f32]) -> Vec<bf16> {
 /// A stored matrix `[rows, columns]`, or its transpose, as the right factor. Its type in memory is bf16
 /// or f32.
 fn right(
-    amx: Amx,
+    unit: Bf16Unit,
     values: &[f32],
     (rows, columns): (usize, usize),
     transposed: bool,
     stored_in_16_bits: bool,
 ) -> PackedFactor {
     let half = rounded(values);
-    PackedFactor::right(amx, (rows, columns), transposed, |rows, pack| {
+    PackedFactor::right(unit, (rows, columns), transposed, |rows, pack| {
         let range = rows.start * columns..rows.end * columns;
         if stored_in_16_bits {
             pack(UnpackedRows::Bf16(&half[range]));
@@ -60,50 +60,51 @@ const SHAPES: [(usize, usize, usize); 10] = [
 
 #[test]
 fn products_equal_those_of_the_rounded_values() {
-    let Some(amx) = amx() else { return };
-    for (m, n, k) in SHAPES {
-        for (transposed, half, mode) in [
-            (false, false, WriteMode::Replace),
-            (false, true, WriteMode::Add),
-            (true, false, WriteMode::Add),
-            (true, true, WriteMode::Replace),
-        ] {
-            // Rows of the left factor are 3 values longer than used, those of the output 7.
-            let (left_stride, stride) = (k + 3, n + 7);
-            let (x, w) = (waves(m * left_stride, 0.1), waves(n * k, 0.7));
-            let start = waves(m * stride, 0.4);
-            let mut out = start.clone();
-            let left = PackedFactor::left(amx, Matrix::strided(&x, m, k, left_stride));
-            let shape = if transposed { (n, k) } else { (k, n) };
-            let right = right(amx, &w, shape, transposed, half);
-            multiply((&mut out, stride), mode, &left, &right);
-            let (x, w) = (rounded(&x), rounded(&w));
-            for (i, row) in out.chunks(stride).enumerate() {
-                for (j, found) in row.iter().enumerate() {
-                    let before = start[i * stride + j];
-                    if j >= n {
-                        assert_eq!(*found, before, "outside of the product");
-                        continue;
+    for unit in units() {
+        for (m, n, k) in SHAPES {
+            for (transposed, half, mode) in [
+                (false, false, WriteMode::Replace),
+                (false, true, WriteMode::Add),
+                (true, false, WriteMode::Add),
+                (true, true, WriteMode::Replace),
+            ] {
+                // Rows of the left factor are 3 values longer than used, those of the output 7.
+                let (left_stride, stride) = (k + 3, n + 7);
+                let (x, w) = (waves(m * left_stride, 0.1), waves(n * k, 0.7));
+                let start = waves(m * stride, 0.4);
+                let mut out = start.clone();
+                let left = PackedFactor::left(unit, Matrix::strided(&x, m, k, left_stride));
+                let shape = if transposed { (n, k) } else { (k, n) };
+                let right = right(unit, &w, shape, transposed, half);
+                multiply((&mut out, stride), mode, &left, &right);
+                let (x, w) = (rounded(&x), rounded(&w));
+                for (i, row) in out.chunks(stride).enumerate() {
+                    for (j, found) in row.iter().enumerate() {
+                        let before = start[i * stride + j];
+                        if j >= n {
+                            assert_eq!(*found, before, "outside of the product");
+                            continue;
+                        }
+                        let terms = (0..k).map(|l| {
+                            let w = if transposed { w[j * k + l] } else { w[l * n + j] };
+                            f64::from(x[i * left_stride + l]) * f64::from(w)
+                        });
+                        let added = if mode == WriteMode::Add { f64::from(before) } else { 0.0 };
+                        let (sum, size) = terms.fold((added, added.abs()), |(sum, size), term| {
+                            (sum + term, size + term.abs())
+                        });
+                        let error = (f64::from(*found) - sum).abs();
+                        assert!(
+                            error <= 1e-5 * size,
+                            "{m} {n} {k}, transposed {transposed}: {error:e} of {size:e}"
+                        );
                     }
-                    let terms = (0..k).map(|l| {
-                        let w = if transposed { w[j * k + l] } else { w[l * n + j] };
-                        f64::from(x[i * left_stride + l]) * f64::from(w)
-                    });
-                    let added = if mode == WriteMode::Add { f64::from(before) } else { 0.0 };
-                    let (sum, size) = terms.fold((added, added.abs()), |(sum, size), term| {
-                        (sum + term, size + term.abs())
-                    });
-                    let error = (f64::from(*found) - sum).abs();
-                    assert!(
-                        error <= 1e-6 * size,
-                        "{m} {n} {k}, transposed {transposed}: {error:e} of {size:e}"
-                    );
                 }
-            }
-            if mode == WriteMode::Replace {
-                let packed: Vec<f32> =
-                    out.chunks(stride).flat_map(|row| row[..n].to_vec()).collect();
-                assert_eq!(product(&left, &right), packed);
+                if mode == WriteMode::Replace {
+                    let packed: Vec<f32> =
+                        out.chunks(stride).flat_map(|row| row[..n].to_vec()).collect();
+                    assert_eq!(product(&left, &right), packed);
+                }
             }
         }
     }
@@ -111,82 +112,87 @@ fn products_equal_those_of_the_rounded_values() {
 
 #[test]
 fn the_type_in_memory_does_not_change_the_bits() {
-    let Some(amx) = amx() else { return };
-    let (x, w) = (waves(40 * 70, 0.2), waves(50 * 70, 0.5));
-    let left = PackedFactor::left(amx, Matrix::new(&x, 40, 70));
-    for transposed in [false, true] {
-        let shape = if transposed { (50, 70) } else { (70, 50) };
-        let [a, b] =
-            [false, true].map(|half| product(&left, &right(amx, &w, shape, transposed, half)));
-        assert_eq!(a, b);
+    for unit in units() {
+        let (x, w) = (waves(40 * 70, 0.2), waves(50 * 70, 0.5));
+        let left = PackedFactor::left(unit, Matrix::new(&x, 40, 70));
+        for transposed in [false, true] {
+            let shape = if transposed { (50, 70) } else { (70, 50) };
+            let [a, b] =
+                [false, true].map(|half| product(&left, &right(unit, &w, shape, transposed, half)));
+            assert_eq!(a, b);
+        }
     }
 }
 
 #[test]
 fn values_are_rounded_to_the_nearest_and_ties_to_even() {
-    let Some(amx) = amx() else { return };
-    // Every pattern of the bits around the last one that bf16 keeps, with several exponents.
-    let exponents = [1_u32, 60, 127, 128, 200, 254];
-    let bits = exponents.iter().flat_map(|exponent| {
-        (0..64).flat_map(move |low: u32| {
-            let bits = (exponent << 23) | (0x2a_0000 + (low << 13));
-            [bits, bits + 1, bits | 1 << 31]
-        })
-    });
-    let x: Vec<f32> = bits.map(f32::from_bits).collect();
-    let left = PackedFactor::left(amx, Matrix::new(&x, x.len(), 1));
-    let expected: Vec<f32> = rounded(&x).into_iter().map(f32::from).collect();
-    assert_eq!(product(&left, &right(amx, &[1.0], (1, 1), true, false)), expected);
-    let right = right(amx, &x, (1, x.len()), false, false);
-    let one = PackedFactor::left(amx, Matrix::new(&[1.0], 1, 1));
-    assert_eq!(product(&one, &right), expected);
+    for unit in units() {
+        // Every pattern of the bits around the last one that bf16 keeps, with several exponents.
+        let exponents = [1_u32, 60, 127, 128, 200, 254];
+        let bits = exponents.iter().flat_map(|exponent| {
+            (0..64).flat_map(move |low: u32| {
+                let bits = (exponent << 23) | (0x2a_0000 + (low << 13));
+                [bits, bits + 1, bits | 1 << 31]
+            })
+        });
+        let x: Vec<f32> = bits.map(f32::from_bits).collect();
+        let left = PackedFactor::left(unit, Matrix::new(&x, x.len(), 1));
+        let expected: Vec<f32> = rounded(&x).into_iter().map(f32::from).collect();
+        assert_eq!(product(&left, &right(unit, &[1.0], (1, 1), true, false)), expected);
+        let right = right(unit, &x, (1, x.len()), false, false);
+        let one = PackedFactor::left(unit, Matrix::new(&[1.0], 1, 1));
+        assert_eq!(product(&one, &right), expected);
+    }
 }
 
 #[test]
 fn infinities_and_nan_reach_only_their_own_sums() {
-    let Some(amx) = amx() else { return };
-    let mut x = waves(3 * 40, 0.3);
-    (x[5], x[45]) = (f32::INFINITY, f32::NAN);
-    let left = PackedFactor::left(amx, Matrix::new(&x, 3, 40));
-    let found = product(&left, &right(amx, &[1.0; 80], (2, 40), true, false));
-    assert_eq!(found[..2], [f32::INFINITY; 2]);
-    assert!(found[2..4].iter().all(|x| x.is_nan()));
-    assert!(found[4..].iter().all(|x| x.is_finite()));
+    for unit in units() {
+        let mut x = waves(3 * 40, 0.3);
+        (x[5], x[45]) = (f32::INFINITY, f32::NAN);
+        let left = PackedFactor::left(unit, Matrix::new(&x, 3, 40));
+        let found = product(&left, &right(unit, &[1.0; 80], (2, 40), true, false));
+        assert_eq!(found[..2], [f32::INFINITY; 2]);
+        assert!(found[2..4].iter().all(|x| x.is_nan()));
+        assert!(found[4..].iter().all(|x| x.is_finite()));
+    }
 }
 
 #[test]
 fn an_inner_dimension_of_zero_makes_a_product_of_zeros() {
-    let Some(amx) = amx() else { return };
-    let left = PackedFactor::left(amx, Matrix::new(&[], 2, 0));
-    let right = right(amx, &[], (3, 0), true, false);
-    assert_eq!(product(&left, &right), [0.0; 6]);
-    let mut out = [1.0; 6];
-    multiply((&mut out, 3), WriteMode::Add, &left, &right);
-    assert_eq!(out, [1.0; 6]);
-    multiply((&mut out, 3), WriteMode::Replace, &left, &right);
-    assert_eq!(out, [0.0; 6]);
+    for unit in units() {
+        let left = PackedFactor::left(unit, Matrix::new(&[], 2, 0));
+        let right = right(unit, &[], (3, 0), true, false);
+        assert_eq!(product(&left, &right), [0.0; 6]);
+        let mut out = [1.0; 6];
+        multiply((&mut out, 3), WriteMode::Add, &left, &right);
+        assert_eq!(out, [1.0; 6]);
+        multiply((&mut out, 3), WriteMode::Replace, &left, &right);
+        assert_eq!(out, [0.0; 6]);
+    }
 }
 
 #[test]
 fn products_have_the_same_bits_on_any_number_of_threads() {
-    let Some(amx) = amx() else { return };
-    for (m, n, k) in [(300, 200, 900), (700, 40, 100), (20, 600, 2000)] {
-        let (x, w) = (waves(m * k, 0.6), waves(n * k, 0.9));
-        let run = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let multiplied = || {
-                let left = PackedFactor::left(amx, Matrix::new(&x, m, k));
-                let mut out = product(&left, &right(amx, &w, (n, k), true, true));
-                let right = right(amx, &w, (k, n), false, false);
-                multiply((&mut out, n), WriteMode::Add, &left, &right);
-                out
+    for unit in units() {
+        for (m, n, k) in [(300, 200, 900), (700, 40, 100), (20, 600, 2000)] {
+            let (x, w) = (waves(m * k, 0.6), waves(n * k, 0.9));
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let multiplied = || {
+                    let left = PackedFactor::left(unit, Matrix::new(&x, m, k));
+                    let mut out = product(&left, &right(unit, &w, (n, k), true, true));
+                    let right = right(unit, &w, (k, n), false, false);
+                    multiply((&mut out, n), WriteMode::Add, &left, &right);
+                    out
+                };
+                pool.install(|| with_threads(threads, multiplied))
             };
-            pool.install(|| with_threads(threads, multiplied))
-        };
-        let one = run(1);
-        assert!(one.iter().any(|x| *x != 0.0));
-        for threads in [2, 3, 8] {
-            assert_eq!(one, run(threads), "{m} {n} {k} on {threads}");
+            let one = run(1);
+            assert!(one.iter().any(|x| *x != 0.0));
+            for threads in [2, 3, 8] {
+                assert_eq!(one, run(threads), "{m} {n} {k} on {threads}");
+            }
         }
     }
 }
@@ -194,9 +200,11 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
 #[test]
 #[should_panic(expected = "inner dimensions differ")]
 fn factors_of_different_inner_dimensions_are_rejected() {
-    let Some(amx) = amx() else { panic!("inner dimensions differ, in a skipped test") };
-    let left = PackedFactor::left(amx, Matrix::new(&[1.0; 6], 2, 3));
-    product(&left, &right(amx, &[1.0; 8], (2, 4), true, false));
+    let Some(unit) = Bf16Unit::all().next() else {
+        panic!("inner dimensions differ, in a skipped test")
+    };
+    let left = PackedFactor::left(unit, Matrix::new(&[1.0; 6], 2, 3));
+    product(&left, &right(unit, &[1.0; 8], (2, 4), true, false));
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn gradients_equal_those_of_transformers_and_peft() {
     ] {
         let learner = learner(weights(dtype, dtype), &TrainConfig { compute, ..config() });
         if learner.model.compute() != compute {
-            skip_without("AMX with bf16");
+            skip_without("fast products in bf16");
             continue;
         }
         let pool = ThreadPoolBuilder::new().num_threads(3).build().unwrap();

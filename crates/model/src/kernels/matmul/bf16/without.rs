@@ -1,23 +1,28 @@
-//! The interface of `amx` for other processors and systems. Nothing here runs, because there is no
-//! value of [`NoAmx`].
+//! The interface of `unit` for other processors and systems. Nothing here runs, because there is no
+//! value of [`NoUnit`].
 
 use super::layout::{TileRow, UnpackedRows};
 
-pub(crate) type Amx = NoAmx;
+pub(crate) type Bf16Unit = NoUnit;
 
-/// The proof that this process may use AMX, which it may not.
+/// The proof that this process may use instructions for bf16, which it may not.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum NoAmx {}
+pub(crate) enum NoUnit {}
 
-/// The tile registers of a thread.
-pub(super) struct NoTileRegisters;
+/// What a thread multiplies with.
+pub(super) struct NoRegisters;
 
-impl NoAmx {
+impl NoUnit {
     pub fn get() -> Option<Self> {
         None
     }
 
-    pub(super) fn registers(self) -> NoTileRegisters {
+    #[cfg(test)]
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::empty()
+    }
+
+    pub(super) fn registers(self) -> NoRegisters {
         match self {}
     }
 
@@ -50,7 +55,7 @@ impl NoAmx {
     }
 }
 
-impl NoTileRegisters {
+impl NoRegisters {
     pub(super) unsafe fn multiply(
         &self,
         _: (*const TileRow, *const TileRow),
