@@ -122,10 +122,15 @@ impl TokenSampler {
     /// The token with the greatest adjusted logit. Log-probabilities are those of the raw logits.
     fn draw_greedily(&mut self, raw: &[f32]) -> Result<Token, SampleError> {
         let (id, _) = argmax(&self.logits)?;
-        let total = weigh(raw, 1.0, &mut self.candidates)?;
-        let weight = self.candidates.get(id as usize).map_or(0.0, |c| c.1);
+        let total = self.weights.fill(raw, f64::from(argmax(raw)?.1), 1.0);
+        let weight = self.weights.values().get(id as usize).copied().unwrap_or_default();
         let logprob = log_probability(raw, id, weight, total);
-        let top = most_probable(&mut self.candidates, self.top_logprobs, total);
+        let top = if self.top_logprobs == 0 {
+            Vec::new()
+        } else {
+            self.list_candidates();
+            most_probable(&mut self.candidates, self.top_logprobs, total)
+        };
         Ok(Token { id, logprob, kept_mass: 1.0, top, text: String::new() })
     }
 
@@ -137,9 +142,20 @@ impl TokenSampler {
         !truncated && self.top_logprobs == 0
     }
 
-    fn draw_untruncated(&mut self) -> Result<Token, SampleError> {
+    /// Computes the weights of the adjusted logits and returns their sum.
+    fn weigh(&mut self) -> Result<f64, SampleError> {
         let max = f64::from(argmax(&self.logits)?.1);
-        let total = self.weights.fill(&self.logits, max, f64::from(self.params.temperature));
+        Ok(self.weights.fill(&self.logits, max, f64::from(self.params.temperature)))
+    }
+
+    /// Makes every token a candidate.
+    fn list_candidates(&mut self) {
+        self.candidates.clear();
+        self.candidates.extend((0..).zip(self.weights.values().iter().copied()));
+    }
+
+    fn draw_untruncated(&mut self) -> Result<Token, SampleError> {
+        let total = self.weigh()?;
         let choice = self.weights.pick(self.rng.random::<f64>() * total);
         let (id, weight) = choice.ok_or(SampleError::NoMass)?;
         let (id, logprob) = (id as TokenId, (weight / total).ln() as f32);
@@ -147,7 +163,8 @@ impl TokenSampler {
     }
 
     fn draw_truncated(&mut self) -> Result<Token, SampleError> {
-        let total = weigh(&self.logits, f64::from(self.params.temperature), &mut self.candidates)?;
+        let total = self.weigh()?;
+        self.list_candidates();
         let kept = truncate(&mut self.candidates, &self.params, total);
         let (id, weight) = pick(&self.candidates, self.rng.random::<f64>() * kept)?;
         let (logprob, kept_mass) = ((weight / kept).ln() as f32, (kept / total) as f32);
@@ -198,19 +215,6 @@ fn argmax(logits: &[f32]) -> Result<(TokenId, f32), SampleError> {
         f32::INFINITY => Err(SampleError::NotFinite { id, value: max }),
         _ => Ok((id, max)),
     }
-}
-
-/// Fills `candidates` with the weight of every token and returns the sum of the weights.
-fn weigh(
-    logits: &[f32],
-    temperature: f64,
-    candidates: &mut Vec<Candidate>,
-) -> Result<f64, SampleError> {
-    let max = f64::from(argmax(logits)?.1);
-    let weight = |logit: f32| ((f64::from(logit) - max) / temperature).exp();
-    candidates.clear();
-    candidates.extend((0..).zip(logits.iter().map(|logit| weight(*logit))));
-    Ok(candidates.iter().map(|c| c.1).sum())
 }
 
 /// Keeps the candidates that `top_k`, then `top_p`, then `min_p` keep. Returns their total weight.

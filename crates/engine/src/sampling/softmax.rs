@@ -1,5 +1,5 @@
-//! Temperature sampling without truncation: one vectorized pass for the weights and one for the
-//! choice. All training samples are drawn this way.
+//! Computes the weights of all tokens in one vectorized pass, and draws without truncation in another.
+//! Training samples are drawn without truncation.
 
 use hone_core::simd::{SimdTask, dispatch};
 
@@ -25,6 +25,11 @@ impl SoftmaxWeights {
         let (values, sums) = (&mut self.values[..], &mut self.sums[..]);
         dispatch(WeighTask { values, sums, logits, max, inverse: 1.0 / temperature });
         self.sums.iter().sum()
+    }
+
+    /// The weight of each token.
+    pub fn values(&self) -> &[f64] {
+        &self.values
     }
 
     /// The token at which the running sum of weights passes `target`, and its weight. If rounding

@@ -51,8 +51,11 @@ fn truncated_by_definition(logits: &[f32], params: &SamplingParams) -> Option<Ve
 
 /// What [`super`] leaves: `(id, p)`, best first, and the probability of all of them together.
 fn truncated(logits: &[f32], params: &SamplingParams) -> (Vec<(TokenId, f64)>, f64) {
-    let mut candidates = Vec::new();
-    let total = weigh(logits, f64::from(params.temperature), &mut candidates).unwrap();
+    let mut sampler = TokenSampler::new(params, 0).unwrap();
+    sampler.logits = logits.to_vec();
+    let total = sampler.weigh().unwrap();
+    sampler.list_candidates();
+    let mut candidates = sampler.candidates;
     let kept = truncate(&mut candidates, params, total);
     candidates.sort_unstable_by(best_first);
     (candidates.into_iter().map(|(id, weight)| (id, weight / kept)).collect(), kept / total)
