@@ -65,6 +65,7 @@ learning_rate = 1e-7
 warmup_steps = 0
 beta = {beta}
 threads = {threads}
+compute = "{compute}"
 lora = {{ r = {rank}, alpha = {alpha} }}
 [[route]]
 name = "default"
@@ -158,13 +159,15 @@ class Bench:
                     out, _ = self.run_hone(
                         "bench", "train", "--model", self.model, "--data", data, "--rank", RANK, "--beta", BETA,
                         "--steps", max(2, shape["steps"]), "--threads", self.threads, "--json",
-                        "--recompute", "always" if on else "never")
+                        "--compute", fastest[on]["dtype"], "--recompute", "always" if on else "never")
                     report = json.loads(out)
                     steps = [step["wall"] for step in report["steps"]]
                     runs[f"hone {key}"].append({"steps": steps, "peak_bytes": report["peak_bytes"]})
         return {
             **shape, "completions": count, "probes": probes, "lean": {**lean, "peak_bytes": lean_bytes},
             "settings": {"kept": fastest[False], "recomputed": fastest[True]},
+            # Hone's arithmetic is that of TRL's setting.
+            "compute": {f"hone {key}": fastest[on]["dtype"] for key, on in (("kept", False), ("recomputed", True))},
             "seconds": {key: [statistics.median(run["steps"]) for run in all] for key, all in runs.items()},
             # Of a fresh process: later runs in it start with fragmented memory.
             "peak_bytes": {key: all[0]["peak_bytes"] for key, all in runs.items()},
@@ -231,24 +234,25 @@ class Bench:
                 # TRL has no queue of samples to fill.
                 runs["trl"].append(peer.ask(
                     setting=fastest, warm_up=shape["warm_up"] // 2, steps=shape["steps"] // 2, **job))
-                runs["hone"].append(self.whole_hone(count))
+                runs["hone"].append(self.whole_hone(count, fastest["dtype"]))
         mean = lambda key, part: [statistics.mean(run[part]) for run in runs[key]]
         return {
             "completions": count, "max_tokens": shape["max_tokens"], "setting": fastest, "probes": probes,
+            "compute": {"hone": fastest["dtype"]},
             "seconds": {key: mean(key, "steps") for key in runs},
             "lengths": {key: mean(key, "lengths") for key in runs},
             "peak_bytes": {key: all[0]["peak_bytes"] for key, all in runs.items()},
             "staleness": mean("hone", "staleness"),
         }
 
-    def whole_hone(self, count):
+    def whole_hone(self, count, compute):
         shape = self.shape["whole"]
         with tempfile.TemporaryDirectory() as scratch:
             config = os.path.join(scratch, "hone.toml")
             with open(config, "w") as file:
                 file.write(CONFIG.format(
                     scratch=scratch, model=self.model, count=count, group_size=GROUP, beta=BETA, rank=RANK,
-                    alpha=2 * RANK, threads=self.threads, last=shape["warm_up"] + shape["steps"],
+                    alpha=2 * RANK, threads=self.threads, compute=compute, last=shape["warm_up"] + shape["steps"],
                     dataset=os.path.join(ROOT, "datasets", "additions.jsonl"), **shape))
             _, peak = self.run_hone("train", "--config", config)
             with open(os.path.join(scratch, "data", "run", "steps.jsonl")) as file:

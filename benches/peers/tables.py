@@ -22,6 +22,12 @@ def duration(values):
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
+def computed(row, key, values):
+    """A duration of Hone, with its arithmetic where that is not f32."""
+    compute = row.get("compute", {}).get(key, "f32")
+    return duration(values) if compute == "f32" else f"{duration(values)}, {compute}"
+
+
 def mebibytes(value):
     return f"{value / (1 << 20):,.0f} MiB"
 
@@ -58,7 +64,8 @@ def training(row):
     for what, hone, trl in (("best against best", *fastest.values()), (KEPT, "kept", "kept"),
                             (RECOMPUTED, "recomputed", "recomputed")):
         mine, other = seconds[f"hone {hone}"], seconds[f"trl {trl}"]
-        rows[what] = [duration(mine), duration(other), described(row["settings"][trl]), ratio(other, mine)]
+        rows[what] = [computed(row, f"hone {hone}", mine), duration(other), described(row["settings"][trl]),
+                      ratio(other, mine)]
     keys = [f"{side} {fastest[side]}" for side in ("hone", "trl")]
     lean = min(peak["hone kept"], peak["hone recomputed"])
     for what, hone, trl, setting in (
@@ -79,7 +86,7 @@ def whole(row):
     per_token = {key: [s / n for s, n in zip(seconds[key], lengths[key])] for key in seconds}
     work = f"{row['completions']} completions of up to {row['max_tokens']} tokens"
     return {
-        work: [duration(seconds["hone"]), duration(seconds["trl"]), described(row["setting"]),
+        work: [computed(row, "hone", seconds["hone"]), duration(seconds["trl"]), described(row["setting"]),
                f"{mean(lengths['hone'])}, {mean(lengths['trl'])}",
                f"{statistics.mean(row['staleness']):.2f}, 0", ratio(per_token["trl"], per_token["hone"])],
         "peak memory of the process": [mebibytes(peak["hone"]), mebibytes(peak["trl"]), "", "", "",
