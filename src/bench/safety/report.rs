@@ -29,8 +29,9 @@ impl SafetyVerdict {
             SafetyCheck::WorstWindow => "at most",
             SafetyCheck::Final => "at least",
         };
-        let Self { scenario, seed, value, bound, .. } = self;
-        format!("{scenario}, seed {seed}: {what} {value:.3}, {relation} {bound}")
+        let Self { scenario, value, bound, .. } = self;
+        let seed = self.seed.map_or("mean of the seeds".to_owned(), |seed| format!("seed {seed}"));
+        format!("{scenario}, {seed}: {what} {value:.3}, {relation} {bound}")
     }
 }
 
@@ -109,7 +110,7 @@ mod tests {
         late-feedback   direct     1  0.400  0.900  0.000  0.000        0        0      0     3000      0      0.0
         late-feedback   canary     1  0.400  0.800  0.000  0.000        7        0      0     6000      1      0.8
         failure in late-feedback, canary, seed 1: feedback: HTTP 500: no
-        FAILED  late-feedback, seed 1: final satisfaction over that of direct 0.889, at least 0.97
+        FAILED  late-feedback, mean of the seeds: final satisfaction over that of direct 0.889, at least 0.97
         late feedback, direct: better than the base in 1 of 1 seeds (p = 0.500), 0 of 0 ratings answered as not trained
         late feedback, canary: better than the base in 1 of 1 seeds (p = 0.500), 0 of 0 ratings answered as not trained
         1 of 1 verdicts failed

@@ -126,7 +126,7 @@ impl SafetyScenario {
     /// policy to stop improving, so that the ends of runs can be compared.
     pub(super) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
         match self {
-            Self::SparseThumbs => 24 * usual,
+            Self::SparseThumbs => 36 * usual,
             Self::InvertedRaters => 4 * usual,
             Self::Honest => 4 * usual,
             // More than twice the lag, because nothing is learned before the first ratings arrive.

@@ -1,5 +1,6 @@
 //! Whether the runs meet what is promised for canaries.
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use hone_train::policy::Promotion;
@@ -22,13 +23,13 @@ pub enum SafetyCheck {
     Final,
 }
 
-/// A verdict on one run with a canary.
+/// A verdict on canaries.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SafetyVerdict {
     /// The scenario.
     pub scenario: SafetyScenario,
-    /// The seed.
-    pub seed: u64,
+    /// The seed; `None` for the mean of all seeds.
+    pub seed: Option<u64>,
     /// What the verdict is about.
     pub check: SafetyCheck,
     /// The measurement.
@@ -39,29 +40,34 @@ pub struct SafetyVerdict {
     pub passed: bool,
 }
 
-/// The verdicts on all runs with a canary: on the worst window of a scenario with sabotage, and on the final
-/// satisfaction of an honest scenario. The latter needs a run with direct publication.
+/// The verdicts on canaries: on the worst window of each run with sabotage, and on the final satisfaction in
+/// each honest scenario. The latter compares means over the seeds that also ran with direct publication,
+/// because the ends of single runs differ by chance as much as the bound allows.
 pub(super) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
-    let mut all = Vec::new();
-    for run in runs.iter().filter(|run| run.mode == Promotion::Canary) {
-        let mut add = |check, value: f64, bound, passed| {
-            let (scenario, seed) = (run.scenario, run.seed);
-            all.push(SafetyVerdict { scenario, seed, check, value, bound, passed });
-        };
-        if !run.scenario.is_honest() {
-            let shortfall = run.worst_window.shortfall;
-            // NaN fails.
-            add(SafetyCheck::WorstWindow, shortfall, MAX_SHORTFALL, shortfall <= MAX_SHORTFALL);
-            continue;
-        }
-        let direct = runs.iter().find(|other| {
-            (other.scenario, other.seed) == (run.scenario, run.seed)
-                && other.mode == Promotion::Direct
+    let canaries = || runs.iter().filter(|run| run.mode == Promotion::Canary);
+    let sabotage = canaries().filter(|run| !run.scenario.is_honest()).map(|run| {
+        let (scenario, value) = (run.scenario, run.worst_window.shortfall);
+        let (check, bound) = (SafetyCheck::WorstWindow, MAX_SHORTFALL);
+        // NaN fails.
+        let passed = value <= bound;
+        SafetyVerdict { scenario, seed: Some(run.seed), check, value, bound, passed }
+    });
+    let mut all: Vec<SafetyVerdict> = sabotage.collect();
+    for &scenario in SafetyScenario::value_variants() {
+        let ends = canaries().filter(|run| run.scenario == scenario && scenario.is_honest());
+        let ends = ends.filter_map(|run| {
+            let is_direct = |other: &&SafetyRun| {
+                (other.scenario, other.seed, other.mode) == (scenario, run.seed, Promotion::Direct)
+            };
+            let direct = runs.iter().find(is_direct)?;
+            Some([run.final_satisfaction, direct.final_satisfaction])
         });
-        if let Some(direct) = direct {
-            let share = run.final_satisfaction / direct.final_satisfaction;
+        let sums = ends.reduce(|[a, b], [canary, direct]| [a + canary, b + direct]);
+        if let Some([canary, direct]) = sums {
+            let (check, value, bound) = (SafetyCheck::Final, canary / direct, MIN_FINAL);
             // NaN fails.
-            add(SafetyCheck::Final, share, MIN_FINAL, share >= MIN_FINAL);
+            let passed = value >= bound;
+            all.push(SafetyVerdict { scenario, seed: None, check, value, bound, passed });
         }
     }
     all
@@ -141,10 +147,19 @@ mod tests {
         let checks: Vec<_> = found.iter().map(|v| (v.scenario, v.check, v.passed)).collect();
         assert_eq!(
             checks,
-            [(honest, SafetyCheck::Final, true), (rate, SafetyCheck::WorstWindow, false),]
+            [(rate, SafetyCheck::WorstWindow, false), (honest, SafetyCheck::Final, true)]
         );
         let worse = [runs[0].clone(), run(honest, Promotion::Canary, 0.87, 0.0)];
         assert!(!verdicts(&worse)[0].passed);
+        // Ends are compared in the mean of the seeds that ran in both modes.
+        let mut seeds = worse.to_vec();
+        for (mode, last) in [(Promotion::Direct, 0.9), (Promotion::Canary, 0.93)] {
+            seeds.push(SafetyRun { seed: 2, ..run(honest, mode, last, 0.0) });
+        }
+        seeds.push(SafetyRun { seed: 3, ..run(honest, Promotion::Canary, 0.1, 0.0) });
+        let found = verdicts(&seeds);
+        assert_eq!((found.len(), found[0].seed, found[0].passed), (1, None, true));
+        assert!((found[0].value - 1.0).abs() < 1e-12);
         assert!(verdicts(&runs[1..2]).is_empty(), "nothing to compare the end with");
         let unknown = [
             run(honest, Promotion::Direct, 0.0, 0.0),
