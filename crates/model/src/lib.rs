@@ -18,10 +18,10 @@
 //!   order, and with or without recomputation of activations ([`Model::forward_saving`]).
 //! - Products with the matrices of a frozen base may be in bf16 instead of f32
 //!   ([`Model::with_compute`]), where the processor is faster with it. All sums are in f32, and these
-//!   guarantees hold in either case. The native sampler computes in f32.
+//!   guarantees hold in either case.
 //! - Matrices of a frozen base may stay in 16 bits ([`adapter::BaseDtype`]) or in quantized blocks
-//!   ([`weights`]); they are widened when used, and computation is in f32. Quantized matrices need the
-//!   fused path.
+//!   ([`weights`]); they are widened when used, and computation is in f32, except for the native sampler's
+//!   products with blocks. Quantized matrices need the fused path.
 //! - [`Model::digest`] is stable: it is part of checkpoints.
 
 pub mod adapter;

@@ -62,8 +62,8 @@ impl SamplerCapacity {
 }
 
 impl SamplerConfig {
-    /// Bytes of the buffers of an engine's passes, without those of the other threads of a small model and
-    /// without the ones that grow with sequences.
+    /// Bytes of the scheduler's main buffers. Those of a small model's other threads, those of adapters, and
+    /// the scratch of attention, which grows with sequences, are not included.
     pub fn buffer_bytes(&self, spec: &ModelSpec) -> usize {
         let capacity = SamplerCapacity::rows(self);
         Scratch::bytes(spec, capacity.batch_rows, self.slots.max(1))

@@ -1,5 +1,6 @@
 //! The native engine: decodes many sequences at once, on the trainer's weights and LoRA adapters that are
-//! not merged (CPU, f32 arithmetic, paged KV cache), for rollouts and for clients.
+//! not merged (CPU, f32 arithmetic, but integers for products with quantized weights, paged KV cache), for
+//! rollouts and for clients.
 //!
 //! [`BatchedEngine`] implements [`hone_engine::Engine`], and [`BatchedPublisher`] implements
 //! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.
@@ -57,6 +58,7 @@ mod matmul;
 mod simd_ops;
 #[cfg(test)]
 mod testing;
+mod transpose;
 mod weights;
 
 pub use config::{LiveTraffic, SamplerConfig};

@@ -1,7 +1,6 @@
-//! Vectorized loops over activations `[feature, width]`, whose columns are tokens, and transposition
-//! between these and rows `[token, feature]`.
+//! Vectorized loops over activations `[feature, width]`, whose columns are tokens.
 
-use hone_core::simd::{SimdTask, dispatch, mul_add};
+use hone_core::simd::{SimdTask, mul_add};
 use hone_model::kernels::exp::exp_f32;
 use hone_model::spec::Activation;
 
@@ -129,80 +128,9 @@ impl SimdTask for AddInPlace<'_> {
     }
 }
 
-/// Transposes columns into rows: `out[token, first + feature] = x[feature, token]`. The rows of `out`
-/// are `stride` values long, and there are at most `width` of them.
-pub(crate) fn columns_to_rows(
-    out: &mut [f32],
-    (first, stride): (usize, usize),
-    x: &[f32],
-    width: usize,
-) {
-    dispatch(ColumnsToRows { out, first, stride, x, width });
-}
-
-struct ColumnsToRows<'a> {
-    out: &'a mut [f32],
-    first: usize,
-    stride: usize,
-    x: &'a [f32],
-    width: usize,
-}
-
-/// Features that are transposed together, so that whole cache lines of rows are used.
-const FEATURE_TILE: usize = 16;
-
-impl SimdTask for ColumnsToRows<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
-        let Self { out, first, stride, x, width } = self;
-        for (tile, x) in x.chunks(FEATURE_TILE * width).enumerate() {
-            let features = x.len() / width;
-            for (token, row) in out.chunks_exact_mut(stride).enumerate() {
-                let row = &mut row[first + tile * FEATURE_TILE..][..features];
-                for (value, x) in row.iter_mut().zip(x[token..].iter().step_by(width)) {
-                    *value = *x;
-                }
-            }
-        }
-    }
-}
-
-/// Transposes rows into columns: `out[feature, token] = x[token, feature]`. Columns without a row
-/// become 0.
-pub(crate) fn rows_to_columns(out: &mut [f32], width: usize, x: &[f32], features: usize) {
-    dispatch(RowsToColumns { out, width, x, features });
-}
-
-struct RowsToColumns<'a> {
-    out: &'a mut [f32],
-    width: usize,
-    x: &'a [f32],
-    features: usize,
-}
-
-impl SimdTask for RowsToColumns<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
-        let Self { out, width, x, features } = self;
-        let rows = x.len() / features.max(1);
-        for (tile, out) in out.chunks_mut(FEATURE_TILE * width).enumerate() {
-            for (token, row) in x.chunks_exact(features).enumerate() {
-                let row = row[tile * FEATURE_TILE..].iter();
-                for (out, x) in out[token..].iter_mut().step_by(width).zip(row) {
-                    *out = *x;
-                }
-            }
-            for out in out.chunks_exact_mut(width) {
-                out[rows..].fill(0.0);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use hone_core::simd::dispatch;
     use hone_core::testing::{assert_same_bits, assert_same_bits_if_fused};
     use hone_model::testing::waves;
 
@@ -259,34 +187,6 @@ mod tests {
                 instructions.run(AddInPlace(&mut sum, up));
                 [out, capped, sum].concat()
             });
-        }
-    }
-
-    #[test]
-    fn every_instruction_set_transposes_and_back() {
-        for features in FEATURES {
-            // One token fewer than columns: the rest becomes 0.
-            let (rows, stride) = (WIDTH - 1, features + 5);
-            let x = waves(rows * features, 0.3);
-            let mut expected = vec![0.0; features * WIDTH];
-            for (token, x) in x.chunks(features).enumerate() {
-                x.iter().enumerate().for_each(|(k, x)| expected[k * WIDTH + token] = *x);
-            }
-            assert_same_bits(|instructions| {
-                let mut columns = vec![9.0; features * WIDTH];
-                let (width, out) = (WIDTH, &mut columns[..]);
-                instructions.run(RowsToColumns { out, width, x: &x, features });
-                assert_eq!(columns, expected);
-                let mut back = vec![9.0; rows * stride];
-                let (out, x) = (&mut back[..], &columns[..]);
-                instructions.run(ColumnsToRows { out, first: 5, stride, x, width });
-                back
-            });
-            let mut back = vec![0.0; rows * stride];
-            columns_to_rows(&mut back, (5, stride), &expected, WIDTH);
-            for (back, x) in back.chunks(stride).zip(x.chunks(features)) {
-                assert_eq!(&back[5..], x);
-            }
         }
     }
 }

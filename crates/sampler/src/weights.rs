@@ -137,6 +137,15 @@ impl BaseWeights {
     pub fn head_uses_integers(&self) -> bool {
         uses_integers(&self.head)
     }
+
+    /// Whether any product is computed with integers.
+    pub fn uses_integers(&self) -> bool {
+        let groups = |layer: &DecoderLayer| {
+            let groups = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
+            groups.iter().any(|group| group.uses_integers)
+        };
+        self.head_uses_integers() || self.layers.iter().any(groups)
+    }
 }
 
 impl DecoderLayer {

@@ -59,11 +59,6 @@ impl QuantizedMatrix {
         (self.rows, self.columns)
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.format.row_bytes(self.columns)
-    }
-
     /// The blocks, interleaved: the first block of each of [`GROUP_ROWS`](super::GROUP_ROWS) rows, the
     /// second one, and so on, then the next rows. In the blocks of the same number, each f16 number and
     /// each word of 4 bytes is followed by that of the next row. The last rows may be fewer.
@@ -71,13 +66,14 @@ impl QuantizedMatrix {
         &self.bytes
     }
 
-    /// Writes the values from `first` on, counted row by row, to `to`. They are whole blocks.
+    /// Writes the values from `first` on, counted row by row, to `to`.
     ///
     /// # Panics
-    /// If the values are outside the matrix, or `to` is not as long as whole blocks.
+    /// If `first` or the length of `to` is not a multiple of the values of a block, or the values are outside
+    /// the matrix.
     pub fn dequantize(&self, first: usize, to: &mut [f32]) {
         let values = self.format.values();
-        debug_assert!(first.is_multiple_of(values), "{first} is within a block");
+        assert!(first.is_multiple_of(values), "{first} is within a block");
         dispatch(DequantizeTask {
             format: self.format,
             blocks: &self.bytes,

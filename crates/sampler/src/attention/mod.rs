@@ -18,6 +18,13 @@ use hone_model::spec::AttentionOptions;
 use crate::kv_cache::{CacheShape, KvView, PAGE};
 use scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
 
+/// Values of f32 in a cache line.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 16;
+
+/// Pages by which keys are fetched ahead of their use. To compute one takes less time than to fetch it.
+const PAGES_AHEAD: usize = 3;
+
 /// All heads of consecutive tokens of one sequence.
 pub(crate) struct SequenceAttention<'a> {
     pub shape: CacheShape,
@@ -92,28 +99,38 @@ impl SequenceAttention<'_> {
         for (t, (q, out)) in q.chunks(stride).zip(out.chunks_exact_mut(width)).enumerate() {
             let kv = KvView { len: kv.len - (tokens - 1 - t), ..kv };
             let (q, scores) = (&q[..width], &mut *scratch);
-            dispatch(TokenAttention { shape, layer, options, kv, q, out, scores });
-            pause_point();
+            TokenAttention { shape, layer, options, kv, heads: 0..shape.heads, q, out, scores }
+                .run();
         }
     }
 }
 
-/// All heads of one token.
-struct TokenAttention<'a> {
+/// Some heads of one token.
+pub(crate) struct TokenAttention<'a> {
     pub shape: CacheShape,
     pub layer: usize,
     pub options: AttentionOptions,
     pub kv: KvView<'a>,
-    /// The rotated queries, `[heads * dim]`.
+    /// The heads of keys and values.
+    pub heads: Range<usize>,
+    /// The rotated queries that use these heads, `[queries, dim]`.
     pub q: &'a [f32],
-    /// `[heads * dim]`
+    /// `[queries, dim]`
     pub out: &'a mut [f32],
-    /// [`scores_len`] values of scratch.
+    /// At least [`scores_len`] values.
     pub scores: &'a mut [f32],
 }
 
+impl TokenAttention<'_> {
+    /// Computes the heads.
+    pub fn run(self) {
+        dispatch(self);
+        pause_point();
+    }
+}
+
 /// Scores of a token at `position`, where `group` query heads share a kv head.
-fn scores_len(position: usize, group: usize) -> usize {
+pub(crate) fn scores_len(position: usize, group: usize) -> usize {
     group * (position / PAGE + 1) * PAGE
 }
 
@@ -143,16 +160,23 @@ impl SimdTask for TokenAttention<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { shape, layer, options, kv, q, out, scores } = self;
+        let Self { shape, layer, options, kv, heads: kv_heads, q, out, scores } = self;
         let dim = shape.dim;
-        let group = q.len() / dim / shape.heads;
+        let group = q.len() / dim / kv_heads.len();
         let visible = kv.visible(options.window);
         let width = visible.clone().count() * PAGE;
         let heads = q.chunks_exact(group * dim).zip(out.chunks_exact_mut(group * dim));
-        for (head, (q, out)) in heads.enumerate() {
+        for (head, (q, out)) in kv_heads.zip(heads) {
             let head = shape.head(layer, head);
+            let mut ahead = visible.clone().skip(PAGES_AHEAD);
             for (i, page) in visible.clone().enumerate() {
-                let keys = &page.page[head.clone()][..dim * PAGE];
+                let (keys, values) = page.page[head.clone()].split_at(dim * PAGE);
+                // Pages are far apart, so the processor does not recognize the access pattern. Values are used
+                // after all keys.
+                prefetch(values);
+                if let Some(next) = ahead.next() {
+                    prefetch(&next.page[head.clone()][..dim * PAGE]);
+                }
                 for (g, q) in q.chunks_exact(dim).enumerate() {
                     let mut row = dot_products::<FUSED>(q, keys);
                     scale_and_cap(&mut row, options);
@@ -177,6 +201,20 @@ impl SimdTask for TokenAttention<'_> {
             }
         }
     }
+}
+
+/// Starts to load values into the second-level cache.
+#[inline(always)]
+fn prefetch(values: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in values.chunks(CACHE_LINE) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch is a hint that neither reads memory nor faults, for any address; every
+        // x86-64 processor has it (SSE).
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
 }
 
 /// `sums += factor * values`
@@ -276,6 +314,7 @@ mod tests {
                         layer: 1,
                         options,
                         kv,
+                        heads: 0..2,
                         q: &q,
                         out: &mut out,
                         scores: &mut scores,
@@ -329,6 +368,18 @@ mod tests {
                         out
                     };
                     let single: Vec<f32> = (0..tokens).flat_map(|t| run(t, 1)).collect();
+                    let last = &q[(tokens - 1) * stride..][..width];
+                    let by_head = (0..heads).zip(last.chunks_exact(group * dim));
+                    let by_head = by_head.flat_map(|(head, q)| {
+                        let mut scores = vec![f32::NAN; scratch_len(len - 1, group, dim)];
+                        let mut out = vec![0.0; q.len()];
+                        let (heads, scores) = (head..head + 1, &mut scores[..]);
+                        let (layer, to) = (1, &mut out[..]);
+                        TokenAttention { shape, layer, options, kv, heads, q, out: to, scores }
+                            .run();
+                        out
+                    });
+                    assert_eq!(by_head.collect::<Vec<_>>(), single[(tokens - 1) * width..]);
                     assert!(single.iter().all(|x| x.is_finite()));
                     assert_eq!(run(0, tokens), single, "{dim} {len} {tokens} {window:?}");
                 }

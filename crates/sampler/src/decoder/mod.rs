@@ -1,5 +1,6 @@
 //! The forward pass of a batch of tokens.
 
+mod attend;
 mod pass_rows;
 mod rope;
 mod scratch;
@@ -11,7 +12,6 @@ use rayon::prelude::*;
 use hone_core::simd::dispatch;
 use hone_model::{Model, ModelSpec};
 
-use crate::attention::{SequenceAttention, scratch_len};
 use crate::error::{Result, SamplerError};
 use crate::keep_pool_hot::keep_pool_hot;
 use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
@@ -19,21 +19,21 @@ use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{
     COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, padded_width, par_outputs,
 };
-use crate::simd_ops::{
-    AddInPlace, GatedActivation, RmsNorm, Softcap, columns_to_rows, rows_to_columns,
-};
+use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
+use crate::transpose::{columns_to_rows, rows_to_columns};
 use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer, LinearGroup, LinearInput};
 
 use pass_rows::PassRows;
 pub(crate) use pass_rows::PromptChunk;
 use rope::{NormAndRotate, RotaryTable};
+use scratch::HEAD_PART;
 pub use scratch::Scratch;
 
 /// Bytes of weights that stay in each core's own cache.
 const SMALL_WEIGHTS: usize = 8 << 20;
 
-/// Multiplications of attention that pay for another thread.
-const MIN_ATTENTION_PER_THREAD: usize = 1 << 17;
+/// Logits that stay in a core's own cache until they are transposed into rows.
+const HEAD_VALUES: usize = 1 << 16;
 
 /// Elements of an element-wise loop that pay for another thread.
 const MIN_ELEMENTS_PER_THREAD: usize = 1 << 15;
@@ -81,6 +81,11 @@ impl Decoder {
     /// The shape of the cache pages.
     pub fn shape(&self) -> CacheShape {
         self.shape
+    }
+
+    /// The type of the activations that weights are multiplied with.
+    pub(crate) fn dtype(&self) -> &'static str {
+        if self.weights.uses_integers() { "i16" } else { "f32" }
     }
 
     /// Bytes of the weights that a step reads.
@@ -320,54 +325,6 @@ impl Decoder {
         Ok(())
     }
 
-    /// Writes the attention output of every row to `scratch.row_values`.
-    fn attend<M: BatchMember>(
-        &self,
-        tokens: &PassRows<'_, M>,
-        layer: usize,
-        scratch: &mut Scratch,
-        threads: usize,
-    ) {
-        let spec = &self.weights.spec;
-        let (rows, shape) = (tokens.len(), self.shape);
-        let (q_width, group) = (spec.num_heads * shape.dim, spec.num_heads / shape.heads);
-        let qkv_width = q_width + 2 * shape.heads * shape.dim;
-        let longest = (0..rows).map(|row| tokens.position(row)).max().unwrap_or(0);
-        let scores = scratch_len(longest, group, shape.dim);
-        let work = rows * longest * q_width;
-        let threads = if work < MIN_ATTENTION_PER_THREAD { 1 } else { threads.min(rows) };
-        scratch.reserve_scores(threads * scores);
-        let qkv = &scratch.qkv[..rows * qkv_width];
-        let options = self.weights.layers[layer].options;
-        let attend_rows = |first: usize, out: &mut [f32], scores: &mut [f32]| {
-            let (mut row, mut rest) = (first, out);
-            while !rest.is_empty() {
-                let run = tokens.run_len(row).min(rest.len() / q_width);
-                let (out, after) = rest.split_at_mut(run * q_width);
-                SequenceAttention {
-                    shape,
-                    layer,
-                    options,
-                    kv: tokens.view(row + run - 1),
-                    q: &qkv[row * qkv_width..(row + run) * qkv_width],
-                    stride: qkv_width,
-                    out,
-                    width: q_width,
-                    scratch: &mut *scores,
-                }
-                .run();
-                (row, rest) = (row + run, after);
-            }
-        };
-        let out = &mut scratch.row_values[..rows * q_width];
-        if threads == 1 {
-            return attend_rows(0, out, &mut scratch.scores);
-        }
-        let part = rows.div_ceil(threads);
-        let parts = out.par_chunks_mut(part * q_width).zip(scratch.scores.par_chunks_mut(scores));
-        parts.enumerate().for_each(|(i, (out, scores))| attend_rows(i * part, out, scores));
-    }
-
     /// Computes the logits of the first `rows` of all rows, a part of the vocabulary at a time.
     fn head(&self, rows: usize, all: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
         let vocab = self.weights.spec.vocab_size;
@@ -378,8 +335,11 @@ impl Decoder {
             .then(|| scratch.integers.round(columns, inner, threads));
         let x = LinearInput { columns, integers };
         let logits = &mut scratch.logits[..rows * vocab];
-        for first in (0..vocab).step_by(scratch.head_part) {
-            let count = scratch.head_part.min(vocab - first);
+        // Larger parts for fewer tokens, because each part ends with a wait for the slowest thread.
+        let most = (HEAD_VALUES / width).max(HEAD_PART).min(scratch.wide.len() / width);
+        let part = most.max(COLUMN_BLOCK) / COLUMN_BLOCK * COLUMN_BLOCK;
+        for first in (0..vocab).step_by(part) {
+            let count = part.min(vocab - first);
             let out = &mut scratch.wide[..count * width];
             self.weights.head(out, first, x, threads)?;
             if let Some(cap) = self.weights.spec.final_softcap {

@@ -6,8 +6,8 @@ use crate::error::{Result, SamplerError};
 use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{COLUMN_BLOCK, padded_width};
 
-/// Logits per token that are computed before they are transposed into rows.
-const HEAD_PART: usize = 3072;
+/// Logits of a token that `wide` has room for, unless the vocabulary is smaller.
+pub(super) const HEAD_PART: usize = 3072;
 
 /// Buffers for passes of up to a fixed number of rows.
 ///
@@ -29,7 +29,7 @@ pub struct Scratch {
     pub(super) wide: Vec<f32>,
     /// The gated activation, `[intermediate, width]`.
     pub(super) mlp: Vec<f32>,
-    /// The input of quantized layers.
+    /// The input of a quantized layer, as integers.
     pub(super) integers: IntegerColumns,
     /// The adapter's inner activations, `[rank, width]`.
     pub(super) lora: Vec<f32>,
@@ -41,8 +41,6 @@ pub struct Scratch {
     pub(super) scores: Vec<f32>,
     /// `[row, vocab]`
     pub(super) logits: Vec<f32>,
-    /// Logits per token that `wide` holds at once.
-    pub(super) head_part: usize,
 }
 
 /// Values per row of the buffers.
@@ -52,16 +50,15 @@ struct Sizes {
     mlp: usize,
     qkv: usize,
     row_values: usize,
-    head_part: usize,
 }
 
 impl Sizes {
     fn new(spec: &ModelSpec) -> Self {
         let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
         let (hidden, mlp) = (spec.hidden_size, spec.intermediate_size);
-        let (qkv, head_part) = (q + 2 * kv, HEAD_PART.min(spec.vocab_size));
-        let wide = qkv.max(2 * mlp).max(head_part);
-        Self { hidden, wide, mlp, qkv, row_values: q.max(hidden), head_part }
+        let qkv = q + 2 * kv;
+        let wide = qkv.max(2 * mlp).max(HEAD_PART.min(spec.vocab_size));
+        Self { hidden, wide, mlp, qkv, row_values: q.max(hidden) }
     }
 }
 
@@ -85,7 +82,6 @@ impl Scratch {
             row_values: buffer(sizes.row_values),
             scores: Vec::new(),
             logits: vec![0.0; spec.vocab_size * logits],
-            head_part: sizes.head_part,
         }
     }
 
@@ -93,7 +89,7 @@ impl Scratch {
     /// on an adapter's rank or on lengths.
     pub(crate) fn bytes(spec: &ModelSpec, rows: usize, logits: usize) -> usize {
         let (sizes, rows) = (Sizes::new(spec), Self::padded_rows(rows, logits));
-        let Sizes { hidden, wide, mlp, qkv, row_values, .. } = sizes;
+        let Sizes { hidden, wide, mlp, qkv, row_values } = sizes;
         let values = 3 * hidden + wide + mlp + qkv + row_values;
         let integers = IntegerColumns::bytes(rows, hidden.max(mlp).max(row_values));
         (values * rows + spec.vocab_size * logits) * size_of::<f32>() + integers

@@ -43,6 +43,8 @@ use shared::{EngineShared, PolicyWeights, QueuedRequest};
 pub struct BatchedEngine {
     info: ModelInfo,
     spec: ModelSpec,
+    /// The type of activations in products. The tolerance of the gate's parity check depends on it.
+    dtype: &'static str,
     shared: Arc<EngineShared>,
     queue: Arc<Semaphore>,
     thread: Option<JoinHandle<()>>,
@@ -71,6 +73,7 @@ impl BatchedEngine {
             )));
         }
         let decoder = Decoder::new(model)?;
+        let dtype = decoder.dtype();
         let info = ModelInfo {
             name: config.name.clone(),
             context: config.context,
@@ -94,7 +97,7 @@ impl BatchedEngine {
             .name("hone-native".to_owned())
             .spawn(move || run_scheduler(scheduled, decoder))
             .map_err(SamplerError::Thread)?;
-        Ok(Arc::new(Self { info, spec, shared, queue, thread: Some(thread) }))
+        Ok(Arc::new(Self { info, spec, dtype, shared, queue, thread: Some(thread) }))
     }
 
     /// Copies an adapter and activates it for new sequences. Running sequences keep their version.

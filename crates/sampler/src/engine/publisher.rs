@@ -90,7 +90,7 @@ impl Publisher for BatchedPublisher {
         };
         let request = GenerateRequest::probe(prompt_ids, params);
         let tokens = self.complete_staged(request).await?.token_logprobs();
-        probes.push(Probe { sampler: "rollout", dtype: "f32", tokens });
+        probes.push(Probe { sampler: "rollout", dtype: self.sampler.dtype, tokens });
         Ok(probes)
     }
 

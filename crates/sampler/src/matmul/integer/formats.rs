@@ -7,13 +7,13 @@ use std::arch::x86_64::{
     _mm512_srl_epi32, _mm512_srli_epi32, _mm512_xor_si512,
 };
 
-use super::columns::WORDS;
+use super::layout::WORDS;
 
 /// The blocks of the same number of up to 16 rows, whose parts are interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct RowBlocks {
     pub first: *const u8,
-    /// Rows, and 1 to 16.
+    /// The number of rows, 1 to 16.
     pub rows: usize,
     /// A bit for each row.
     pub mask: __mmask16,
@@ -45,7 +45,7 @@ impl RowBlocks {
     }
 }
 
-/// 32 weights of 16 rows: `scale (q - 2^SHIFT)`, or `scale q - offset`.
+/// 32 weights of 16 rows: `scale (q - 2^SHIFT)`, or without a `SHIFT` `scale q - offset`.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     /// Unsigned bytes q. Vector `p` has four consecutive ones of each row.
@@ -62,7 +62,7 @@ pub(super) trait IntegerFormat {
     /// Parts of 32 weights of a block.
     const PARTS: usize;
 
-    /// What weights are lower than their bytes: 2 to this power, or nothing.
+    /// Weights are `q - 2^SHIFT` before they are scaled. `None` for formats with an offset.
     const SHIFT: Option<u32>;
 
     /// Scales and offsets of the parts of a block.
@@ -221,7 +221,7 @@ impl IntegerFormat for Q4K {
         for (p, word) in words.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
             let both = unsafe { blocks.words(16 + 32 * (part / 2) + 4 * p) };
-            let shifted = if part % 2 == 0 { both } else { _mm512_srli_epi32::<4>(both) };
+            let shifted = if part.is_multiple_of(2) { both } else { _mm512_srli_epi32::<4>(both) };
             *word = _mm512_and_si512(shifted, _mm512_set1_epi8(15));
         }
         let byte = |words: [__m512i; 2]| {

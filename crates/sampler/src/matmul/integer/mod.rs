@@ -2,35 +2,30 @@
 //!
 //! Weights of 4 or 8 bits times integers are summed exactly, 32 at a time, and the sum is multiplied by the
 //! scales of both: `y[o, c] += sum_b dot(w[o, b], q[b, c]) (scale[o, b] scale[b, c])`, one block after
-//! another with b ascending. Unlike llama.cpp, which rounds activations to 8 bits, this keeps the error
-//! near that of f32: the trainer computes with the exact activations, and its log-probabilities must
-//! agree. The bits of an element do not depend on the other columns or on the number of threads.
+//! another with b ascending. Formats with offsets subtract `offset[o, b] sum(q[b, c]) scale[b, c]`. llama.cpp
+//! rounds activations to 8 bits; with 16, log-probabilities still agree with those of the trainer, which
+//! computes in f32: logits differ by about 1e-4 of the largest one. The bits of an element do not depend on
+//! the other columns or on the number of threads.
 
 mod columns;
 #[cfg(target_arch = "x86_64")]
 mod formats;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
+mod layout;
+#[cfg(target_arch = "x86_64")]
+mod round;
+mod support;
 
 use hone_core::threads::pause_point;
 use hone_model::weights::{BlockFormat, QuantizedMatrix};
 
 pub(crate) use columns::IntegerColumns;
+use support::has_instructions;
 
 /// Whether [`add_product`] computes with weights of this format on this processor.
 pub(crate) fn is_supported(format: BlockFormat) -> bool {
     format != BlockFormat::Q6K && has_instructions()
-}
-
-/// Whether the processor has VNNI, and AVX-512 otherwise complete as the other kernels need it.
-fn has_instructions() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use pulp::Arch;
-        matches!(Arch::new(), Arch::V4(_)) && is_x86_feature_detected!("avx512vnni")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 /// Computes `out += w x` on the current thread, where `w` are the rows of a matrix from `first` on, as many

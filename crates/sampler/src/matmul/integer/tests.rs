@@ -4,7 +4,7 @@ use hone_core::testing::skip_without;
 use hone_model::testing::waves;
 
 use super::super::{TokenColumns, padded_width};
-use super::columns::BLOCK;
+use super::layout::BLOCK;
 use super::*;
 
 /// A matrix of pseudorandom blocks with moderate scales.

@@ -1,0 +1,93 @@
+//! Attention of all rows of a pass, divided between threads.
+
+use rayon::prelude::*;
+
+use super::{Decoder, PassRows, Scratch};
+use crate::attention::{SequenceAttention, TokenAttention, scores_len, scratch_len};
+use crate::kv_cache::BatchMember;
+
+/// Multiplications of attention that pay for another thread.
+const MIN_WORK_PER_THREAD: usize = 1 << 17;
+
+impl Decoder {
+    /// Writes the attention output of every row to `scratch.row_values`.
+    pub(super) fn attend<M: BatchMember>(
+        &self,
+        tokens: &PassRows<'_, M>,
+        layer: usize,
+        scratch: &mut Scratch,
+        threads: usize,
+    ) {
+        let (spec, shape) = (&self.weights.spec, self.shape);
+        let (rows, q_width) = (tokens.len(), spec.num_heads * shape.dim);
+        let longest = (0..rows).map(|row| tokens.position(row)).max().unwrap_or(0);
+        let work = rows * longest * q_width;
+        let threads = if work < MIN_WORK_PER_THREAD { 1 } else { threads };
+        if threads > 1 && rows < 2 * threads && tokens.chunk.is_none() {
+            return self.attend_by_heads(tokens, layer, longest, scratch, threads);
+        }
+        let threads = threads.min(rows);
+        let scores = scratch_len(longest, spec.num_heads / shape.heads, shape.dim);
+        scratch.reserve_scores(threads * scores);
+        let qkv_width = q_width + 2 * shape.heads * shape.dim;
+        let qkv = &scratch.qkv[..rows * qkv_width];
+        let options = self.weights.layers[layer].options;
+        let attend_rows = |first: usize, out: &mut [f32], scores: &mut [f32]| {
+            let (mut row, mut rest) = (first, out);
+            while !rest.is_empty() {
+                let run = tokens.run_len(row).min(rest.len() / q_width);
+                let (out, after) = rest.split_at_mut(run * q_width);
+                SequenceAttention {
+                    shape,
+                    layer,
+                    options,
+                    kv: tokens.view(row + run - 1),
+                    q: &qkv[row * qkv_width..(row + run) * qkv_width],
+                    stride: qkv_width,
+                    out,
+                    width: q_width,
+                    scratch: &mut *scores,
+                }
+                .run();
+                (row, rest) = (row + run, after);
+            }
+        };
+        let out = &mut scratch.row_values[..rows * q_width];
+        if threads == 1 {
+            return attend_rows(0, out, &mut scratch.scores);
+        }
+        let part = rows.div_ceil(threads);
+        let parts = out.par_chunks_mut(part * q_width).zip(scratch.scores.par_chunks_mut(scores));
+        parts.enumerate().for_each(|(i, (out, scores))| attend_rows(i * part, out, scores));
+    }
+
+    /// [`Self::attend`] for fewer than two sequences per thread, up to position `longest`: divides the heads
+    /// of keys between the threads, because whole sequences would leave some threads idle.
+    fn attend_by_heads<M: BatchMember>(
+        &self,
+        tokens: &PassRows<'_, M>,
+        layer: usize,
+        longest: usize,
+        scratch: &mut Scratch,
+        threads: usize,
+    ) {
+        let (rows, shape, queries) = (tokens.len(), self.shape, self.weights.spec.num_heads);
+        let group = queries / shape.heads;
+        let (width, heads) = (group * shape.dim, rows * shape.heads);
+        let stride = (queries + 2 * shape.heads) * shape.dim;
+        let scores = scores_len(longest, group);
+        scratch.reserve_scores(threads * scores);
+        let options = self.weights.layers[layer].options;
+        let part = heads.div_ceil(threads);
+        let parts = scratch.row_values[..heads * width].par_chunks_mut(part * width);
+        let parts = parts.zip(scratch.scores.par_chunks_mut(scores)).enumerate();
+        parts.for_each(|(i, (out, scores))| {
+            for (i, out) in (i * part..).zip(out.chunks_exact_mut(width)) {
+                let (row, head) = (i / shape.heads, i % shape.heads);
+                let q = &scratch.qkv[row * stride + head * width..][..width];
+                let (kv, heads, scores) = (tokens.view(row), head..head + 1, &mut *scores);
+                TokenAttention { shape, layer, options, kv, heads, q, out, scores }.run();
+            }
+        });
+    }
+}
