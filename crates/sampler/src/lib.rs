@@ -55,6 +55,7 @@ mod error;
 mod keep_pool_hot;
 mod kv_cache;
 mod matmul;
+mod prefetch;
 mod simd_ops;
 #[cfg(test)]
 mod testing;

@@ -10,3 +10,5 @@ pub mod parallel;
 pub(crate) mod reductions;
 pub(crate) mod rowwise;
 pub mod storage;
+#[cfg(target_arch = "x86_64")]
+pub mod transpose;

@@ -16,10 +16,10 @@ use hone_core::threads::pause_point;
 use hone_model::spec::AttentionOptions;
 
 use crate::kv_cache::{CacheShape, KvView, PAGE};
+use crate::prefetch::prefetch;
 use scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
 
 /// Values of f32 in a cache line.
-#[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 16;
 
 /// Pages by which keys are fetched ahead of their use. To compute one takes less time than to fetch it.
@@ -173,9 +173,10 @@ impl SimdTask for TokenAttention<'_> {
                 let (keys, values) = page.page[head.clone()].split_at(dim * PAGE);
                 // Pages are far apart, so the processor does not recognize the access pattern. Values are used
                 // after all keys.
-                prefetch(values);
+                values.chunks(CACHE_LINE).for_each(|line| prefetch(line.as_ptr()));
                 if let Some(next) = ahead.next() {
-                    prefetch(&next.page[head.clone()][..dim * PAGE]);
+                    let keys = &next.page[head.clone()][..dim * PAGE];
+                    keys.chunks(CACHE_LINE).for_each(|line| prefetch(line.as_ptr()));
                 }
                 for (g, q) in q.chunks_exact(dim).enumerate() {
                     let mut row = dot_products::<FUSED>(q, keys);
@@ -201,20 +202,6 @@ impl SimdTask for TokenAttention<'_> {
             }
         }
     }
-}
-
-/// Starts to load values into the second-level cache.
-#[inline(always)]
-fn prefetch(values: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in values.chunks(CACHE_LINE) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a prefetch is a hint that neither reads memory nor faults, for any address; every
-        // x86-64 processor has it (SSE).
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = values;
 }
 
 /// `sums += factor * values`

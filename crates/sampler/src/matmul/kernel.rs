@@ -3,6 +3,8 @@
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 
+use crate::prefetch::prefetch;
+
 /// The width of activations is a multiple of this, except for the kernels for a few tokens. It is a
 /// multiple of every vector length.
 pub(crate) const COLUMN_BLOCK: usize = 16;
@@ -160,8 +162,10 @@ impl<W: StoredWeight> AddMatmul<'_, W> {
                 }
             }
             for (x, i) in x.chunks_exact(width).take(inner - k).zip(0..LINE) {
-                // The cache lines of this line in the next tile, one in each step.
-                prefetch(next_tile, i % M * inner + k + i / M * CACHE_LINE);
+                // The cache lines of this line in the next tile, one in each step. Rows are too short for
+                // the processor to recognize the access pattern in time.
+                let ahead = i % M * inner + k + i / M * CACHE_LINE;
+                prefetch(next_tile.as_ptr().wrapping_add(ahead));
                 let x = S::as_simd_f32s(&x[column..][..lanes]).0;
                 for (sums, line) in sums.iter_mut().zip(&lines) {
                     let w = simd.splat_f32s(line[i]);
@@ -174,20 +178,4 @@ impl<W: StoredWeight> AddMatmul<'_, W> {
             S::as_mut_simd_f32s(&mut out[column..][..lanes]).0.copy_from_slice(sums);
         }
     }
-}
-
-/// Starts to load a weight into the cache. Rows are too short for the processor to recognize the
-/// access pattern in time.
-#[inline(always)]
-fn prefetch<W>(weights: &[W], index: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        let address = weights.as_ptr().wrapping_add(index).cast();
-        // SAFETY: a prefetch is a hint that neither reads memory nor faults, for any address; every
-        // x86-64 processor has it (SSE).
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address) }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (weights, index);
 }

@@ -9,9 +9,10 @@ use std::arch::x86_64::{
 
 use half::{bf16, f16};
 
+use hone_model::kernels::transpose::transpose_words;
+
 use super::kernel::StoredWeight;
 use super::narrow::{LANES, RowPointers, Transposed};
-use crate::transpose::transpose_words;
 
 /// Weights of a row that are read at a time: a vector, and of f32 a cache line.
 pub(super) const LINE: usize = 16;

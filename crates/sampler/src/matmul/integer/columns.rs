@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use super::super::kernel::{COLUMN_BLOCK, TokenColumns};
 use super::layout::{BLOCK, ColumnGroup, IntegerBlock, WORDS};
 use super::support::has_instructions;
+use crate::matmul::padded_width;
 
 /// Activations `[inner, width]` rounded to integers: `x = (256 upper + lower) scale`, with two signed
 /// bytes. [`BLOCK`] activations of a token share a scale, with which the greatest of them is 32512. So
@@ -33,16 +34,6 @@ pub(crate) struct IntegerColumns {
     negative_sums: Vec<i32>,
 }
 
-/// Columns of a group for so many tokens, 1 to 16: those that the kernel can compute.
-fn group_columns(tokens: usize) -> usize {
-    match tokens {
-        5 => 6,
-        7 => 8,
-        9.. => COLUMN_BLOCK,
-        _ => tokens,
-    }
-}
-
 impl IntegerColumns {
     /// Rounds the columns of the tokens of `x`, on up to `threads` threads of the current pool. `inner` is
     /// a multiple of [`BLOCK`].
@@ -53,7 +44,7 @@ impl IntegerColumns {
         (self.whole, self.last) = if x.width < COLUMN_BLOCK {
             (0, x.width)
         } else {
-            (x.tokens / COLUMN_BLOCK, group_columns(x.tokens % COLUMN_BLOCK))
+            (x.tokens / COLUMN_BLOCK, padded_width(x.tokens % COLUMN_BLOCK))
         };
         let (scales, words) = (blocks * COLUMN_BLOCK, blocks * COLUMN_BLOCK * 2 * WORDS);
         let all = blocks * (self.whole * COLUMN_BLOCK + self.last);

@@ -8,13 +8,13 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use hone_model::kernels::transpose::transpose_words;
 use hone_model::weights::GROUP_ROWS;
 
 use super::super::narrow::LANES;
 use super::columns::IntegerColumns;
 use super::formats::{IntegerFormat, Part, RowBlocks};
 use super::layout::{IntegerBlock, WORDS};
-use crate::transpose::transpose_words;
 
 // The masks of the rows are those of the groups in memory.
 const _: () = assert!(LANES == GROUP_ROWS);

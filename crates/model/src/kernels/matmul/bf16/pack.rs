@@ -2,15 +2,14 @@
 
 use std::arch::x86_64::{
     __m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_epi16, _mm512_maskz_loadu_epi16,
-    _mm512_maskz_loadu_ps, _mm512_permutex2var_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
-    _mm512_store_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
-    _mm512_unpacklo_epi64,
+    _mm512_maskz_loadu_ps, _mm512_permutex2var_epi16, _mm512_setzero_si512, _mm512_store_si512,
 };
 use std::mem::transmute;
 
 use half::bf16;
 
 use super::layout::{EDGE, TileRow};
+use crate::kernels::transpose::transpose_words;
 
 /// Values that can be packed.
 pub(super) trait Packable: Copy {
@@ -110,42 +109,12 @@ pub(super) unsafe fn transposed<V: Packable>(
                     V::load(row, columns - tile * EDGE)
                 };
             }
-            for (i, pairs) in transpose(values).into_iter().enumerate() {
+            for (i, pairs) in transpose_words(values).into_iter().enumerate() {
                 // SAFETY: the caller guarantees 32 rows of `to` for this tile.
                 unsafe { store(to.add(tile * EDGE + first + i), pairs) };
             }
         }
     }
-}
-
-/// Transposes 16 rows of 16 pairs of values.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
-    let (mut halves, mut quarters, mut columns) = (rows, rows, rows);
-    for i in (0..16).step_by(2) {
-        halves[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        halves[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    // Lane `l` of `quarters[4 g + c]` has column `4 l + c` of rows `4 g` to `4 g + 3`.
-    for i in (0..16).step_by(4) {
-        quarters[i] = _mm512_unpacklo_epi64(halves[i], halves[i + 2]);
-        quarters[i + 1] = _mm512_unpackhi_epi64(halves[i], halves[i + 2]);
-        quarters[i + 2] = _mm512_unpacklo_epi64(halves[i + 1], halves[i + 3]);
-        quarters[i + 3] = _mm512_unpackhi_epi64(halves[i + 1], halves[i + 3]);
-    }
-    for i in 0..4 {
-        // Two lanes of two groups of rows.
-        let low_a = _mm512_shuffle_i32x4::<0x44>(quarters[i], quarters[i + 4]);
-        let high_a = _mm512_shuffle_i32x4::<0xee>(quarters[i], quarters[i + 4]);
-        let low_b = _mm512_shuffle_i32x4::<0x44>(quarters[i + 8], quarters[i + 12]);
-        let high_b = _mm512_shuffle_i32x4::<0xee>(quarters[i + 8], quarters[i + 12]);
-        columns[i] = _mm512_shuffle_i32x4::<0x88>(low_a, low_b);
-        columns[i + 4] = _mm512_shuffle_i32x4::<0xdd>(low_a, low_b);
-        columns[i + 8] = _mm512_shuffle_i32x4::<0x88>(high_a, high_b);
-        columns[i + 12] = _mm512_shuffle_i32x4::<0xdd>(high_a, high_b);
-    }
-    columns
 }
 
 /// Positions in two vectors of 32 values whose values alternate, from value `first` on.
