@@ -14,7 +14,8 @@ use std::mem::take;
 
 use hone_core::types::TokenId;
 
-use super::page::{PAGE, Page};
+use super::page::PAGE;
+use super::slab::Page;
 
 /// Identifies weights: keys and values that other weights computed are never used. The default is the
 /// base model.
@@ -230,7 +231,7 @@ impl PrefixCache {
             let found = &self.nodes[node];
             assert_eq!((found.parent, found.tokens), (parent, tokens));
             assert_eq!(found.users == 0, self.unused.get(&found.since) == Some(&node));
-            assert_eq!(std::sync::Arc::strong_count(&found.page), 1 + found.users);
+            assert_eq!(found.page.owners(), 1 + found.users);
             let CachePlace::Node(parent) = parent else { continue };
             assert!(!self.vacant.contains(&parent), "an evicted page has children");
             let parent = &self.nodes[parent];
