@@ -117,16 +117,17 @@ impl BaseWeights {
     }
 
     /// Computes the logits of consecutive tokens from `first` on, as many as `out` `[tokens, width]`
-    /// has, on up to `threads` threads.
+    /// has, on up to `threads` threads with at least `min_work` multiplications each.
     pub fn head(
         &self,
         out: &mut [f32],
         first: usize,
         x: LinearInput<'_>,
-        threads: usize,
+        (threads, min_work): (usize, usize),
     ) -> Result<()> {
         out.fill(0.0);
-        par_outputs(out, x.columns.width, self.spec.hidden_size, threads, |start, out| {
+        let shape = (x.columns.width, self.spec.hidden_size);
+        par_outputs(out, shape, (threads, min_work), |start, out| {
             add_stored(out, &self.head, first + start, x)
         })
     }

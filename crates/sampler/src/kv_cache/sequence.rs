@@ -134,6 +134,11 @@ impl SequencePages {
         Some((page.values_mut()?, position % PAGE))
     }
 
+    /// The pages of the next `count` tokens, if they have pages.
+    pub(crate) fn next_pages(&mut self, count: usize) -> Option<&mut [Page]> {
+        self.pages.get_mut(self.len / PAGE..pages(self.len + count))
+    }
+
     /// All positions up to and including its own, whose keys and values must be written.
     pub(crate) fn view(&self, offset: usize) -> KvView<'_> {
         KvView { pages: &self.pages, len: self.len + offset + 1 }
