@@ -64,6 +64,12 @@ impl ApiError {
         Self::field(param, message).code("unsupported_parameter")
     }
 
+    /// 400 for a field whose prompt does not fit into the model's context.
+    pub(super) fn too_long(param: &str, prompt: usize, context: usize) -> Self {
+        let message = EngineError::PromptTooLong { prompt, context }.to_string();
+        Self::field(param, message).code("context_length_exceeded")
+    }
+
     /// 400 for a body that is not a JSON object.
     pub(super) fn body(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
@@ -95,6 +101,15 @@ impl ApiError {
     pub(super) fn no_such_completion(param: &str, id: &str) -> Self {
         let message = format!("{param} is {id:?}: there is no such completion");
         Self::not_found(message).param(param).code("completion_not_found")
+    }
+
+    /// 404 for a completion that the field `param` names and that was not kept.
+    pub(super) fn unstored_completion(param: &str, id: &str) -> Self {
+        let message = format!(
+            "{param} is {id:?}: nothing of this completion was kept (\"store\" is false for its \
+             request, its route or its key), so feedback on it cannot be used"
+        );
+        Self::not_found(message).param(param).code("completion_not_stored")
     }
 
     /// 404 for a conversation.
@@ -184,8 +199,8 @@ impl From<EngineError> for ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                     .retry_after(1)
             }
-            EngineError::PromptTooLong { .. } => {
-                Self::field("messages", message).code("context_length_exceeded")
+            EngineError::PromptTooLong { prompt, context } => {
+                Self::too_long("messages", prompt, context)
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),

@@ -14,7 +14,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::admin::quarantine;
 use super::error::ApiError;
 use super::state::AppState;
-use super::{admin, auth, chat, feedback, graders, health, models, observe};
+use super::generate::models;
+use super::{admin, auth, chat, feedback, graders, health, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {

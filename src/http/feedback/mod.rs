@@ -28,7 +28,7 @@ use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::recording::{Refusal, commit, find_interaction, prospect};
+use self::recording::{Refusal, commit, find_interaction, prospect, unknown_completion};
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
@@ -130,10 +130,9 @@ async fn completion(
     id: InteractionId,
     choice: u32,
 ) -> Recorded {
-    let completion_id = id.completion_id();
-    let unknown =
-        || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
+    let unknown = || unknown_completion("completion_id", id);
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
     let entry = posted.entry(state, route, name, id, choice).map_err(Refusal::Invalid)?;
     let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
@@ -254,7 +253,7 @@ fn response(
         object: "feedback",
         id: format!("{id}:{}", entry.name),
         status,
-        completion_id: entry.interaction.completion_id(),
+        completion_id: interaction.completion_id(),
         choice: entry.choice,
         name: entry.name.clone(),
         policy_version: sample.map(|sample| sample.version.0),

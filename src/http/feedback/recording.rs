@@ -26,11 +26,24 @@ pub(super) async fn find_interaction(
     state: &AppState,
     id: InteractionId,
 ) -> Result<Option<Interaction>, StoreError> {
+    if id.is_unstored() {
+        return Ok(None);
+    }
     if let Some(found) = state.store.interaction(id)? {
         return Ok(Some(found));
     }
     state.store.flush().await?;
     state.store.interaction(id)
+}
+
+/// The refusal for a completion that is not in the ledger; the field `name` has its id.
+pub(super) fn unknown_completion(name: &str, id: InteractionId) -> Refusal {
+    let text = id.completion_id();
+    Refusal::Unknown(if id.is_unstored() {
+        ApiError::unstored_completion(name, &text)
+    } else {
+        ApiError::no_such_completion(name, &text)
+    })
 }
 
 /// The sample of a served choice, which the field `name` has.

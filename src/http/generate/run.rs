@@ -1,8 +1,8 @@
-//! Samples the choices of one chat request, reports their progress and records them.
+//! Samples the choices of one request, reports their progress and records them.
 //!
 //! Invariants: a choice is queued for the ledger before its end is reported, so that feedback sent
 //! right after finds it; a run that is dropped early cancels its generations and records the sampled
-//! tokens as cancelled.
+//! tokens as cancelled; a run that is not stored leaves nothing but counts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,84 +12,87 @@ use futures::FutureExt;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 
 use hone_core::types::{FinishReason, Interaction, PolicyVersion, Sample, SamplingParams};
-use hone_engine::{EngineError, GenerateRequest, Priority};
+use hone_engine::{EngineError, GenerateRequest, Priority, Token};
 use hone_store::Op;
 use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
-use super::request::ChatRequest;
-use super::wire::{AssistantMessage, ChatCompletion, Choice, Logprobs, TokenLogprob, Usage};
+use super::types::{ChoiceUpdate, FinishedChoice, SamplingRequest, Usage};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
-/// The progress of one choice since its last update.
-pub(super) struct ChoiceUpdate {
-    pub(super) index: u32,
-    pub(super) version: PolicyVersion,
-    pub(super) started: bool,
-    pub(super) text: String,
-    /// Of the tokens that `text` completes; empty unless requested.
-    pub(super) logprobs: Vec<TokenLogprob>,
-    pub(super) finish: Option<FinishReason>,
+/// One prompt of a run.
+struct RunPrompt {
+    interaction: Arc<Interaction>,
+    recorded: bool,
+    /// The choices that have ended.
+    served: Vec<Sample>,
 }
 
 /// A running request.
-pub(super) struct ChatRun {
-    state: Arc<AppState>,
-    pub(super) interaction: Arc<Interaction>,
+pub struct RequestRun {
+    pub state: Arc<AppState>,
+    prompts: Vec<RunPrompt>,
+    choices_per_prompt: usize,
     top_logprobs: Option<u8>,
+    stored: bool,
     arrived: Instant,
     choices: Vec<ChoiceState>,
     events: SelectAll<BoxStream<'static, (usize, ChoiceEvent)>>,
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
-    served: Vec<Sample>,
-    interaction_recorded: bool,
     first_token_recorded: bool,
     /// The run ended with an error, so dropping it early is not a client's disconnect.
     failed: bool,
 }
 
-impl ChatRun {
+impl RequestRun {
     /// Submits every choice to the engine at once.
-    pub(super) fn new(
+    pub fn new(
         state: Arc<AppState>,
-        interaction: Arc<Interaction>,
-        request: &ChatRequest,
+        request: &SamplingRequest,
         arrived: Instant,
     ) -> Self {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
-        // One version for all choices, and for all requests of a session or user.
-        let session = interaction.session().or(request.user.as_deref());
-        let version = match session {
-            Some(key) => state.policies.assign(key),
-            None => state.policies.assign(&interaction.id.to_string()),
-        };
-        for index in 0..request.choices {
-            let seed = choice_seed(request.params.seed, index);
-            let params = SamplingParams { seed, ..request.params.clone() };
-            let generation = GenerateRequest {
-                prompt_ids: interaction.prompt_ids.clone(),
-                params: params.clone(),
-                stop: request.stop.clone(),
-                top_logprobs: request.logprobs.unwrap_or(0),
-                priority: Priority::Live,
-                version,
+        for interaction in &request.prompts {
+            // One version for all choices, and for all requests of a session or user.
+            let session = interaction.session().or(request.user.as_deref());
+            let version = match session {
+                Some(key) => state.policies.assign(key),
+                None => state.policies.assign(&interaction.id.to_string()),
             };
-            events.push(choice_events(state.engine.clone(), generation, choices.len()));
-            choices.push(ChoiceState::new(params));
+            for _ in 0..request.choices {
+                let index = choices.len();
+                let seed = choice_seed(interaction.params.seed, index);
+                let params = SamplingParams { seed, ..interaction.params.clone() };
+                let generation = GenerateRequest {
+                    prompt_ids: interaction.prompt_ids.clone(),
+                    params: params.clone(),
+                    stop: interaction.stop.clone(),
+                    top_logprobs: request.logprobs.unwrap_or(0),
+                    priority: Priority::Live,
+                    version,
+                };
+                events.push(choice_events(state.engine.clone(), generation, index));
+                choices.push(ChoiceState::new(params));
+            }
         }
+        let prompt = |interaction: &Arc<Interaction>| RunPrompt {
+            interaction: interaction.clone(),
+            recorded: false,
+            served: Vec::new(),
+        };
         Self {
             state,
-            interaction,
+            prompts: request.prompts.iter().map(prompt).collect(),
+            choices_per_prompt: request.choices.max(1) as usize,
             top_logprobs: request.logprobs,
+            stored: request.stored,
             arrived,
             choices,
             events,
             buffered: VecDeque::new(),
-            served: Vec::new(),
-            interaction_recorded: false,
             first_token_recorded: false,
             failed: false,
         }
@@ -97,7 +100,7 @@ impl ChatRun {
 
     /// Waits until a choice has started. Fails if a choice is refused before that, or is known to be
     /// refused by then. Returns the version of the first choice to start.
-    pub(super) async fn start(&mut self) -> Result<PolicyVersion, ApiError> {
+    pub async fn start(&mut self) -> Result<PolicyVersion, ApiError> {
         let mut first = None;
         while first.is_none() || self.buffered.len() < self.choices.len() {
             let event = match first {
@@ -119,7 +122,7 @@ impl ChatRun {
     }
 
     /// The next update; `None` when every choice has ended and is queued for the ledger.
-    pub(super) async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
+    pub async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         if self.has_ended() {
             return None;
         }
@@ -136,49 +139,37 @@ impl ChatRun {
         })
     }
 
-    /// Runs to the end and returns the whole response with choice 0's version.
-    pub(super) async fn finish(mut self) -> Result<(PolicyVersion, ChatCompletion), ApiError> {
-        let mut logprobs: Vec<Vec<TokenLogprob>> =
-            self.choices.iter().map(|_| Vec::new()).collect();
+    /// Runs to the end and returns every choice.
+    pub async fn finish(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
+        let mut tokens: Vec<Vec<Token>> = self.choices.iter().map(|_| Vec::new()).collect();
         while let Some(update) = self.next().await {
             let update = update?;
-            if let Some(logprobs) = logprobs.get_mut(update.index as usize) {
-                logprobs.extend(update.logprobs);
+            if let Some(tokens) = tokens.get_mut(update.index as usize) {
+                tokens.extend(update.tokens);
             }
         }
-        let version = self.choices.first().and_then(|c| c.version).unwrap_or_default();
-        let wants_logprobs = self.wants_logprobs();
-        let choices = self.choices.iter_mut().zip(logprobs).zip(0..);
-        let choices = choices.map(|((choice, logprobs), index)| Choice {
+        let choices = self.choices.iter_mut().zip(tokens).zip(0..);
+        let finished = choices.map(|((choice, tokens), index)| FinishedChoice {
             index,
-            message: AssistantMessage {
-                role: "assistant",
-                content: std::mem::take(&mut choice.text),
-                refusal: None,
-            },
-            logprobs: wants_logprobs.then(|| Logprobs::new(logprobs)),
-            finish_reason: choice.finish.unwrap_or(FinishReason::Stop).as_str(),
+            text: std::mem::take(&mut choice.text),
+            tokens,
+            finish: choice.finish.unwrap_or(FinishReason::Stop),
         });
-        let completion = ChatCompletion {
-            id: self.interaction.id.completion_id(),
-            object: "chat.completion",
-            created: self.interaction.created / 1000,
-            model: self.interaction.model.clone(),
-            system_fingerprint: version.fingerprint(),
-            choices: choices.collect(),
-            usage: self.usage(),
-        };
-        Ok((version, completion))
+        Ok(finished.collect())
     }
 
-    /// Token counts so far. The prompt is counted once, not for each choice.
-    pub(super) fn usage(&self) -> Usage {
-        let prompt_tokens = self.interaction.prompt_ids.len();
-        let completion_tokens = self.choices.iter().map(|c| c.ids.len()).sum();
-        Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    /// The version of choice 0; version 0 before it has started.
+    pub fn version(&self) -> PolicyVersion {
+        self.choices.first().and_then(|choice| choice.version).unwrap_or_default()
     }
 
-    pub(super) fn wants_logprobs(&self) -> bool {
+    /// Token counts so far. Each prompt is counted once, not for each choice.
+    pub fn usage(&self) -> Usage {
+        let prompts = self.prompts.iter().map(|prompt| prompt.interaction.prompt_ids.len());
+        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.ids.len()).sum())
+    }
+
+    pub fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some()
     }
 
@@ -203,14 +194,14 @@ impl ChatRun {
                 choice.version = Some(version);
                 String::new()
             }
-            ChoiceEvent::Token(token) => {
-                let codec = self.state.engine.codec();
-                if wants_logprobs && !codec.stop_ids().contains(&token.id) {
-                    choice.pending.push(TokenLogprob::new(codec, &token));
-                }
+            ChoiceEvent::Token(mut token) => {
                 choice.push(&token);
+                let text = std::mem::take(&mut token.text);
+                if wants_logprobs && !self.state.engine.codec().stop_ids().contains(&token.id) {
+                    choice.pending.push(token);
+                }
                 self.record_first_token();
-                token.text
+                text
             }
             ChoiceEvent::Done { finish: FinishReason::Cancelled, .. } => {
                 return Err(self.fail(index, EngineError::ShuttingDown));
@@ -227,9 +218,9 @@ impl ChatRun {
         let (version, finish) = (choice.version.unwrap_or_default(), choice.finish);
         // A token in the middle of a character has no text yet: its log-probability waits for it.
         let complete = finish.is_some() || !text.is_empty();
-        let logprobs = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
+        let tokens = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(ChoiceUpdate { index, version, started, text, logprobs, finish })
+        Ok(ChoiceUpdate { index, version, started, text, tokens, finish })
     }
 
     fn record_first_token(&mut self) {
@@ -243,55 +234,74 @@ impl ChatRun {
         let seconds = self.arrived.elapsed().as_secs_f64();
         let metrics = &self.state.metrics;
         metrics.http_time_to_first_token.with_label_values(&[trainer]).observe(seconds);
-        metrics.http_prompt_tokens.inc_by(self.interaction.prompt_ids.len() as u64);
+        metrics.http_prompt_tokens.inc_by(self.usage().prompt_tokens as u64);
     }
 
-    /// Queues an ended choice for the ledger. After the last choice, submits the prompt to rollout.
+    /// Queues an ended choice for the ledger. After the last choice of a prompt, submits the prompt to
+    /// rollout.
     fn record(&mut self, index: usize) {
-        let choice = self.choices.get(index);
-        let Some(sample) = choice.and_then(|choice| self.sample(index, choice)) else { return };
+        let Some(sample) = self.sample(index) else { return };
         self.state.metrics.http_completion_tokens.inc_by(sample.ids.len() as u64);
         self.state.policies.answered(sample.version, false);
-        self.served.push(sample.clone());
-        self.enqueue(vec![sample]);
-        if self.has_ended()
+        if !self.stored {
+            return;
+        }
+        let at = index / self.choices_per_prompt;
+        self.enqueue(at, vec![sample.clone()]);
+        let Some(prompt) = self.prompts.get_mut(at) else { return };
+        prompt.served.push(sample);
+        if prompt.served.len() == self.choices_per_prompt
             && let Some(rollout) = &self.state.rollout
         {
-            rollout.submit(self.interaction.clone(), std::mem::take(&mut self.served));
+            rollout.submit(prompt.interaction.clone(), std::mem::take(&mut prompt.served));
         }
     }
 
-    /// Queues samples for the ledger, after the interaction if it is not queued yet.
-    fn enqueue(&mut self, samples: Vec<Sample>) {
+    /// Queues samples of a prompt for the ledger, after the interaction if it is not queued yet.
+    fn enqueue(&mut self, at: usize, samples: Vec<Sample>) {
+        let Some(prompt) = self.prompts.get_mut(at) else { return };
+        let interaction = &prompt.interaction;
         let mut ops = Vec::with_capacity(samples.len() + 1);
-        if !std::mem::replace(&mut self.interaction_recorded, true) {
-            ops.push(Op::Interaction(Box::new((*self.interaction).clone())));
+        if !std::mem::replace(&mut prompt.recorded, true) {
+            ops.push(Op::Interaction(Box::new((**interaction).clone())));
         }
         ops.extend(samples.into_iter().map(|sample| Op::Sample(Box::new(sample))));
         if let Err(error) = self.state.store.enqueue(ops) {
             // The client still gets its response; nothing will be learned from it.
-            tracing::error!(%error, interaction = %self.interaction.id, "a completion is not recorded");
+            tracing::error!(%error, interaction = %interaction.id, "a completion is not recorded");
         }
     }
 
-    fn sample(&self, index: usize, choice: &ChoiceState) -> Option<Sample> {
-        choice.sample(self.interaction.id, index)
+    /// The ledger's record of a choice; `None` if it never started.
+    fn sample(&self, index: usize) -> Option<Sample> {
+        let prompt = self.prompts.get(index / self.choices_per_prompt)?;
+        let choice = u32::try_from(index % self.choices_per_prompt).unwrap_or(u32::MAX);
+        self.choices.get(index)?.sample(prompt.interaction.id, choice)
     }
 }
 
-impl Drop for ChatRun {
+impl Drop for RequestRun {
     fn drop(&mut self) {
         if self.has_ended() {
             return;
         }
         if !self.failed {
             self.state.metrics.http_disconnects.inc();
-            tracing::info!(interaction = %self.interaction.id, "the client disconnected");
+            if let Some(RunPrompt { interaction, .. }) = self.prompts.first() {
+                tracing::info!(interaction = %interaction.id, "the client disconnected");
+            }
         }
-        let open = self.choices.iter().enumerate().filter(|(_, c)| c.finish.is_none());
-        let samples: Vec<Sample> = open.filter_map(|(i, c)| self.sample(i, c)).collect();
-        if !samples.is_empty() {
-            self.enqueue(samples);
+        if !self.stored {
+            return;
+        }
+        for at in 0..self.prompts.len() {
+            let first = at * self.choices_per_prompt;
+            let own = first..first + self.choices_per_prompt;
+            let open = own.filter(|i| self.choices.get(*i).is_some_and(|c| c.finish.is_none()));
+            let samples: Vec<Sample> = open.filter_map(|index| self.sample(index)).collect();
+            if !samples.is_empty() {
+                self.enqueue(at, samples);
+            }
         }
     }
 }
