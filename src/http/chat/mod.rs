@@ -49,8 +49,7 @@ pub(super) async fn create(
     };
     let mut run = RequestRun::new(state, &run, arrived);
     if request.stream {
-        let (version, response) =
-            stream::respond(run, interaction, request.include_usage).await?;
+        let (version, response) = stream::respond(run, interaction, request.include_usage).await?;
         return Ok(with_version(response, version));
     }
     let choices = run.finish().await?;

@@ -79,8 +79,7 @@ impl ChatStream {
         }
         if !update.text.is_empty() || !update.tokens.is_empty() {
             let codec = self.run.state.engine.codec();
-            let logprobs =
-                self.run.wants_logprobs().then(|| Logprobs::new(codec, &update.tokens));
+            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &update.tokens));
             add(Delta { role: None, content: Some(update.text) }, logprobs, None);
         }
         if let Some(finish) = update.finish {

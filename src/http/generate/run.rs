@@ -48,11 +48,7 @@ pub struct RequestRun {
 
 impl RequestRun {
     /// Submits every choice to the engine at once.
-    pub fn new(
-        state: Arc<AppState>,
-        request: &SamplingRequest,
-        arrived: Instant,
-    ) -> Self {
+    pub fn new(state: Arc<AppState>, request: &SamplingRequest, arrived: Instant) -> Self {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
         for interaction in &request.prompts {

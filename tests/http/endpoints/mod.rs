@@ -1,0 +1,3 @@
+//! Endpoints beside chat completions and feedback on one of them, and what is kept of requests.
+
+mod storing;
