@@ -14,7 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::admin::quarantine;
 use super::error::ApiError;
 use super::state::AppState;
-use super::generate::models;
+use super::generate::{models, tokenize};
 use super::{admin, auth, chat, feedback, graders, health, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
@@ -26,6 +26,8 @@ pub fn router(state: AppState) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/feedback", post(feedback::create))
         .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
         .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))

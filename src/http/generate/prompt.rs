@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use hone_core::types::{
     Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
 };
 use hone_engine::{Codec, EngineError};
 
 use crate::http::auth::Caller;
+use crate::http::body::invalid;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -34,6 +37,17 @@ pub async fn encode<T: Send + 'static>(
     let codec = codec.clone();
     let done = tokio::task::spawn_blocking(move || work(&codec)).await;
     Ok(done.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
+}
+
+/// The token ids in a list at `path` of a body, each below `vocab`.
+pub fn token_ids(path: &str, list: &[Value], vocab: usize) -> Result<Vec<TokenId>, ApiError> {
+    let id = |(at, value): (usize, &Value)| {
+        let found = value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+        let found = found.filter(|id| (*id as usize) < vocab);
+        let allowed = format_args!("a token id below {vocab}");
+        found.ok_or_else(|| invalid(&format!("{path}[{at}]"), value, allowed))
+    };
+    list.iter().enumerate().map(id).collect()
 }
 
 /// What the prompts of one request have in common.
