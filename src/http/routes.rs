@@ -14,7 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::admin::quarantine;
 use super::error::ApiError;
 use super::state::AppState;
-use super::generate::{models, tokenize};
+use super::generate::{models, text, tokenize};
 use super::{admin, auth, chat, feedback, graders, health, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
@@ -24,6 +24,7 @@ pub fn router(state: AppState) -> Router {
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(text::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
         .route("/tokenize", post(tokenize::tokenize))

@@ -6,10 +6,7 @@ use hone_core::types::{Interaction, TokenId};
 use hone_engine::{Codec, Token};
 
 use crate::http::generate::run::RequestRun;
-use crate::http::generate::types::{FinishedChoice, Usage};
-
-/// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
-const MIN_LOGPROB: f32 = -9999.0;
+use crate::http::generate::types::{FinishedChoice, Usage, shown_logprob};
 
 /// The response without streaming.
 #[derive(Serialize)]
@@ -131,9 +128,7 @@ impl TokenScore {
     fn new(codec: &Codec, id: TokenId, logprob: f32) -> Self {
         let bytes = codec.token_bytes(id);
         let token = String::from_utf8_lossy(&bytes).into_owned();
-        // A NaN compares as false, so it is replaced too.
-        let logprob = if logprob > MIN_LOGPROB { logprob } else { MIN_LOGPROB };
-        Self { token, logprob, bytes }
+        Self { token, logprob: shown_logprob(logprob), bytes }
     }
 }
 

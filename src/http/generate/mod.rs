@@ -3,6 +3,7 @@
 //! `prompt` makes a prompt's tokens and its record, and decides whether it is kept. `run` samples the
 //! choices (each a `choice`) and records them; `types` has what it takes and returns. `sse` sends events,
 //! `models` has the names of the served model, `tokenize` encodes and decodes texts.
+//! `text` is the endpoint of text completions.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request
 //! have different versions only if a version was published while some waited for slots. Then
@@ -15,6 +16,7 @@ pub(super) mod models;
 pub(super) mod prompt;
 pub(super) mod run;
 pub(super) mod sse;
+pub(super) mod text;
 pub(super) mod tokenize;
 pub(super) mod types;
 

@@ -184,6 +184,9 @@ impl RequestRun {
     fn apply(&mut self, index: usize, event: ChoiceEvent) -> Result<ChoiceUpdate, ApiError> {
         let started = matches!(event, ChoiceEvent::Started(_));
         let wants_logprobs = self.wants_logprobs();
+        // The text goes on after the prompt's last character, not after a message.
+        let prompt = self.prompts.get(index / self.choices_per_prompt);
+        let continues_text = prompt.is_some_and(|prompt| prompt.interaction.is_text());
         let Some(choice) = self.choices.get_mut(index) else { return Err(ApiError::internal()) };
         let text = match event {
             ChoiceEvent::Started(version) => {
@@ -191,9 +194,13 @@ impl RequestRun {
                 String::new()
             }
             ChoiceEvent::Token(mut token) => {
+                let codec = self.state.engine.codec();
+                if continues_text && choice.ids.is_empty() && codec.removes_space(token.id) {
+                    token.text.insert(0, ' ');
+                }
                 choice.push(&token);
                 let text = std::mem::take(&mut token.text);
-                if wants_logprobs && !self.state.engine.codec().stop_ids().contains(&token.id) {
+                if wants_logprobs && !codec.stop_ids().contains(&token.id) {
                     choice.pending.push(token);
                 }
                 self.record_first_token();

@@ -44,6 +44,15 @@ pub struct FinishedChoice {
     pub finish: FinishReason,
 }
 
+/// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
+const MIN_LOGPROB: f32 = -9999.0;
+
+/// A log-probability as responses have it.
+pub fn shown_logprob(logprob: f32) -> f32 {
+    // A NaN compares as false, so it is replaced too.
+    if logprob > MIN_LOGPROB { logprob } else { MIN_LOGPROB }
+}
+
 /// Token counts. Sampled stop tokens are included.
 #[derive(Clone, Copy, Default, Serialize)]
 pub struct Usage {
