@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use hone_engine::EngineError;
 use hone_store::StoreError;
@@ -159,11 +159,15 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
     }
 
+    /// The status code.
+    pub(super) fn status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
     /// The body as JSON text, for the last event of a failed stream.
     pub(super) fn to_json(&self) -> String {
-        let envelope = Envelope { error: self.as_body() };
         // An object of strings always serializes.
-        serde_json::to_string(&envelope).unwrap_or_default()
+        serde_json::to_string(self).unwrap_or_default()
     }
 
     fn as_body(&self) -> Body<'_> {
@@ -176,10 +180,16 @@ impl ApiError {
     }
 }
 
+/// The body of the response.
+impl Serialize for ApiError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Envelope { error: self.as_body() }.serialize(serializer)
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = Json(Envelope { error: self.as_body() });
-        let mut response = (self.status, body).into_response();
+        let mut response = (self.status, Json(&self)).into_response();
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -29,7 +29,7 @@ pub fn router(state: AppState) -> Router {
         .route("/v1/models/{*model}", get(models::retrieve))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
-        .route("/v1/feedback", post(feedback::create))
+        .route("/v1/feedback", post(feedback::create).get(feedback::list))
         .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
         .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))
         .route("/admin/train", get(admin::status))

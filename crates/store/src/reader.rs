@@ -190,6 +190,28 @@ pub(crate) fn ratings(
     Ok(found)
 }
 
+/// The newest rating of a completion by one API key for each part, by the part's name.
+pub(crate) fn ratings_by(
+    tx: &ReadTransaction,
+    id: SampleId,
+    key_id: Option<&str>,
+) -> Result<Vec<Reward>, StoreError> {
+    let (ratings, feedback) = (tx.open_table(schema::RATINGS)?, tx.open_table(schema::FEEDBACK)?);
+    let sample = id.0.as_bytes();
+    let mut found = Vec::new();
+    for entry in ratings.range((sample, "", None::<&str>)..)? {
+        let (key, reward) = entry?;
+        let (rated, _, rater) = key.value();
+        if rated != sample {
+            break;
+        }
+        if rater == key_id {
+            found.extend(get::<_, Reward>(&feedback, reward.value())?);
+        }
+    }
+    Ok(found)
+}
+
 /// QuarantinedKey API keys, by id.
 pub(crate) fn quarantined(tx: &ReadTransaction) -> Result<Vec<QuarantinedKey>, StoreError> {
     let rows = tx.open_table(schema::QUARANTINE)?;

@@ -255,6 +255,16 @@ impl Store {
         })
     }
 
+    /// The newest rating of a completion by one API key for each part, by the part's name, with the
+    /// comment that was posted with it.
+    pub fn ratings_by(
+        &self,
+        id: SampleId,
+        key_id: Option<&str>,
+    ) -> Result<Vec<Reward>, StoreError> {
+        self.read(|tx| reader::ratings_by(tx, id, key_id))
+    }
+
     /// The row of feedback that recorded a correction, with the client's API key, by the correction's
     /// sample.
     pub fn correction(&self, id: SampleId) -> Result<Option<Reward>, StoreError> {

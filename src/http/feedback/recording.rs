@@ -14,6 +14,14 @@ pub(super) enum Refusal {
     Failed(ApiError),
 }
 
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid(error) | Refusal::Unknown(error) | Refusal::Failed(error) => error,
+        }
+    }
+}
+
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         Self::Failed(error.into())

@@ -3,6 +3,8 @@
 use serde_json::Value;
 
 mod completions;
+mod feedback;
+mod models;
 mod storing;
 mod tokenize;
 
