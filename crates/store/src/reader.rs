@@ -1,6 +1,7 @@
 //! Queries on a snapshot, or on the open tables of a transaction.
 
 use std::borrow::Borrow;
+use std::ops::Bound;
 
 use redb::{
     Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, Value,
@@ -139,6 +140,28 @@ pub(crate) fn turns_of(
         Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
     });
     turns.collect()
+}
+
+/// At most `limit` chat completions of an API key in the order of their ids, or in the opposite one; from
+/// the one after `after`, if that is given.
+pub(crate) fn completions_of(
+    tx: &ReadTransaction,
+    key_id: Option<&str>,
+    after: Option<InteractionId>,
+    newest_first: bool,
+    limit: usize,
+) -> Result<Vec<InteractionId>, StoreError> {
+    let index = tx.open_table(schema::BY_KEY)?;
+    let (mut low, mut high) = (Bound::Included(Id::default()), Bound::Included([u8::MAX; 16]));
+    if let Some(after) = after {
+        let end = if newest_first { &mut high } else { &mut low };
+        *end = Bound::Excluded(*after.0.as_bytes());
+    }
+    let key = |id| (key_id, id);
+    let range = (low.as_ref().map(key), high.as_ref().map(key));
+    let entries = index.range::<(Option<&str>, &Id)>(range)?;
+    let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
+    if newest_first { ids.rev().take(limit).collect() } else { ids.take(limit).collect() }
 }
 
 /// At most `limit` live interactions with this prompt, newest first.

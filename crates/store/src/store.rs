@@ -228,6 +228,18 @@ impl Store {
         self.read(|tx| reader::turns_of(tx, key_id, session, limit))
     }
 
+    /// At most `limit` chat completions of an API key, oldest or newest first; those after `after`, if
+    /// that is given.
+    pub fn completions_of(
+        &self,
+        key_id: Option<&str>,
+        after: Option<InteractionId>,
+        newest_first: bool,
+        limit: usize,
+    ) -> Result<Vec<InteractionId>, StoreError> {
+        self.read(|tx| reader::completions_of(tx, key_id, after, newest_first, limit))
+    }
+
     /// At most `limit` live interactions with the same prompt, newest first, itself included.
     pub fn same_prompt(
         &self,
