@@ -1,9 +1,11 @@
 //! `POST /v1/chat/completions`.
 //!
 //! `request` validates the body, `wire` defines the shapes of responses, `stream` sends them as
-//! server-sent events. [`generate`](super::generate) samples and records.
+//! server-sent events. [`generate`](super::generate) samples and records. `stored` has the endpoints of
+//! recorded completions.
 
 pub(super) mod request;
+pub(super) mod stored;
 mod stream;
 mod wire;
 

@@ -17,7 +17,7 @@ mod post;
 mod posted;
 mod prospect;
 mod rating;
-mod recording;
+pub(super) mod recording;
 
 use std::sync::Arc;
 

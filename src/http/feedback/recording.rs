@@ -8,7 +8,7 @@ use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The reason why nothing was recorded, as the metric counts it.
-pub(super) enum Refusal {
+pub(in crate::http) enum Refusal {
     Invalid(ApiError),
     Unknown(ApiError),
     Failed(ApiError),
@@ -30,7 +30,7 @@ impl From<StoreError> for Refusal {
 
 /// The interaction of a completion. One that was just served may still be queued for the ledger, so a
 /// missing one is looked up a second time after the queue is flushed.
-pub(super) async fn find_interaction(
+pub(in crate::http) async fn find_interaction(
     state: &AppState,
     id: InteractionId,
 ) -> Result<Option<Interaction>, StoreError> {
@@ -45,7 +45,7 @@ pub(super) async fn find_interaction(
 }
 
 /// The refusal for a completion that is not in the ledger; the field `name` has its id.
-pub(super) fn unknown_completion(name: &str, id: InteractionId) -> Refusal {
+pub(in crate::http) fn unknown_completion(name: &str, id: InteractionId) -> Refusal {
     let text = id.completion_id();
     Refusal::Unknown(if id.is_unstored() {
         ApiError::unstored_completion(name, &text)
