@@ -107,7 +107,7 @@ fn whole(run: &RequestRun, head: &TextHead, choice: FinishedChoice) -> TextChoic
     let codec = run.state.engine.codec();
     TextChoice {
         index,
-        text: head.echoed(index).map_or_else(String::new, str::to_owned) + &text,
+        text: head.echoed(index).map_or_else(String::new, str::to_owned) + text.as_str(),
         logprobs: run.wants_logprobs().then(|| TextLogprobs::new(codec, &tokens, &mut 0)),
         finish_reason: Some(finish.as_str()),
         completion_id: head.own_id(index),
