@@ -15,9 +15,9 @@ use hone_train::policy::Promotion;
 
 use super::core::Core;
 use super::step_watch::StepWatch;
-use crate::config::Config;
-use crate::http;
-use crate::http::{AppState, LearningLimits};
+use crate::config::{Config, ConfigError, ServerConfig};
+use crate::http::{AppState, KeyRing, LearningLimits};
+use crate::{http, usage};
 
 /// A running daemon.
 pub struct Service {
@@ -27,6 +27,7 @@ pub struct Service {
     server: JoinHandle<std::io::Result<()>>,
     monitor: JoinHandle<()>,
     core: Core,
+    keys: Arc<KeyRing>,
     /// `server.shutdown_grace_seconds`.
     grace: Duration,
 }
@@ -34,8 +35,10 @@ pub struct Service {
 /// Starts the configured daemon and returns when it answers requests.
 ///
 /// # Errors
-/// If the address is in use, and as [`Core::start`].
+/// If a key is invalid, no key protects an address beyond loopback, or the address is in use; and as
+/// [`Core::start`].
 pub async fn start(mut config: Config) -> anyhow::Result<Service> {
+    let keys = Arc::new(KeyRing::load(&config.server).map_err(usage)?);
     let listener = TcpListener::bind(config.server.bind)
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
@@ -58,6 +61,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
         config: Arc::new(config.server.clone()),
+        keys: Arc::clone(&keys),
         ready: Arc::new(AtomicBool::new(true)),
         started: now_ms(),
     };
@@ -81,7 +85,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
-    Ok(Service { addr, stop, server, monitor, core, grace })
+    Ok(Service { addr, stop, server, monitor, core, keys, grace })
 }
 
 /// The share of live prompts to hold out: none if no exam uses them.
@@ -95,6 +99,16 @@ fn holdout_share(config: &Config) -> f64 {
 }
 
 impl Service {
+    /// Replaces the API keys by those of `config`, whose other values are not used. Running requests
+    /// continue.
+    ///
+    /// # Errors
+    /// If a key is invalid, or no key would protect an address beyond loopback. The keys then stay as
+    /// they are.
+    pub fn reload_keys(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
+        self.keys.reload(config)
+    }
+
     /// Shuts the daemon down without losing an acknowledged record. Running requests and the trainer's
     /// step together have `server.shutdown_grace_seconds` to finish.
     ///
@@ -130,4 +144,33 @@ pub async fn shutdown_signal() -> std::io::Result<()> {
     }
     #[cfg(not(unix))]
     tokio::signal::ctrl_c().await
+}
+
+/// Receives SIGHUP, which then no longer ends the process.
+pub struct ReloadSignal(#[cfg(unix)] tokio::signal::unix::Signal);
+
+impl ReloadSignal {
+    /// Installs the handler.
+    ///
+    /// # Errors
+    /// If it cannot be installed.
+    pub fn new() -> std::io::Result<Self> {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+
+            Ok(Self(signal(SignalKind::hangup())?))
+        }
+        #[cfg(not(unix))]
+        Ok(Self())
+    }
+
+    /// Completes on the next SIGHUP, and never on systems without it.
+    pub async fn recv(&mut self) {
+        #[cfg(unix)]
+        if self.0.recv().await.is_some() {
+            return;
+        }
+        std::future::pending().await
+    }
 }

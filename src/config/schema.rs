@@ -1,6 +1,5 @@
 //! The sections of the configuration that this package defines, and the whole configuration.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +18,7 @@ use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
 use super::run::RunConfig;
+use super::server::ServerConfig;
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,37 +67,6 @@ pub struct ModelConfig {
     pub name: String,
     /// Whether the frozen matrices are quantized while they are loaded. mistral.rs cannot serve these.
     pub quantize: Quantize,
-}
-
-/// `[server]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ServerConfig {
-    /// Address and port; port 0 picks a free one.
-    pub bind: SocketAddr,
-    /// Bearer keys for `/v1`; without any, no key is required.
-    pub client_keys: Vec<String>,
-    /// Bearer keys for `/admin`; without any, only loopback clients are accepted.
-    pub admin_keys: Vec<String>,
-    /// Largest request body in bytes.
-    pub max_body_bytes: usize,
-    /// `max_tokens` of requests that contain none.
-    pub default_max_tokens: u32,
-    /// Seconds that shutdown waits for running requests and the trainer's step together.
-    pub shutdown_grace_seconds: u64,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            client_keys: Vec::new(),
-            admin_keys: Vec::new(),
-            max_body_bytes: 1 << 20,
-            default_max_tokens: 256,
-            shutdown_grace_seconds: 30,
-        }
-    }
 }
 
 /// `[data]`.

@@ -70,13 +70,27 @@ impl ApiError {
     }
 
     /// 401.
-    pub(super) fn unauthorized(message: &str) -> Self {
+    pub(super) fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
     /// 403.
     pub(super) fn forbidden(message: &str) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    /// 403 for a key without the scope of the route.
+    pub(super) fn missing_scope(message: String) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "missing_scope", message)
+    }
+
+    /// 403 for a name of the server that a request without a key must not use.
+    pub(super) fn wrong_host(host: &str) -> Self {
+        let message = format!(
+            "the header Host is {host:?}: without a key it must be localhost, a loopback address, the \
+             address of server.bind or one of server.hosts"
+        );
+        Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
     /// 404.

@@ -23,6 +23,7 @@ mod routes;
 mod serve;
 mod state;
 
+pub use auth::KeyRing;
 pub use control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
 pub use serve::serve;

@@ -19,7 +19,8 @@ use super::{admin, auth, chat, feedback, graders, health, models, observe};
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
-    let authenticator = Arc::new(auth::Authenticator::new(&state.config));
+    let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
+    let authenticator = Arc::new(authenticator);
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
     Router::new()
         .route("/v1/chat/completions", post(chat::create))

@@ -10,6 +10,7 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_store::Store;
 
+use super::auth::KeyRing;
 use super::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
@@ -47,8 +48,10 @@ pub struct AppState {
     /// Share of the live prompts of graded routes that only exams use (`policy.gate.holdout_share`); 0
     /// without exams.
     pub holdout_share: f64,
-    /// API keys and limits.
+    /// Addresses and limits.
     pub config: Arc<ServerConfig>,
+    /// API keys. They may be replaced while the server runs.
+    pub keys: Arc<KeyRing>,
     /// Answer of `/readyz`. [`serve`](super::serve) sets it to false when shutdown begins.
     pub ready: Arc<AtomicBool>,
     /// Start time of the daemon: `created` in `/v1/models`.

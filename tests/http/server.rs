@@ -13,8 +13,10 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use hone::config::ServerConfig;
-use hone::http::{AppState, LearningLimits, PolicyControl, ServedSink, TrainControl, serve};
+use hone::config::{KeyConfig, KeyScope, ServerConfig};
+use hone::http::{
+    AppState, KeyRing, LearningLimits, PolicyControl, ServedSink, TrainControl, serve,
+};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
 use hone_engine::testing::FakeConfig;
@@ -175,6 +177,7 @@ pub struct Server {
     pub trainer: Arc<FakeTrainer>,
     pub policies: Arc<FakePolicies>,
     pub ready: Arc<AtomicBool>,
+    pub keys: Arc<KeyRing>,
     pub stop: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<std::io::Result<()>>,
     _dir: tempfile::TempDir,
@@ -211,6 +214,7 @@ impl Server {
             ratings: Mutex::default(),
             answers: Mutex::default(),
         });
+        let keys = Arc::new(KeyRing::load(&setup.server).unwrap());
         let state = AppState {
             engine: engine.clone(),
             store: store.clone(),
@@ -223,6 +227,7 @@ impl Server {
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,
             config: Arc::new(setup.server),
+            keys: keys.clone(),
             ready: ready.clone(),
             started: 1_700_000_000_000,
         };
@@ -243,6 +248,7 @@ impl Server {
             trainer,
             policies,
             ready,
+            keys,
             stop: Some(stop),
             task,
             _dir: dir,
@@ -259,6 +265,12 @@ impl Server {
 
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         read(self.send(path, body).await).await
+    }
+
+    /// A chat request with a bearer key.
+    pub async fn chat_as(&self, key: &str, body: &Value) -> Response {
+        let request = self.client.post(self.url("/v1/chat/completions"));
+        request.bearer_auth(key).json(body).send().await.unwrap()
     }
 
     pub async fn send(&self, path: &str, body: &Value) -> Response {
@@ -286,6 +298,16 @@ pub async fn read(response: Response) -> (u16, Value) {
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
     (status, serde_json::from_str(&text).unwrap_or_else(|_| panic!("not JSON: {text}")))
+}
+
+/// A key of `server.keys` that is its own name.
+pub fn key(name: &str, scopes: &[KeyScope]) -> KeyConfig {
+    KeyConfig {
+        name: name.to_owned(),
+        key: name.to_owned(),
+        scopes: scopes.to_vec(),
+        ..KeyConfig::default()
+    }
 }
 
 /// A chat request with the fields `more`.

@@ -1,0 +1,3 @@
+//! Who may use the server, and how much.
+
+mod keys;
