@@ -2,6 +2,7 @@
 //! `{"error": {"message", "type", "param", "code"}}`.
 
 use std::error::Error;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
@@ -14,6 +15,9 @@ use hone_store::StoreError;
 use hone_train::TrainError;
 use hone_train::policy::PolicyError;
 
+/// Largest `Retry-After` in seconds.
+const LONGEST_RETRY: u64 = 300;
+
 /// An error response.
 #[derive(Debug, Clone)]
 pub(super) struct ApiError {
@@ -22,7 +26,14 @@ pub(super) struct ApiError {
     param: Option<String>,
     code: &'static str,
     retry_after: Option<u64>,
+    /// The limit that refused the request.
+    limit: Option<&'static str>,
 }
+
+/// The limit that refused a request, as an extension of its response: a label of
+/// `hone_http_limited_requests_total`.
+#[derive(Clone, Copy)]
+pub(super) struct LimitReason(pub(super) &'static str);
 
 #[derive(Serialize)]
 struct Envelope<'a> {
@@ -39,7 +50,8 @@ struct Body<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code, retry_after: None }
+        let message = message.into();
+        Self { status, message, param: None, code, retry_after: None, limit: None }
     }
 
     fn code(self, code: &'static str) -> Self {
@@ -52,6 +64,19 @@ impl ApiError {
 
     fn retry_after(self, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..self }
+    }
+
+    /// 429 by the limit `reason`. `wait` is the time until another request may succeed.
+    pub(super) fn limited(reason: &'static str, message: String, wait: Duration) -> Self {
+        // Rounded up, and bounded, because it is a prediction.
+        let seconds = (wait.as_secs_f64().ceil() as u64).clamp(1, LONGEST_RETRY);
+        let refused = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
+        Self { limit: Some(reason), ..refused.retry_after(seconds) }
+    }
+
+    /// The limit that refused the request.
+    pub(super) fn limit(&self) -> Option<&'static str> {
+        self.limit
     }
 
     /// 400 for a field. The message contains the field's name and value.
@@ -179,6 +204,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = Json(Envelope { error: self.as_body() });
         let mut response = (self.status, body).into_response();
+        if let Some(reason) = self.limit {
+            response.extensions_mut().insert(LimitReason(reason));
+        }
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -194,9 +222,14 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
         match error {
-            EngineError::Overloaded { .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
-                    .retry_after(1)
+            EngineError::Overloaded { retry_after, .. } => {
+                Self::limited("queue_full", message, retry_after)
+            }
+            EngineError::ShareExceeded { retry_after, .. } => {
+                Self::limited("queue_share", message, retry_after)
+            }
+            EngineError::QueueTimeout { retry_after, .. } => {
+                Self::limited("queue_timeout", message, retry_after).code("queue_timeout")
             }
             EngineError::PromptTooLong { .. } => {
                 Self::field("messages", message).code("context_length_exceeded")

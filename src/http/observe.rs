@@ -15,6 +15,7 @@ use futures::Stream;
 use hone_core::metrics::Metrics;
 
 use super::auth::ApiKey;
+use super::error::LimitReason;
 
 /// Route label of requests that match no route; raw paths as labels would be unbounded.
 const UNMATCHED: &str = "unmatched";
@@ -34,6 +35,9 @@ pub(super) async fn observe(
     let mut in_flight = InFlight::new(metrics, request.method().clone(), route);
     let response = next.run(request).await;
     in_flight.status = response.status().as_u16();
+    if let Some(LimitReason(reason)) = response.extensions().get() {
+        in_flight.metrics.http_limited.with_label_values(&[*reason]).inc();
+    }
     in_flight.key = response.extensions().get::<Arc<ApiKey>>().cloned();
     if response.body().size_hint().exact().is_some() {
         return response;

@@ -3,13 +3,16 @@
 //! Each route except [`PUBLIC`] requires a scope. A key opens the routes of its scopes. Without a key
 //! that has a scope of `/v1`, `/v1` requires no key. Without a key that has the scope `admin`, `/admin`
 //! answers only programs on the same machine. Requests that are accepted because they are local must
-//! name this machine in the header `Host` ([`host`]). [`ring`] holds the keys.
+//! name this machine in the header `Host` ([`host`]). [`ring`] holds the keys, and [`limits`] what each has
+//! used of its limits.
 
 mod host;
+mod limits;
 mod ring;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{HeaderMap, Uri, Version, header};
@@ -18,12 +21,14 @@ use axum::response::{IntoResponse, Response};
 
 use hone_core::config::describe::one_of;
 use hone_core::types::{UnixMillis, now_ms};
+use hone_engine::admission::Owner;
 
 use super::error::ApiError;
 use crate::config::{KeyScope, ServerConfig, hash_key};
 
 use host::HostRule;
 
+pub(super) use limits::KeyPermit;
 pub(super) use ring::ApiKey;
 pub use ring::KeyRing;
 
@@ -60,6 +65,19 @@ pub(super) struct Caller {
     pub(super) key: Option<Arc<ApiKey>>,
 }
 
+impl Caller {
+    /// Begins a request for completions that takes about `tokens` tokens; `None` without a key.
+    pub(super) fn begin(&self, tokens: u64) -> Result<Option<KeyPermit>, ApiError> {
+        let begin = |key: &Arc<ApiKey>| key.limiter.begin(tokens, Instant::now());
+        self.key.as_ref().map(begin).transpose()
+    }
+
+    /// The key among which waiting requests take turns.
+    pub(super) fn owner(&self) -> Owner {
+        self.key_id.as_deref().map(Arc::from)
+    }
+}
+
 /// What a route requires.
 enum Access {
     /// Nothing.
@@ -76,7 +94,7 @@ struct RequestHead<'a> {
     peer: Option<IpAddr>,
 }
 
-/// Passes an authenticated request on with its [`Caller`], or answers 401 or 403. The response has the
+/// Passes an authenticated request on with its [`Caller`], or answers 401, 403 or 429. The response has the
 /// caller's [`ApiKey`] as an extension.
 pub(super) async fn authenticate(
     State(authenticator): State<Arc<Authenticator>>,
@@ -96,12 +114,19 @@ pub(super) async fn authenticate(
         Ok(caller) => caller,
         Err(error) => return error.into_response(),
     };
-    let key = caller.key.clone();
-    request.extensions_mut().insert(caller);
-    let mut response = next.run(request).await;
-    if let Some(key) = key {
-        response.extensions_mut().insert(key);
-    }
+    let Some(key) = caller.key.clone() else {
+        request.extensions_mut().insert(caller);
+        return next.run(request).await;
+    };
+    let mut response = match key.limiter.count_request(Instant::now()) {
+        Ok(()) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    };
+    key.limiter.add_headers(response.headers_mut(), Instant::now());
+    response.extensions_mut().insert(key);
     response
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use super::limits::KeyLimiter;
 use crate::config::{ConfigError, KeyConfig, KeyExpiry, KeyHash, KeyScope, ServerConfig, hash_key};
 
 /// The keys that the server accepts.
@@ -28,6 +29,7 @@ pub(in crate::http) struct ApiKey {
     pub(in crate::http) id: String,
     pub(super) scopes: Vec<KeyScope>,
     pub(super) expires: Option<KeyExpiry>,
+    pub(in crate::http) limiter: Arc<KeyLimiter>,
 }
 
 impl KeyRing {
@@ -38,18 +40,18 @@ impl KeyRing {
     /// is required.
     pub fn load(config: &ServerConfig) -> Result<Self, ConfigError> {
         let (bind, insecure) = (config.bind, config.insecure);
-        let keys = KeySet::read(config)?;
+        let keys = KeySet::read(config, &KeySet::default())?;
         keys.check_exposure(bind, insecure)?;
         Ok(Self { bind, insecure, keys: RwLock::new(Arc::new(keys)) })
     }
 
     /// Replaces the keys by those of `config`, whose other values are not used. Requests that run keep
-    /// their key. Returns the number of keys.
+    /// their key, and a key with the same limits what it has used of them. Returns the number of keys.
     ///
     /// # Errors
     /// As [`Self::load`]. The keys then stay as they are.
     pub fn reload(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
-        let keys = KeySet::read(config)?;
+        let keys = KeySet::read(config, &self.current())?;
         keys.check_exposure(self.bind, self.insecure)?;
         let count = keys.0.len();
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
@@ -62,7 +64,8 @@ impl KeyRing {
 }
 
 impl KeySet {
-    fn read(config: &ServerConfig) -> Result<Self, ConfigError> {
+    /// The keys of a configuration. Those that `before` has keep what they have used of their limits.
+    fn read(config: &ServerConfig, before: &Self) -> Result<Self, ConfigError> {
         let entries = config.read_keys();
         let entries = entries.map_err(|problem| ConfigError::Invalid(problem.sentence()))?;
         let plain = |list: &'static str, keys: &[String], scopes: &[KeyScope]| {
@@ -77,7 +80,11 @@ impl KeySet {
         let clients = plain("client_keys", &config.client_keys, &KeyScope::CLIENT);
         let admins = plain("admin_keys", &config.admin_keys, &[KeyScope::Admin]);
         let all = clients.iter().chain(&admins).chain(&entries);
-        Ok(Self(all.filter_map(|entry| Some((entry.hash()?, ApiKey::new(entry)?))).collect()))
+        let known = |entry: &KeyConfig| {
+            let hash = entry.hash()?;
+            Some((hash, ApiKey::new(entry, &hash, before.find(&hash))))
+        };
+        Ok(Self(all.filter_map(known).collect()))
     }
 
     /// Refuses an address that others can reach if the server would answer them without a key.
@@ -119,14 +126,16 @@ impl KeySet {
 }
 
 impl ApiKey {
-    fn new(entry: &KeyConfig) -> Option<Arc<Self>> {
-        let id = entry.hash()?.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        Some(Arc::new(Self {
-            name: entry.name.clone(),
-            id,
+    fn new(entry: &KeyConfig, hash: &KeyHash, before: Option<&Arc<Self>>) -> Arc<Self> {
+        let (name, limits) = (&entry.name, entry.limits());
+        let kept = before.map(|key| &key.limiter).filter(|limiter| limiter.is_of(name, limits));
+        Arc::new(Self {
+            name: name.clone(),
+            id: hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect(),
             scopes: entry.scopes.clone(),
             expires: entry.expires,
-        }))
+            limiter: kept.map_or_else(|| KeyLimiter::new(name, limits), Arc::clone),
+        })
     }
 
     /// Whether the key has one of `scopes`, or no scope is required.
@@ -173,6 +182,22 @@ mod tests {
         let error = ring.reload(&missing).unwrap_err().to_string();
         assert!(error.contains("no-such-file.toml"), "{error}");
         assert!(has("open"));
+    }
+
+    #[test]
+    fn a_reload_keeps_what_a_key_has_used_of_the_same_limits() {
+        let limited = |requests: u32| config(&format!("{ONE}\nrequests_per_minute = {requests}"));
+        let ring = KeyRing::load(&limited(1)).unwrap();
+        let now = std::time::Instant::now();
+        let asks = || {
+            let key = Arc::clone(ring.current().find(&hash_key("sesame")).unwrap());
+            key.limiter.count_request(now).is_ok()
+        };
+        assert!(asks() && !asks());
+        ring.reload(&limited(1)).unwrap();
+        assert!(!asks());
+        ring.reload(&limited(2)).unwrap();
+        assert!(asks() && asks() && !asks());
     }
 
     #[test]

@@ -39,6 +39,9 @@ const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-versio
 /// Conversations longer than this are tokenized on a blocking thread.
 const INLINE_BYTES: usize = 16 << 10;
 
+/// Usual bytes of a token.
+const BYTES_PER_TOKEN: usize = 4;
+
 /// `POST /v1/chat/completions`
 pub(super) async fn create(
     State(state): State<Arc<AppState>>,
@@ -49,9 +52,12 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
+    // Before the work of rendering and tokenizing the prompt.
+    let permit = caller.begin(tokens_at_most(&request, state.engine.info().context))?;
+    state.engine.admits(&caller.owner(), request.choices as usize)?;
     let prompt_ids = tokenize(&state.engine, &request.messages).await?;
     let interaction = Arc::new(interaction(&state, &request, prompt_ids, caller));
-    let run = ChatRun::new(state, interaction, &request, arrived);
+    let run = ChatRun::new(state, interaction, &request, arrived).with_permit(permit);
     let (version, mut response) = if request.stream {
         stream::respond(run, request.include_usage).await?
     } else {
@@ -60,6 +66,14 @@ pub(super) async fn create(
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
     Ok(response)
+}
+
+/// The tokens that a request will take at most, for the limit of its key. A prompt's tokens are estimated
+/// from its bytes.
+fn tokens_at_most(request: &ChatRequest, context: usize) -> u64 {
+    let prompt: usize = request.messages.iter().map(|message| message.content.len()).sum();
+    let completion = u64::from(request.params.max_tokens).min(context as u64);
+    u64::from(request.choices) * completion + (prompt / BYTES_PER_TOKEN) as u64
 }
 
 async fn tokenize(

@@ -19,6 +19,7 @@ use hone_train::TrainState;
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::request::ChatRequest;
 use super::wire::{AssistantMessage, ChatCompletion, Choice, Logprobs, TokenLogprob, Usage};
+use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -46,6 +47,8 @@ pub(super) struct ChatRun {
     served: Vec<Sample>,
     interaction_recorded: bool,
     first_token_recorded: bool,
+    /// What the run uses of the limits of its key.
+    permit: Option<KeyPermit>,
     /// The run ended with an error, so dropping it early is not a client's disconnect.
     failed: bool,
 }
@@ -75,6 +78,7 @@ impl ChatRun {
                 stop: request.stop.clone(),
                 top_logprobs: request.logprobs.unwrap_or(0),
                 priority: Priority::Live,
+                owner: interaction.key_id.as_deref().map(Arc::from),
                 version,
             };
             events.push(choice_events(state.engine.clone(), generation, choices.len()));
@@ -91,8 +95,15 @@ impl ChatRun {
             served: Vec::new(),
             interaction_recorded: false,
             first_token_recorded: false,
+            permit: None,
             failed: false,
         }
+    }
+
+    /// The run with what it may use of the limits of its key.
+    pub(super) fn with_permit(mut self, permit: Option<KeyPermit>) -> Self {
+        self.permit = permit;
+        self
     }
 
     /// Waits until a choice has started. Fails if a choice is refused before that, or is known to be
@@ -180,6 +191,13 @@ impl ChatRun {
 
     pub(super) fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some()
+    }
+
+    /// Counts an error by a limit that is reported within a stream.
+    pub(super) fn count_limit(&self, error: &ApiError) {
+        if let Some(reason) = error.limit() {
+            self.state.metrics.http_limited.with_label_values(&[reason]).inc();
+        }
     }
 
     fn has_ended(&self) -> bool {
@@ -281,6 +299,11 @@ impl ChatRun {
 
 impl Drop for ChatRun {
     fn drop(&mut self) {
+        let used = self.usage().total_tokens;
+        let started = self.choices.iter().any(|choice| choice.version.is_some());
+        if let Some(permit) = self.permit.as_mut().filter(|_| started) {
+            permit.used = used;
+        }
         if self.has_ended() {
             return;
         }

@@ -54,6 +54,7 @@ impl Sse {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
+                    self.run.count_limit(&error);
                     return Some(event(&error.to_json()));
                 }
                 None => {

@@ -1,3 +1,5 @@
 //! Who may use the server, and how much.
 
 mod keys;
+mod limits;
+mod load;
