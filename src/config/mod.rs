@@ -15,7 +15,9 @@ pub use effective::{differences, effective};
 pub use load::{environment_names, load, load_from, parse};
 pub use run::{EarlyStopConfig, RunConfig};
 pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
-pub use server::{KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key};
+pub use server::{
+    ConnectionsConfig, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key,
+};
 pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::{ConfigError, validate};
 

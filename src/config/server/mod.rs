@@ -36,8 +36,36 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// `max_tokens` of requests that contain none.
     pub default_max_tokens: u32,
+    /// Largest `max_tokens` of a request; 0 is the model's context.
+    pub max_tokens: u32,
+    /// Seconds that a stream may wait for a slot before its headers are sent.
+    pub stream_headers_after_seconds: u64,
+    /// Seconds without an event of a stream after which a comment is sent.
+    pub stream_keep_alive_seconds: u64,
     /// Seconds that shutdown waits for running requests and the trainer's step together.
     pub shutdown_grace_seconds: u64,
+    /// Limits of connections.
+    pub connections: ConnectionsConfig,
+}
+
+/// `[server.connections]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConnectionsConfig {
+    /// Connections at once.
+    pub max: usize,
+    /// Seconds that a client may take to send the head of a request.
+    pub head_seconds: u64,
+    /// Seconds that a connection may stay open without a request.
+    pub idle_seconds: u64,
+    /// Seconds that a client may read nothing of a response that is ready.
+    pub write_seconds: u64,
+}
+
+impl Default for ConnectionsConfig {
+    fn default() -> Self {
+        Self { max: 1024, head_seconds: 10, idle_seconds: 75, write_seconds: 30 }
+    }
 }
 
 impl Default for ServerConfig {
@@ -52,8 +80,26 @@ impl Default for ServerConfig {
             keys_file: PathBuf::new(),
             max_body_bytes: 1 << 20,
             default_max_tokens: 256,
+            max_tokens: 0,
+            stream_headers_after_seconds: 5,
+            stream_keep_alive_seconds: 15,
             shutdown_grace_seconds: 30,
+            connections: ConnectionsConfig::default(),
         }
+    }
+}
+
+impl ConnectionsConfig {
+    fn check(&self) -> Checked {
+        between("server.connections.max", self.max, 1, 1 << 20)?;
+        for (name, seconds) in [
+            ("head_seconds", self.head_seconds),
+            ("idle_seconds", self.idle_seconds),
+            ("write_seconds", self.write_seconds),
+        ] {
+            between(&format!("server.connections.{name}"), seconds, 1, 86_400)?;
+        }
+        Ok(())
     }
 }
 
@@ -83,7 +129,17 @@ impl ServerConfig {
         }
         between("server.max_body_bytes", self.max_body_bytes, 1024, 1 << 30)?;
         between("server.default_max_tokens", self.default_max_tokens, 1, 1 << 20)?;
-        between("server.shutdown_grace_seconds", self.shutdown_grace_seconds, 0, 3600)
+        between("server.max_tokens", self.max_tokens, 0, 1 << 20)?;
+        if (1..self.default_max_tokens).contains(&self.max_tokens) {
+            let allowed =
+                format!("0, or at least server.default_max_tokens ({})", self.default_max_tokens);
+            return Err(Problem::value("server.max_tokens", self.max_tokens, &allowed));
+        }
+        let after = self.stream_headers_after_seconds;
+        between("server.stream_headers_after_seconds", after, 0, 3600)?;
+        between("server.stream_keep_alive_seconds", self.stream_keep_alive_seconds, 1, 3600)?;
+        between("server.shutdown_grace_seconds", self.shutdown_grace_seconds, 0, 3600)?;
+        self.connections.check()
     }
 
     /// The entries of `keys` and of `keys_file`, without those of `client_keys` and `admin_keys`.

@@ -16,23 +16,26 @@ mod stream;
 mod wire;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use serde_json::{Map, Value};
 
 use hone_core::types::{Interaction, InteractionId, Message, PromptSource, TokenId, now_ms};
 use hone_engine::Engine;
 
 use self::request::ChatRequest;
 use self::run::ChatRun;
+use self::stream::StreamTiming;
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
 use super::models;
 use super::state::AppState;
+use crate::config::ServerConfig;
 
 /// Response header with the policy version.
 const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
@@ -52,6 +55,11 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
+    check_max_tokens(&body, &request, &state.config)?;
+    let timing = StreamTiming {
+        headers_after: Duration::from_secs(state.config.stream_headers_after_seconds),
+        keep_alive: Duration::from_secs(state.config.stream_keep_alive_seconds),
+    };
     // Before the work of rendering and tokenizing the prompt.
     let permit = caller.begin(tokens_at_most(&request, state.engine.info().context))?;
     state.engine.admits(&caller.owner(), request.choices as usize)?;
@@ -59,13 +67,31 @@ pub(super) async fn create(
     let interaction = Arc::new(interaction(&state, &request, prompt_ids, caller));
     let run = ChatRun::new(state, interaction, &request, arrived).with_permit(permit);
     let (version, mut response) = if request.stream {
-        stream::respond(run, request.include_usage).await?
+        stream::respond(run, request.include_usage, timing).await?
     } else {
         let (version, completion) = run.finish().await?;
-        (version, Json(completion).into_response())
+        (Some(version), Json(completion).into_response())
     };
-    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+    if let Some(version) = version {
+        response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+    }
     Ok(response)
+}
+
+/// Refuses a request for more tokens than the server permits.
+fn check_max_tokens(
+    body: &Map<String, Value>,
+    request: &ChatRequest,
+    config: &ServerConfig,
+) -> Result<(), ApiError> {
+    let (wanted, most) = (request.params.max_tokens, config.max_tokens);
+    if most == 0 || wanted <= most {
+        return Ok(());
+    }
+    let newer = body.get("max_completion_tokens").is_some_and(|value| !value.is_null());
+    let name = if newer { "max_completion_tokens" } else { "max_tokens" };
+    let message = format!("{name} is {wanted}: it must be at most {most} (server.max_tokens)");
+    Err(ApiError::field(name, message))
 }
 
 /// The tokens that a request will take at most, for the limit of its key. A prompt's tokens are estimated

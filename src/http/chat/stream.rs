@@ -1,13 +1,16 @@
 //! Streams a completion as server-sent events: for each choice a role event, text events and an
 //! event with the finish reason; then usage, if requested; then `[DONE]`. A failure after the first
-//! byte ends the stream with an `error` event and without `[DONE]`.
+//! byte ends the stream with an `error` event and without `[DONE]`. A comment is sent where no event is due
+//! for long, so that clients and proxies keep the connection.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures::stream;
+use tokio::time::timeout;
 
 use hone_core::types::PolicyVersion;
 
@@ -15,21 +18,36 @@ use super::run::{ChatRun, ChoiceUpdate};
 use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice, Usage};
 use crate::http::error::ApiError;
 
+/// A comment, which clients ignore.
+const KEEP_ALIVE: &str = ": keep-alive\n\n";
+
+/// When a stream sends what is not an event.
+pub(super) struct StreamTiming {
+    /// The time that a run may wait for a slot before the headers are sent.
+    pub(super) headers_after: Duration,
+    /// The time without an event after which a comment is sent.
+    pub(super) keep_alive: Duration,
+}
+
 struct Sse {
     run: ChatRun,
-    version: PolicyVersion,
+    /// The version of the first choice to start; `None` before.
+    version: Option<PolicyVersion>,
     include_usage: bool,
+    keep_alive: Duration,
     ended: bool,
 }
 
-/// Starts the run before it responds, so that a refusal still has its status code. Returns the
-/// version of the first choice to start.
+/// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
+/// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
     mut run: ChatRun,
     include_usage: bool,
-) -> Result<(PolicyVersion, Response), ApiError> {
-    let version = run.start().await?;
-    let sse = Sse { run, version, include_usage, ended: false };
+    timing: StreamTiming,
+) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let StreamTiming { headers_after, keep_alive } = timing;
+    let version = timeout(headers_after, run.start()).await.ok().transpose()?;
+    let sse = Sse { run, version, include_usage, keep_alive, ended: false };
     let body = Body::from_stream(stream::unfold(sse, |mut sse| async move {
         let bytes = sse.next().await?;
         Some((Ok::<Bytes, Infallible>(Bytes::from(bytes)), sse))
@@ -42,33 +60,50 @@ pub(super) async fn respond(
 }
 
 impl Sse {
-    /// The next whole events, at least one; `None` at the end.
+    /// The next whole events or a comment; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while !self.ended {
-            match self.run.next().await {
-                Some(Ok(update)) => {
-                    let events = self.events(update);
-                    if !events.is_empty() {
-                        return Some(events);
-                    }
-                }
-                Some(Err(error)) => {
-                    self.ended = true;
-                    self.run.count_limit(&error);
-                    return Some(event(&error.to_json()));
-                }
-                None => {
-                    self.ended = true;
-                    let mut events = String::new();
-                    if self.include_usage {
-                        events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
-                    }
-                    events.push_str(&event("[DONE]"));
-                    return Some(events);
-                }
+            let Ok(events) = timeout(self.keep_alive, self.advance()).await else {
+                return Some(KEEP_ALIVE.to_owned());
+            };
+            if !events.is_empty() {
+                return Some(events);
             }
         }
         None
+    }
+
+    /// Waits for the next update and returns its events, of which there may be none. Nothing is lost if the
+    /// future is dropped while it waits.
+    async fn advance(&mut self) -> String {
+        let Some(version) = self.version else {
+            return match self.run.start().await {
+                Ok(version) => {
+                    self.version = Some(version);
+                    String::new()
+                }
+                Err(error) => self.fail(&error),
+            };
+        };
+        match self.run.next().await {
+            Some(Ok(update)) => self.events(update),
+            Some(Err(error)) => self.fail(&error),
+            None => {
+                self.ended = true;
+                let mut events = String::new();
+                if self.include_usage {
+                    events = self.chunk(version, Vec::new(), Some(self.run.usage()));
+                }
+                events.push_str(&event("[DONE]"));
+                events
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &ApiError) -> String {
+        self.ended = true;
+        self.run.count_limit(error);
+        event(&error.to_json())
     }
 
     fn events(&self, update: ChoiceUpdate) -> String {

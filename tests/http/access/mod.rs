@@ -1,5 +1,6 @@
 //! Who may use the server, and how much.
 
+mod connections;
 mod keys;
 mod limits;
 mod load;
