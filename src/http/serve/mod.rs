@@ -121,13 +121,24 @@ async fn next_connection(
     }
     let place = match Arc::clone(places).try_acquire_owned() {
         Ok(place) => Some(place),
-        Err(_) => {
-            connections.crowded.notify_waiters();
-            // The semaphore is never closed.
-            Arc::clone(places).acquire_owned().await.ok()
-        }
+        Err(_) => freed(connections, places).await,
     };
     (stream, peer, place)
+}
+
+/// Asks idle connections to end until there is a place.
+async fn freed(
+    connections: &Connections,
+    places: &Arc<Semaphore>,
+) -> Option<OwnedSemaphorePermit> {
+    let mut asks = tokio::time::interval(POLL_INTERVAL);
+    loop {
+        tokio::select! {
+            // The semaphore is never closed.
+            place = Arc::clone(places).acquire_owned() => return place.ok(),
+            _ = asks.tick() => connections.crowded.notify_waiters(),
+        }
+    }
 }
 
 /// Completes when no request has run for [`IDLE_POLLS`] polls after `begins`, or when the grace
