@@ -127,10 +127,7 @@ async fn next_connection(
 }
 
 /// Asks idle connections to end until there is a place.
-async fn freed(
-    connections: &Connections,
-    places: &Arc<Semaphore>,
-) -> Option<OwnedSemaphorePermit> {
+async fn freed(connections: &Connections, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     let mut asks = tokio::time::interval(POLL_INTERVAL);
     loop {
         tokio::select! {
