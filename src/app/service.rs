@@ -10,13 +10,14 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_train::policy::Promotion;
 
 use super::core::Core;
 use super::step_watch::StepWatch;
 use crate::config::{Config, ConfigError, ServerConfig};
-use crate::http::{AppState, KeyRing, LearningLimits};
+use crate::http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup};
 use crate::{http, usage};
 
 /// A running daemon.
@@ -32,7 +33,8 @@ pub struct Service {
     grace: Duration,
 }
 
-/// Starts the configured daemon and returns when it answers requests.
+/// Starts the configured daemon and returns when it answers requests. Probes are answered as soon as the
+/// address is bound.
 ///
 /// # Errors
 /// If a key is invalid, no key protects an address beyond loopback, or the address is in use; and as
@@ -43,9 +45,21 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
     let addr = listener.local_addr()?;
+    let metrics = Arc::new(Metrics::new()?);
+    let ready = Arc::new(AtomicBool::new(true));
+    let server_config = Arc::new(config.server.clone());
+    let startup = Startup::new(Arc::clone(&server_config), Arc::clone(&metrics), ready.clone());
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async {
+        // An error means that the `Service` was dropped, or that the start failed, which stops the server
+        // too.
+        let _dropped = stopped.await;
+    };
+    let server = tokio::spawn(http::serve(listener, startup.clone(), stopped));
+    tracing::info!(%addr, "listening while the model is loading");
     super::fetch_dataset(&mut config).await?;
-    let core = Core::start(&config).await?;
-    let state = AppState {
+    let core = Core::start(&config, metrics).await?;
+    startup.finish(AppState {
         engine: core.engine.clone(),
         store: core.store.clone(),
         routes: core.routes.clone(),
@@ -60,17 +74,12 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         },
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
-        config: Arc::new(config.server.clone()),
+        config: server_config,
         keys: Arc::clone(&keys),
-        ready: Arc::new(AtomicBool::new(true)),
+        disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
+        ready,
         started: now_ms(),
-    };
-    let (stop, stopped) = oneshot::channel();
-    let stopped = async {
-        // An error means that the `Service` was dropped, which stops the server too.
-        let _dropped = stopped.await;
-    };
-    let server = tokio::spawn(http::serve(listener, state, stopped));
+    });
     let monitor = tokio::spawn(
         StepWatch {
             store: core.store.clone(),

@@ -75,11 +75,13 @@ pub struct ModelConfig {
 pub struct DataConfig {
     /// Directory of the ledger, adapters and checkpoints.
     pub dir: PathBuf,
+    /// Free bytes of its file system below which the server is not ready; 0 for any.
+    pub min_free_bytes: u64,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { dir: PathBuf::from("hone-data") }
+        Self { dir: PathBuf::from("hone-data"), min_free_bytes: 256 << 20 }
     }
 }
 

@@ -11,6 +11,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use hone_core::metrics::Metrics;
+
 use super::admin::quarantine;
 use super::error::ApiError;
 use super::state::AppState;
@@ -52,6 +54,16 @@ pub fn router(state: AppState) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
         .with_state(state)
+}
+
+/// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.
+pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/livez", get(health::live))
+        .route("/metrics", get(health::early_metrics))
+        .fallback(health::loading)
+        .layer(from_fn_with_state(metrics.clone(), observe::observe))
+        .with_state(metrics)
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> ApiError {

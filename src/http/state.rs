@@ -1,5 +1,6 @@
 //! The state that the handlers share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -23,6 +24,15 @@ pub struct LearningLimits {
     pub max_staleness: u64,
     /// `train.correction_weight`.
     pub correction_weight: f64,
+}
+
+/// The free space that the data directory needs.
+#[derive(Clone, Debug, Default)]
+pub struct DiskLimit {
+    /// `data.dir`.
+    pub dir: PathBuf,
+    /// `data.min_free_bytes`.
+    pub min_free: u64,
 }
 
 /// The parts of the daemon that the handlers use.
@@ -52,7 +62,10 @@ pub struct AppState {
     pub config: Arc<ServerConfig>,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,
-    /// Answer of `/readyz`. [`serve`](super::serve) sets it to false when shutdown begins.
+    /// What `/readyz` requires of the disk.
+    pub disk: DiskLimit,
+    /// Whether the server is not shutting down. [`serve`](super::serve) sets it to false when shutdown
+    /// begins.
     pub ready: Arc<AtomicBool>,
     /// Start time of the daemon: `created` in `/v1/models`.
     pub started: UnixMillis,

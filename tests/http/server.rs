@@ -15,7 +15,8 @@ use tokio::task::JoinHandle;
 
 use hone::config::{KeyConfig, KeyScope, ServerConfig};
 use hone::http::{
-    AppState, KeyRing, LearningLimits, PolicyControl, ServedSink, TrainControl, serve,
+    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, TrainControl,
+    serve,
 };
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
@@ -36,6 +37,8 @@ pub struct Setup {
     pub graders: Backends,
     pub holdout_share: f64,
     pub learning: LearningLimits,
+    /// `data.min_free_bytes`.
+    pub min_free: u64,
 }
 
 /// Records the submitted completions.
@@ -198,6 +201,7 @@ impl Server {
             graders: Backends::default(),
             holdout_share: 0.0,
             learning: LearningLimits { enabled: true, max_staleness: 2, correction_weight: 0.5 },
+            min_free: 0,
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
@@ -215,6 +219,7 @@ impl Server {
             answers: Mutex::default(),
         });
         let keys = Arc::new(KeyRing::load(&setup.server).unwrap());
+        let config = Arc::new(setup.server);
         let state = AppState {
             engine: engine.clone(),
             store: store.clone(),
@@ -226,15 +231,18 @@ impl Server {
             learning: setup.learning,
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,
-            config: Arc::new(setup.server),
+            config: config.clone(),
             keys: keys.clone(),
+            disk: DiskLimit { dir: dir.path().to_owned(), min_free: setup.min_free },
             ready: ready.clone(),
             started: 1_700_000_000_000,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(serve(listener, state, async {
+        let startup = Startup::new(config, metrics.clone(), ready.clone());
+        startup.finish(state);
+        let task = tokio::spawn(serve(listener, startup, async {
             let _ = stopped.await;
         }));
         let client = Client::builder().timeout(Duration::from_secs(30)).no_proxy().build().unwrap();

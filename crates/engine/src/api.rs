@@ -205,6 +205,11 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Why requests fail, or some of them; `None` if they do not. A sentence for readiness checks.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
     /// The version that new requests get.
     fn active_version(&self) -> PolicyVersion;
 

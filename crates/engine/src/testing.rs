@@ -74,6 +74,7 @@ struct Records {
     canary: Option<Color>,
     next_generation_error: Option<EngineError>,
     next_stage_error: Option<EngineError>,
+    trouble: Option<String>,
 }
 
 /// An [`Engine`] and [`Publisher`] that answers from a script. Generating needs a tokio runtime.
@@ -127,6 +128,11 @@ impl FakeEngine {
     /// Makes the next generation end with this error before its first token.
     pub fn fail_next_generation(&self, error: EngineError) {
         self.records().next_generation_error = Some(error);
+    }
+
+    /// Sets what [`Engine::trouble`] returns.
+    pub fn set_trouble(&self, trouble: Option<&str>) {
+        self.records().trouble = trouble.map(str::to_owned);
     }
 
     /// Makes the next staging fail.
@@ -202,6 +208,10 @@ impl Engine for FakeEngine {
 
     fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
         self.admission.admits(owner, choices)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.records().trouble.clone()
     }
 
     fn active_version(&self) -> PolicyVersion {

@@ -3,17 +3,14 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::ConnectInfo;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 use tokio::time::MissedTickBehavior;
@@ -21,14 +18,14 @@ use tokio::time::MissedTickBehavior;
 use hone_core::metrics::Metrics;
 
 use super::activity::{ActiveBody, Activity, Overdue, Patience, WatchedStream};
+use super::startup::Startup;
 
 /// What all connections share.
 pub(super) struct Connections {
-    pub app: TowerToHyperService<Router>,
+    pub startup: Startup,
     pub patience: Patience,
     /// Asks idle connections to end, because all are taken.
     pub crowded: Notify,
-    pub metrics: Arc<Metrics>,
 }
 
 impl Connections {
@@ -44,12 +41,12 @@ impl Connections {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let _open = OpenConnection::new(&self.metrics);
+        let _open = OpenConnection::new(&self.startup.metrics);
         let activity = Activity::new();
         let service = service_fn(|mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
             let active = activity.begin();
-            let response = self.app.call(request);
+            let response = self.startup.app().call(request);
             async move {
                 let response = response.await?;
                 Ok::<_, Infallible>(response.map(|body| ActiveBody::new(body, active)))
@@ -96,7 +93,7 @@ impl Connections {
         }
     }
     fn count_closed(&self, peer: SocketAddr, reason: &str) {
-        self.metrics.http_closed_connections.with_label_values(&[reason]).inc();
+        self.startup.metrics.http_closed_connections.with_label_values(&[reason]).inc();
         tracing::debug!(%peer, reason, "a connection is closed");
     }
 }

@@ -6,6 +6,7 @@
 
 mod activity;
 mod connection;
+mod startup;
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +16,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::serve::Listener;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
@@ -23,37 +23,32 @@ use tokio::time::Instant;
 
 use hone_core::metrics::Metrics;
 
-use super::routes::router;
-use super::state::AppState;
 use crate::config::ConnectionsConfig;
 
 use activity::Patience;
 use connection::Connections;
+
+pub use startup::Startup;
 
 /// Interval at which shutdown polls the number of requests in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Consecutive polls without a request after which shutdown stops waiting for open connections.
 const IDLE_POLLS: u32 = 10;
 
-/// Serves requests on `listener` until `shutdown` completes. Then it accepts no new connection,
+/// Serves requests on `listener`, probes also before the model is loaded, until `shutdown` completes. Then it accepts no new connection,
 /// lets running requests finish for up to `server.shutdown_grace_seconds`, and returns.
 ///
 /// # Errors
 /// Never: connections that cannot be accepted are logged.
 pub async fn serve(
     listener: TcpListener,
-    state: AppState,
+    startup: Startup,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let (ready, metrics) = (state.ready.clone(), state.metrics.clone());
-    let grace = Duration::from_secs(state.config.shutdown_grace_seconds);
-    let limits = state.config.connections;
-    let connections = Connections {
-        app: TowerToHyperService::new(router(state)),
-        patience: patience(limits),
-        crowded: Notify::new(),
-        metrics: metrics.clone(),
-    };
+    let (ready, metrics) = (startup.ready.clone(), startup.metrics.clone());
+    let grace = Duration::from_secs(startup.config.shutdown_grace_seconds);
+    let limits = startup.config.connections;
+    let connections = Connections { startup, patience: patience(limits), crowded: Notify::new() };
     let (began, begins) = oneshot::channel();
     let shutdown = async move {
         shutdown.await;

@@ -4,3 +4,4 @@ mod connections;
 mod keys;
 mod limits;
 mod load;
+mod probes;

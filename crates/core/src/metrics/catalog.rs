@@ -25,6 +25,9 @@ metric_set! {
         memory_resident_peak: IntGauge("hone_memory_resident_peak_bytes",
             "Largest resident memory of the process since its start."),
 
+        data_free: IntGauge("hone_data_free_bytes",
+            "Free bytes of the file system of the data directory when the metrics were read."),
+
         http_requests: IntCounterVec("hone_http_requests_total",
             "HTTP requests answered, by route pattern and status code.", &["route", "code"]),
         http_request_duration: HistogramVec("hone_http_request_duration_seconds",

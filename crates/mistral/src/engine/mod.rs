@@ -156,6 +156,14 @@ impl Engine for MistralEngine {
         self.admission.admits(owner, choices)
     }
 
+    fn trouble(&self) -> Option<String> {
+        let workers = self.replicas.iter().flatten().map(|replica| &replica.worker);
+        match workers.filter(|worker| worker.has_ended()).count() {
+            0 => None,
+            ended => Some(format!("{ended} threads of mistral.rs have ended")),
+        }
+    }
+
     fn active_version(&self) -> PolicyVersion {
         self.admission.active_version()
     }

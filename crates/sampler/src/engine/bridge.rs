@@ -74,6 +74,10 @@ impl Engine for BridgedEngine {
         }
     }
 
+    fn trouble(&self) -> Option<String> {
+        self.serving.trouble().or_else(|| self.sampler.trouble())
+    }
+
     fn active_version(&self) -> PolicyVersion {
         if self.is_bridging() {
             self.sampler.active_version()

@@ -254,6 +254,11 @@ impl Engine for BatchedEngine {
         self.shared.admits(owner, choices)
     }
 
+    fn trouble(&self) -> Option<String> {
+        // The thread closes the engine when it ends, also by a panic.
+        self.shared.lock().closed.then(|| "the native engine has ended".to_owned())
+    }
+
     fn active_version(&self) -> PolicyVersion {
         self.shared.lock().active.version
     }

@@ -211,7 +211,10 @@ fn run(seed: u64, length: u64) -> usize {
                 assert_eq!(done.feedback, expected, "seed {seed}");
                 acknowledged.insert(n);
             }
-            Err(_) => failed += 1,
+            Err(_) => {
+                assert!(store.trouble().is_some(), "seed {seed}");
+                failed += 1;
+            }
         }
         for image in std::mem::take(&mut disk.state().images) {
             assert_holds(image, &before, &format!("seed {seed}, power lost during {n}"));
@@ -222,6 +225,7 @@ fn run(seed: u64, length: u64) -> usize {
     store.enqueue(prompt_ops(last, 0)).unwrap();
     store.commit_blocking(vec![feedback(keyed(last))]).unwrap();
     acknowledged.insert(last);
+    assert_eq!(store.trouble(), None, "seed {seed}");
     let stats = store.stats().unwrap();
     assert_eq!(stats.interactions, last, "seed {seed}");
     // A failed commit may be in the file, but not twice.
