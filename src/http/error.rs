@@ -166,6 +166,15 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// 422 for an idempotency key that was posted before with something else.
+    pub(super) fn reused_key(key: &str) -> Self {
+        let message = format!(
+            "idempotency_key is {key:?}: it was used for another target or another content"
+        );
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
+            .param("idempotency_key")
+    }
+
     /// 500. The message contains no internal detail; the log does.
     pub(super) fn internal() -> Self {
         let message = "the server failed internally; the reason is in its log";

@@ -24,7 +24,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::{Map, Value};
 
-use hone_core::types::{Interaction, InteractionId, Message, PromptSource, TokenId, now_ms};
+use hone_core::types::{
+    Interaction, InteractionId, Message, PromptSource, TokenId, now_ms, rater_id,
+};
 use hone_engine::Engine;
 
 use self::request::ChatRequest;
@@ -64,7 +66,7 @@ pub(super) async fn create(
     let permit = caller.begin(tokens_at_most(&request, state.engine.info().context))?;
     state.engine.admits(&caller.owner(), request.choices as usize)?;
     let prompt_ids = tokenize(&state.engine, &request.messages).await?;
-    let interaction = Arc::new(interaction(&state, &request, prompt_ids, caller));
+    let interaction = Arc::new(interaction(&state, &request, prompt_ids, &caller));
     let run = ChatRun::new(state, interaction, &request, arrived).with_permit(permit);
     let (version, mut response) = if request.stream {
         stream::respond(run, request.include_usage, timing).await?
@@ -119,7 +121,7 @@ fn interaction(
     state: &AppState,
     request: &ChatRequest,
     prompt_ids: Vec<TokenId>,
-    caller: Caller,
+    caller: &Caller,
 ) -> Interaction {
     let route = state.routes.find(&request.model, &request.metadata);
     let mut interaction = Interaction {
@@ -129,7 +131,7 @@ fn interaction(
         // No route has an empty name, so an unmatched request is never scored.
         route: route.map(|r| r.name.clone()).unwrap_or_default(),
         model: request.model.clone(),
-        key_id: caller.key_id,
+        key_id: rater_id(caller.key_id.as_deref(), request.user.as_deref()),
         messages: request.messages.clone(),
         metadata: request.metadata.clone(),
         params: request.params.clone(),

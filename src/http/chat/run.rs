@@ -78,7 +78,7 @@ impl ChatRun {
                 stop: request.stop.clone(),
                 top_logprobs: request.logprobs.unwrap_or(0),
                 priority: Priority::Live,
-                owner: interaction.key_id.as_deref().map(Arc::from),
+                owner: interaction.api_key().map(Arc::from),
                 version,
             };
             events.push(choice_events(state.engine.clone(), generation, choices.len()));

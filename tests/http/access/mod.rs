@@ -5,3 +5,4 @@ mod keys;
 mod limits;
 mod load;
 mod probes;
+mod raters;

@@ -54,7 +54,7 @@ impl LedgerTables<'_> {
     fn add_interaction(&mut self, row: &Interaction) -> Result<(), StoreError> {
         self.interactions.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
         if let Some(session) = row.session() {
-            self.sessions.insert((row.key_id.as_deref(), session, row.id.0.as_bytes()), ())?;
+            self.sessions.insert((row.api_key(), session, row.id.0.as_bytes()), ())?;
         }
         let id = row.id.0.as_bytes();
         if row.source == PromptSource::Live {
