@@ -37,6 +37,9 @@ pub struct EngineConfig {
     pub queue: usize,
     /// Seconds after which a live request that waits for a slot is answered with 429; 0 is never.
     pub queue_timeout_seconds: u64,
+    /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
+    /// answers clients. A kept version is activated without reading its files.
+    pub kept_versions: usize,
 }
 
 impl Default for EngineConfig {
@@ -47,6 +50,7 @@ impl Default for EngineConfig {
             slots: 64,
             queue: 64,
             queue_timeout_seconds: 120,
+            kept_versions: 8,
         }
     }
 }
@@ -68,6 +72,7 @@ impl EngineConfig {
         between("engine.slots", self.slots, 1, 65_536)?;
         between("engine.queue", self.queue, 0, 1 << 20)?;
         between("engine.queue_timeout_seconds", self.queue_timeout_seconds, 0, 86_400)?;
+        between("engine.kept_versions", self.kept_versions, 0, 4096)?;
         if self.backend == EngineBackend::Native && self.replicas != 1 {
             let allowed = "1 with engine.backend = \"native\", which runs up to engine.slots \
                            sequences in one batch";

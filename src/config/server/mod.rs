@@ -38,6 +38,10 @@ pub struct ServerConfig {
     pub default_max_tokens: u32,
     /// Largest `max_tokens` of a request; 0 is the model's context.
     pub max_tokens: u32,
+    /// Whether requests without the field `store` are recorded and learned from.
+    pub store: bool,
+    /// Further names of the served model.
+    pub model_aliases: Vec<String>,
     /// Seconds that a stream may wait for a slot before its headers are sent.
     pub stream_headers_after_seconds: u64,
     /// Seconds without an event of a stream after which a comment is sent.
@@ -81,6 +85,8 @@ impl Default for ServerConfig {
             max_body_bytes: 1 << 20,
             default_max_tokens: 256,
             max_tokens: 0,
+            store: true,
+            model_aliases: Vec::new(),
             stream_headers_after_seconds: 5,
             stream_keep_alive_seconds: 15,
             shutdown_grace_seconds: 30,
@@ -125,6 +131,13 @@ impl ServerConfig {
                 let allowed = "a host name or an address, without a port";
                 let key = format!("server.hosts[{i}]");
                 return Err(Problem::value(&key, quoted(host), allowed));
+            }
+        }
+        for (i, alias) in self.model_aliases.iter().enumerate() {
+            let known = self.model_aliases.iter().take(i).any(|earlier| earlier == alias);
+            if alias.is_empty() || known {
+                let key = format!("server.model_aliases[{i}]");
+                return Err(Problem::value(&key, quoted(alias), "a name that occurs once"));
             }
         }
         between("server.max_body_bytes", self.max_body_bytes, 1024, 1 << 30)?;

@@ -142,7 +142,7 @@ fn access(path: &str) -> Access {
         Access::Scopes(&[KeyScope::Feedback, KeyScope::Chat])
     } else if below("/v1/fine_tuning") {
         Access::Scopes(&[KeyScope::Graders])
-    } else if below("/v1") {
+    } else if below("/v1") || below("/tokenize") || below("/detokenize") {
         Access::Scopes(&[KeyScope::Chat])
     } else {
         Access::Scopes(&[])

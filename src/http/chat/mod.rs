@@ -1,51 +1,32 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body, `run` samples the choices (each a `choice`) and records them, `wire`
-//! defines the shapes of responses, `stream` sends them as server-sent events.
-//!
-//! Each choice is a separate generation of exactly one policy version. The choices of one request
-//! have different versions only if a version was published while some waited for slots. Then
-//! `x-hone-policy-version` is the version of the first choice to start (streaming) or of choice 0
-//! (otherwise); each streamed chunk's `system_fingerprint` and each ledger record has the version of
-//! its own choice.
+//! `request` validates the body, `wire` defines the shapes of responses, `stream` sends them as
+//! server-sent events. [`generate`](super::generate) samples and records. `stored` has the endpoints of
+//! recorded completions.
 
-mod choice;
-mod request;
-mod run;
+pub(super) mod request;
+pub(super) mod stored;
 mod stream;
 mod wire;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use serde_json::{Map, Value};
-
-use hone_core::types::{
-    Interaction, InteractionId, Message, PromptSource, TokenId, now_ms, rater_id,
-};
-use hone_engine::Engine;
 
 use self::request::ChatRequest;
-use self::run::ChatRun;
-use self::stream::StreamTiming;
+use self::wire::ChatCompletion;
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
-use super::models;
+use super::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
+use super::generate::prompt::{PromptContext, tokenize};
+use super::generate::run::RequestRun;
+use super::generate::types::SamplingRequest;
+use super::generate::{models, with_version};
 use super::state::AppState;
-use crate::config::ServerConfig;
-
-/// Response header with the policy version.
-const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
-/// Conversations longer than this are tokenized on a blocking thread.
-const INLINE_BYTES: usize = 16 << 10;
-
-/// Usual bytes of a token.
-const BYTES_PER_TOKEN: usize = 4;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn create(
@@ -57,98 +38,32 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
-    check_max_tokens(&body, &request, &state.config)?;
-    let timing = StreamTiming {
-        headers_after: Duration::from_secs(state.config.stream_headers_after_seconds),
-        keep_alive: Duration::from_secs(state.config.stream_keep_alive_seconds),
+    let bytes: usize = request.messages.iter().map(|message| message.content.len()).sum();
+    let wanted = WantedTokens {
+        params: &request.params,
+        choices: request.choices as usize,
+        prompt_tokens: bytes / BYTES_PER_TOKEN,
     };
-    // Before the work of rendering and tokenizing the prompt.
-    let permit = caller.begin(tokens_at_most(&request, state.engine.info().context))?;
-    state.engine.admits(&caller.owner(), request.choices as usize)?;
-    let prompt_ids = tokenize(&state.engine, &request.messages).await?;
-    let interaction = Arc::new(interaction(&state, &request, prompt_ids, &caller));
-    let run = ChatRun::new(state, interaction, &request, arrived).with_permit(permit);
-    let (version, mut response) = if request.stream {
-        stream::respond(run, request.include_usage, timing).await?
-    } else {
-        let (version, completion) = run.finish().await?;
-        (Some(version), Json(completion).into_response())
+    let permit = admit(&state, &caller, &body, &wanted)?;
+    let prompt_ids = tokenize(&state, &request.messages).await?;
+    let ChatRequest { model, messages, params, stop, metadata, user, store, .. } = request;
+    let context =
+        PromptContext { model, metadata, params, stop, caller, user: user.clone(), store };
+    let template = state.engine.codec().template_hash();
+    let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
+    let run = SamplingRequest {
+        prompts: vec![interaction.clone()],
+        choices: request.choices,
+        logprobs: request.logprobs,
+        user,
+        stored: context.is_kept(&state),
     };
-    if let Some(version) = version {
-        response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+    let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
+    if request.stream {
+        let (version, response) = stream::respond(run, interaction, request.include_usage).await?;
+        return Ok(with_version(response, version));
     }
-    Ok(response)
-}
-
-/// Refuses a request for more tokens than the server permits.
-fn check_max_tokens(
-    body: &Map<String, Value>,
-    request: &ChatRequest,
-    config: &ServerConfig,
-) -> Result<(), ApiError> {
-    let (wanted, most) = (request.params.max_tokens, config.max_tokens);
-    if most == 0 || wanted <= most {
-        return Ok(());
-    }
-    let newer = body.get("max_completion_tokens").is_some_and(|value| !value.is_null());
-    let name = if newer { "max_completion_tokens" } else { "max_tokens" };
-    let message = format!("{name} is {wanted}: it must be at most {most} (server.max_tokens)");
-    Err(ApiError::field(name, message))
-}
-
-/// The tokens that a request will take at most, for the limit of its key. A prompt's tokens are estimated
-/// from its bytes.
-fn tokens_at_most(request: &ChatRequest, context: usize) -> u64 {
-    let prompt: usize = request.messages.iter().map(|message| message.content.len()).sum();
-    let completion = u64::from(request.params.max_tokens).min(context as u64);
-    u64::from(request.choices) * completion + (prompt / BYTES_PER_TOKEN) as u64
-}
-
-async fn tokenize(
-    engine: &Arc<dyn Engine>,
-    messages: &[Message],
-) -> Result<Vec<TokenId>, ApiError> {
-    let size: usize = messages.iter().map(|m| m.content.len()).sum();
-    if size <= INLINE_BYTES {
-        return Ok(engine.codec().prompt(messages)?);
-    }
-    let (codec, messages) = (engine.codec().clone(), messages.to_vec());
-    let ids = tokio::task::spawn_blocking(move || codec.prompt(&messages)).await;
-    Ok(ids.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
-}
-
-fn interaction(
-    state: &AppState,
-    request: &ChatRequest,
-    prompt_ids: Vec<TokenId>,
-    caller: &Caller,
-) -> Interaction {
-    let route = state.routes.find(&request.model, &request.metadata);
-    let mut interaction = Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Live,
-        // No route has an empty name, so an unmatched request is never scored.
-        route: route.map(|r| r.name.clone()).unwrap_or_default(),
-        model: request.model.clone(),
-        key_id: rater_id(caller.key_id.as_deref(), request.user.as_deref()),
-        messages: request.messages.clone(),
-        metadata: request.metadata.clone(),
-        params: request.params.clone(),
-        prompt_ids,
-        template_hash: state.engine.codec().template_hash().to_owned(),
-        stop: request.stop.clone(),
-        held_out: false,
-    };
-    interaction.held_out = route.is_some_and(|route| route.has_graders())
-        && is_held_out(&interaction, state.holdout_share);
-    interaction
-}
-
-/// Whether only exams use a prompt. Equal prompts give the same answer, so that no copy of an exam's
-/// prompt is trained on.
-fn is_held_out(interaction: &Interaction, share: f64) -> bool {
-    let [a, b, c, d, ..] = interaction.prompt_digest();
-    let place = u32::from_le_bytes([a, b, c, d]);
-    (f64::from(place) / f64::from(u32::MAX)) < share
+    let choices = run.finish().await?;
+    let completion = ChatCompletion::new(&run, &interaction, choices);
+    Ok(with_version(Json(completion).into_response(), Some(run.version())))
 }

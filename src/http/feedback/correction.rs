@@ -15,6 +15,7 @@ use super::prospect::is_quarantined;
 use super::rating;
 use super::recording::{
     Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
+    unknown_completion,
 };
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
@@ -57,11 +58,10 @@ pub(super) async fn record(
     id: InteractionId,
     choice: u32,
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
-    let completion_id = id.completion_id();
-    let unknown =
-        || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
+    let unknown = || unknown_completion("completion_id", id);
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
     check_rater(&posted.caller, &interaction)?;
+    let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;
     if interaction.prompt_ids.is_empty() {
         let message = format!(
