@@ -116,7 +116,7 @@ impl KeySet {
     /// The key with a hash, in constant time: every hash is compared to its end, so that the time
     /// reveals neither which key matched nor how much of it.
     pub(super) fn find(&self, presented: &KeyHash) -> Option<&Arc<ApiKey>> {
-        let mut found = 0;
+        let mut found = 0_u64;
         for (number, (hash, _)) in (1_u64..).zip(&self.0) {
             found.conditional_assign(&number, hash.ct_eq(presented));
         }
