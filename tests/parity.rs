@@ -107,6 +107,7 @@ impl Pair {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
         };
         engine.generate(request).await.unwrap().collect().await.unwrap()
@@ -247,6 +248,7 @@ async fn greedy_completions_of_every_family_match_transformers() {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
         };
         let engines: [Arc<dyn Engine>; 2] = [pair.engine.clone(), pair.native.clone()];

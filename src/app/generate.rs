@@ -121,6 +121,7 @@ pub async fn run(
             top_logprobs: 0,
             // A shadow request reports its tokens only at the end.
             priority: Priority::Live,
+            owner: None,
             version: None,
         };
         let mut generation = engine.generate(request).await?;

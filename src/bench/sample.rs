@@ -232,6 +232,7 @@ impl SamplerBench {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
         });
         let page = 16;

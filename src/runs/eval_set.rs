@@ -95,6 +95,7 @@ impl EvalSet {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
         }
     }

@@ -105,6 +105,7 @@ impl Fixture {
             stop: Vec::new(),
             top_logprobs: 0,
             priority,
+            owner: None,
             version: None,
         }
     }

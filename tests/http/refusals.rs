@@ -290,6 +290,7 @@ const FIELDS: [&str; 28] = [
     "name",
     "value",
     "comment",
+    "end_user",
     "idempotency_key",
 ];
 

@@ -16,6 +16,7 @@ use hone_engine::EngineBackend;
 mod backend;
 mod daemon;
 mod http;
+mod keys;
 mod live_and_offline;
 mod ratings;
 mod recorded;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
 
+use crate::admission::Owner;
 use crate::codec::Codec;
 use crate::error::EngineError;
 
@@ -35,6 +36,8 @@ pub struct GenerateRequest {
     pub top_logprobs: u8,
     /// The scheduling class.
     pub priority: Priority,
+    /// The API key that the request is for, among which waiting live requests take turns.
+    pub owner: Owner,
     /// The version to sample from, such as a canary; `None`, and a version that the engine does not
     /// hold, mean the active one.
     pub version: Option<PolicyVersion>,
@@ -49,6 +52,7 @@ impl GenerateRequest {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
         }
     }
@@ -191,6 +195,20 @@ pub trait Engine: Send + Sync {
 
     /// Starts a generation on the active version, after waiting for a slot.
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError>;
+
+    /// Whether `choices` live requests of `owner` would get a slot or a place in the queue now, so that
+    /// a caller can do without the work of making them.
+    ///
+    /// # Errors
+    /// The error with which [`Self::generate`] would refuse them.
+    fn admits(&self, _owner: &Owner, _choices: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Why requests fail, or some of them; `None` if they do not. A sentence for readiness checks.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 
     /// The version that new requests get.
     fn active_version(&self) -> PolicyVersion;

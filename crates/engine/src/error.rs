@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hone_core::files::FileError;
 use hone_core::types::TokenId;
@@ -16,6 +17,24 @@ pub enum EngineError {
         slots: usize,
         /// Live requests in the queue.
         queued: usize,
+        /// When the queue will probably have been served.
+        retry_after: Duration,
+    },
+    /// The API key occupies its share of the bounded queue. HTTP answers 429.
+    #[error("{own} requests of this key are already waiting, which is its share of the queue")]
+    ShareExceeded {
+        /// Waiting requests of the key.
+        own: usize,
+        /// When the queue will probably have been served.
+        retry_after: Duration,
+    },
+    /// A live request got no slot in time. HTTP answers 429.
+    #[error("no slot became free within {:.0} seconds", waited.as_secs_f64())]
+    QueueTimeout {
+        /// How long it waited.
+        waited: Duration,
+        /// When the queue will probably have been served.
+        retry_after: Duration,
     },
     /// The prompt fills the context, so that no token can follow it.
     #[error("the prompt has {prompt} tokens; the model's context holds {context}")]

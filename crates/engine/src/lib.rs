@@ -22,7 +22,7 @@
 //!   temperature and truncation. At temperature 0 they are those of `softmax(logits)`.
 //! - The seed, the parameters and the logits determine the sampled tokens.
 //! - Live requests go before shadow requests, and may preempt running ones. The queue of live
-//!   requests is bounded.
+//!   requests is bounded, also for each API key, and API keys take turns in it.
 //! - Dropping a [`Generation`] cancels it and frees its slot.
 
 pub mod admission;

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 
-use crate::admission::{Admission, Color, Lease};
+use crate::admission::{Admission, Color, Lease, Owner, QueueLimits};
 use crate::api::{
     Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Probe,
     Publisher, Token,
@@ -40,6 +40,8 @@ pub struct FakeConfig {
     pub slots: usize,
     /// Live requests that may wait.
     pub queue: usize,
+    /// Longest wait of a live request; `None` is without end.
+    pub queue_timeout: Option<Duration>,
     /// Time before each token.
     pub delay: Duration,
     /// The answers. An answer that exceeds the token limit ends with `length`.
@@ -55,6 +57,7 @@ impl FakeConfig {
             vocab: codec.vocab(),
             slots: 2,
             queue: 64,
+            queue_timeout: None,
             delay: Duration::ZERO,
             script: Arc::new(|request, _| format!("The answer is {}.", request.params.seed % 10)),
         }
@@ -71,6 +74,7 @@ struct Records {
     canary: Option<Color>,
     next_generation_error: Option<EngineError>,
     next_stage_error: Option<EngineError>,
+    trouble: Option<String>,
 }
 
 /// An [`Engine`] and [`Publisher`] that answers from a script. Generating needs a tokio runtime.
@@ -87,11 +91,13 @@ pub struct FakeEngine {
 impl FakeEngine {
     /// A fake that serves version 0.
     pub fn new(codec: Arc<Codec>, config: FakeConfig, metrics: Arc<Metrics>) -> Arc<Self> {
-        let FakeConfig { name, context, vocab, slots, queue, delay, script } = config;
+        let FakeConfig { name, context, vocab, slots, queue, queue_timeout, delay, script } =
+            config;
+        let limits = QueueLimits { places: queue, timeout: queue_timeout };
         Arc::new(Self {
             info: ModelInfo { name, context, vocab, slots },
             codec,
-            admission: Admission::new(slots, queue, PolicyVersion::BASE, Arc::clone(&metrics)),
+            admission: Admission::new(slots, limits, PolicyVersion::BASE, Arc::clone(&metrics)),
             metrics,
             delay,
             script,
@@ -122,6 +128,11 @@ impl FakeEngine {
     /// Makes the next generation end with this error before its first token.
     pub fn fail_next_generation(&self, error: EngineError) {
         self.records().next_generation_error = Some(error);
+    }
+
+    /// Sets what [`Engine::trouble`] returns.
+    pub fn set_trouble(&self, trouble: Option<&str>) {
+        self.records().trouble = trouble.map(str::to_owned);
     }
 
     /// Makes the next staging fail.
@@ -190,9 +201,17 @@ impl Engine for FakeEngine {
         });
         let lease = match canary.and_then(|color| self.admission.acquire_on(color)) {
             Some(lease) => lease,
-            None => self.admission.acquire(request.priority).await?,
+            None => self.admission.acquire_for(&request.owner, request.priority).await?,
         };
         self.run(lease, &request)
+    }
+
+    fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        self.admission.admits(owner, choices)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.records().trouble.clone()
     }
 
     fn active_version(&self) -> PolicyVersion {
@@ -303,6 +322,7 @@ mod tests {
             stop: Vec::new(),
             top_logprobs: 2,
             priority: Priority::Live,
+            owner: None,
             version: None,
         }
     }

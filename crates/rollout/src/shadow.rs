@@ -80,6 +80,7 @@ async fn complete(
             stop: interaction.stop.clone(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
         };
         let outcome = match context.engine.generate(request).await {

@@ -135,7 +135,7 @@ impl Regrouping {
 /// What prompts must have in common so that ratings of their completions are compared: the route, the
 /// client's API key and the tokens.
 fn prompt_key(interaction: &Interaction) -> (&str, Option<&str>, &[u32]) {
-    (&interaction.route, interaction.key_id.as_deref(), &interaction.prompt_ids)
+    (&interaction.route, interaction.api_key(), &interaction.prompt_ids)
 }
 
 /// The ready groups of ratings alone of a prompt, oldest first, with their members.

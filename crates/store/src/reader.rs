@@ -228,7 +228,7 @@ pub(crate) fn ratings_by(
         if rated != sample {
             break;
         }
-        if rater == key_id {
+        if rater.and_then(key_of_rater) == key_id {
             found.extend(get::<_, Reward>(&feedback, reward.value())?);
         }
     }

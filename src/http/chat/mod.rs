@@ -21,6 +21,7 @@ use self::wire::ChatCompletion;
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
+use super::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
 use super::generate::prompt::{PromptContext, tokenize};
 use super::generate::run::RequestRun;
 use super::generate::types::SamplingRequest;
@@ -37,9 +38,17 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
+    let bytes: usize = request.messages.iter().map(|message| message.content.len()).sum();
+    let wanted = WantedTokens {
+        params: &request.params,
+        choices: request.choices as usize,
+        prompt_tokens: bytes / BYTES_PER_TOKEN,
+    };
+    let permit = admit(&state, &caller, &body, &wanted)?;
     let prompt_ids = tokenize(&state, &request.messages).await?;
-    let ChatRequest { model, messages, params, stop, metadata, user, .. } = request;
-    let context = PromptContext { model, metadata, params, stop, caller, store: request.store };
+    let ChatRequest { model, messages, params, stop, metadata, user, store, .. } = request;
+    let context =
+        PromptContext { model, metadata, params, stop, caller, user: user.clone(), store };
     let template = state.engine.codec().template_hash();
     let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
     let run = SamplingRequest {
@@ -49,12 +58,12 @@ pub(super) async fn create(
         user,
         stored: context.is_kept(&state),
     };
-    let mut run = RequestRun::new(state, &run, arrived);
+    let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
     if request.stream {
         let (version, response) = stream::respond(run, interaction, request.include_usage).await?;
         return Ok(with_version(response, version));
     }
     let choices = run.finish().await?;
     let completion = ChatCompletion::new(&run, &interaction, choices);
-    Ok(with_version(Json(completion).into_response(), run.version()))
+    Ok(with_version(Json(completion).into_response(), Some(run.version())))
 }

@@ -18,25 +18,26 @@ use crate::http::generate::types::{ChoiceUpdate, Usage};
 struct ChatStream {
     run: RequestRun,
     interaction: Arc<Interaction>,
-    version: PolicyVersion,
+    /// The version of the first choice to start, if that was before the headers.
+    version: Option<PolicyVersion>,
     include_usage: bool,
     ended: bool,
 }
 
-/// Starts the run before it responds, so that a refusal still has its status code. Returns the
-/// version of the first choice to start.
+/// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
+/// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
     mut run: RequestRun,
     interaction: Arc<Interaction>,
     include_usage: bool,
-) -> Result<(PolicyVersion, Response), ApiError> {
-    let version = run.start().await?;
+) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
     let events = ChatStream { run, interaction, version, include_usage, ended: false };
     let events = stream::unfold(events, |mut events| async move {
         let text = events.next().await?;
         Some((text, events))
     });
-    Ok((version, sse::respond(events)))
+    Ok((version, sse::respond(events, keep_alive)))
 }
 
 impl ChatStream {
@@ -52,13 +53,15 @@ impl ChatStream {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
+                    self.run.count_limit(&error);
                     return Some(sse::event(&error.to_json()));
                 }
                 None => {
                     self.ended = true;
                     let mut events = String::new();
                     if self.include_usage {
-                        events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
+                        let version = self.version.unwrap_or_else(|| self.run.version());
+                        events = self.chunk(version, Vec::new(), Some(self.run.usage()));
                     }
                     events.push_str(&sse::event(sse::DONE));
                     return Some(events);

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
+use tokio::time::timeout;
 
 use hone_core::types::{FinishReason, Interaction, PolicyVersion, Sample, SamplingParams};
 use hone_engine::{EngineError, GenerateRequest, Priority, Token};
@@ -18,6 +19,7 @@ use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::types::{ChoiceUpdate, FinishedChoice, SamplingRequest, Usage};
+use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -42,6 +44,8 @@ pub struct RequestRun {
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
     first_token_recorded: bool,
+    /// What the run uses of the limits of its key.
+    permit: Option<KeyPermit>,
     /// The run ended with an error, so dropping it early is not a client's disconnect.
     failed: bool,
 }
@@ -68,6 +72,7 @@ impl RequestRun {
                     stop: interaction.stop.clone(),
                     top_logprobs: request.logprobs.unwrap_or(0),
                     priority: Priority::Live,
+                    owner: interaction.api_key().map(Arc::from),
                     version,
                 };
                 events.push(choice_events(state.engine.clone(), generation, index));
@@ -90,8 +95,15 @@ impl RequestRun {
             events,
             buffered: VecDeque::new(),
             first_token_recorded: false,
+            permit: None,
             failed: false,
         }
+    }
+
+    /// The run with what it may use of the limits of its key.
+    pub fn with_permit(mut self, permit: Option<KeyPermit>) -> Self {
+        self.permit = permit;
+        self
     }
 
     /// Waits until a choice has started. Fails if a choice is refused before that, or is known to be
@@ -115,6 +127,19 @@ impl RequestRun {
             }
         }
         first.ok_or_else(ApiError::internal)
+    }
+
+    /// [`Self::start`], unless it takes longer than `server.stream_headers_after_seconds`: then a stream sends
+    /// its headers without a version.
+    pub async fn start_in_time(&mut self) -> Result<Option<PolicyVersion>, ApiError> {
+        let patience = Duration::from_secs(self.state.config.stream_headers_after_seconds);
+        // Until the first choice has started, `start` keeps nothing that is lost if it is dropped.
+        timeout(patience, self.start()).await.ok().transpose()
+    }
+
+    /// The time without an event after which a stream sends a comment.
+    pub fn keep_alive(&self) -> Duration {
+        Duration::from_secs(self.state.config.stream_keep_alive_seconds)
     }
 
     /// The next update; `None` when every choice has ended and is queued for the ledger.
@@ -167,6 +192,13 @@ impl RequestRun {
 
     pub fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some()
+    }
+
+    /// Counts an error by a limit that is reported within a stream.
+    pub fn count_limit(&self, error: &ApiError) {
+        if let Some(reason) = error.limit() {
+            self.state.metrics.http_limited.with_label_values(&[reason]).inc();
+        }
     }
 
     fn has_ended(&self) -> bool {
@@ -285,6 +317,11 @@ impl RequestRun {
 
 impl Drop for RequestRun {
     fn drop(&mut self) {
+        let used = self.usage().total_tokens;
+        let started = self.choices.iter().any(|choice| choice.version.is_some());
+        if let Some(permit) = self.permit.as_mut().filter(|_| started) {
+            permit.used = used;
+        }
         if self.has_ended() {
             return;
         }

@@ -6,6 +6,7 @@
 mod chat;
 mod ids;
 mod lineage;
+mod rater;
 mod records;
 mod sampling;
 mod time;
@@ -13,6 +14,7 @@ mod time;
 pub use chat::{Message, Role};
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;
+pub use rater::{concerns_rater, include_rater, key_of_rater, rater_id};
 pub use records::{
     Group, GroupState, Interaction, PolicyCheck, PolicyRecord, PolicyState, PromptSource, Rating,
     Reward, RewardSource, Sample, SampleOrigin, StepRecord,

@@ -8,6 +8,7 @@ use crate::digest::Digest;
 
 use super::chat::Message;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
+use super::rater::key_of_rater;
 use super::sampling::{FinishReason, SamplingParams};
 use super::time::UnixMillis;
 
@@ -34,7 +35,7 @@ pub struct Interaction {
     pub route: String,
     /// The model name in the client's request.
     pub model: String,
-    /// Identifies the client's API key without revealing it.
+    /// Identifies the client's API key and its end user without revealing them ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
     /// The conversation.
     pub messages: Vec<Message>,
@@ -54,6 +55,11 @@ pub struct Interaction {
 }
 
 impl Interaction {
+    /// Identifies the client's API key alone.
+    pub fn api_key(&self) -> Option<&str> {
+        self.key_id.as_deref().and_then(key_of_rater)
+    }
+
     /// First 16 bytes of the SHA-256 of the prompt's tokens, which equal prompts share.
     pub fn prompt_digest(&self) -> [u8; 16] {
         self.prompt_ids.iter().fold(Digest::new(), |all, id| all.bytes(id.to_le_bytes())).prefix()
@@ -152,15 +158,15 @@ pub struct Reward {
     pub idempotency_key: Option<String>,
     /// The client's remark.
     pub comment: Option<String>,
-    /// Identifies the API key that posted it.
+    /// Identifies the rater: the API key that posted it, and its end user ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
 }
 
 /// The newest value of one rater for one sample and reward part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rating {
-    /// Identifies the API key. All posts without a key count as one rater, because they cannot be
-    /// distinguished.
+    /// Identifies the rater ([`rater_id`](super::rater_id)). All posts without a key and an end user count as one rater,
+    /// because they cannot be distinguished.
     pub key_id: Option<String>,
     /// The value.
     pub value: f64,

@@ -16,7 +16,7 @@ use tokio::sync::{Mutex, oneshot};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::admission::{Admission, Color, Lease};
+use hone_engine::admission::{Admission, Color, Lease, Owner};
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
@@ -78,7 +78,12 @@ impl MistralEngine {
                 slots,
             },
             codec,
-            admission: Admission::new(slots, config.queue, PolicyVersion::BASE, metrics.clone()),
+            admission: Admission::new(
+                slots,
+                config.queue_limits(),
+                PolicyVersion::BASE,
+                metrics.clone(),
+            ),
             metrics,
             loader,
             replicas: Arc::new(replicas),
@@ -143,8 +148,20 @@ impl Engine for MistralEngine {
         // Before the wait for a slot, so that an invalid request does not occupy the queue.
         run::check(&request, self.info.context, self.info.vocab)?;
         TokenSampler::new(&request.params, request.top_logprobs)?;
-        let lease = self.admission.acquire(request.priority).await?;
+        let lease = self.admission.acquire_for(&request.owner, request.priority).await?;
         self.run(lease, request)
+    }
+
+    fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        self.admission.admits(owner, choices)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let workers = self.replicas.iter().flatten().map(|replica| &replica.worker);
+        match workers.filter(|worker| worker.has_ended()).count() {
+            0 => None,
+            ended => Some(format!("{ended} threads of mistral.rs have ended")),
+        }
     }
 
     fn active_version(&self) -> PolicyVersion {

@@ -158,7 +158,7 @@ fn a_migrated_file_accepts_new_writes() {
     let again = FeedbackEntry {
         idempotency_key: Some("first".to_owned()),
         key_id: Some("key-1".to_owned()),
-        ..thumbs(1, 1.0, 8000)
+        ..thumbs(1, 0.5, 8000)
     };
     let new = thumbs(5, 1.0, 8000);
     let mut ops = prompt_ops(5, 0);

@@ -11,6 +11,7 @@ use crate::http::chat::request::{
     MAX_CHOICES, MAX_TOP_LOGPROBS, include_usage, metadata, params, stop, to_u32,
 };
 use crate::http::error::ApiError;
+use crate::http::generate::admit::BYTES_PER_TOKEN;
 use crate::http::generate::prompt::token_ids;
 
 /// OpenAI's `max_tokens` of requests that contain none.
@@ -53,6 +54,16 @@ pub(super) enum TextPrompt {
     Text(String),
     /// Token ids, to which nothing is added.
     Tokens(Vec<TokenId>),
+}
+
+impl TextPrompt {
+    /// The number of its tokens, before it is tokenized.
+    pub(super) fn estimated_tokens(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len() / BYTES_PER_TOKEN,
+            Self::Tokens(ids) => ids.len(),
+        }
+    }
 }
 
 /// A valid request.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use hone_core::types::{Group, GroupId, SampleId, TokenId, UnixMillis};
+use hone_core::types::{Group, GroupId, SampleId, TokenId, UnixMillis, include_rater};
 use hone_store::{QUARANTINED, Store, StoreError};
 
 use crate::TrainSample;
@@ -42,8 +42,8 @@ impl BatchCorrection {
         if sample.ids.is_empty() || prompt.prompt_ids.is_empty() {
             return Ok(Err(UNSCORED));
         }
-        let key = store.correction(sample.id)?.and_then(|row| row.key_id);
-        if key.is_some_and(|key| quarantined.contains(&key)) {
+        let rater = store.correction(sample.id)?.and_then(|row| row.key_id);
+        if rater.is_some_and(|rater| include_rater(quarantined, &rater)) {
             return Ok(Err(QUARANTINED));
         }
         Ok(Ok(Self {

@@ -9,7 +9,7 @@ use prometheus::IntCounterVec;
 
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
-    SampleId, TokenId, UnixMillis,
+    SampleId, TokenId, UnixMillis, include_rater,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
@@ -40,7 +40,7 @@ pub(crate) struct GroupMember {
 pub(crate) struct FeedbackOrigin {
     /// Time of arrival.
     pub(crate) created: UnixMillis,
-    /// The rater's API key.
+    /// Identifies the rater.
     pub(crate) key_id: Option<String>,
 }
 
@@ -467,7 +467,9 @@ fn leave_out(
 ) -> Result<bool, StoreError> {
     let mut ratings = store.ratings_of(reward.sample, &reward.name)?;
     let all = ratings.len();
-    ratings.retain(|rating| rating.key_id.as_ref().is_none_or(|key| !quarantined.contains(key)));
+    ratings.retain(|rating| {
+        rating.key_id.as_ref().is_none_or(|rater| !include_rater(quarantined, rater))
+    });
     if ratings.len() == all {
         return Ok(false);
     }

@@ -171,6 +171,7 @@ impl Examiner {
             stop: prompt.interaction.stop.clone(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
         }
     }
