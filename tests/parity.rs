@@ -108,6 +108,7 @@ impl Pair {
             top_logprobs: 0,
             priority: Priority::Live,
             version: None,
+            grammar: None,
         };
         engine.generate(request).await.unwrap().collect().await.unwrap()
     }
@@ -133,6 +134,7 @@ impl Pair {
                 prompt_ids: prompt,
                 ids,
                 logprobs,
+                masked: Vec::new(),
                 temperature,
                 advantage,
                 version,
@@ -248,6 +250,7 @@ async fn greedy_completions_of_every_family_match_transformers() {
             top_logprobs: 0,
             priority: Priority::Live,
             version: None,
+            grammar: None,
         };
         let engines: [Arc<dyn Engine>; 2] = [pair.engine.clone(), pair.native.clone()];
         for engine in engines {

@@ -122,6 +122,7 @@ pub async fn run(
             // A shadow request reports its tokens only at the end.
             priority: Priority::Live,
             version: None,
+            grammar: None,
         };
         let mut generation = engine.generate(request).await?;
         let (mut text, mut tokens, mut ended) = (String::new(), 0, None);

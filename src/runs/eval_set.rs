@@ -96,6 +96,7 @@ impl EvalSet {
             top_logprobs: 0,
             priority: Priority::Live,
             version: None,
+            grammar: None,
         }
     }
 

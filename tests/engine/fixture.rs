@@ -106,6 +106,7 @@ impl Fixture {
             top_logprobs: 0,
             priority,
             version: None,
+            grammar: None,
         }
     }
 

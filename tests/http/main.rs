@@ -3,6 +3,7 @@
 
 mod admin;
 mod chat;
+mod constraints;
 mod corrections;
 mod disconnects;
 mod feedback;

@@ -77,6 +77,7 @@ impl JudgeModel for SelfJudge {
             top_logprobs: 0,
             priority: Priority::Live,
             version: None,
+            grammar: None,
         };
         let generation = engine.generate(request).await.map_err(model_error)?;
         let completion = generation.collect().await.map_err(model_error)?;

@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body, `run` samples the choices (each a `choice`) and records them, `wire`
+//! `request` validates the body (`constraint` its grammar), `run` samples the choices (each a `choice`) and records them, `wire`
 //! defines the shapes of responses, `stream` sends them as server-sent events.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request
@@ -10,6 +10,7 @@
 //! its own choice.
 
 mod choice;
+mod constraint;
 mod request;
 mod run;
 mod stream;
@@ -24,8 +25,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
 use hone_core::types::{Interaction, InteractionId, Message, PromptSource, TokenId, now_ms};
-use hone_engine::Engine;
+use hone_engine::{CompiledGrammar, Engine};
 
+use self::constraint::RequestedGrammar;
 use self::request::ChatRequest;
 use self::run::ChatRun;
 use super::auth::Caller;
@@ -49,9 +51,10 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
+    let grammar = compile(&state.engine, request.grammar.as_ref()).await?;
     let prompt_ids = tokenize(&state.engine, &request.messages).await?;
     let interaction = Arc::new(interaction(&state, &request, prompt_ids, caller));
-    let run = ChatRun::new(state, interaction, &request, arrived);
+    let run = ChatRun::new(state, interaction, &request, grammar, arrived);
     let (version, mut response) = if request.stream {
         stream::respond(run, request.include_usage).await?
     } else {
@@ -60,6 +63,20 @@ pub(super) async fn create(
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
     Ok(response)
+}
+
+async fn compile(
+    engine: &Arc<dyn Engine>,
+    requested: Option<&RequestedGrammar>,
+) -> Result<Option<Arc<CompiledGrammar>>, ApiError> {
+    let Some(requested) = requested else { return Ok(None) };
+    let compiled = engine.codec().compile_grammar(&requested.spec).await;
+    compiled.map(Some).map_err(|error| match error {
+        error if error.is_refusal() => {
+            ApiError::field(&requested.field, format!("{}: {error}", requested.field))
+        }
+        error => ApiError::logged("a grammar cannot be compiled", &error),
+    })
 }
 
 async fn tokenize(
@@ -97,6 +114,7 @@ fn interaction(
         template_hash: state.engine.codec().template_hash().to_owned(),
         stop: request.stop.clone(),
         held_out: false,
+        grammar: request.grammar.as_ref().map(|grammar| grammar.spec.clone()),
     };
     interaction.held_out = route.is_some_and(|route| route.has_graders())
         && is_held_out(&interaction, state.holdout_share);

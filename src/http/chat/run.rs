@@ -11,8 +11,8 @@ use std::time::Instant;
 use futures::FutureExt;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 
-use hone_core::types::{FinishReason, Interaction, PolicyVersion, Sample, SamplingParams};
-use hone_engine::{EngineError, GenerateRequest, Priority};
+use hone_core::types::{FinishReason, Interaction, PolicyVersion, Sample, SamplingParams, TokenId};
+use hone_engine::{CompiledGrammar, EngineError, GenerateRequest, Priority};
 use hone_store::Op;
 use hone_train::TrainState;
 
@@ -30,6 +30,8 @@ pub(super) struct ChoiceUpdate {
     pub(super) text: String,
     /// Of the tokens that `text` completes; empty unless requested.
     pub(super) logprobs: Vec<TokenLogprob>,
+    /// The tokens since the last update that had some; empty unless requested.
+    pub(super) token_ids: Vec<TokenId>,
     pub(super) finish: Option<FinishReason>,
 }
 
@@ -38,6 +40,7 @@ pub(super) struct ChatRun {
     state: Arc<AppState>,
     pub(super) interaction: Arc<Interaction>,
     top_logprobs: Option<u8>,
+    wants_token_ids: bool,
     arrived: Instant,
     choices: Vec<ChoiceState>,
     events: SelectAll<BoxStream<'static, (usize, ChoiceEvent)>>,
@@ -56,6 +59,7 @@ impl ChatRun {
         state: Arc<AppState>,
         interaction: Arc<Interaction>,
         request: &ChatRequest,
+        grammar: Option<Arc<CompiledGrammar>>,
         arrived: Instant,
     ) -> Self {
         let mut events = SelectAll::new();
@@ -76,6 +80,7 @@ impl ChatRun {
                 top_logprobs: request.logprobs.unwrap_or(0),
                 priority: Priority::Live,
                 version,
+                grammar: grammar.clone(),
             };
             events.push(choice_events(state.engine.clone(), generation, choices.len()));
             choices.push(ChoiceState::new(params));
@@ -84,6 +89,7 @@ impl ChatRun {
             state,
             interaction,
             top_logprobs: request.logprobs,
+            wants_token_ids: request.token_ids,
             arrived,
             choices,
             events,
@@ -147,7 +153,7 @@ impl ChatRun {
             }
         }
         let version = self.choices.first().and_then(|c| c.version).unwrap_or_default();
-        let wants_logprobs = self.wants_logprobs();
+        let (wants_logprobs, wants_token_ids) = (self.wants_logprobs(), self.wants_token_ids);
         let choices = self.choices.iter_mut().zip(logprobs).zip(0..);
         let choices = choices.map(|((choice, logprobs), index)| Choice {
             index,
@@ -158,6 +164,7 @@ impl ChatRun {
             },
             logprobs: wants_logprobs.then(|| Logprobs::new(logprobs)),
             finish_reason: choice.finish.unwrap_or(FinishReason::Stop).as_str(),
+            token_ids: wants_token_ids.then(|| choice.tokens.ids.clone()),
         });
         let completion = ChatCompletion {
             id: self.interaction.id.completion_id(),
@@ -167,6 +174,7 @@ impl ChatRun {
             system_fingerprint: version.fingerprint(),
             choices: choices.collect(),
             usage: self.usage(),
+            prompt_token_ids: self.prompt_token_ids().map(<[TokenId]>::to_vec),
         };
         Ok((version, completion))
     }
@@ -174,12 +182,21 @@ impl ChatRun {
     /// Token counts so far. The prompt is counted once, not for each choice.
     pub(super) fn usage(&self) -> Usage {
         let prompt_tokens = self.interaction.prompt_ids.len();
-        let completion_tokens = self.choices.iter().map(|c| c.ids.len()).sum();
+        let completion_tokens = self.choices.iter().map(|c| c.tokens.ids.len()).sum();
         Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
     }
 
     pub(super) fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some()
+    }
+
+    pub(super) fn wants_token_ids(&self) -> bool {
+        self.wants_token_ids
+    }
+
+    /// The tokens of the prompt, if the client wants them.
+    pub(super) fn prompt_token_ids(&self) -> Option<&[TokenId]> {
+        self.wants_token_ids.then_some(self.interaction.prompt_ids.as_slice())
     }
 
     fn has_ended(&self) -> bool {
@@ -188,7 +205,9 @@ impl ChatRun {
 
     fn fail(&mut self, index: usize, error: EngineError) -> ApiError {
         self.failed = true;
-        if let Some(version) = self.choices.get(index).and_then(|choice| choice.version) {
+        let version = self.choices.get(index).and_then(|choice| choice.version);
+        // A client's grammar says nothing about the version.
+        if let Some(version) = version.filter(|_| !error.is_of_grammar()) {
             self.state.policies.answered(version, true);
         }
         error.into()
@@ -196,7 +215,7 @@ impl ChatRun {
 
     fn apply(&mut self, index: usize, event: ChoiceEvent) -> Result<ChoiceUpdate, ApiError> {
         let started = matches!(event, ChoiceEvent::Started(_));
-        let wants_logprobs = self.wants_logprobs();
+        let (wants_logprobs, wants_token_ids) = (self.wants_logprobs(), self.wants_token_ids);
         let Some(choice) = self.choices.get_mut(index) else { return Err(ApiError::internal()) };
         let text = match event {
             ChoiceEvent::Started(version) => {
@@ -228,8 +247,9 @@ impl ChatRun {
         // A token in the middle of a character has no text yet: its log-probability waits for it.
         let complete = finish.is_some() || !text.is_empty();
         let logprobs = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
+        let token_ids = if complete && wants_token_ids { choice.take_ids() } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(ChoiceUpdate { index, version, started, text, logprobs, finish })
+        Ok(ChoiceUpdate { index, version, started, text, logprobs, token_ids, finish })
     }
 
     fn record_first_token(&mut self) {

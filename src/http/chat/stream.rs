@@ -72,19 +72,22 @@ impl Sse {
 
     fn events(&self, update: ChoiceUpdate) -> String {
         let mut events = String::new();
-        let mut add = |delta, logprobs, finish_reason| {
-            let choice = StreamChoice { index: update.index, delta, logprobs, finish_reason };
+        let mut token_ids = self.run.wants_token_ids().then_some(update.token_ids);
+        let mut add = |delta, logprobs, token_ids, finish_reason| {
+            let choice =
+                StreamChoice { index: update.index, delta, logprobs, finish_reason, token_ids };
             events.push_str(&self.chunk(update.version, vec![choice], None));
         };
         if update.started {
-            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None);
+            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None, None);
         }
         if !update.text.is_empty() || !update.logprobs.is_empty() {
             let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(update.logprobs));
-            add(Delta { role: None, content: Some(update.text) }, logprobs, None);
+            let delta = Delta { role: None, content: Some(update.text) };
+            add(delta, logprobs, token_ids.as_mut().map(std::mem::take), None);
         }
         if let Some(finish) = update.finish {
-            add(Delta::default(), None, Some(finish.as_str()));
+            add(Delta::default(), None, token_ids, Some(finish.as_str()));
         }
         events
     }
@@ -96,6 +99,7 @@ impl Sse {
         usage: Option<Usage>,
     ) -> String {
         let interaction = &self.run.interaction;
+        let begins = choices.iter().any(|choice| choice.delta.role.is_some());
         let chunk = ChatChunk {
             id: &interaction.id.completion_id(),
             object: "chat.completion.chunk",
@@ -104,6 +108,7 @@ impl Sse {
             system_fingerprint: version.fingerprint(),
             choices,
             usage: self.include_usage.then_some(usage),
+            prompt_token_ids: self.run.prompt_token_ids().filter(|_| begins),
         };
         // An object of strings and numbers always serializes.
         event(&serde_json::to_string(&chunk).unwrap_or_default())

@@ -18,6 +18,9 @@ pub(super) struct ChatCompletion {
     pub(super) system_fingerprint: String,
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Usage,
+    /// vLLM's extension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<TokenId>>,
 }
 
 /// A choice of a [`ChatCompletion`].
@@ -27,6 +30,9 @@ pub(super) struct Choice {
     pub(super) message: AssistantMessage,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: &'static str,
+    /// vLLM's extension: the sampled tokens, stop token included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// The message of a [`Choice`].
@@ -57,6 +63,9 @@ pub(super) struct ChatChunk<'a> {
     /// Absent unless requested; then null in every event except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<Usage>>,
+    /// vLLM's extension, in the first event of a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<&'a [TokenId]>,
 }
 
 /// The new part of one choice.
@@ -66,6 +75,9 @@ pub(super) struct StreamChoice {
     pub(super) delta: Delta,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: Option<&'static str>,
+    /// vLLM's extension: the tokens since the previous event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// The new part of a choice's message.

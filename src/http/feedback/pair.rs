@@ -141,6 +141,9 @@ fn comparable<'s>(
     if a.prompt_ids != b.prompt_ids {
         return Err(refuse("their prompts must be equal"));
     }
+    if a.grammar != b.grammar {
+        return Err(refuse("their response formats must be equal"));
+    }
     if a.route != b.route || a.key_id != b.key_id {
         return Err(refuse("they must have the same route and API key"));
     }

@@ -4,13 +4,16 @@
 //! everywhere; times are Unix milliseconds.
 
 mod chat;
+mod grammar;
 mod ids;
 mod lineage;
 mod records;
 mod sampling;
+mod spans;
 mod time;
 
 pub use chat::{Message, Role};
+pub use grammar::GrammarSpec;
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;
 pub use records::{
@@ -18,4 +21,5 @@ pub use records::{
     Reward, RewardSource, Sample, SampleOrigin, StepRecord,
 };
 pub use sampling::{FinishReason, SamplingParams};
+pub use spans::TokenSpan;
 pub use time::{UnixMillis, now_ms};

@@ -124,6 +124,7 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
             top_logprobs: 0,
             priority: Priority::Live,
             version: None,
+            grammar: None,
         };
         let generation = world.engine.generate(live).await.unwrap();
         // It did not wait for the end of the shadow, which was preempted.

@@ -64,7 +64,7 @@ impl BatchScheduler {
         let (priority, cancel) = (request.priority, Arc::clone(&lease.cancel));
         let shared = &self.shared;
         let (run, generation) =
-            GenerationRun::new(&shared.codec, &request.stop, queued.limit, lease, &shared.metrics);
+            GenerationRun::new(&shared.codec, &request, queued.limit, lease, &shared.metrics);
         let mut state = shared.lock();
         state.running.push((priority, Arc::clone(&cancel)));
         shared.report(&state);

@@ -50,6 +50,7 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
         top_logprobs: 0,
         priority: Priority::Shadow,
         version: None,
+        grammar: None,
     }
 }
 
