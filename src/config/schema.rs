@@ -83,6 +83,10 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// `max_tokens` of requests that contain none.
     pub default_max_tokens: u32,
+    /// Whether requests without the field `store` are recorded and learned from.
+    pub store: bool,
+    /// Further names of the served model.
+    pub model_aliases: Vec<String>,
     /// Seconds that shutdown waits for running requests and the trainer's step together.
     pub shutdown_grace_seconds: u64,
 }
@@ -95,6 +99,8 @@ impl Default for ServerConfig {
             admin_keys: Vec::new(),
             max_body_bytes: 1 << 20,
             default_max_tokens: 256,
+            store: true,
+            model_aliases: Vec::new(),
             shutdown_grace_seconds: 30,
         }
     }

@@ -6,6 +6,7 @@ mod chat;
 mod constraints;
 mod corrections;
 mod disconnects;
+mod endpoints;
 mod feedback;
 mod graders;
 mod pairs;

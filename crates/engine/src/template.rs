@@ -62,6 +62,18 @@ impl ChatTemplate {
     /// # Errors
     /// [`EngineError::Invalid`] with the template's message if it refuses the conversation.
     pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
+        self.render_turns(messages, true)
+    }
+
+    /// [`Self::render`], with or without the generation prompt.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub fn render_turns(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, EngineError> {
         let fail = |e: Error| {
             let reason = e.detail().map_or_else(|| e.to_string(), str::to_owned);
             EngineError::Invalid(format!("the chat template refuses these messages: {reason}"))
@@ -80,7 +92,7 @@ impl ChatTemplate {
         template
             .render(context! {
                 messages,
-                add_generation_prompt => true,
+                add_generation_prompt,
                 tools => (),
                 documents => (),
                 ..Value::from_serialize(&self.special_tokens)

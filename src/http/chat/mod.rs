@@ -1,18 +1,12 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body (`constraint` its grammar), `run` samples the choices (each a `choice`) and records them, `wire`
-//! defines the shapes of responses, `stream` sends them as server-sent events.
-//!
-//! Each choice is a separate generation of exactly one policy version. The choices of one request
-//! have different versions only if a version was published while some waited for slots. Then
-//! `x-hone-policy-version` is the version of the first choice to start (streaming) or of choice 0
-//! (otherwise); each streamed chunk's `system_fingerprint` and each ledger record has the version of
-//! its own choice.
+//! `request` validates the body (`constraint` its grammar), `wire` defines the shapes of responses,
+//! `stream` sends them as server-sent events. [`generate`](super::generate) samples and records.
+//! `stored` has the endpoints of recorded completions.
 
-mod choice;
 mod constraint;
-mod request;
-mod run;
+pub(super) mod request;
+pub(super) mod stored;
 mod stream;
 mod wire;
 
@@ -20,26 +14,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use hone_core::types::{Interaction, InteractionId, Message, PromptSource, TokenId, now_ms};
 use hone_engine::{CompiledGrammar, Engine};
 
 use self::constraint::RequestedGrammar;
 use self::request::ChatRequest;
-use self::run::ChatRun;
+use self::wire::ChatCompletion;
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
-use super::models;
+use super::generate::prompt::{PromptContext, tokenize};
+use super::generate::run::RequestRun;
+use super::generate::types::SamplingRequest;
+use super::generate::{models, with_version};
 use super::state::AppState;
-
-/// Response header with the policy version.
-const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
-/// Conversations longer than this are tokenized on a blocking thread.
-const INLINE_BYTES: usize = 16 << 10;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn create(
@@ -52,17 +42,36 @@ pub(super) async fn create(
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
     let grammar = compile(&state.engine, request.grammar.as_ref()).await?;
-    let prompt_ids = tokenize(&state.engine, &request.messages).await?;
-    let interaction = Arc::new(interaction(&state, &request, prompt_ids, caller));
-    let run = ChatRun::new(state, interaction, &request, grammar, arrived);
-    let (version, mut response) = if request.stream {
-        stream::respond(run, request.include_usage).await?
-    } else {
-        let (version, completion) = run.finish().await?;
-        (version, Json(completion).into_response())
+    let prompt_ids = tokenize(&state, &request.messages).await?;
+    let ChatRequest { model, messages, params, stop, metadata, user, .. } = request;
+    let context = PromptContext {
+        model,
+        metadata,
+        params,
+        stop,
+        caller,
+        store: request.store,
+        grammar: request.grammar.map(|grammar| grammar.spec),
     };
-    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
-    Ok(response)
+    let template = state.engine.codec().template_hash();
+    let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
+    let run = SamplingRequest {
+        prompts: vec![interaction.clone()],
+        choices: request.choices,
+        logprobs: request.logprobs,
+        grammar,
+        token_ids: request.token_ids,
+        user,
+        stored: context.is_kept(&state),
+    };
+    let mut run = RequestRun::new(state, &run, arrived);
+    if request.stream {
+        let (version, response) = stream::respond(run, interaction, request.include_usage).await?;
+        return Ok(with_version(response, version));
+    }
+    let choices = run.finish().await?;
+    let completion = ChatCompletion::new(&run, &interaction, choices);
+    Ok(with_version(Json(completion).into_response(), run.version()))
 }
 
 async fn compile(
@@ -77,54 +86,4 @@ async fn compile(
         }
         error => ApiError::logged("a grammar cannot be compiled", &error),
     })
-}
-
-async fn tokenize(
-    engine: &Arc<dyn Engine>,
-    messages: &[Message],
-) -> Result<Vec<TokenId>, ApiError> {
-    let size: usize = messages.iter().map(|m| m.content.len()).sum();
-    if size <= INLINE_BYTES {
-        return Ok(engine.codec().prompt(messages)?);
-    }
-    let (codec, messages) = (engine.codec().clone(), messages.to_vec());
-    let ids = tokio::task::spawn_blocking(move || codec.prompt(&messages)).await;
-    Ok(ids.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
-}
-
-fn interaction(
-    state: &AppState,
-    request: &ChatRequest,
-    prompt_ids: Vec<TokenId>,
-    caller: Caller,
-) -> Interaction {
-    let route = state.routes.find(&request.model, &request.metadata);
-    let mut interaction = Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Live,
-        // No route has an empty name, so an unmatched request is never scored.
-        route: route.map(|r| r.name.clone()).unwrap_or_default(),
-        model: request.model.clone(),
-        key_id: caller.key_id,
-        messages: request.messages.clone(),
-        metadata: request.metadata.clone(),
-        params: request.params.clone(),
-        prompt_ids,
-        template_hash: state.engine.codec().template_hash().to_owned(),
-        stop: request.stop.clone(),
-        held_out: false,
-        grammar: request.grammar.as_ref().map(|grammar| grammar.spec.clone()),
-    };
-    interaction.held_out = route.is_some_and(|route| route.has_graders())
-        && is_held_out(&interaction, state.holdout_share);
-    interaction
-}
-
-/// Whether only exams use a prompt. Equal prompts give the same answer, so that no copy of an exam's
-/// prompt is trained on.
-fn is_held_out(interaction: &Interaction, share: f64) -> bool {
-    let [a, b, c, d, ..] = interaction.prompt_digest();
-    let place = u32::from_le_bytes([a, b, c, d]);
-    (f64::from(place) / f64::from(u32::MAX)) < share
 }

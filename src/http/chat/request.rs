@@ -17,18 +17,18 @@ use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
 
 /// Largest `n`.
-const MAX_CHOICES: i64 = 8;
+pub(in crate::http) const MAX_CHOICES: i64 = 8;
 /// OpenAI's limits of `metadata`: number of pairs, characters of a key, characters of a value.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// OpenAI's limit of stop strings.
 const MAX_STOP: usize = 4;
 /// OpenAI's limit of `top_logprobs`.
-const MAX_TOP_LOGPROBS: i64 = 20;
+pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
 /// Most stop tokens of a request.
 const MAX_STOP_TOKENS: usize = 64;
 
 /// Fields that [`read`] uses.
-const KNOWN: [&str; 32] = [
+const KNOWN: [&str; 33] = [
     "frequency_penalty",
     "guided_choice",
     "guided_grammar",
@@ -53,6 +53,7 @@ const KNOWN: [&str; 32] = [
     "seed",
     "stop",
     "stop_token_ids",
+    "store",
     "stream",
     "stream_options",
     "structured_outputs",
@@ -65,7 +66,7 @@ const KNOWN: [&str; 32] = [
 
 /// Fields without effect: they control OpenAI's service, its billing and its caches, or features
 /// that a supported request does not use.
-const IGNORED: [&str; 9] = [
+const IGNORED: [&str; 8] = [
     "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
@@ -73,7 +74,6 @@ const IGNORED: [&str; 9] = [
     "reasoning_effort",
     "safety_identifier",
     "service_tier",
-    "store",
     "verbosity",
 ];
 
@@ -114,6 +114,8 @@ pub(super) struct ChatRequest {
     pub(super) metadata: BTreeMap<String, String>,
     /// The client's id of its end user, who meets one version throughout a canary.
     pub(super) user: Option<String>,
+    /// Whether the client wants the completion to be kept.
+    pub(super) store: Option<bool>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
     /// Whether the response has the tokens of prompt and choices.
@@ -146,6 +148,7 @@ pub(super) fn read(
         logprobs: logprobs(&fields)?,
         metadata: metadata(&fields)?,
         user: fields.text("user")?.map(str::to_owned),
+        store: fields.boolean("store")?,
         stream,
         include_usage: include_usage(&fields, stream)?,
         token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
@@ -199,7 +202,7 @@ const ACCEPTED_IF: [AcceptedIf; 5] = [
     ("tool_choice", |v| v == "none" || v == "auto"),
 ];
 
-fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+pub(in crate::http) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let allowed = "a list of at least one message";
     let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", allowed))?;
     if list.is_empty() {
@@ -257,7 +260,7 @@ fn text_part(path: &str, value: &Value) -> Result<String, ApiError> {
     part.text("text")?.map(str::to_owned).ok_or_else(|| part.missing("text", "a string"))
 }
 
-fn params(
+pub(in crate::http) fn params(
     fields: &Fields<'_>,
     default_max_tokens: u32,
     vocab: usize,
@@ -329,7 +332,7 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn to_u32(value: Option<i64>) -> Option<u32> {
+pub(in crate::http) fn to_u32(value: Option<i64>) -> Option<u32> {
     value.map(|v| u32::try_from(v).unwrap_or(u32::MAX))
 }
 
@@ -351,7 +354,7 @@ fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32
     Ok(biases)
 }
 
-fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+pub(in crate::http) fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     let allowed = format!("a string or a list of up to {MAX_STOP} strings, none empty");
     let convert = |value: &Value| {
         let texts: Option<Vec<String>> = match value {
@@ -373,7 +376,7 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
     }
 }
 
-fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
+pub(in crate::http) fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
     let (pairs, key_chars, value_chars) = METADATA;
     let Some(map) = fields.object("metadata")? else { return Ok(BTreeMap::new()) };
     if map.len() > pairs {
@@ -399,7 +402,7 @@ fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
     Ok(metadata)
 }
 
-fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+pub(in crate::http) fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(value) = fields.get("stream_options") else { return Ok(false) };
     if !stream {
         return Err(fields.invalid("stream_options", "absent unless stream is true"));

@@ -2,21 +2,22 @@
 //! event with the finish reason; then usage, if requested; then `[DONE]`. A failure after the first
 //! byte ends the stream with an `error` event and without `[DONE]`.
 
-use std::convert::Infallible;
+use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures::stream;
 
-use hone_core::types::PolicyVersion;
+use hone_core::types::{Interaction, PolicyVersion};
 
-use super::run::{ChatRun, ChoiceUpdate};
-use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice, Usage};
+use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice};
 use crate::http::error::ApiError;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::sse;
+use crate::http::generate::types::{ChoiceUpdate, Usage};
 
-struct Sse {
-    run: ChatRun,
+struct ChatStream {
+    run: RequestRun,
+    interaction: Arc<Interaction>,
     version: PolicyVersion,
     include_usage: bool,
     ended: bool,
@@ -25,23 +26,20 @@ struct Sse {
 /// Starts the run before it responds, so that a refusal still has its status code. Returns the
 /// version of the first choice to start.
 pub(super) async fn respond(
-    mut run: ChatRun,
+    mut run: RequestRun,
+    interaction: Arc<Interaction>,
     include_usage: bool,
 ) -> Result<(PolicyVersion, Response), ApiError> {
     let version = run.start().await?;
-    let sse = Sse { run, version, include_usage, ended: false };
-    let body = Body::from_stream(stream::unfold(sse, |mut sse| async move {
-        let bytes = sse.next().await?;
-        Some((Ok::<Bytes, Infallible>(Bytes::from(bytes)), sse))
-    }));
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-cache"),
-    ];
-    Ok((version, (headers, body).into_response()))
+    let events = ChatStream { run, interaction, version, include_usage, ended: false };
+    let events = stream::unfold(events, |mut events| async move {
+        let text = events.next().await?;
+        Some((text, events))
+    });
+    Ok((version, sse::respond(events)))
 }
 
-impl Sse {
+impl ChatStream {
     /// The next whole events, at least one; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while !self.ended {
@@ -54,7 +52,7 @@ impl Sse {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
-                    return Some(event(&error.to_json()));
+                    return Some(sse::event(&error.to_json()));
                 }
                 None => {
                     self.ended = true;
@@ -62,7 +60,7 @@ impl Sse {
                     if self.include_usage {
                         events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
                     }
-                    events.push_str(&event("[DONE]"));
+                    events.push_str(&sse::event(sse::DONE));
                     return Some(events);
                 }
             }
@@ -81,8 +79,9 @@ impl Sse {
         if update.started {
             add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None, None);
         }
-        if !update.text.is_empty() || !update.logprobs.is_empty() {
-            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(update.logprobs));
+        if !update.text.is_empty() || !update.tokens.is_empty() {
+            let codec = self.run.state.engine.codec();
+            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &update.tokens));
             let delta = Delta { role: None, content: Some(update.text) };
             add(delta, logprobs, token_ids.as_mut().map(std::mem::take), None);
         }
@@ -98,9 +97,11 @@ impl Sse {
         choices: Vec<StreamChoice>,
         usage: Option<Usage>,
     ) -> String {
-        let interaction = &self.run.interaction;
+        let interaction = &self.interaction;
         let begins = choices.iter().any(|choice| choice.delta.role.is_some());
-        let chunk = ChatChunk {
+        let prompt_token_ids =
+            (begins && self.run.wants_token_ids()).then_some(interaction.prompt_ids.as_slice());
+        sse::json_event(&ChatChunk {
             id: &interaction.id.completion_id(),
             object: "chat.completion.chunk",
             created: interaction.created / 1000,
@@ -108,13 +109,7 @@ impl Sse {
             system_fingerprint: version.fingerprint(),
             choices,
             usage: self.include_usage.then_some(usage),
-            prompt_token_ids: self.run.prompt_token_ids().filter(|_| begins),
-        };
-        // An object of strings and numbers always serializes.
-        event(&serde_json::to_string(&chunk).unwrap_or_default())
+            prompt_token_ids,
+        })
     }
-}
-
-fn event(data: &str) -> String {
-    format!("data: {data}\n\n")
 }

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use hone_core::types::TokenId;
+use hone_core::types::{Interaction, TokenId};
 use hone_engine::{Codec, Token};
 
-/// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
-const MIN_LOGPROB: f32 = -9999.0;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::types::{FinishedChoice, Usage, shown_logprob};
 
 /// The response without streaming.
 #[derive(Serialize)]
@@ -21,6 +21,34 @@ pub(super) struct ChatCompletion {
     /// vLLM's extension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<TokenId>>,
+}
+
+impl ChatCompletion {
+    /// The response of a run that has ended.
+    pub(super) fn new(
+        run: &RequestRun,
+        interaction: &Interaction,
+        choices: Vec<FinishedChoice>,
+    ) -> Self {
+        let codec = run.state.engine.codec();
+        let choices = choices.into_iter().map(|choice| Choice {
+            index: choice.index,
+            message: AssistantMessage { role: "assistant", content: choice.text, refusal: None },
+            logprobs: run.wants_logprobs().then(|| Logprobs::new(codec, &choice.tokens)),
+            finish_reason: choice.finish.as_str(),
+            token_ids: run.wants_token_ids().then_some(choice.token_ids),
+        });
+        Self {
+            id: interaction.id.completion_id(),
+            object: "chat.completion",
+            created: interaction.created / 1000,
+            model: interaction.model.clone(),
+            system_fingerprint: run.version().fingerprint(),
+            choices: choices.collect(),
+            usage: run.usage(),
+            prompt_token_ids: run.wants_token_ids().then(|| interaction.prompt_ids.clone()),
+        }
+    }
 }
 
 /// A choice of a [`ChatCompletion`].
@@ -41,14 +69,6 @@ pub(super) struct AssistantMessage {
     pub(super) role: &'static str,
     pub(super) content: String,
     pub(super) refusal: Option<()>,
-}
-
-/// Token counts. Sampled stop tokens are included.
-#[derive(Clone, Copy, Default, Serialize)]
-pub(super) struct Usage {
-    pub(super) prompt_tokens: usize,
-    pub(super) completion_tokens: usize,
-    pub(super) total_tokens: usize,
 }
 
 /// One event of a stream.
@@ -97,7 +117,8 @@ pub(super) struct Logprobs {
 }
 
 impl Logprobs {
-    pub(super) fn new(content: Vec<TokenLogprob>) -> Self {
+    pub(super) fn new(codec: &Codec, tokens: &[Token]) -> Self {
+        let content = tokens.iter().map(|token| TokenLogprob::new(codec, token)).collect();
         Self { content, refusal: None }
     }
 }
@@ -121,14 +142,12 @@ impl TokenScore {
     fn new(codec: &Codec, id: TokenId, logprob: f32) -> Self {
         let bytes = codec.token_bytes(id);
         let token = String::from_utf8_lossy(&bytes).into_owned();
-        // A NaN compares as false, so it is replaced too.
-        let logprob = if logprob > MIN_LOGPROB { logprob } else { MIN_LOGPROB };
-        Self { token, logprob, bytes }
+        Self { token, logprob: shown_logprob(logprob), bytes }
     }
 }
 
 impl TokenLogprob {
-    pub(super) fn new(codec: &Codec, token: &Token) -> Self {
+    fn new(codec: &Codec, token: &Token) -> Self {
         let top = token.top.iter().map(|(id, logprob)| TokenScore::new(codec, *id, *logprob));
         Self { top_logprobs: top.collect(), token: TokenScore::new(codec, token.id, token.logprob) }
     }

@@ -1,13 +1,15 @@
 //! Text to token ids and back: tokenizer, chat template and stop tokens.
 
 mod alphabet;
+mod content;
 mod stream;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use tokenizers::Tokenizer;
+use regex::Regex;
+use tokenizers::{Model as _, OffsetType, PreTokenizer as _, Token, Tokenizer};
 
 use hone_core::types::{GrammarSpec, Message, Role, TokenId};
 
@@ -16,6 +18,7 @@ use crate::grammar::{CompiledGrammar, GrammarError, GrammarQueue, GrammarVocabul
 use crate::model_dir::ModelDir;
 use crate::template::ChatTemplate;
 use alphabet::Alphabet;
+use content::StandIns;
 
 pub use stream::{TextPiece, TextStream};
 
@@ -28,6 +31,8 @@ pub struct Codec {
     alphabet: Alphabet,
     /// Special tokens, which add no text.
     special: HashSet<TokenId>,
+    /// Finds the tokens that only markup may contain: special tokens and stop tokens.
+    markup: Option<Regex>,
     /// The text of all tokens, concatenated. The tokenizer needs two map look-ups and a copy.
     token_text: Vec<u8>,
     /// The text of token `id` is `token_text[bounds[id]..bounds[id + 1]]`.
@@ -57,13 +62,16 @@ impl Codec {
             ))
         })?;
         let added = tokenizer.get_added_tokens_decoder();
-        let special = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
+        let special = added.iter().filter(|(_, t)| t.special).map(|(id, _)| *id).collect();
+        let reserved = added.iter().filter(|(id, t)| t.special || dir.stop_ids.contains(id));
+        let markup = content::finder(reserved.map(|(_, token)| token.content.clone()))?;
         let mut codec = Self {
             tokenizer: Arc::new(tokenizer),
             template: ChatTemplate::new(&dir.chat_template, &dir.special_tokens)?,
             stop_ids: dir.stop_ids.clone(),
             alphabet,
             special,
+            markup,
             token_text: Vec::new(),
             bounds: Vec::new(),
             grammars: Arc::default(),
@@ -78,12 +86,65 @@ impl Codec {
     }
 
     /// The ids of a conversation, with the generation prompt. No special token is added beyond
-    /// those of the template.
+    /// those of the template, and those in the texts of messages are ordinary text.
     ///
     /// # Errors
     /// [`EngineError::Invalid`] if the template refuses the conversation.
     pub fn prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>, EngineError> {
-        self.encode(&self.template.render(messages)?)
+        self.turns(messages, true)
+    }
+
+    /// [`Self::prompt`], with or without the generation prompt.
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn turns(&self, messages: &[Message], generate: bool) -> Result<Vec<TokenId>, EngineError> {
+        let texts = messages.iter().map(|message| message.content.as_str());
+        let stand_ins = match &self.markup {
+            Some(finder) => StandIns::choose(finder, texts)?,
+            None => None,
+        };
+        let Some(stand_ins) = stand_ins else {
+            return self.encode(&self.template.render_turns(messages, generate)?);
+        };
+        let hidden = messages.iter().map(|message| {
+            let content = stand_ins.hide(&message.content).into_owned();
+            Message { content, ..message.clone() }
+        });
+        let text = self.template.render_turns(&hidden.collect::<Vec<_>>(), generate)?;
+        self.encode_hidden(&text, &stand_ins)
+            .map_err(|error| EngineError::component("tokenizer", error))
+    }
+
+    /// The ids of a text with stand-ins for special tokens. The steps are those of the library.
+    fn encode_hidden(
+        &self,
+        text: &str,
+        stand_ins: &StandIns<'_>,
+    ) -> tokenizers::Result<Vec<TokenId>> {
+        let added = self.tokenizer.get_added_vocabulary();
+        let mut pieces = added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
+        pieces.normalize(|piece| stand_ins.reveal(piece))?;
+        if let Some(splitter) = self.tokenizer.get_pre_tokenizer() {
+            splitter.pre_tokenize(&mut pieces)?;
+        }
+        pieces.tokenize(|piece| self.spell(piece.get()))?;
+        Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+    }
+
+    /// The tokens of a piece of text. If a merge would make a special token, each character is encoded
+    /// alone.
+    fn spell(&self, text: &str) -> tokenizers::Result<Vec<Token>> {
+        let model = self.tokenizer.get_model();
+        let tokens = model.tokenize(text)?;
+        if !tokens.iter().any(|t| self.special.contains(&t.id) || self.stop_ids.contains(&t.id)) {
+            return Ok(tokens);
+        }
+        let mut spelled = Vec::new();
+        for character in text.chars() {
+            spelled.extend(model.tokenize(character.encode_utf8(&mut [0; 4]))?);
+        }
+        Ok(spelled)
     }
 
     /// The ids of a text. Special tokens in it are recognized; none are added.
@@ -91,7 +152,16 @@ impl Codec {
     /// # Errors
     /// [`EngineError::Component`] if the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EngineError> {
-        let encoding = self.tokenizer.encode_fast(text, false);
+        self.encode_text(text, false)
+    }
+
+    /// [`Self::encode`], where `framed` adds the special tokens that the tokenizer puts around a text,
+    /// such as one for its beginning.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_text(&self, text: &str, framed: bool) -> Result<Vec<TokenId>, EngineError> {
+        let encoding = self.tokenizer.encode_fast(text, framed);
         encoding
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|error| EngineError::component("tokenizer", error))
@@ -139,6 +209,24 @@ impl Codec {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| self.text_bytes(*id).into_owned()).collect();
         let text = String::from_utf8_lossy(&bytes);
         Ok(self.alphabet.without_prefix(&text).to_owned())
+    }
+
+    /// The text of ids, special tokens included. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode_all(&self, ids: &[TokenId]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.token_bytes(*id)).collect();
+        let text = String::from_utf8_lossy(&bytes);
+        self.alphabet.without_prefix(&text).to_owned()
+    }
+
+    /// The token as the vocabulary spells it; `None` for ids that the tokenizer does not know.
+    pub fn token(&self, id: TokenId) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
+    /// Whether decoding removes a space before a text whose first token is this.
+    pub fn removes_space(&self, first: TokenId) -> bool {
+        let text = self.text_bytes(first);
+        text.first() == Some(&b' ') && self.alphabet.without_prefix(" ").is_empty()
     }
 
     /// The bytes of one token, for the `bytes` of OpenAI's logprobs. Empty for ids that the
