@@ -109,6 +109,7 @@ impl Pair {
             priority: Priority::Live,
             owner: None,
             version: None,
+            grammar: None,
         };
         engine.generate(request).await.unwrap().collect().await.unwrap()
     }
@@ -134,6 +135,7 @@ impl Pair {
                 prompt_ids: prompt,
                 ids,
                 logprobs,
+                masked: Vec::new(),
                 temperature,
                 advantage,
                 version,
@@ -250,6 +252,7 @@ async fn greedy_completions_of_every_family_match_transformers() {
             priority: Priority::Live,
             owner: None,
             version: None,
+            grammar: None,
         };
         let engines: [Arc<dyn Engine>; 2] = [pair.engine.clone(), pair.native.clone()];
         for engine in engines {

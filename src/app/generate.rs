@@ -123,6 +123,7 @@ pub async fn run(
             priority: Priority::Live,
             owner: None,
             version: None,
+            grammar: None,
         };
         let mut generation = engine.generate(request).await?;
         let (mut text, mut tokens, mut ended) = (String::new(), 0, None);

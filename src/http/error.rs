@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Serialize, Serializer};
 
-use hone_engine::EngineError;
+use hone_engine::{EngineError, SampleError};
 use hone_store::StoreError;
 use hone_train::TrainError;
 use hone_train::policy::PolicyError;
@@ -269,6 +269,9 @@ impl From<EngineError> for ApiError {
                 Self::too_long("messages", prompt, context)
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
+            EngineError::Sample(SampleError::Grammar(error)) => {
+                Self::body(error.to_string()).code("grammar_failed")
+            }
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
             _ => Self::logged("request failed", &error),
         }

@@ -97,6 +97,7 @@ impl EvalSet {
             priority: Priority::Live,
             owner: None,
             version: None,
+            grammar: None,
         }
     }
 

@@ -107,6 +107,7 @@ impl Fixture {
             priority,
             owner: None,
             version: None,
+            grammar: None,
         }
     }
 

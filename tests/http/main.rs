@@ -4,6 +4,7 @@
 mod access;
 mod admin;
 mod chat;
+mod constraints;
 mod corrections;
 mod disconnects;
 mod endpoints;

@@ -14,6 +14,7 @@ use serde_json::json;
 use hone_engine::EngineBackend;
 
 mod backend;
+mod constraints;
 mod daemon;
 mod http;
 mod keys;

@@ -82,6 +82,7 @@ impl JudgeModel for SelfJudge {
             priority: Priority::Live,
             owner: None,
             version: None,
+            grammar: None,
         };
         let generation = engine.generate(request).await.map_err(model_error)?;
         let completion = generation.collect().await.map_err(model_error)?;

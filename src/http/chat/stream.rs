@@ -73,20 +73,23 @@ impl ChatStream {
 
     fn events(&self, update: ChoiceUpdate) -> String {
         let mut events = String::new();
-        let mut add = |delta, logprobs, finish_reason| {
-            let choice = StreamChoice { index: update.index, delta, logprobs, finish_reason };
+        let mut token_ids = self.run.wants_token_ids().then_some(update.token_ids);
+        let mut add = |delta, logprobs, token_ids, finish_reason| {
+            let choice =
+                StreamChoice { index: update.index, delta, logprobs, finish_reason, token_ids };
             events.push_str(&self.chunk(update.version, vec![choice], None));
         };
         if update.started {
-            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None);
+            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None, None);
         }
         if !update.text.is_empty() || !update.tokens.is_empty() {
             let codec = self.run.state.engine.codec();
             let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &update.tokens));
-            add(Delta { role: None, content: Some(update.text) }, logprobs, None);
+            let delta = Delta { role: None, content: Some(update.text) };
+            add(delta, logprobs, token_ids.as_mut().map(std::mem::take), None);
         }
         if let Some(finish) = update.finish {
-            add(Delta::default(), None, Some(finish.as_str()));
+            add(Delta::default(), None, token_ids, Some(finish.as_str()));
         }
         events
     }
@@ -98,6 +101,9 @@ impl ChatStream {
         usage: Option<Usage>,
     ) -> String {
         let interaction = &self.interaction;
+        let begins = choices.iter().any(|choice| choice.delta.role.is_some());
+        let prompt_token_ids =
+            (begins && self.run.wants_token_ids()).then_some(interaction.prompt_ids.as_slice());
         sse::json_event(&ChatChunk {
             id: &interaction.id.completion_id(),
             object: "chat.completion.chunk",
@@ -106,6 +112,7 @@ impl ChatStream {
             system_fingerprint: version.fingerprint(),
             choices,
             usage: self.include_usage.then_some(usage),
+            prompt_token_ids,
         })
     }
 }

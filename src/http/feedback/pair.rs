@@ -156,6 +156,9 @@ fn comparable<'s>(
     if a.prompt_ids != b.prompt_ids {
         return Err(refuse("their prompts must be equal"));
     }
+    if a.grammar != b.grammar {
+        return Err(refuse("their response formats must be equal"));
+    }
     if a.route != b.route || a.api_key() != b.api_key() {
         return Err(refuse("they must have the same route and API key"));
     }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms, rater_id,
+    GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
+    rater_id,
 };
 use hone_engine::{Codec, EngineError};
 
@@ -61,6 +62,8 @@ pub struct PromptContext {
     pub user: Option<String>,
     /// The field `store` of the request.
     pub store: Option<bool>,
+    /// What constrains the text.
+    pub grammar: Option<GrammarSpec>,
 }
 
 impl PromptContext {
@@ -96,6 +99,7 @@ impl PromptContext {
             template_hash: template_hash.to_owned(),
             stop: self.stop.clone(),
             held_out: false,
+            grammar: self.grammar.clone(),
         };
         interaction.held_out = kept
             && route.is_some_and(|route| route.has_graders())

@@ -37,6 +37,7 @@ pub struct RequestRun {
     prompts: Vec<RunPrompt>,
     choices_per_prompt: usize,
     top_logprobs: Option<u8>,
+    wants_token_ids: bool,
     stored: bool,
     arrived: Instant,
     choices: Vec<ChoiceState>,
@@ -74,6 +75,7 @@ impl RequestRun {
                     priority: Priority::Live,
                     owner: interaction.api_key().map(Arc::from),
                     version,
+                    grammar: request.grammar.clone(),
                 };
                 events.push(choice_events(state.engine.clone(), generation, index));
                 choices.push(ChoiceState::new(params));
@@ -89,6 +91,7 @@ impl RequestRun {
             prompts: request.prompts.iter().map(prompt).collect(),
             choices_per_prompt: request.choices.max(1) as usize,
             top_logprobs: request.logprobs,
+            wants_token_ids: request.token_ids,
             stored: request.stored,
             arrived,
             choices,
@@ -169,11 +172,13 @@ impl RequestRun {
                 tokens.extend(update.tokens);
             }
         }
+        let wants_token_ids = self.wants_token_ids;
         let choices = self.choices.iter_mut().zip(tokens).zip(0..);
         let finished = choices.map(|((choice, tokens), index)| FinishedChoice {
             index,
             text: std::mem::take(&mut choice.text),
             tokens,
+            token_ids: if wants_token_ids { choice.tokens.ids.clone() } else { Vec::new() },
             finish: choice.finish.unwrap_or(FinishReason::Stop),
         });
         Ok(finished.collect())
@@ -187,7 +192,7 @@ impl RequestRun {
     /// Token counts so far. Each prompt is counted once, not for each choice.
     pub fn usage(&self) -> Usage {
         let prompts = self.prompts.iter().map(|prompt| prompt.interaction.prompt_ids.len());
-        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.ids.len()).sum())
+        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.tokens.ids.len()).sum())
     }
 
     pub fn wants_logprobs(&self) -> bool {
@@ -201,13 +206,19 @@ impl RequestRun {
         }
     }
 
+    pub fn wants_token_ids(&self) -> bool {
+        self.wants_token_ids
+    }
+
     fn has_ended(&self) -> bool {
         self.choices.iter().all(|c| c.finish.is_some())
     }
 
     fn fail(&mut self, index: usize, error: EngineError) -> ApiError {
         self.failed = true;
-        if let Some(version) = self.choices.get(index).and_then(|choice| choice.version) {
+        let version = self.choices.get(index).and_then(|choice| choice.version);
+        // A client's grammar says nothing about the version.
+        if let Some(version) = version.filter(|_| !error.is_of_grammar()) {
             self.state.policies.answered(version, true);
         }
         error.into()
@@ -215,7 +226,7 @@ impl RequestRun {
 
     fn apply(&mut self, index: usize, event: ChoiceEvent) -> Result<ChoiceUpdate, ApiError> {
         let started = matches!(event, ChoiceEvent::Started(_));
-        let wants_logprobs = self.wants_logprobs();
+        let (wants_logprobs, wants_token_ids) = (self.wants_logprobs(), self.wants_token_ids);
         // The text goes on after the prompt's last character, not after a message.
         let prompt = self.prompts.get(index / self.choices_per_prompt);
         let continues_text = prompt.is_some_and(|prompt| prompt.interaction.is_text());
@@ -227,7 +238,7 @@ impl RequestRun {
             }
             ChoiceEvent::Token(mut token) => {
                 let codec = self.state.engine.codec();
-                if continues_text && choice.ids.is_empty() && codec.removes_space(token.id) {
+                if continues_text && choice.tokens.ids.is_empty() && codec.removes_space(token.id) {
                     token.text.insert(0, ' ');
                 }
                 choice.push(&token);
@@ -254,8 +265,9 @@ impl RequestRun {
         // A token in the middle of a character has no text yet: its log-probability waits for it.
         let complete = finish.is_some() || !text.is_empty();
         let tokens = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
+        let token_ids = if complete && wants_token_ids { choice.take_ids() } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(ChoiceUpdate { index, version, started, text, tokens, finish })
+        Ok(ChoiceUpdate { index, version, started, text, tokens, token_ids, finish })
     }
 
     fn record_first_token(&mut self) {

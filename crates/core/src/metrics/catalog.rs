@@ -85,6 +85,9 @@ metric_set! {
         engine_failures: IntCounter("hone_engine_failures_total",
             "Generations that failed in the engine."),
 
+        engine_mask_duration: Histogram("hone_engine_mask_duration_seconds",
+            "Time to compute the tokens that a grammar permits next.", FAST),
+
         engine_prompt_tokens: IntCounterVec("hone_engine_prompt_tokens_total",
             "Prompt tokens of the native engine: computed, or taken from the prefix cache, by source.",
             &["source"]),

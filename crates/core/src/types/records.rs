@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 
 use super::chat::Message;
+use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::rater::key_of_rater;
 use super::sampling::{FinishReason, SamplingParams};
+use super::spans::TokenSpan;
 use super::time::UnixMillis;
 
 /// Where a prompt came from.
@@ -52,6 +54,8 @@ pub struct Interaction {
     pub stop: Vec<String>,
     /// Whether only exams use the prompt, so that a policy is not examined on what it was trained on.
     pub held_out: bool,
+    /// What constrains the completions, and the siblings that they are compared with.
+    pub grammar: Option<GrammarSpec>,
 }
 
 impl Interaction {
@@ -113,10 +117,12 @@ pub struct Sample {
     /// Natural-log probability of each token under the behavior policy; as long as `ids`. Empty for a
     /// correction, which no policy sampled.
     pub logprobs: Vec<f32>,
-    /// Probability mass that truncation kept at each token; empty without truncation. With it, the
-    /// log-probability before truncation is `logprobs + ln(kept)`.
+    /// Probability mass that truncation and the grammar kept at each token; empty if they kept all.
+    /// The log-probability before both is `logprobs + ln(kept)`.
     pub kept: Vec<f32>,
-    /// Decoded text without stop token and stop string.
+    /// Positions of tokens that the grammar forced, in order. They carry no gradient.
+    pub forced: Vec<TokenSpan>,
+    /// Decoded text without stop token, and without stop string unless the parameters include it.
     pub text: String,
     /// Why sampling ended.
     pub finish: FinishReason,

@@ -153,6 +153,18 @@ fn only_possible_stop_strings_are_held_back() {
 }
 
 #[test]
+fn a_stream_may_include_the_stop_string() {
+    let stop = ["</a>".to_owned(), "</a>!".to_owned()];
+    for (includes, expected) in [(false, "x"), (true, "x</a>")] {
+        let mut stream = TextStream::new(Arc::clone(codec()), &stop).including_stop(includes);
+        let ids = byte_tokens(b"x</a>!y");
+        let mut text: String = ids.iter().map(|id| stream.push(*id).text).collect();
+        text.push_str(&stream.finish().text);
+        assert_eq!(text, expected);
+    }
+}
+
+#[test]
 fn an_incomplete_character_waits_and_becomes_a_replacement_character_at_the_end() {
     let bytes = "a漢".as_bytes();
     let ids = byte_tokens(&bytes[..3]);

@@ -123,11 +123,11 @@ impl MistralEngine {
     /// Starts a request on the slot of its lease.
     fn run(&self, lease: Lease, request: GenerateRequest) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
+        let sampler = TokenSampler::for_request(&request, &self.codec, &self.metrics)?;
         let no_slot = || EngineError::Internal("the lease has no slot".to_owned());
         let (color, slot) = lease.slot().ok_or_else(no_slot)?;
         let (run, generation) =
-            GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
+            GenerationRun::new(&self.codec, &request, limit, lease, &self.metrics);
         let job = GenerateJob { prompt: request.prompt_ids, limit, run, sampler };
         self.replicas[color as usize][slot].worker.start(job)?;
         Ok(generation)

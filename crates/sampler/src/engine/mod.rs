@@ -187,7 +187,8 @@ impl BatchedEngine {
         policy: Option<PolicyWeights>,
     ) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
+        let shared = &self.shared;
+        let sampler = TokenSampler::for_request(&request, &shared.codec, &shared.metrics)?;
         let prompt = request.prompt_ids.len();
         let invalid = |e: &dyn Display| EngineError::Invalid(e.to_string());
         self.shared.capacity.check(prompt, limit as usize).map_err(|e| invalid(&e))?;

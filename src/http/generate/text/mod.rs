@@ -46,8 +46,16 @@ pub async fn create(
     };
     let permit = admit(&state, &caller, &body, &wanted)?;
     let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
-    let context =
-        PromptContext { model, metadata, params, stop, caller, user: user.clone(), store };
+    let context = PromptContext {
+        model,
+        metadata,
+        params,
+        stop,
+        caller,
+        user: user.clone(),
+        store,
+        grammar: None,
+    };
     let mut interactions = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (text, ids) = tokenize(&state, prompt, request.add_special_tokens).await?;
@@ -58,6 +66,8 @@ pub async fn create(
         prompts: interactions,
         choices: request.choices,
         logprobs: request.logprobs,
+        grammar: None,
+        token_ids: false,
         user,
         stored: context.is_kept(&state),
     };
@@ -111,7 +121,7 @@ fn interaction(
 
 /// A choice of the response without streaming.
 fn whole(run: &RequestRun, head: &TextHead, choice: FinishedChoice) -> TextChoice {
-    let FinishedChoice { index, text, tokens, finish } = choice;
+    let FinishedChoice { index, text, tokens, finish, .. } = choice;
     let codec = run.state.engine.codec();
     TextChoice {
         index,

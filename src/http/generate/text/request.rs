@@ -20,22 +20,27 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 const MAX_ALL_CHOICES: usize = 128;
 
 /// The accepted fields.
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 29] = [
     "add_special_tokens",
     "best_of",
     "echo",
     "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
     "logit_bias",
     "logprobs",
     "max_tokens",
     "metadata",
     "min_p",
+    "min_tokens",
     "model",
     "n",
     "presence_penalty",
     "prompt",
+    "repetition_penalty",
     "seed",
     "stop",
+    "stop_token_ids",
     "store",
     "stream",
     "stream_options",

@@ -66,7 +66,7 @@ impl BatchScheduler {
         let (priority, cancel) = (request.priority, Arc::clone(&lease.cancel));
         let shared = &self.shared;
         let (run, generation) =
-            GenerationRun::new(&shared.codec, &request.stop, queued.limit, lease, &shared.metrics);
+            GenerationRun::new(&shared.codec, &request, queued.limit, lease, &shared.metrics);
         let mut state = shared.lock();
         state.running.push(RunningRequest {
             priority,

@@ -52,6 +52,7 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
         priority: Priority::Shadow,
         owner: None,
         version: None,
+        grammar: None,
     }
 }
 

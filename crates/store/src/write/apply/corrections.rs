@@ -123,6 +123,7 @@ impl LedgerTables<'_> {
             ids: entry.ids.clone(),
             logprobs: Vec::new(),
             kept: Vec::new(),
+            forced: Vec::new(),
             text: entry.text.clone(),
             finish: FinishReason::Stop,
             version,

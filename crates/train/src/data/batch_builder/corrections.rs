@@ -65,6 +65,7 @@ impl BatchCorrection {
             prompt_ids: self.prompt_ids.clone(),
             ids: self.ids.clone(),
             logprobs: Vec::new(),
+            masked: Vec::new(),
             temperature: 1.0,
             advantage: 0.0,
             version: u64::MAX,
@@ -109,6 +110,7 @@ mod tests {
                 template_hash: String::new(),
                 stop: Vec::new(),
                 held_out: false,
+                grammar: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),
@@ -119,6 +121,7 @@ mod tests {
                 ids: vec![1],
                 logprobs: vec![-1.0],
                 kept: Vec::new(),
+                forced: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion(7),
