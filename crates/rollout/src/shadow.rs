@@ -112,6 +112,7 @@ async fn generate(
         stop: interaction.stop.clone(),
         top_logprobs: 0,
         priority: Priority::Shadow,
+        owner: None,
         version: None,
         grammar,
     };
