@@ -107,7 +107,9 @@ impl Pair {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         };
         engine.generate(request).await.unwrap().collect().await.unwrap()
     }
@@ -133,6 +135,7 @@ impl Pair {
                 prompt_ids: prompt,
                 ids,
                 logprobs,
+                masked: Vec::new(),
                 temperature,
                 advantage,
                 version,
@@ -247,7 +250,9 @@ async fn greedy_completions_of_every_family_match_transformers() {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         };
         let engines: [Arc<dyn Engine>; 2] = [pair.engine.clone(), pair.native.clone()];
         for engine in engines {

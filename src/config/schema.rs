@@ -1,6 +1,5 @@
 //! The sections of the configuration that this package defines, and the whole configuration.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +18,7 @@ use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
 use super::run::RunConfig;
+use super::server::ServerConfig;
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -69,54 +69,19 @@ pub struct ModelConfig {
     pub quantize: Quantize,
 }
 
-/// `[server]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ServerConfig {
-    /// Address and port; port 0 picks a free one.
-    pub bind: SocketAddr,
-    /// Bearer keys for `/v1`; without any, no key is required.
-    pub client_keys: Vec<String>,
-    /// Bearer keys for `/admin`; without any, only loopback clients are accepted.
-    pub admin_keys: Vec<String>,
-    /// Largest request body in bytes.
-    pub max_body_bytes: usize,
-    /// `max_tokens` of requests that contain none.
-    pub default_max_tokens: u32,
-    /// Whether requests without the field `store` are recorded and learned from.
-    pub store: bool,
-    /// Further names of the served model.
-    pub model_aliases: Vec<String>,
-    /// Seconds that shutdown waits for running requests and the trainer's step together.
-    pub shutdown_grace_seconds: u64,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            client_keys: Vec::new(),
-            admin_keys: Vec::new(),
-            max_body_bytes: 1 << 20,
-            default_max_tokens: 256,
-            store: true,
-            model_aliases: Vec::new(),
-            shutdown_grace_seconds: 30,
-        }
-    }
-}
-
 /// `[data]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// Directory of the ledger, adapters and checkpoints.
     pub dir: PathBuf,
+    /// Free bytes of its file system below which the server is not ready; 0 for any.
+    pub min_free_bytes: u64,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { dir: PathBuf::from("hone-data") }
+        Self { dir: PathBuf::from("hone-data"), min_free_bytes: 256 << 20 }
     }
 }
 

@@ -1,9 +1,10 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body, `wire` defines the shapes of responses, `stream` sends them as
-//! server-sent events. [`generate`](super::generate) samples and records. `stored` has the endpoints of
-//! recorded completions.
+//! `request` validates the body (`constraint` its grammar), `wire` defines the shapes of responses,
+//! `stream` sends them as server-sent events. [`generate`](super::generate) samples and records.
+//! `stored` has the endpoints of recorded completions.
 
+mod constraint;
 pub(super) mod request;
 pub(super) mod stored;
 mod stream;
@@ -16,11 +17,15 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
+use hone_engine::{CompiledGrammar, Engine};
+
+use self::constraint::RequestedGrammar;
 use self::request::ChatRequest;
 use self::wire::ChatCompletion;
 use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
+use super::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
 use super::generate::prompt::{PromptContext, tokenize};
 use super::generate::run::RequestRun;
 use super::generate::types::SamplingRequest;
@@ -37,24 +42,57 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
+    let bytes: usize = request.messages.iter().map(|message| message.content.len()).sum();
+    let wanted = WantedTokens {
+        params: &request.params,
+        choices: request.choices as usize,
+        prompt_tokens: bytes / BYTES_PER_TOKEN,
+    };
+    let permit = admit(&state, &caller, &body, &wanted)?;
+    let grammar = compile(&state.engine, request.grammar.as_ref()).await?;
     let prompt_ids = tokenize(&state, &request.messages).await?;
-    let ChatRequest { model, messages, params, stop, metadata, user, .. } = request;
-    let context = PromptContext { model, metadata, params, stop, caller, store: request.store };
+    let ChatRequest { model, messages, params, stop, metadata, user, store, .. } = request;
+    let context = PromptContext {
+        model,
+        metadata,
+        params,
+        stop,
+        caller,
+        user: user.clone(),
+        store,
+        grammar: request.grammar.map(|grammar| grammar.spec),
+    };
     let template = state.engine.codec().template_hash();
     let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
     let run = SamplingRequest {
         prompts: vec![interaction.clone()],
         choices: request.choices,
         logprobs: request.logprobs,
+        grammar,
+        token_ids: request.token_ids,
         user,
         stored: context.is_kept(&state),
     };
-    let mut run = RequestRun::new(state, &run, arrived);
+    let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
     if request.stream {
         let (version, response) = stream::respond(run, interaction, request.include_usage).await?;
         return Ok(with_version(response, version));
     }
     let choices = run.finish().await?;
     let completion = ChatCompletion::new(&run, &interaction, choices);
-    Ok(with_version(Json(completion).into_response(), run.version()))
+    Ok(with_version(Json(completion).into_response(), Some(run.version())))
+}
+
+async fn compile(
+    engine: &Arc<dyn Engine>,
+    requested: Option<&RequestedGrammar>,
+) -> Result<Option<Arc<CompiledGrammar>>, ApiError> {
+    let Some(requested) = requested else { return Ok(None) };
+    let compiled = engine.codec().compile_grammar(&requested.spec).await;
+    compiled.map(Some).map_err(|error| match error {
+        error if error.is_refusal() => {
+            ApiError::field(&requested.field, format!("{}: {error}", requested.field))
+        }
+        error => ApiError::logged("a grammar cannot be compiled", &error),
+    })
 }

@@ -18,25 +18,26 @@ use crate::http::generate::types::{ChoiceUpdate, Usage};
 struct ChatStream {
     run: RequestRun,
     interaction: Arc<Interaction>,
-    version: PolicyVersion,
+    /// The version of the first choice to start, if that was before the headers.
+    version: Option<PolicyVersion>,
     include_usage: bool,
     ended: bool,
 }
 
-/// Starts the run before it responds, so that a refusal still has its status code. Returns the
-/// version of the first choice to start.
+/// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
+/// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
     mut run: RequestRun,
     interaction: Arc<Interaction>,
     include_usage: bool,
-) -> Result<(PolicyVersion, Response), ApiError> {
-    let version = run.start().await?;
+) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
     let events = ChatStream { run, interaction, version, include_usage, ended: false };
     let events = stream::unfold(events, |mut events| async move {
         let text = events.next().await?;
         Some((text, events))
     });
-    Ok((version, sse::respond(events)))
+    Ok((version, sse::respond(events, keep_alive)))
 }
 
 impl ChatStream {
@@ -52,13 +53,15 @@ impl ChatStream {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
+                    self.run.count_limit(&error);
                     return Some(sse::event(&error.to_json()));
                 }
                 None => {
                     self.ended = true;
                     let mut events = String::new();
                     if self.include_usage {
-                        events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
+                        let version = self.version.unwrap_or_else(|| self.run.version());
+                        events = self.chunk(version, Vec::new(), Some(self.run.usage()));
                     }
                     events.push_str(&sse::event(sse::DONE));
                     return Some(events);
@@ -70,20 +73,23 @@ impl ChatStream {
 
     fn events(&self, update: ChoiceUpdate) -> String {
         let mut events = String::new();
-        let mut add = |delta, logprobs, finish_reason| {
-            let choice = StreamChoice { index: update.index, delta, logprobs, finish_reason };
+        let mut token_ids = self.run.wants_token_ids().then_some(update.token_ids);
+        let mut add = |delta, logprobs, token_ids, finish_reason| {
+            let choice =
+                StreamChoice { index: update.index, delta, logprobs, finish_reason, token_ids };
             events.push_str(&self.chunk(update.version, vec![choice], None));
         };
         if update.started {
-            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None);
+            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None, None);
         }
         if !update.text.is_empty() || !update.tokens.is_empty() {
             let codec = self.run.state.engine.codec();
             let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &update.tokens));
-            add(Delta { role: None, content: Some(update.text) }, logprobs, None);
+            let delta = Delta { role: None, content: Some(update.text) };
+            add(delta, logprobs, token_ids.as_mut().map(std::mem::take), None);
         }
         if let Some(finish) = update.finish {
-            add(Delta::default(), None, Some(finish.as_str()));
+            add(Delta::default(), None, token_ids, Some(finish.as_str()));
         }
         events
     }
@@ -95,6 +101,9 @@ impl ChatStream {
         usage: Option<Usage>,
     ) -> String {
         let interaction = &self.interaction;
+        let begins = choices.iter().any(|choice| choice.delta.role.is_some());
+        let prompt_token_ids =
+            (begins && self.run.wants_token_ids()).then_some(interaction.prompt_ids.as_slice());
         sse::json_event(&ChatChunk {
             id: &interaction.id.completion_id(),
             object: "chat.completion.chunk",
@@ -103,6 +112,7 @@ impl ChatStream {
             system_fingerprint: version.fingerprint(),
             choices,
             usage: self.include_usage.then_some(usage),
+            prompt_token_ids,
         })
     }
 }

@@ -18,6 +18,9 @@ pub(super) struct ChatCompletion {
     pub(super) system_fingerprint: String,
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Usage,
+    /// vLLM's extension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<TokenId>>,
 }
 
 impl ChatCompletion {
@@ -33,6 +36,7 @@ impl ChatCompletion {
             message: AssistantMessage { role: "assistant", content: choice.text, refusal: None },
             logprobs: run.wants_logprobs().then(|| Logprobs::new(codec, &choice.tokens)),
             finish_reason: choice.finish.as_str(),
+            token_ids: run.wants_token_ids().then_some(choice.token_ids),
         });
         Self {
             id: interaction.id.completion_id(),
@@ -42,6 +46,7 @@ impl ChatCompletion {
             system_fingerprint: run.version().fingerprint(),
             choices: choices.collect(),
             usage: run.usage(),
+            prompt_token_ids: run.wants_token_ids().then(|| interaction.prompt_ids.clone()),
         }
     }
 }
@@ -53,6 +58,9 @@ pub(super) struct Choice {
     pub(super) message: AssistantMessage,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: &'static str,
+    /// vLLM's extension: the sampled tokens, stop token included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// The message of a [`Choice`].
@@ -75,6 +83,9 @@ pub(super) struct ChatChunk<'a> {
     /// Absent unless requested; then null in every event except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<Usage>>,
+    /// vLLM's extension, in the first event of a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<&'a [TokenId]>,
 }
 
 /// The new part of one choice.
@@ -84,6 +95,9 @@ pub(super) struct StreamChoice {
     pub(super) delta: Delta,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: Option<&'static str>,
+    /// vLLM's extension: the tokens since the previous event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// The new part of a choice's message.

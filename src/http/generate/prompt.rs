@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
+    GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
+    rater_id,
 };
 use hone_engine::{Codec, EngineError};
 
@@ -57,8 +58,12 @@ pub struct PromptContext {
     pub params: SamplingParams,
     pub stop: Vec<String>,
     pub caller: Caller,
+    /// The client's name of its end user.
+    pub user: Option<String>,
     /// The field `store` of the request.
     pub store: Option<bool>,
+    /// What constrains the text.
+    pub grammar: Option<GrammarSpec>,
 }
 
 impl PromptContext {
@@ -86,7 +91,7 @@ impl PromptContext {
             // No route has an empty name, so an unmatched request is never scored.
             route: route.map(|r| r.name.clone()).unwrap_or_default(),
             model: self.model.clone(),
-            key_id: self.caller.key_id.clone(),
+            key_id: rater_id(self.caller.key_id.as_deref(), self.user.as_deref()),
             messages,
             metadata: self.metadata.clone(),
             params: self.params.clone(),
@@ -94,6 +99,7 @@ impl PromptContext {
             template_hash: template_hash.to_owned(),
             stop: self.stop.clone(),
             held_out: false,
+            grammar: self.grammar.clone(),
         };
         interaction.held_out = kept
             && route.is_some_and(|route| route.has_graders())

@@ -38,6 +38,7 @@ fn interaction() -> Interaction {
         template_hash: String::new(),
         stop: Vec::new(),
         held_out: false,
+        grammar: None,
     }
 }
 
@@ -51,6 +52,7 @@ fn sample(interaction: &Interaction, version: u64) -> Sample {
         ids: vec![5],
         logprobs: vec![-0.1],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: "5".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion(version),

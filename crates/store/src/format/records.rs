@@ -5,7 +5,7 @@
 //! exhaustive: such a change does not compile until there is a decision on how to read existing files.
 //! The order of fields and variants in this file is the format; `tests/fixtures` holds files in it. An
 //! enum may get further variants at its end. A struct that changes gets a new version, and the old one
-//! becomes a `former_struct`, which names the values of the fields that it lacks.
+//! becomes a `former_struct` in [`super::former`], which names the values of the fields that it lacks.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyCheck,
-    PolicyRecord, PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Role,
-    Sample, SampleId, SampleOrigin, SamplingParams, StepRecord,
+    FinishReason, GrammarSpec, Group, GroupId, GroupState, Interaction, InteractionId, Message,
+    PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, PromptSource, Reward, RewardId,
+    RewardSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, StepRecord, TokenSpan,
 };
 
 /// The stored form of `P`.
@@ -126,22 +126,6 @@ macro_rules! mirror_struct {
     };
 }
 
-/// An earlier version of a struct, which is only read: the stored fields in their order, then how the
-/// record is made of them.
-macro_rules! former_struct {
-    ($stored:ident { $($field:ident: $type:ty),+ $(,)? } => $plain:ident |$from:ident| $load:expr) => {
-        #[derive(Deserialize)]
-        pub(crate) struct $stored { $($field: $type),+ }
-
-        impl $stored {
-            pub(crate) fn load(self) -> $plain {
-                let $from = self;
-                $load
-            }
-        }
-    };
-}
-
 mirror_enum!(RoleV1 = Role { System, Developer, User, Assistant, Tool });
 mirror_enum!(FinishReasonV1 = FinishReason { Stop, Length, Cancelled });
 mirror_enum!(PromptSourceV1 = PromptSource { Live, Dataset });
@@ -154,7 +138,7 @@ mirror_enum!(
 mirror_struct!(MessageV1 = Message { role: RoleV1, content: String });
 
 mirror_struct!(
-    SamplingParamsV1 = SamplingParams {
+    SamplingParamsV2 = SamplingParams {
         temperature: f32,
         top_p: f32,
         top_k: u32,
@@ -164,41 +148,49 @@ mirror_struct!(
         logit_bias: BTreeMap<u32, f32>,
         seed: u64,
         max_tokens: u32,
+        repetition_penalty: f32,
+        min_tokens: u32,
+        ignore_eos: bool,
+        stop_token_ids: Vec<u32>,
+        include_stop: bool,
     }
 );
 
-former_struct!(
-    InteractionV1 {
-        id: [u8; 16],
-        created: u64,
-        source: PromptSourceV1,
-        route: String,
-        model: String,
-        key_id: Option<String>,
-        messages: Vec<MessageV1>,
-        metadata: BTreeMap<String, String>,
-        params: SamplingParamsV1,
-        prompt_ids: Vec<u32>,
-        template_hash: String,
-    } => Interaction |v1| Interaction {
-        id: v1.id.load(),
-        created: v1.created,
-        source: v1.source.load(),
-        route: v1.route,
-        model: v1.model,
-        key_id: v1.key_id,
-        messages: v1.messages.load(),
-        metadata: v1.metadata,
-        params: v1.params.load(),
-        prompt_ids: v1.prompt_ids,
-        template_hash: v1.template_hash,
-        stop: Vec::new(),
-        held_out: false,
+mirror_struct!(TokenSpanV1 = TokenSpan { start: u32, end: u32 });
+
+/// The stored form of [`GrammarSpec`], whose variants carry data.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum GrammarSpecV1 {
+    JsonObject,
+    JsonSchema(String),
+    Regex(String),
+    Choice(Vec<String>),
+    Lark(String),
+}
+
+impl StoredForm<GrammarSpec> for GrammarSpecV1 {
+    fn store(plain: &GrammarSpec) -> Self {
+        match plain {
+            GrammarSpec::JsonObject => Self::JsonObject,
+            GrammarSpec::JsonSchema(schema) => Self::JsonSchema(schema.clone()),
+            GrammarSpec::Regex(regex) => Self::Regex(regex.clone()),
+            GrammarSpec::Choice(choices) => Self::Choice(choices.clone()),
+            GrammarSpec::Lark(grammar) => Self::Lark(grammar.clone()),
+        }
     }
-);
+    fn load(self) -> GrammarSpec {
+        match self {
+            Self::JsonObject => GrammarSpec::JsonObject,
+            Self::JsonSchema(schema) => GrammarSpec::JsonSchema(schema),
+            Self::Regex(regex) => GrammarSpec::Regex(regex),
+            Self::Choice(choices) => GrammarSpec::Choice(choices),
+            Self::Lark(grammar) => GrammarSpec::Lark(grammar),
+        }
+    }
+}
 
 mirror_struct!(
-    InteractionV2 = Interaction {
+    InteractionV3 = Interaction {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
@@ -207,49 +199,17 @@ mirror_struct!(
         key_id: Option<String>,
         messages: Vec<MessageV1>,
         metadata: BTreeMap<String, String>,
-        params: SamplingParamsV1,
+        params: SamplingParamsV2,
         prompt_ids: Vec<u32>,
         template_hash: String,
         stop: Vec<String>,
         held_out: bool,
-    }
-);
-
-// Version 1 had the least of the kept masses instead of one per token.
-former_struct!(
-    SampleV1 {
-        id: [u8; 16],
-        interaction: [u8; 16],
-        choice: u32,
-        origin: SampleOriginV1,
-        created: u64,
-        ids: Vec<u32>,
-        logprobs: Vec<f32>,
-        _kept_mass: f32,
-        text: String,
-        finish: FinishReasonV1,
-        version: u64,
-        params: SamplingParamsV1,
-        untrainable: Option<String>,
-    } => Sample |v1| Sample {
-        id: v1.id.load(),
-        interaction: v1.interaction.load(),
-        choice: v1.choice,
-        origin: v1.origin.load(),
-        created: v1.created,
-        ids: v1.ids,
-        logprobs: v1.logprobs,
-        kept: Vec::new(),
-        text: v1.text,
-        finish: v1.finish.load(),
-        version: v1.version.load(),
-        params: v1.params.load(),
-        untrainable: v1.untrainable,
+        grammar: Option<GrammarSpecV1>,
     }
 );
 
 mirror_struct!(
-    SampleV2 = Sample {
+    SampleV3 = Sample {
         id: [u8; 16],
         interaction: [u8; 16],
         choice: u32,
@@ -258,10 +218,11 @@ mirror_struct!(
         ids: Vec<u32>,
         logprobs: Vec<f32>,
         kept: Vec<f32>,
+        forced: Vec<TokenSpanV1>,
         text: String,
         finish: FinishReasonV1,
         version: u64,
-        params: SamplingParamsV1,
+        params: SamplingParamsV2,
         untrainable: Option<String>,
     }
 );
@@ -316,32 +277,6 @@ mirror_struct!(
         oldest_version: u64,
         created: u64,
         state: GroupStateV1,
-    }
-);
-
-former_struct!(
-    PolicyRecordV1 {
-        version: u64,
-        parent: Option<u64>,
-        step: u64,
-        adapter: Option<String>,
-        sha256: Option<String>,
-        metrics: BTreeMap<String, f64>,
-        state: PolicyStateV1,
-        reason: Option<String>,
-        created: u64,
-    } => PolicyRecord |v1| PolicyRecord {
-        version: v1.version.load(),
-        parent: v1.parent.load(),
-        step: v1.step,
-        adapter: v1.adapter,
-        sha256: v1.sha256,
-        metrics: v1.metrics,
-        state: v1.state.load(),
-        reason: v1.reason,
-        created: v1.created,
-        pinned: false,
-        checks: Vec::new(),
     }
 );
 

@@ -83,6 +83,7 @@ fn interaction(n: u64) -> Interaction {
         template_hash: "0123456789abcdef".to_owned(),
         stop: Vec::new(),
         held_out: false,
+        grammar: None,
     }
 }
 
@@ -96,6 +97,7 @@ fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
         ids: vec![5, 6, 2],
         logprobs: vec![-0.5, -1.25, 0.0],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: "<answer>2</answer>".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion(n % 3),

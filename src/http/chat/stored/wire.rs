@@ -35,6 +35,7 @@ impl StoredCompletion {
             message: AssistantMessage { role: "assistant", content: sample.text, refusal: None },
             logprobs: None,
             finish_reason: sample.finish.as_str(),
+            token_ids: None,
         });
         let Interaction { params, metadata, .. } = interaction;
         Self {
@@ -46,6 +47,7 @@ impl StoredCompletion {
                 system_fingerprint: version.fingerprint(),
                 choices: choices.collect(),
                 usage: Usage::new(interaction.prompt_ids.len(), tokens),
+                prompt_token_ids: None,
             },
             metadata,
             temperature: params.temperature,

@@ -39,6 +39,7 @@ fn interaction(id: InteractionId) -> Op {
         template_hash: String::new(),
         stop: Vec::new(),
         held_out: false,
+        grammar: None,
     }))
 }
 
@@ -52,6 +53,7 @@ fn sample(interaction: InteractionId, version: u64) -> Sample {
         ids: vec![1],
         logprobs: vec![-1.0],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: String::new(),
         finish: FinishReason::Stop,
         version: PolicyVersion(version),

@@ -35,6 +35,7 @@ impl World {
                 template_hash: String::new(),
                 stop: Vec::new(),
                 held_out: false,
+                grammar: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),
@@ -45,6 +46,7 @@ impl World {
                 ids: vec![9, 2],
                 logprobs: vec![-2.0, -2.0],
                 kept: Vec::new(),
+                forced: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion::BASE,

@@ -273,6 +273,7 @@ impl World {
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,
+            grammar: None,
         }))];
         let mut members = Vec::new();
         for value in rewards {
@@ -287,6 +288,7 @@ impl World {
                 ids: vec![token, 5],
                 logprobs: vec![-2.0, -2.0],
                 kept: Vec::new(),
+                forced: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion(version),
