@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use hone_core::types::{
     Group, Interaction, InteractionId, Rating, Reward, RewardSource, SampleId, StepRecord,
-    UnixMillis,
+    UnixMillis, key_of_rater,
 };
 
 use crate::error::StoreError;
