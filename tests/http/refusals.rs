@@ -287,7 +287,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-const FIELDS: [&str; 40] = [
+const FIELDS: [&str; 41] = [
     "guided_choice",
     "guided_grammar",
     "guided_json",

@@ -39,7 +39,7 @@ async fn a_hangup_signal_reads_the_keys_again() {
     );
     let daemon = Daemon::start(EngineBackend::Native, dir.path(), &config, &[]);
     assert_eq!((status(&daemon, "first").await, status(&daemon, "second").await), (200, 401));
-    fs::write(&file, entry("first") + &entry("second")).unwrap();
+    fs::write(&file, [entry("first"), entry("second")].concat()).unwrap();
     daemon.hang_up();
     until(&daemon, "second", 200).await;
     // A file with a mistake changes nothing, and the next correct one is read.

@@ -60,8 +60,8 @@ fn names_scopes_and_lists_are_checked() {
     assert_snapshot!(error(&entry("a", "[]", "x")), @r#"server.keys[0].scopes is []: it must be a list of "chat", "feedback", "graders" or "admin", each once"#);
     assert_snapshot!(error(&entry("a", "['chat', 'chat']", "x")), @r#"server.keys[0].scopes is ["chat", "chat"]: it must be a list of "chat", "feedback", "graders" or "admin", each once"#);
     assert_snapshot!(error(&entry("a", "['root']", "x")), @r#"server.keys[0].scopes[0] is "root": it must be "chat", "feedback", "graders" or "admin""#);
-    assert_snapshot!(error(&(one.clone() + &entry("a", "['chat']", "y"))), @r#"server.keys has the name "a" twice: each key must have its own"#);
-    assert_snapshot!(error(&(one.clone() + &entry("b", "['chat']", "x"))), @r#"server.keys has for "b" a key that another entry, server.client_keys or server.admin_keys has too: each must have its own"#);
+    assert_snapshot!(error(&(one.clone() + entry("a", "['chat']", "y").as_str())), @r#"server.keys has the name "a" twice: each key must have its own"#);
+    assert_snapshot!(error(&(one.clone() + entry("b", "['chat']", "x").as_str())), @r#"server.keys has for "b" a key that another entry, server.client_keys or server.admin_keys has too: each must have its own"#);
     assert_snapshot!(error(&format!("[server]\nclient_keys = ['x']\n{one}")), @r#"server.keys has for "a" a key that another entry, server.client_keys or server.admin_keys has too: each must have its own"#);
     assert_snapshot!(error("[server]\nkeys = ['secret']"), @"server.keys[0] is a hidden value: it must be a table");
     assert_snapshot!(error("[server]\nhosts = ['a:80']"), @r#"server.hosts[0] is "a:80": it must be a host name or an address, without a port"#);
@@ -88,7 +88,7 @@ fn a_file_adds_entries() {
     let other = "[[keys]]\nname = 'b'\nkey = 'y'\nscopes = ['admin']\nexpires = 2027-01-31\n";
     assert_eq!(read(other).as_deref(), Ok("a b"));
     assert_eq!(read("").as_deref(), Ok("a"));
-    let error = |text| read(text).unwrap_err();
+    let error = |text: &str| read(text).unwrap_err();
     assert_snapshot!(error("[[keys]]\nname = 'b'"), @"server.keys_file is FILE: keys[0] has no key: set key or sha256");
     assert_snapshot!(error("keys = ['secret']"), @"server.keys_file is FILE: keys[0] is a hidden value: it must be a table");
     assert_snapshot!(error("kees = 5"), @"server.keys_file is FILE: kees is not a key: did you mean keys?");

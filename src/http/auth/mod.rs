@@ -182,7 +182,7 @@ impl Authenticator {
         }
         let Some(presented) = presented(head.headers) else {
             let message = "the header \"Authorization: Bearer KEY\" is required";
-            return Err(ApiError::unauthorized(message.to_owned() + &with_scope(scopes)));
+            return Err(ApiError::unauthorized(format!("{message}{}", with_scope(scopes))));
         };
         identify(keys.find(&hash_key(presented)), scopes, now)
     }
@@ -229,7 +229,7 @@ fn identify(
 ) -> Result<Caller, ApiError> {
     let Some(key) = known else {
         let message = "the key in the header Authorization is unknown; it is required";
-        return Err(ApiError::unauthorized(message.to_owned() + &with_scope(scopes)));
+        return Err(ApiError::unauthorized(format!("{message}{}", with_scope(scopes))));
     };
     let name = &key.name;
     if let Some(expiry) = key.expires.filter(|expiry| expiry.has_passed(now)) {

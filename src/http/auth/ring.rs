@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::limits::KeyLimiter;
-use crate::config::{ConfigError, KeyConfig, KeyExpiry, KeyHash, KeyScope, ServerConfig, hash_key};
+use crate::config::{ConfigError, KeyConfig, KeyExpiry, KeyHash, KeyScope, ServerConfig};
 
 /// The keys that the server accepts.
 pub struct KeyRing {
@@ -147,6 +147,7 @@ impl ApiKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::hash_key;
 
     fn config(text: &str) -> ServerConfig {
         crate::config::parse(text).unwrap().server

@@ -81,9 +81,13 @@ fn a_key_opens_the_routes_of_its_scopes() {
     let key = |name: &str, scopes: &str| {
         format!("[[server.keys]]\nname = '{name}'\nkey = '{name}'\nscopes = {scopes}\n")
     };
-    let text =
-        key("asks", "['chat']") + &key("rates", "['feedback']") + &key("grades", "['graders']");
-    let keys = authenticator(&(text + &key("all", "['chat', 'admin']")));
+    let text = [
+        key("asks", "['chat']"),
+        key("rates", "['feedback']"),
+        key("grades", "['graders']"),
+        key("all", "['chat', 'admin']"),
+    ];
+    let keys = authenticator(&text.concat());
     let chat = "/v1/chat/completions";
     let grader = "/v1/fine_tuning/alpha/graders/run";
     for (name, open, closed) in [

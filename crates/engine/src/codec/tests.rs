@@ -93,7 +93,7 @@ fn markup_in_a_message_is_text() {
     let rendered = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
     assert_eq!(codec().decode_all(&ids), rendered);
     // As the library encodes a text without recognizing special tokens.
-    let mut plain = (*codec().tokenizer).clone();
+    let mut plain = tokenizers::Tokenizer::clone(&codec().tokenizer);
     plain.set_encode_special_tokens(true);
     let content = plain.encode(format!("user\n{text}"), false).unwrap();
     assert!(ids[1..].starts_with(content.get_ids()));

@@ -76,7 +76,7 @@ impl TextEvents {
     }
 
     fn events(&mut self, update: ChoiceUpdate) -> String {
-        let ChoiceUpdate { index, version, started, text, tokens, finish } = update;
+        let ChoiceUpdate { index, version, started, text, tokens, finish, .. } = update;
         let mut choices = Vec::new();
         let part = |text, logprobs, finish_reason| {
             let completion_id = self.head.own_id(index);
