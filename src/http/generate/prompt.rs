@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
-    rater_id,
+    GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId,
+    now_ms, rater_id,
 };
 use hone_engine::{Codec, EngineError};
 
