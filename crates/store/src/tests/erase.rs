@@ -124,16 +124,17 @@ fn nothing_of_an_erased_prompt_remains() {
     let again = rate(1, "alice", 1.0, 2);
     assert_eq!(commit(vec![feedback(again.clone())]), [FeedbackOutcome::UnknownCompletion]);
     // Its idempotency keys are forgotten.
-    let other = FeedbackEntry { interaction: interaction_id(2), ..again };
+    let other = FeedbackEntry { interaction: interaction_id(2), comment: None, ..again };
     assert_eq!(commit(vec![feedback(other)]), [FeedbackOutcome::Recorded(sample_id(20))]);
     // An undone step does not make an empty group ready.
     commit(vec![Op::GroupState(group_id(2), GroupState::Ready)]);
     let state = store.group(group_id(2)).unwrap().unwrap().state;
     assert_eq!(state, GroupState::Dropped("erased".to_owned()));
     check(dir.path(), store, &metrics);
-    let mut exported = Vec::new();
-    maintain::export(&dir.path().join("ledger.redb"), &mut exported).unwrap();
-    assert!(!exported.windows(6).any(|window| window == b"quagga"));
+    let path = dir.path().join("ledger.redb");
+    maintain::compact(&path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(!bytes.windows(6).any(|window| window == b"quagga"));
 }
 
 #[test]
