@@ -209,11 +209,11 @@ proptest! {
             let turns = |a: &str, b: &str| codec.prompt(&[user(a), answer.clone(), user(b)]).unwrap();
             let (ids, harmless) = (turns(&texts[0], &texts[1]), turns("a", "a"));
             prop_assert_eq!(special_ids(codec, &ids), special_ids(codec, &harmless), "{}", name);
-            let whole = codec.decode_all(&ids);
-            if name.ends_with("llama3") {
-                prop_assert!(texts.iter().all(|text| whole.contains(text)), "{whole}");
-            }
         }
+        // This tokenizer has a token for every byte.
+        let text = with_special(codec(), &first);
+        let ids = codec().prompt(&[user(&text)]).unwrap();
+        prop_assert!(codec().decode_all(&ids).contains(&text));
     }
 
     #[test]
