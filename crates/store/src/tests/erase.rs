@@ -124,7 +124,7 @@ fn nothing_of_an_erased_prompt_remains() {
     let again = rate(1, "alice", 1.0, 2);
     assert_eq!(commit(vec![feedback(again.clone())]), [FeedbackOutcome::UnknownCompletion]);
     // Its idempotency keys are forgotten.
-    let other = FeedbackEntry { interaction: interaction_id(2), ..again };
+    let other = FeedbackEntry { interaction: interaction_id(2), comment: None, ..again };
     assert_eq!(commit(vec![feedback(other)]), [FeedbackOutcome::Recorded(sample_id(20))]);
     // An undone step does not make an empty group ready.
     commit(vec![Op::GroupState(group_id(2), GroupState::Ready)]);
