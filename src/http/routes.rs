@@ -27,6 +27,7 @@ pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
     let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
     let authenticator = Arc::new(authenticator);
+    let cors = auth::CorsRule::new(&state.config.cors_origins);
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
     Router::new()
         .route("/v1/chat/completions", post(chat::create).get(stored::list))
@@ -62,6 +63,7 @@ pub fn router(state: AppState) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(limit)
         .layer(from_fn_with_state(authenticator, auth::authenticate))
+        .layer(from_fn_with_state(cors, auth::share))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
         .with_state(state)

@@ -24,6 +24,8 @@ pub struct ServerConfig {
     pub insecure: bool,
     /// Names in the header `Host` of requests without a key, in addition to loopback and `bind`.
     pub hosts: Vec<String>,
+    /// Origins whose web pages may use the server; `*` is every one.
+    pub cors_origins: Vec<String>,
     /// Bearer keys with every scope of `/v1`.
     pub client_keys: Vec<String>,
     /// Bearer keys with the scope of `/admin`.
@@ -111,6 +113,7 @@ impl Default for ServerConfig {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             insecure: false,
             hosts: Vec::new(),
+            cors_origins: Vec::new(),
             client_keys: Vec::new(),
             admin_keys: Vec::new(),
             keys: Vec::new(),
@@ -165,6 +168,17 @@ impl ServerConfig {
                 let allowed = "a host name or an address, without a port";
                 let key = format!("server.hosts[{i}]");
                 return Err(Problem::value(&key, quoted(host), allowed));
+            }
+        }
+        for (i, origin) in self.cors_origins.iter().enumerate() {
+            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+            let is_host = |host: &str| {
+                !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
+            };
+            if origin != "*" && !host.is_some_and(is_host) {
+                let allowed = "\"*\" or an origin such as \"https://app.example\", without a path";
+                let key = format!("server.cors_origins[{i}]");
+                return Err(Problem::value(&key, quoted(origin), allowed));
             }
         }
         for (i, alias) in self.model_aliases.iter().enumerate() {

@@ -65,6 +65,8 @@ fn names_scopes_and_lists_are_checked() {
     assert_snapshot!(error(&format!("[server]\nclient_keys = ['x']\n{one}")), @r#"server.keys has for "a" a key that another entry, server.client_keys or server.admin_keys has too: each must have its own"#);
     assert_snapshot!(error("[server]\nkeys = ['secret']"), @"server.keys[0] is a hidden value: it must be a table");
     assert_snapshot!(error("[server]\nhosts = ['a:80']"), @r#"server.hosts[0] is "a:80": it must be a host name or an address, without a port"#);
+    assert_snapshot!(error("[server]\ncors_origins = ['https://a.example/']"), @r#"server.cors_origins[0] is "https://a.example/": it must be "*" or an origin such as "https://app.example", without a path"#);
+    assert!(parse("[server]\ncors_origins = ['*', 'http://localhost:3000']").is_ok());
     assert!(parse("[server]\nhosts = ['hone.example', '10.0.0.7', '::1']").is_ok());
 }
 

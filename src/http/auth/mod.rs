@@ -6,6 +6,7 @@
 //! name this machine in the header `Host` ([`host`]). [`ring`] holds the keys, and [`limits`] what each has
 //! used of its limits.
 
+mod cors;
 mod host;
 mod limits;
 mod ring;
@@ -28,6 +29,7 @@ use crate::config::{KeyScope, ServerConfig, hash_key};
 
 use host::HostRule;
 
+pub(super) use cors::{CorsRule, share};
 pub(super) use limits::KeyPermit;
 pub(super) use ring::ApiKey;
 pub use ring::KeyRing;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use hone::config::{KeyConfig, KeyScope};
 use hone_engine::Engine;
+use hone_engine::testing::FakeConfig;
 
 use crate::server::{Server, ask, eventually, key, read};
 
@@ -76,7 +77,7 @@ async fn a_request_beyond_the_tokens_is_refused_before_it_is_tokenized() {
     let mut web = key("web", &[KeyScope::Chat]);
     web.tokens_per_minute = 400;
     let server = Server::with(|s| {
-        s.fake.delay = Duration::from_secs(3600);
+        slow(&mut s.fake);
         s.server.keys = vec![web];
     })
     .await;
@@ -91,6 +92,12 @@ async fn a_request_beyond_the_tokens_is_refused_before_it_is_tokenized() {
     let third = in_background(&server, "web");
     eventually("the next one runs", || server.engine.load().live_running == 1).await;
     third.abort();
+}
+
+/// Makes completions take half a minute, but end soon after their client has gone.
+fn slow(fake: &mut FakeConfig) {
+    fake.delay = Duration::from_millis(100);
+    fake.script = Arc::new(|_, _| " and".repeat(5_000));
 }
 
 /// One slot whose completions take hours.
@@ -116,7 +123,7 @@ async fn completions_at_once_are_limited() {
     let mut web = key("web", &[KeyScope::Chat]);
     web.concurrency = 1;
     let server = Server::with(|s| {
-        s.fake.delay = Duration::from_secs(3600);
+        slow(&mut s.fake);
         s.server.keys = vec![web];
     })
     .await;

@@ -1,6 +1,7 @@
 //! Who may use the server, and how much.
 
 mod connections;
+mod cors;
 mod keys;
 mod limits;
 mod load;

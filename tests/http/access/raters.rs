@@ -114,6 +114,7 @@ async fn end_users_of_one_key_are_raters_of_their_own() {
 async fn without_an_end_user_the_user_of_the_request_rates() {
     let server = server().await;
     let id = asked(&server, json!({"user": "ann"})).await;
+    server.store.commit(Vec::new()).await.unwrap();
     let key_id = {
         let id = InteractionId::from_completion_id(&id).unwrap();
         let interaction = server.store.interaction(id).unwrap().unwrap();
