@@ -67,7 +67,7 @@ impl Pair {
             return (0..6).map(|i| 3 + ((seed as TokenId) * 7 + i * 5) % 80).collect();
         }
         let text = format!("What is {seed} + 17?");
-        let message = Message { role: Role::User, content: text };
+        let message = Message::new(Role::User, text);
         self.engine.codec().prompt(&[message]).unwrap()
     }
 

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     fn message(role: Role, content: &str) -> Message {
-        Message { role, content: content.to_owned() }
+        Message::new(role, content)
     }
 
     fn render(template: &str, messages: &[Message]) -> Result<String, EngineError> {

@@ -157,5 +157,6 @@ fn interaction(
         template_hash: codec.template_hash().to_owned(),
         stop: Vec::new(),
         held_out: false,
+        chat: Default::default(),
     })
 }

@@ -16,6 +16,8 @@ mod m0001;
 mod m0002;
 #[path = "../../../migrations/0003_prompts_and_exams.rs"]
 mod m0003;
+#[path = "../../../migrations/0004_tools.rs"]
+mod m0004;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
@@ -32,6 +34,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
     Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
     Migration { to: 3, description: m0003::DESCRIPTION, run: m0003::run },
+    Migration { to: 4, description: m0004::DESCRIPTION, run: m0004::run },
 ];
 
 /// Migrates a file to [`schema::VERSION`].

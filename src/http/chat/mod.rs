@@ -97,6 +97,7 @@ fn interaction(
         template_hash: state.engine.codec().template_hash().to_owned(),
         stop: request.stop.clone(),
         held_out: false,
+        chat: Default::default(),
     };
     interaction.held_out = route.is_some_and(|route| route.has_graders())
         && is_held_out(&interaction, state.holdout_share);

@@ -195,7 +195,7 @@ fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
             return Err(ApiError::unsupported(&path, format!("{path} is not supported")));
         }
     }
-    Ok(Message { role, content: content(&fields)? })
+    Ok(Message::new(role, content(&fields)?))
 }
 
 /// A string, or text parts, which are concatenated.

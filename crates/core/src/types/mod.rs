@@ -9,6 +9,7 @@ mod lineage;
 mod records;
 mod sampling;
 mod time;
+mod tools;
 
 pub use chat::{Message, Role};
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
@@ -19,3 +20,4 @@ pub use records::{
 };
 pub use sampling::{FinishReason, SamplingParams};
 pub use time::{UnixMillis, now_ms};
+pub use tools::{ChatOptions, Tool, ToolCall, ToolChoice};

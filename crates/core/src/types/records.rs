@@ -10,6 +10,7 @@ use super::chat::Message;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::sampling::{FinishReason, SamplingParams};
 use super::time::UnixMillis;
+use super::tools::ChatOptions;
 
 /// Where a prompt came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,9 @@ pub struct Interaction {
     pub stop: Vec<String>,
     /// Whether only exams use the prompt, so that a policy is not examined on what it was trained on.
     pub held_out: bool,
+    /// The request's functions and the variables of its chat template.
+    #[serde(default, skip_serializing_if = "ChatOptions::is_default")]
+    pub chat: ChatOptions,
 }
 
 impl Interaction {

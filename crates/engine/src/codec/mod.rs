@@ -109,7 +109,7 @@ impl Codec {
     /// The token that ends an answer: the stop token that the template writes after one, or the first
     /// stop token if it writes none.
     pub fn turn_end(&self) -> Option<TokenId> {
-        let message = |role, content: &str| Message { role, content: content.to_owned() };
+        let message = |role, content: &str| Message::new(role, content);
         let question = message(Role::User, "a");
         let asked = self.template.render(std::slice::from_ref(&question)).ok();
         let answered = self.template.render(&[question, message(Role::Assistant, "b")]).ok();

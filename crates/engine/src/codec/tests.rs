@@ -42,7 +42,7 @@ fn every_byte_has_a_token() {
 
 #[test]
 fn renders_the_prompt_without_additions() {
-    let messages = [Message { role: Role::User, content: "Hi <|im_end|>".to_owned() }];
+    let messages = [Message::new(Role::User, "Hi <|im_end|>")];
     let ids = codec().prompt(&messages).unwrap();
     let text = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(ids, codec().encode(text).unwrap());

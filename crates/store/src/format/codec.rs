@@ -5,10 +5,9 @@ use serde::de::DeserializeOwned;
 
 use hone_core::types::{Group, Interaction, PolicyRecord, Reward, Sample, StepRecord};
 
-use super::records::{
-    GroupV1, InteractionV1, InteractionV2, PolicyRecordV1, PolicyRecordV2, RewardV1, SampleV1,
-    SampleV2, StepRecordV1, StoredForm,
-};
+use super::former::{InteractionV1, InteractionV2, PolicyRecordV1, SampleV1};
+use super::records::{GroupV1, InteractionV3, PolicyRecordV2, RewardV1, SampleV2, StepRecordV1};
+use super::stored::StoredForm;
 use crate::error::StoreError;
 
 /// A record that a table stores.
@@ -53,7 +52,7 @@ macro_rules! ledger_records {
 }
 
 ledger_records!(
-    Interaction in "interactions": 1 InteractionV1, now 2 InteractionV2;
+    Interaction in "interactions": 1 InteractionV1, 2 InteractionV2, now 3 InteractionV3;
     Sample in "samples": 1 SampleV1, now 2 SampleV2;
     Reward in "rewards": now 1 RewardV1;
     Group in "groups": now 1 GroupV1;

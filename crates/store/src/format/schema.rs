@@ -6,7 +6,7 @@
 use redb::TableDefinition;
 
 /// The schema version that this binary reads and writes.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// The bytes of a UUIDv7.
 pub(crate) type Id = [u8; 16];

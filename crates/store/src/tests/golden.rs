@@ -6,8 +6,10 @@ use super::*;
 use crate::write::LedgerTables;
 use crate::{FeedbackOutcome, file, maintain, migrate};
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/ledger-v1.redb")
+const FILE: &str = "ledger-v1.redb";
+
+fn fixture(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(file)
 }
 
 /// The operations that made the file: every kind of record, with every variant and option.
@@ -16,7 +18,7 @@ fn contents() -> Vec<Op> {
     dataset.source = PromptSource::Dataset;
     dataset.key_id = None;
     dataset.messages = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool]
-        .map(|role| Message { role, content: format!("{role:?} says ∑ 🦀") })
+        .map(|role| Message::new(role, format!("{role:?} says ∑ 🦀")))
         .to_vec();
     let mut cut = sample(11, 1, SampleOrigin::Served, 1);
     cut.finish = FinishReason::Length;
@@ -68,14 +70,19 @@ fn contents() -> Vec<Op> {
 #[test]
 #[ignore = "writes tests/fixtures/ledger-v1.redb"]
 fn write_the_fixture() {
-    let path = fixture();
+    write_fixture(FILE, &contents());
+}
+
+/// Writes a file of the current schema.
+pub(super) fn write_fixture(file: &str, contents: &[Op]) {
+    let path = fixture(file);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     drop(std::fs::remove_file(&path));
     let database = file::create(&path).unwrap();
     migrate::to_current(&database).unwrap();
     file::write(&database, |tx| {
         let mut tables = LedgerTables::new(tx)?;
-        for (n, op) in contents().iter().enumerate() {
+        for (n, op) in contents.iter().enumerate() {
             tables.apply(op, reward_id(100 + n as u64))?;
         }
         Ok(())
@@ -86,16 +93,16 @@ fn write_the_fixture() {
 }
 
 /// Copies the fixture, so that the test does not migrate it.
-fn copy_fixture() -> (tempfile::TempDir, PathBuf) {
+pub(super) fn copy_fixture(file: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    std::fs::copy(fixture(), &path).unwrap();
+    std::fs::copy(fixture(file), &path).unwrap();
     (dir, path)
 }
 
 #[test]
 fn every_record_of_schema_1_is_read() {
-    let (_dir, path) = copy_fixture();
+    let (_dir, path) = copy_fixture(FILE);
     let store = open(&path);
     let mut groups = BTreeMap::new();
     for op in contents() {
@@ -153,7 +160,7 @@ fn every_record_of_schema_1_is_read() {
 
 #[test]
 fn a_migrated_file_accepts_new_writes() {
-    let (_dir, path) = copy_fixture();
+    let (_dir, path) = copy_fixture(FILE);
     let store = open(&path);
     let again = FeedbackEntry {
         idempotency_key: Some("first".to_owned()),

@@ -109,6 +109,7 @@ mod tests {
                 template_hash: String::new(),
                 stop: Vec::new(),
                 held_out: false,
+                chat: Default::default(),
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),
