@@ -6,6 +6,7 @@
 //! [`FakeEngine`] implements them without a model for tests. [`ModelDir`] reads a model directory and
 //! [`Codec`] translates between messages and token ids. [`admission`] schedules slots, [`sampling`]
 //! draws tokens from logits, and [`run`] turns drawn tokens into the events of a [`Generation`].
+//! [`tools`] has the formats of calls, and [`answer`] divides an answer into reasoning, text and calls.
 //!
 //! # Threads and tasks
 //!
@@ -26,6 +27,7 @@
 //! - Dropping a [`Generation`] cancels it and frees its slot.
 
 pub mod admission;
+pub mod answer;
 mod api;
 pub mod codec;
 mod config;
@@ -35,13 +37,15 @@ pub mod run;
 pub mod sampling;
 pub mod template;
 pub mod testing;
+pub mod tools;
 
 pub use api::{
     Completion, Engine, EngineLoad, Event, GenerateRequest, Generation, ModelInfo, Priority, Probe,
     Publisher, Token,
 };
-pub use codec::{Codec, TextStream};
+pub use codec::{ChatPrompt, Codec, TextStream};
 pub use config::{EngineBackend, EngineConfig};
 pub use error::{EngineError, SampleError};
 pub use model_dir::ModelDir;
 pub use testing::FakeEngine;
+pub use tools::{ToolFormat, ToolFormatSetting};

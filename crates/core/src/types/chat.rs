@@ -38,7 +38,8 @@ impl Role {
 pub struct Message {
     /// The author.
     pub role: Role,
-    /// The text; empty for an assistant's message that only calls tools.
+    /// The text; empty for an assistant's message that only calls tools, whose content may be null.
+    #[serde(deserialize_with = "null_as_default")]
     pub content: String,
     /// The name of the participant, or of the function whose result this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +53,7 @@ pub struct Message {
     )]
     pub reasoning: Option<String>,
     /// The assistant's calls, in their order.
-    #[serde(default, deserialize_with = "null_as_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
     /// The call whose result this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,7 +74,11 @@ impl Message {
     }
 }
 
-fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ToolCall>, D::Error> {
+fn null_as_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
@@ -97,9 +102,10 @@ mod tests {
     fn calls_have_openais_shape() {
         let call = json!({"id": "call_1", "type": "function",
                           "function": {"name": "add", "arguments": "{\"a\": 1}"}});
-        let shown = json!({"role": "assistant", "content": "", "reasoning_content": "hm",
-                           "tool_calls": [call]});
+        let mut shown = json!({"role": "assistant", "content": null, "reasoning_content": "hm",
+                               "tool_calls": [call]});
         let message: Message = serde_json::from_value(shown.clone()).unwrap();
+        shown["content"] = json!("");
         assert_eq!(message.tool_calls[0].arguments, "{\"a\": 1}");
         assert_eq!(message.reasoning.as_deref(), Some("hm"));
         assert_eq!(serde_json::to_value(&message).unwrap(), shown);

@@ -8,14 +8,24 @@ use std::collections::HashSet;
 
 use tokenizers::Tokenizer;
 
-use hone_core::types::{Message, Role, TokenId};
+use hone_core::types::{ChatOptions, Message, Role, TokenId};
 
 use crate::error::EngineError;
 use crate::model_dir::ModelDir;
-use crate::template::ChatTemplate;
+use crate::template::{ChatTemplate, ThinkTags};
+use crate::tools::ToolFormat;
 use alphabet::Alphabet;
 
 pub use stream::{TextPiece, TextStream};
+
+/// A rendered conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// The ids, with the generation prompt.
+    pub ids: Vec<TokenId>,
+    /// Whether the generation prompt opens the reasoning, so that the answer begins inside it.
+    pub opens_reasoning: bool,
+}
 
 /// Tokenizer, chat template and stop tokens of one model.
 pub struct Codec {
@@ -79,6 +89,23 @@ impl Codec {
     /// [`EngineError::Invalid`] if the template refuses the conversation.
     pub fn prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>, EngineError> {
         self.encode(&self.template.render(messages)?)
+    }
+
+    /// [`Self::prompt`] with functions and variables of the template. `format` is how the model writes
+    /// calls, see [`ChatTemplate::render_with`].
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] if the template refuses the conversation.
+    pub fn chat_prompt(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        format: ToolFormat,
+    ) -> Result<ChatPrompt, EngineError> {
+        let text = self.template.render_with(messages, options, format)?;
+        let opens = |tags: ThinkTags| text.trim_end().ends_with(tags.open);
+        let opens_reasoning = self.think_tags().is_some_and(opens);
+        Ok(ChatPrompt { ids: self.encode(&text)?, opens_reasoning })
     }
 
     /// The ids of a text. Special tokens in it are recognized; none are added.
@@ -150,6 +177,21 @@ impl Codec {
             _ if self.special.contains(&id) => Cow::Borrowed(&[]),
             _ => Cow::Owned(self.token_bytes(id)),
         }
+    }
+
+    /// The special token with this text, if there is one. It adds no text to an answer.
+    pub fn special_id(&self, text: &str) -> Option<TokenId> {
+        self.tokenizer.token_to_id(text).filter(|id| self.special.contains(id))
+    }
+
+    /// The format of calls that the chat template shows.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.template.tool_format()
+    }
+
+    /// The texts around reasoning, if the chat template mentions them.
+    pub fn think_tags(&self) -> Option<ThinkTags> {
+        self.template.think_tags()
     }
 
     /// Tokens that end a completion.
