@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use hone_dataset::DatasetConfig;
-use hone_engine::EngineConfig;
+use hone_engine::{EngineConfig, ToolFormatSetting};
 use hone_hub::HubConfig;
 use hone_model::weights::{LoadOptions, Quantize};
 use hone_reward::routes::{RouteConfig, RouteList};
@@ -83,6 +83,8 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// `max_tokens` of requests that contain none.
     pub default_max_tokens: u32,
+    /// How the model writes calls of functions.
+    pub tool_format: ToolFormatSetting,
     /// Seconds that shutdown waits for running requests and the trainer's step together.
     pub shutdown_grace_seconds: u64,
 }
@@ -95,6 +97,7 @@ impl Default for ServerConfig {
             admin_keys: Vec::new(),
             max_body_bytes: 1 << 20,
             default_max_tokens: 256,
+            tool_format: ToolFormatSetting::Auto,
             shutdown_grace_seconds: 30,
         }
     }

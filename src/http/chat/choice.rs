@@ -9,8 +9,10 @@ use hone_core::types::{
     FinishReason, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
+use hone_engine::answer::AnswerForm;
 use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token};
 
+use super::answer::Answer;
 use super::wire::TokenLogprob;
 
 /// An event of a choice's generation.
@@ -22,13 +24,15 @@ pub(super) enum ChoiceEvent {
 }
 
 /// A choice while it is sampled.
-#[derive(Default)]
 pub(super) struct ChoiceState {
     params: SamplingParams,
+    /// The client's message.
+    pub(super) answer: Answer,
     pub(super) version: Option<PolicyVersion>,
     pub(super) ids: Vec<TokenId>,
     logprobs: Vec<f32>,
     kept: Vec<f32>,
+    /// The whole text, which the ledger and graders get.
     pub(super) text: String,
     /// Log-probabilities that are not reported yet.
     pub(super) pending: Vec<TokenLogprob>,
@@ -36,8 +40,18 @@ pub(super) struct ChoiceState {
 }
 
 impl ChoiceState {
-    pub(super) fn new(params: SamplingParams) -> Self {
-        Self { params, ..Self::default() }
+    pub(super) fn new(params: SamplingParams, form: &AnswerForm) -> Self {
+        Self {
+            params,
+            answer: Answer::new(form),
+            version: None,
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            kept: Vec::new(),
+            text: String::new(),
+            pending: Vec::new(),
+            finish: None,
+        }
     }
 
     pub(super) fn push(&mut self, token: &Token) {

@@ -1,7 +1,8 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body, `run` samples the choices (each a `choice`) and records them, `wire`
-//! defines the shapes of responses, `stream` sends them as server-sent events.
+//! `request` validates the body with `messages` and `tools`, `run` samples the choices (each a `choice`
+//! with an `answer`) and records them, `wire` defines the shapes of responses, `stream` sends them as
+//! server-sent events.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request
 //! have different versions only if a version was published while some waited for slots. Then
@@ -9,10 +10,13 @@
 //! (otherwise); each streamed chunk's `system_fingerprint` and each ledger record has the version of
 //! its own choice.
 
+mod answer;
 mod choice;
+mod messages;
 mod request;
 mod run;
 mod stream;
+mod tools;
 mod wire;
 
 use std::sync::Arc;
@@ -23,8 +27,9 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use hone_core::types::{Interaction, InteractionId, Message, PromptSource, TokenId, now_ms};
-use hone_engine::Engine;
+use hone_core::types::{Interaction, InteractionId, PromptSource, TokenId, now_ms};
+use hone_engine::answer::AnswerForm;
+use hone_engine::{ChatPrompt, Engine, ToolFormat};
 
 use self::request::ChatRequest;
 use self::run::ChatRun;
@@ -49,9 +54,12 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
-    let prompt_ids = tokenize(&state.engine, &request.messages).await?;
-    let interaction = Arc::new(interaction(&state, &request, prompt_ids, caller));
-    let run = ChatRun::new(state, interaction, &request, arrived);
+    let codec = state.engine.codec();
+    let format = state.config.tool_format.or(codec.tool_format());
+    let prompt = tokenize(&state.engine, &request, format).await?;
+    let form = AnswerForm::new(codec, &prompt, &request.chat, format);
+    let interaction = Arc::new(interaction(&state, &request, prompt.ids, caller));
+    let run = ChatRun::new(state, interaction, &request, &form, arrived);
     let (version, mut response) = if request.stream {
         stream::respond(run, request.include_usage).await?
     } else {
@@ -64,15 +72,22 @@ pub(super) async fn create(
 
 async fn tokenize(
     engine: &Arc<dyn Engine>,
-    messages: &[Message],
-) -> Result<Vec<TokenId>, ApiError> {
-    let size: usize = messages.iter().map(|m| m.content.len()).sum();
+    request: &ChatRequest,
+    format: ToolFormat,
+) -> Result<ChatPrompt, ApiError> {
+    let (messages, options) = (&request.messages, &request.chat);
+    let calls = messages.iter().flat_map(|m| &m.tool_calls).map(|call| call.arguments.len());
+    let schemas = options.tools.iter().filter_map(|tool| tool.parameters.as_ref());
+    let size: usize = messages.iter().map(|m| m.content.len()).sum::<usize>()
+        + calls.sum::<usize>()
+        + schemas.map(|schema| schema.to_string().len()).sum::<usize>();
     if size <= INLINE_BYTES {
-        return Ok(engine.codec().prompt(messages)?);
+        return Ok(engine.codec().chat_prompt(messages, options, format)?);
     }
-    let (codec, messages) = (engine.codec().clone(), messages.to_vec());
-    let ids = tokio::task::spawn_blocking(move || codec.prompt(&messages)).await;
-    Ok(ids.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
+    let (codec, messages, options) = (engine.codec().clone(), messages.clone(), options.clone());
+    let rendered = move || codec.chat_prompt(&messages, &options, format);
+    let prompt = tokio::task::spawn_blocking(rendered).await;
+    Ok(prompt.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
 }
 
 fn interaction(
@@ -97,7 +112,7 @@ fn interaction(
         template_hash: state.engine.codec().template_hash().to_owned(),
         stop: request.stop.clone(),
         held_out: false,
-        chat: Default::default(),
+        chat: request.chat.clone(),
     };
     interaction.held_out = route.is_some_and(|route| route.has_graders())
         && is_held_out(&interaction, state.holdout_share);

@@ -12,13 +12,14 @@ use futures::FutureExt;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 
 use hone_core::types::{FinishReason, Interaction, PolicyVersion, Sample, SamplingParams};
+use hone_engine::answer::AnswerForm;
 use hone_engine::{EngineError, GenerateRequest, Priority};
 use hone_store::Op;
 use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::request::ChatRequest;
-use super::wire::{AssistantMessage, ChatCompletion, Choice, Logprobs, TokenLogprob, Usage};
+use super::wire::{ChatCompletion, Choice, CompletionTokens, Delta, Logprobs, TokenLogprob, Usage};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -27,10 +28,12 @@ pub(super) struct ChoiceUpdate {
     pub(super) index: u32,
     pub(super) version: PolicyVersion,
     pub(super) started: bool,
-    pub(super) text: String,
-    /// Of the tokens that `text` completes; empty unless requested.
+    /// Changes of the message.
+    pub(super) deltas: Vec<Delta>,
+    /// Of the tokens that `deltas` completes; empty unless requested.
     pub(super) logprobs: Vec<TokenLogprob>,
-    pub(super) finish: Option<FinishReason>,
+    /// OpenAI's `finish_reason`.
+    pub(super) finish: Option<&'static str>,
 }
 
 /// A running request.
@@ -38,6 +41,8 @@ pub(super) struct ChatRun {
     state: Arc<AppState>,
     pub(super) interaction: Arc<Interaction>,
     top_logprobs: Option<u8>,
+    /// Whether answers may have reasoning.
+    may_reason: bool,
     arrived: Instant,
     choices: Vec<ChoiceState>,
     events: SelectAll<BoxStream<'static, (usize, ChoiceEvent)>>,
@@ -56,6 +61,7 @@ impl ChatRun {
         state: Arc<AppState>,
         interaction: Arc<Interaction>,
         request: &ChatRequest,
+        form: &AnswerForm,
         arrived: Instant,
     ) -> Self {
         let mut events = SelectAll::new();
@@ -78,12 +84,13 @@ impl ChatRun {
                 version,
             };
             events.push(choice_events(state.engine.clone(), generation, choices.len()));
-            choices.push(ChoiceState::new(params));
+            choices.push(ChoiceState::new(params, form));
         }
         Self {
             state,
             interaction,
             top_logprobs: request.logprobs,
+            may_reason: form.may_reason(),
             arrived,
             choices,
             events,
@@ -151,13 +158,9 @@ impl ChatRun {
         let choices = self.choices.iter_mut().zip(logprobs).zip(0..);
         let choices = choices.map(|((choice, logprobs), index)| Choice {
             index,
-            message: AssistantMessage {
-                role: "assistant",
-                content: std::mem::take(&mut choice.text),
-                refusal: None,
-            },
+            finish_reason: choice.answer.finish_reason(choice.finish.unwrap_or(FinishReason::Stop)),
+            message: choice.answer.take_message(),
             logprobs: wants_logprobs.then(|| Logprobs::new(logprobs)),
-            finish_reason: choice.finish.unwrap_or(FinishReason::Stop).as_str(),
         });
         let completion = ChatCompletion {
             id: self.interaction.id.completion_id(),
@@ -175,7 +178,15 @@ impl ChatRun {
     pub(super) fn usage(&self) -> Usage {
         let prompt_tokens = self.interaction.prompt_ids.len();
         let completion_tokens = self.choices.iter().map(|c| c.ids.len()).sum();
-        Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+        let reasoning_tokens = self.choices.iter().map(|c| c.answer.reasoning_tokens()).sum();
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            completion_tokens_details: self
+                .may_reason
+                .then_some(CompletionTokens { reasoning_tokens }),
+        }
     }
 
     pub(super) fn wants_logprobs(&self) -> bool {
@@ -198,10 +209,10 @@ impl ChatRun {
         let started = matches!(event, ChoiceEvent::Started(_));
         let wants_logprobs = self.wants_logprobs();
         let Some(choice) = self.choices.get_mut(index) else { return Err(ApiError::internal()) };
-        let text = match event {
+        let deltas = match event {
             ChoiceEvent::Started(version) => {
                 choice.version = Some(version);
-                String::new()
+                Vec::new()
             }
             ChoiceEvent::Token(token) => {
                 let codec = self.state.engine.codec();
@@ -209,27 +220,31 @@ impl ChatRun {
                     choice.pending.push(TokenLogprob::new(codec, &token));
                 }
                 choice.push(&token);
+                let deltas = choice.answer.push(&token);
                 self.record_first_token();
-                token.text
+                deltas
             }
             ChoiceEvent::Done { finish: FinishReason::Cancelled, .. } => {
                 return Err(self.fail(index, EngineError::ShuttingDown));
             }
             ChoiceEvent::Done { finish, text } => {
                 choice.text.push_str(&text);
+                let deltas = choice.answer.finish(&text);
                 choice.finish = Some(finish);
                 self.record(index);
-                text
+                deltas
             }
             ChoiceEvent::Failed(error) => return Err(self.fail(index, error)),
         };
         let Some(choice) = self.choices.get_mut(index) else { return Err(ApiError::internal()) };
-        let (version, finish) = (choice.version.unwrap_or_default(), choice.finish);
-        // A token in the middle of a character has no text yet: its log-probability waits for it.
-        let complete = finish.is_some() || !text.is_empty();
+        let version = choice.version.unwrap_or_default();
+        let finish = choice.finish.map(|finish| choice.answer.finish_reason(finish));
+        // A token whose text is not complete or not certain changes nothing yet: its log-probability
+        // waits for the next change.
+        let complete = finish.is_some() || !deltas.is_empty();
         let logprobs = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(ChoiceUpdate { index, version, started, text, logprobs, finish })
+        Ok(ChoiceUpdate { index, version, started, deltas, logprobs, finish })
     }
 
     fn record_first_token(&mut self) {

@@ -1,6 +1,6 @@
-//! Streams a completion as server-sent events: for each choice a role event, text events and an
-//! event with the finish reason; then usage, if requested; then `[DONE]`. A failure after the first
-//! byte ends the stream with an `error` event and without `[DONE]`.
+//! Streams a completion as server-sent events: for each choice a role event, events with the changes of
+//! its message and an event with the finish reason; then usage, if requested; then `[DONE]`. A failure
+//! after the first byte ends the stream with an `error` event and without `[DONE]`.
 
 use std::convert::Infallible;
 
@@ -76,15 +76,21 @@ impl Sse {
             let choice = StreamChoice { index: update.index, delta, logprobs, finish_reason };
             events.push_str(&self.chunk(update.version, vec![choice], None));
         };
+        let text = |text: String| Delta { content: Some(text), ..Delta::default() };
         if update.started {
-            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None);
+            add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None);
         }
-        if !update.text.is_empty() || !update.logprobs.is_empty() {
-            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(update.logprobs));
-            add(Delta { role: None, content: Some(update.text) }, logprobs, None);
+        let mut deltas = update.deltas;
+        if deltas.is_empty() && !update.logprobs.is_empty() {
+            deltas.push(text(String::new()));
+        }
+        // The first change has the log-probabilities of all tokens that completed the changes.
+        let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(update.logprobs));
+        for delta in deltas {
+            add(delta, logprobs.take(), None);
         }
         if let Some(finish) = update.finish {
-            add(Delta::default(), None, Some(finish.as_str()));
+            add(Delta::default(), None, Some(finish));
         }
         events
     }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use hone_core::types::TokenId;
+use hone_core::types::{TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
 /// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
@@ -33,8 +33,12 @@ pub(super) struct Choice {
 #[derive(Serialize)]
 pub(super) struct AssistantMessage {
     pub(super) role: &'static str,
-    pub(super) content: String,
+    pub(super) content: Option<String>,
     pub(super) refusal: Option<()>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
 }
 
 /// Token counts. Sampled stop tokens are included.
@@ -43,6 +47,15 @@ pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
     pub(super) total_tokens: usize,
+    /// Absent if the model has no reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) completion_tokens_details: Option<CompletionTokens>,
+}
+
+/// Parts of the completion's tokens.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct CompletionTokens {
+    pub(super) reasoning_tokens: usize,
 }
 
 /// One event of a stream.
@@ -75,6 +88,51 @@ pub(super) struct Delta {
     pub(super) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tool_calls: Option<[CallDelta; 1]>,
+}
+
+impl Delta {
+    /// The beginning of a call.
+    pub(super) fn call(index: usize, id: &str, name: &str) -> Self {
+        Self::of(CallDelta {
+            index,
+            id: Some(id.to_owned()),
+            r#type: Some("function"),
+            function: FunctionDelta { name: Some(name.to_owned()), arguments: String::new() },
+        })
+    }
+
+    /// More of a call's arguments.
+    pub(super) fn arguments(index: usize, arguments: String) -> Self {
+        let function = FunctionDelta { name: None, arguments };
+        Self::of(CallDelta { index, id: None, r#type: None, function })
+    }
+
+    fn of(call: CallDelta) -> Self {
+        Self { tool_calls: Some([call]), ..Self::default() }
+    }
+}
+
+/// The new part of one call.
+#[derive(Serialize)]
+pub(super) struct CallDelta {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: FunctionDelta,
+}
+
+/// The new part of a call's function.
+#[derive(Serialize)]
+struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
 }
 
 /// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.
