@@ -10,6 +10,7 @@ mod python;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use minijinja::value::merge_maps;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use regex::{Captures, Regex};
 
@@ -145,6 +146,7 @@ impl ChatTemplate {
         }
         let own = options.template_variables.iter();
         variables.extend(own.map(|(name, value)| (name.as_str(), value_of(value))));
+        let special_tokens = Value::from_serialize(&self.special_tokens);
         let template = self.environment.get_template(NAME).map_err(fail)?;
         template
             .render(context! {
@@ -152,8 +154,7 @@ impl ChatTemplate {
                 add_generation_prompt => true,
                 tools => tools.clone(),
                 documents => (),
-                ..PyDict::value(variables),
-                ..Value::from_serialize(&self.special_tokens)
+                ..merge_maps([special_tokens, PyDict::value(variables)])
             })
             .map_err(fail)
     }
