@@ -12,6 +12,7 @@
 //! calls the parts' text is exactly the answer's text. Text that might begin a tag or a call is held back
 //! until that is decided.
 
+mod call;
 mod calls;
 mod json;
 mod markers;

@@ -25,10 +25,18 @@ fn contents() -> Vec<Op> {
         bound: Some(1e-3),
         detail: "2 prompts".to_owned(),
     }];
+    let thumb = FeedbackEntry {
+        idempotency_key: Some("first".to_owned()),
+        key_id: Some("key-1".to_owned()),
+        ..thumbs(1, 0.5, 7000)
+    };
     vec![
         Op::Interaction(Box::new(interaction(1))),
         Op::Interaction(Box::new(exam)),
         Op::Sample(Box::new(truncated)),
+        Op::Sample(Box::new(shadow(11, 1))),
+        feedback(thumb),
+        Op::Group(Box::new(group(1, 1, &[10, 11], &["exact"]))),
         Op::Policy(Box::new(policy(0, PolicyState::Active))),
         Op::Policy(Box::new(checked)),
     ]
