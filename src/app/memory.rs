@@ -163,6 +163,7 @@ fn setup(config: &Config, model: &ModelDir, spec: &ModelSpec, has_clients: bool)
         sampler_buffers: native().map(|p| p.settings(config, model).buffer_bytes(spec)).sum(),
         cache_positions: native().map(|purpose| purpose.cache_positions(config)).sum(),
         versions: purpose.map_or(0, NativePurpose::versions),
+        kept_versions: purpose.map_or(0, |purpose| purpose.kept_versions(config)),
         weight_files: model.weights.iter().map(size).sum(),
         tokenizer_file: model.tokenizer_json().map_or(0, |text| text.len()),
         ledger_cache: hone_store::CACHE_BYTES,

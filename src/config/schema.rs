@@ -85,6 +85,10 @@ pub struct ServerConfig {
     pub default_max_tokens: u32,
     /// How the model writes calls of functions.
     pub tool_format: ToolFormatSetting,
+    /// Whether requests without the field `store` are recorded and learned from.
+    pub store: bool,
+    /// Further names of the served model.
+    pub model_aliases: Vec<String>,
     /// Seconds that shutdown waits for running requests and the trainer's step together.
     pub shutdown_grace_seconds: u64,
 }
@@ -98,6 +102,8 @@ impl Default for ServerConfig {
             max_body_bytes: 1 << 20,
             default_max_tokens: 256,
             tool_format: ToolFormatSetting::Auto,
+            store: true,
+            model_aliases: Vec::new(),
             shutdown_grace_seconds: 30,
         }
     }

@@ -140,6 +140,13 @@ fn server(c: &ServerConfig) -> Checked {
             " shares a key with server.client_keys: each must have its own",
         ));
     }
+    for (i, alias) in c.model_aliases.iter().enumerate() {
+        let known = c.model_aliases.iter().take(i).any(|earlier| earlier == alias);
+        if alias.is_empty() || known {
+            let key = format!("server.model_aliases[{i}]");
+            return Err(Problem::value(&key, quoted(alias), "a name that occurs once"));
+        }
+    }
     between("server.max_body_bytes", c.max_body_bytes, 1024, 1 << 30)?;
     between("server.default_max_tokens", c.default_max_tokens, 1, 1 << 20)?;
     between("server.shutdown_grace_seconds", c.shutdown_grace_seconds, 0, 3600)

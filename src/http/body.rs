@@ -2,13 +2,16 @@
 //!
 //! `null` counts as absent, as in OpenAI's API.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::header;
+use axum::http::request::Parts;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -23,7 +26,21 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// that a foreign web page cannot post feedback to a server on its visitor's machine.
 pub(super) struct JsonObject(pub(super) Map<String, Value>);
 
+/// A request body that is any JSON, under the conditions of [`JsonObject`].
+pub(super) struct JsonValue(pub(super) Value);
+
 impl<S: Send + Sync> FromRequest<S> for JsonObject {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        match JsonValue::from_request(request, state).await?.0 {
+            Value::Object(map) => Ok(Self(map)),
+            _ => Err(ApiError::body("the body must be a JSON object")),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for JsonValue {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -36,11 +53,25 @@ impl<S: Send + Sync> FromRequest<S> for JsonObject {
         let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state))
             .await
             .map_err(|_| ApiError::slow_body())??;
-        match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(map)) => Ok(Self(map)),
-            Ok(_) => Err(ApiError::body("the body must be a JSON object")),
-            Err(error) => Err(ApiError::body(format!("the body is not valid JSON: {error}"))),
-        }
+        let value = serde_json::from_slice(&bytes);
+        let invalid = |error: serde_json::Error| {
+            ApiError::body(format!("the body is not valid JSON: {error}"))
+        };
+        value.map(Self).map_err(invalid)
+    }
+}
+
+/// The parameters of a request's query, each a string, as the fields of an object.
+pub(super) struct QueryObject(pub(super) Map<String, Value>);
+
+impl<S: Send + Sync> FromRequestParts<S> for QueryObject {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let query = Query::<BTreeMap<String, String>>::from_request_parts(parts, state).await;
+        let invalid = |error: QueryRejection| ApiError::body(error.body_text());
+        let Query(pairs) = query.map_err(invalid)?;
+        Ok(Self(pairs.into_iter().map(|(name, text)| (name, Value::from(text))).collect()))
     }
 }
 

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use hone_engine::EngineError;
 use hone_store::StoreError;
@@ -64,6 +64,12 @@ impl ApiError {
         Self::field(param, message).code("unsupported_parameter")
     }
 
+    /// 400 for a field whose prompt does not fit into the model's context.
+    pub(super) fn too_long(param: &str, prompt: usize, context: usize) -> Self {
+        let message = EngineError::PromptTooLong { prompt, context }.to_string();
+        Self::field(param, message).code("context_length_exceeded")
+    }
+
     /// 400 for a body that is not a JSON object.
     pub(super) fn body(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
@@ -95,6 +101,15 @@ impl ApiError {
     pub(super) fn no_such_completion(param: &str, id: &str) -> Self {
         let message = format!("{param} is {id:?}: there is no such completion");
         Self::not_found(message).param(param).code("completion_not_found")
+    }
+
+    /// 404 for a completion that the field `param` names and that was not kept.
+    pub(super) fn unstored_completion(param: &str, id: &str) -> Self {
+        let message = format!(
+            "{param} is {id:?}: nothing of this completion was kept (\"store\" is false for its \
+             request, its route or its key), so feedback on it cannot be used"
+        );
+        Self::not_found(message).param(param).code("completion_not_stored")
     }
 
     /// 404 for a conversation.
@@ -144,11 +159,15 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
     }
 
+    /// The status code.
+    pub(super) fn status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
     /// The body as JSON text, for the last event of a failed stream.
     pub(super) fn to_json(&self) -> String {
-        let envelope = Envelope { error: self.as_body() };
         // An object of strings always serializes.
-        serde_json::to_string(&envelope).unwrap_or_default()
+        serde_json::to_string(self).unwrap_or_default()
     }
 
     fn as_body(&self) -> Body<'_> {
@@ -161,10 +180,16 @@ impl ApiError {
     }
 }
 
+/// The body of the response.
+impl Serialize for ApiError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Envelope { error: self.as_body() }.serialize(serializer)
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = Json(Envelope { error: self.as_body() });
-        let mut response = (self.status, body).into_response();
+        let mut response = (self.status, Json(&self)).into_response();
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -184,8 +209,8 @@ impl From<EngineError> for ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                     .retry_after(1)
             }
-            EngineError::PromptTooLong { .. } => {
-                Self::field("messages", message).code("context_length_exceeded")
+            EngineError::PromptTooLong { prompt, context } => {
+                Self::too_long("messages", prompt, context)
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),

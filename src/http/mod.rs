@@ -2,11 +2,12 @@
 //! and the operator's routes.
 //!
 //! `routes` lists every route and `serve` runs them. `auth` checks keys and `observe` measures and
-//! logs each request. `body` reads JSON bodies. `error` alone maps errors to status codes.
+//! logs each request. `body` reads JSON bodies. `error` alone maps errors to status codes. `generate`
+//! samples for every endpoint that generates text.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's
-//! shape; a completion is queued for the ledger before its last byte is sent; of an API key, only
-//! the first digits of its hash are stored or logged.
+//! shape; a completion is queued for the ledger before its last byte is sent, or leaves nothing there
+//! if it is not to be stored; of an API key, only the first digits of its hash are stored or logged.
 
 mod admin;
 mod auth;
@@ -15,9 +16,9 @@ mod chat;
 mod control;
 mod error;
 mod feedback;
+mod generate;
 mod graders;
 mod health;
-mod models;
 mod observe;
 mod routes;
 mod serve;

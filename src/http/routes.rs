@@ -12,9 +12,11 @@ use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::admin::quarantine;
+use super::chat::stored;
 use super::error::ApiError;
+use super::generate::{models, text, tokenize};
 use super::state::AppState;
-use super::{admin, auth, chat, feedback, graders, health, models, observe};
+use super::{admin, auth, chat, feedback, graders, health, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
@@ -22,10 +24,18 @@ pub fn router(state: AppState) -> Router {
     let authenticator = Arc::new(auth::Authenticator::new(&state.config));
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
     Router::new()
-        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/chat/completions", post(chat::create).get(stored::list))
+        .route(
+            "/v1/chat/completions/{id}",
+            get(stored::retrieve).post(stored::update).delete(stored::delete),
+        )
+        .route("/v1/chat/completions/{id}/messages", get(stored::messages))
+        .route("/v1/completions", post(text::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
-        .route("/v1/feedback", post(feedback::create))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/v1/feedback", post(feedback::create).get(feedback::list))
         .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
         .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))
         .route("/admin/train", get(admin::status))

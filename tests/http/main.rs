@@ -5,6 +5,7 @@ mod admin;
 mod chat;
 mod corrections;
 mod disconnects;
+mod endpoints;
 mod feedback;
 mod graders;
 mod pairs;

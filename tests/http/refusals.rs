@@ -294,7 +294,7 @@ async fn errors_of_the_web_server_have_openais_shape() {
     add(post(" ".repeat(3000), json_type).await);
     add(server.get("/nowhere").await);
     add(server.get("/v1/nowhere").await);
-    add(server.get(chat).await);
+    add(server.get("/v1/completions").await);
     add(server.post("/v1/models", &json!({})).await);
     add(server.post("/livez", &json!({})).await);
     assert_snapshot!(lines.join("\n"), @r#"
@@ -308,7 +308,7 @@ async fn errors_of_the_web_server_have_openais_shape() {
     413 the body is larger than server.max_body_bytes allows | - | body_too_large
     404 there is no GET /nowhere | - | not_found
     404 there is no GET /v1/nowhere | - | not_found
-    405 GET is not allowed on /v1/chat/completions | - | method_not_allowed
+    405 GET is not allowed on /v1/completions | - | method_not_allowed
     405 POST is not allowed on /v1/models | - | method_not_allowed
     405 POST is not allowed on /livez | - | method_not_allowed
     "#);

@@ -41,6 +41,18 @@ impl Daemon {
         args: &[&str],
         environment: &[(&str, &str)],
     ) -> Self {
+        Self::start_logged(backend, data, config, args, environment, Stdio::inherit())
+    }
+
+    /// [`Self::start_with`] with another place for the log.
+    pub fn start_logged(
+        backend: EngineBackend,
+        data: &Path,
+        config: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        log: Stdio,
+    ) -> Self {
         let file = data.join("hone.toml");
         std::fs::write(&file, config).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
@@ -54,6 +66,7 @@ impl Daemon {
             .envs(selected(backend).iter().copied())
             .envs(environment.iter().copied())
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut line = String::new();

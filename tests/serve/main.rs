@@ -20,6 +20,7 @@ mod live_and_offline;
 mod ratings;
 mod recorded;
 mod rollback;
+mod storing;
 mod webhook;
 use backend::with_each_backend;
 use daemon::{Daemon, text};

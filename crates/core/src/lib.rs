@@ -6,12 +6,14 @@
 //! - [`types`] are plain data. Their serialized forms are part of the HTTP interface and of
 //!   exported files; the ledger has its own stored forms.
 //! - [`metrics::Metrics`] is the only place that names a metric.
-//! - A file that [`files`] wrote is complete or absent after a crash.
+//! - A file that [`files`] wrote is complete or absent after a crash. A file whose
+//!   [`file_stamp::FileStamp`] did not change need not be read again.
 //! - [`threads::to_background`] lowers the priority only of the thread that calls it, and of those
 //!   that this thread starts.
 
 pub mod config;
 pub mod digest;
+pub mod file_stamp;
 pub mod files;
 pub mod gguf;
 pub mod memory;

@@ -30,11 +30,20 @@ pub struct EngineConfig {
     pub slots: usize,
     /// Live requests that may wait for a slot. A request beyond that is answered with 429.
     pub queue: usize,
+    /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
+    /// answers clients. A kept version is activated without reading its files.
+    pub kept_versions: usize,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { backend: EngineBackend::default(), replicas: 1, slots: 64, queue: 64 }
+        Self {
+            backend: EngineBackend::default(),
+            replicas: 1,
+            slots: 64,
+            queue: 64,
+            kept_versions: 8,
+        }
     }
 }
 
@@ -47,6 +56,7 @@ impl EngineConfig {
         between("engine.replicas", self.replicas, 1, 256)?;
         between("engine.slots", self.slots, 1, 65_536)?;
         between("engine.queue", self.queue, 0, 1 << 20)?;
+        between("engine.kept_versions", self.kept_versions, 0, 4096)?;
         if self.backend == EngineBackend::Native && self.replicas != 1 {
             let allowed = "1 with engine.backend = \"native\", which runs up to engine.slots \
                            sequences in one batch";

@@ -43,7 +43,7 @@ pub use api::{
     Completion, Engine, EngineLoad, Event, GenerateRequest, Generation, ModelInfo, Priority, Probe,
     Publisher, Token,
 };
-pub use codec::{ChatPrompt, Codec, TextStream};
+pub use codec::{Codec, TextStream};
 pub use config::{EngineBackend, EngineConfig};
 pub use error::{EngineError, SampleError};
 pub use model_dir::ModelDir;

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn job(created: UnixMillis) -> PromptJob {
-        let route = Arc::new(Route { name: "r".to_owned(), parts: Vec::new() });
+        let route = Arc::new(Route { name: "r".to_owned(), store: true, parts: Vec::new() });
         let interaction = Interaction {
             id: InteractionId::new(),
             created,

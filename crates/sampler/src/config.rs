@@ -24,6 +24,9 @@ pub struct SamplerConfig {
     /// Whether computed prompts and completions are kept for later requests that begin with the same
     /// tokens. Results are the same.
     pub prefix_cache: bool,
+    /// Adapters that stay in memory, with their cached pages, after other versions were activated. A kept
+    /// version is activated without reading it.
+    pub kept_adapters: usize,
     /// Prompt tokens that the engine computes between two steps, at least 16.
     pub prefill_tokens: usize,
     /// Prompt tokens that the engine computes between two steps while a live sequence decodes, at least
@@ -54,6 +57,7 @@ impl Default for SamplerConfig {
             queue: 256,
             max_batch_tokens: 32_768,
             prefix_cache: true,
+            kept_adapters: 0,
             prefill_tokens: 128,
             busy_prefill_tokens: 32,
             serves_clients: false,

@@ -35,8 +35,11 @@
 //!   log-probabilities are therefore bit-identical for every batch composition, thread count and size of
 //!   the parts of prompts, with and without the prefix cache.
 //! - A cached page is used only for the same weights and the same tokens from position 0, which are
-//!   compared. Pages of versions that requests can no longer get leave the cache when no sequence uses
+//!   compared. Pages of adapters that are no longer in memory leave the cache when no sequence uses
 //!   them.
+//! - An adapter that is kept in memory ([`SamplerConfig::kept_adapters`]) is activated without reading it. It
+//!   is identified by its version, its directory and the state of its files, so weights of another adapter
+//!   with the same number are never used.
 //! - The worst-case number of cache pages is promised at admission, so no running sequence is evicted.
 //!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions; cached pages that no
 //!   sequence uses make room for new ones, those unused for the longest time first.

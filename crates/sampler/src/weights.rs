@@ -1,7 +1,5 @@
 //! The weights of the decoder: the model's own tensors, and a copy of an adapter.
 
-use std::cell::Cell;
-
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use half::{bf16, f16};
 
@@ -10,7 +8,7 @@ use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::storage::with_upcast;
 use hone_model::spec::AttentionOptions;
-use hone_model::weights::{BaseMatrix, GROUP_ROWS, QuantizedMatrix};
+use hone_model::weights::BaseMatrix;
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
@@ -48,7 +46,7 @@ pub(crate) struct LinearInput<'a> {
 
 /// Whether products with a matrix are computed with integers.
 fn uses_integers(matrix: &BaseMatrix) -> bool {
-    matches!(matrix, BaseMatrix::Quantized(blocks) if integer::is_supported(blocks.format()))
+    matches!(matrix, BaseMatrix::Quantized(_))
 }
 
 /// One decoder layer. Norm weights include the model's offset.
@@ -119,16 +117,17 @@ impl BaseWeights {
     }
 
     /// Computes the logits of consecutive tokens from `first` on, as many as `out` `[tokens, width]`
-    /// has, on up to `threads` threads.
+    /// has, on up to `threads` threads with at least `min_work` multiplications each.
     pub fn head(
         &self,
         out: &mut [f32],
         first: usize,
         x: LinearInput<'_>,
-        threads: usize,
+        (threads, min_work): (usize, usize),
     ) -> Result<()> {
         out.fill(0.0);
-        par_outputs(out, x.columns.width, self.spec.hidden_size, threads, |start, out| {
+        let shape = (x.columns.width, self.spec.hidden_size);
+        par_outputs(out, shape, (threads, min_work), |start, out| {
             add_stored(out, &self.head, first + start, x)
         })
     }
@@ -251,13 +250,13 @@ fn add_stored(
 ) -> Result<()> {
     let tensor = match (weight, x.integers) {
         (BaseMatrix::Float(tensor), _) => tensor,
-        (BaseMatrix::Quantized(blocks), Some(integers)) if uses_integers(weight) => {
+        (BaseMatrix::Quantized(blocks), Some(integers)) => {
             integer::add_product(out, x.columns.width, (blocks, first), integers);
             return Ok(());
         }
-        (BaseMatrix::Quantized(blocks), _) => {
-            add_dequantized(out, (blocks, first), x.columns);
-            return Ok(());
+        (BaseMatrix::Quantized(blocks), None) => {
+            let reason = format!("the input of {blocks:?} is not rounded to integers");
+            return Err(SamplerError::Weights(reason));
         }
     };
     let (inner, x) = (tensor.dim(1)?, x.columns);
@@ -269,29 +268,6 @@ fn add_stored(
         }
         Ok(())
     })
-}
-
-/// Computes `out += w x` for rows of quantized blocks by the kernel for f32, on a few dequantized rows at a
-/// time.
-fn add_dequantized(
-    out: &mut [f32],
-    (blocks, first): (&QuantizedMatrix, usize),
-    x: TokenColumns<'_>,
-) {
-    thread_local! {
-        static DEQUANTIZED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-    }
-    let (_, inner) = blocks.dims();
-    let mut buffer = DEQUANTIZED.take();
-    if buffer.len() < GROUP_ROWS * inner {
-        buffer = vec![0.0; GROUP_ROWS * inner];
-    }
-    for (i, out) in out.chunks_mut(GROUP_ROWS * x.width).enumerate() {
-        let values = &mut buffer[..out.len() / x.width * inner];
-        blocks.dequantize((first + i * GROUP_ROWS) * inner, values);
-        add_matmul_serial(out, WeightMatrix { values, inner }, x);
-    }
-    DEQUANTIZED.set(buffer);
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {

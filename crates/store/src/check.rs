@@ -54,6 +54,8 @@ struct Checker<'t> {
     samples_of: ReadOnlyTable<IdPair, (bool, u32)>,
     groups_of: ReadOnlyTable<IdPair, ()>,
     ready: ReadOnlyTable<(u64, &'static Id), ()>,
+    erased: ReadOnlyTable<&'static Id, u64>,
+    feedback_of: ReadOnlyTable<IdPair, ()>,
 }
 
 /// Finds every problem in a snapshot.
@@ -69,6 +71,8 @@ pub(crate) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
         samples_of: tx.open_table(schema::SAMPLES_OF)?,
         groups_of: tx.open_table(schema::GROUPS_OF)?,
         ready: tx.open_table(schema::READY)?,
+        erased: tx.open_table(schema::ERASED)?,
+        feedback_of: tx.open_table(schema::FEEDBACK_OF)?,
     };
     let mut problems = Problems::default();
     checker.check_records(&mut problems)?;
@@ -79,7 +83,8 @@ pub(crate) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
 impl Checker<'_> {
     fn check_records(&self, problems: &mut Problems) -> Result<(), StoreError> {
         self.each(problems, schema::INTERACTIONS, name, |key, row: Interaction| {
-            Ok(vec![(row.id.0.as_bytes() == *key, "wrong key")])
+            let erased = self.erased.get(*key)?.is_some();
+            Ok(vec![(row.id.0.as_bytes() == *key, "wrong key"), (!erased, "it was erased")])
         })?;
         self.each(problems, schema::SAMPLES, name, |key, row: Sample| {
             let prompt = row.interaction.0.as_bytes();
@@ -107,9 +112,11 @@ impl Checker<'_> {
             // A correction has a sample in place of a value.
             let has_sample = self.samples.get(*key)?.is_some();
             let current = self.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
+            let indexed = self.feedback_of.get((row.sample.0.as_bytes(), *key))?.is_some();
             Ok(vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
                 (has_sample || current.is_some(), "its reward is missing"),
+                (indexed, "its index entry is missing"),
             ])
         })?;
         self.each(problems, schema::GROUPS, name, |key, row: Group| {
@@ -117,9 +124,11 @@ impl Checker<'_> {
             let indexed = self.groups_of.get((prompt, *key))?.is_some();
             let waits = self.ready.get((row.created, *key))?.is_some();
             let right = waits == (row.state == GroupState::Ready);
+            let erased = row.members.is_empty() && self.erased.get(prompt)?.is_some();
+            let known = erased || self.interactions.get(prompt)?.is_some();
             let mut conditions = vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
-                (self.interactions.get(prompt)?.is_some(), "its interaction is missing"),
+                (known, "its interaction is missing"),
                 (indexed, "its index entry is missing"),
                 (right, "the index of ready groups disagrees"),
             ];
@@ -154,7 +163,9 @@ impl Checker<'_> {
         let (missing, feedback) = ("no such feedback", &self.feedback);
         self.each_entry(problems, schema::IDEMPOTENCY, feedback, missing, |_, value| *value.1)?;
         self.each_entry(problems, schema::RATINGS, feedback, missing, |_, value| *value)?;
+        self.each_entry(problems, schema::FEEDBACK_OF, feedback, missing, |key, ()| *key.1)?;
         let (missing, interactions) = ("no such interaction", &self.interactions);
+        self.each_entry(problems, schema::BY_KEY, interactions, missing, |key, ()| *key.1)?;
         self.each_entry(problems, schema::SESSIONS, interactions, missing, |key, ()| *key.2)?;
         self.each_entry(problems, schema::SAME_PROMPT, interactions, missing, |key, ()| *key.1)?;
         self.each_entry(problems, schema::HELD_OUT, interactions, missing, |key, ()| *key.1)?;

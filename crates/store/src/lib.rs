@@ -46,7 +46,7 @@ pub use config::StoreConfig;
 pub use error::StoreError;
 pub use file::CACHE_BYTES;
 pub use op::{
-    Committed, CorrectionEntry, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
+    Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
     QuarantinedKey,
 };
 pub use read_only::{LedgerReader, RecordSource};

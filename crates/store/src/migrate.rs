@@ -16,7 +16,7 @@ mod m0001;
 mod m0002;
 #[path = "../../../migrations/0003_prompts_and_exams.rs"]
 mod m0003;
-#[path = "../../../migrations/0004_tools.rs"]
+#[path = "../../../migrations/0004_completions_by_key.rs"]
 mod m0004;
 
 /// A step from the previous schema version.
@@ -111,6 +111,9 @@ fn opens(database: &Database) -> Result<(), StoreError> {
     tx.open_table(schema::SAME_PROMPT)?;
     tx.open_table(schema::HELD_OUT)?;
     tx.open_table(schema::QUARANTINE)?;
+    tx.open_table(schema::BY_KEY)?;
+    tx.open_table(schema::FEEDBACK_OF)?;
+    tx.open_table(schema::ERASED)?;
     Ok(())
 }
 

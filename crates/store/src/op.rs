@@ -1,5 +1,7 @@
 //! Operations on the ledger and their results.
 
+use std::collections::BTreeMap;
+
 use hone_core::types::{
     Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, Sample,
     SampleId, StepRecord, TokenId, UnixMillis,
@@ -11,6 +13,10 @@ pub const QUARANTINED: &str = "quarantined";
 /// Reason of groups dropped because another group has their members, which must be recorded before. It
 /// is no outcome of a rating.
 pub const MERGED: &str = "merged";
+
+/// Reason of groups dropped because all their members were erased, and of ratings and corrections that were
+/// erased while they waited.
+pub const ERASED: &str = "erased";
 
 /// One write. A batch of operations is one transaction.
 #[derive(Clone, Debug)]
@@ -34,6 +40,11 @@ pub enum Op {
     /// rating if there is one. It replaces the correction of the same client for the same choice that
     /// waits for the trainer. Records nothing if the idempotency key is known.
     Correction(Box<CorrectionEntry>),
+    /// Replaces the metadata of a prompt, and with it the prompt's session.
+    Metadata(InteractionId, BTreeMap<String, String>),
+    /// Erases a prompt with its completions, their rewards and the feedback on them. Groups that
+    /// contain them keep their other members. Later records of the prompt are ignored.
+    Erase(InteractionId, UnixMillis),
     /// Quarantines an API key. If it is quarantined already, the first reason stays.
     Quarantine(QuarantinedKey),
     /// Ends the quarantine of an API key. Feedback whose group was dropped with the reason
@@ -71,7 +82,7 @@ impl Op {
     /// The table that the operation writes, as a metric label.
     pub(crate) fn table(&self) -> &'static str {
         match self {
-            Self::Interaction(_) => "interactions",
+            Self::Interaction(_) | Self::Metadata(..) | Self::Erase(..) => "interactions",
             Self::Sample(_) => "samples",
             Self::Reward(_) => "rewards",
             Self::Feedback(_)

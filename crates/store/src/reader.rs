@@ -1,6 +1,7 @@
 //! Queries on a snapshot, or on the open tables of a transaction.
 
 use std::borrow::Borrow;
+use std::ops::Bound;
 
 use redb::{
     Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, Value,
@@ -141,6 +142,28 @@ pub(crate) fn turns_of(
     turns.collect()
 }
 
+/// At most `limit` chat completions of an API key in the order of their ids, or in the opposite one; from
+/// the one after `after`, if that is given.
+pub(crate) fn completions_of(
+    tx: &ReadTransaction,
+    key_id: Option<&str>,
+    after: Option<InteractionId>,
+    newest_first: bool,
+    limit: usize,
+) -> Result<Vec<InteractionId>, StoreError> {
+    let index = tx.open_table(schema::BY_KEY)?;
+    let (mut low, mut high) = (Bound::Included(Id::default()), Bound::Included([u8::MAX; 16]));
+    if let Some(after) = after {
+        let end = if newest_first { &mut high } else { &mut low };
+        *end = Bound::Excluded(*after.0.as_bytes());
+    }
+    let key = |id| (key_id, id);
+    let range = (low.as_ref().map(key), high.as_ref().map(key));
+    let entries = index.range::<(Option<&str>, &Id)>(range)?;
+    let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
+    if newest_first { ids.rev().take(limit).collect() } else { ids.take(limit).collect() }
+}
+
 /// At most `limit` live interactions with this prompt, newest first.
 pub(crate) fn same_prompt(
     tx: &ReadTransaction,
@@ -186,6 +209,28 @@ pub(crate) fn ratings(
         let Some(row) = get::<_, Reward>(feedback, reward.value())? else { continue };
         let rating = |value| Rating { key_id: row.key_id, value, created: row.created };
         found.extend(row.value.map(rating));
+    }
+    Ok(found)
+}
+
+/// The newest rating of a completion by one API key for each part, by the part's name.
+pub(crate) fn ratings_by(
+    tx: &ReadTransaction,
+    id: SampleId,
+    key_id: Option<&str>,
+) -> Result<Vec<Reward>, StoreError> {
+    let (ratings, feedback) = (tx.open_table(schema::RATINGS)?, tx.open_table(schema::FEEDBACK)?);
+    let sample = id.0.as_bytes();
+    let mut found = Vec::new();
+    for entry in ratings.range((sample, "", None::<&str>)..)? {
+        let (key, reward) = entry?;
+        let (rated, _, rater) = key.value();
+        if rated != sample {
+            break;
+        }
+        if rater == key_id {
+            found.extend(get::<_, Reward>(&feedback, reward.value())?);
+        }
     }
     Ok(found)
 }

@@ -228,6 +228,18 @@ impl Store {
         self.read(|tx| reader::turns_of(tx, key_id, session, limit))
     }
 
+    /// At most `limit` chat completions of an API key, oldest or newest first; those after `after`, if
+    /// that is given.
+    pub fn completions_of(
+        &self,
+        key_id: Option<&str>,
+        after: Option<InteractionId>,
+        newest_first: bool,
+        limit: usize,
+    ) -> Result<Vec<InteractionId>, StoreError> {
+        self.read(|tx| reader::completions_of(tx, key_id, after, newest_first, limit))
+    }
+
     /// At most `limit` live interactions with the same prompt, newest first, itself included.
     pub fn same_prompt(
         &self,
@@ -253,6 +265,16 @@ impl Store {
             let feedback = tx.open_table(schema::FEEDBACK)?;
             reader::ratings(&tx.open_table(schema::RATINGS)?, &feedback, id, name)
         })
+    }
+
+    /// The newest rating of a completion by one API key for each part, by the part's name, with the
+    /// comment that was posted with it.
+    pub fn ratings_by(
+        &self,
+        id: SampleId,
+        key_id: Option<&str>,
+    ) -> Result<Vec<Reward>, StoreError> {
+        self.read(|tx| reader::ratings_by(tx, id, key_id))
     }
 
     /// The row of feedback that recorded a correction, with the client's API key, by the correction's

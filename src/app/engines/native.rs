@@ -49,11 +49,21 @@ impl NativePurpose {
         if self == Self::Judging { positions.min(JUDGE_POSITIONS) } else { positions }
     }
 
-    /// Adapters that the engine holds at once, without the one that is being staged. With clients, the
-    /// version before the active one, or a canary, still answers requests.
+    /// Adapters of the versions that the engine answers with, without the one that is being staged. With
+    /// clients, the version before the active one, or a canary, still answers requests.
     pub fn versions(self) -> usize {
         match self {
             Self::Serving => 2,
+            Self::Sampling => 1,
+            Self::Judging => 0,
+        }
+    }
+
+    /// Adapters that the engine keeps in memory. A sampler keeps the active one, which another engine loads
+    /// later.
+    pub fn kept_versions(self, config: &Config) -> usize {
+        match self {
+            Self::Serving => config.engine.kept_versions,
             Self::Sampling => 1,
             Self::Judging => 0,
         }
@@ -66,6 +76,7 @@ impl NativePurpose {
             context: dir.context(),
             slots: self.slots(config),
             max_batch_tokens: self.cache_positions(config),
+            kept_adapters: self.kept_versions(config),
             serves_clients: self == Self::Serving,
             ..SamplerConfig::default()
         };

@@ -93,6 +93,17 @@ mod tests {
     }
 
     #[test]
+    fn the_key_limits_the_adapters_of_an_engine_with_clients() {
+        let kept = |lines: &str| {
+            let config = crate::config::parse(lines).unwrap();
+            let all = [NativePurpose::Serving, NativePurpose::Sampling, NativePurpose::Judging];
+            all.map(|purpose| purpose.kept_versions(&config))
+        };
+        assert_eq!(kept(""), [8, 1, 0]);
+        assert_eq!(kept("engine.kept_versions = 0"), [0, 1, 0]);
+    }
+
+    #[test]
     fn slots_are_shared_with_clients_or_limited_for_rollouts() {
         let slots = |lines: &str, purpose: NativePurpose| {
             purpose.slots(&crate::config::parse(lines).unwrap())

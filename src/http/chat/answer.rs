@@ -1,57 +1,164 @@
-//! The message of one choice, while it is sampled.
+//! The messages of the choices, while they are sampled.
 
-use hone_core::types::{FinishReason, ToolCall};
-use hone_engine::Token;
+use std::sync::Arc;
+
+use hone_core::digest::{Digest, hex};
+use hone_core::types::{FinishReason, InteractionId, Sample, TokenId, ToolCall};
 use hone_engine::answer::{AnswerForm, AnswerParser, AnswerPart};
+use hone_engine::{Codec, TextStream, Token};
 
-use super::wire::{AssistantMessage, Delta};
+use super::wire::{AssistantMessage, Choice, Delta, Logprobs};
+use crate::http::error::ApiError;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::types::{ChoiceUpdate, CompletionTokens, Usage};
 
-/// Divides an answer, keeps the whole message, and gives calls their ids.
+/// Changes of a choice's message.
+pub(super) struct MessageUpdate {
+    pub(super) deltas: Vec<Delta>,
+    /// The tokens that completed the changes; empty unless log-probabilities are requested.
+    pub(super) tokens: Vec<Token>,
+    /// OpenAI's `finish_reason`.
+    pub(super) finish: Option<&'static str>,
+}
+
+/// The messages of all choices.
+pub(super) struct Answers {
+    choices: Vec<Answer>,
+    may_reason: bool,
+}
+
+impl Answers {
+    pub(super) fn new(form: &AnswerForm, interaction: InteractionId, choices: u32) -> Self {
+        let choices = (0..choices).map(|choice| Answer::new(form, interaction, choice));
+        Self { choices: choices.collect(), may_reason: form.may_reason() }
+    }
+
+    /// Divides what was sampled.
+    pub(super) fn update(&mut self, update: ChoiceUpdate) -> Result<MessageUpdate, ApiError> {
+        let answer = self.choices.get_mut(update.index as usize);
+        Ok(answer.ok_or_else(ApiError::internal)?.update(update))
+    }
+
+    /// Runs to the end and returns the whole choices.
+    pub(super) async fn collect(
+        mut self,
+        run: &mut RequestRun,
+    ) -> Result<(Vec<Choice>, Usage), ApiError> {
+        let mut ended: Vec<(Vec<Token>, &'static str)> =
+            self.choices.iter().map(|_| (Vec::new(), "stop")).collect();
+        while let Some(update) = run.next().await {
+            let update = update?;
+            let index = update.index as usize;
+            let update = self.update(update)?;
+            if let Some((tokens, finish)) = ended.get_mut(index) {
+                tokens.extend(update.tokens);
+                *finish = update.finish.unwrap_or(*finish);
+            }
+        }
+        let usage = self.usage(run.usage());
+        let codec = run.state.engine.codec();
+        let wants_logprobs = run.wants_logprobs();
+        let choices = self.choices.into_iter().zip(ended).zip(0..);
+        let choices = choices.map(|((answer, (tokens, finish_reason)), index)| Choice {
+            index,
+            message: answer.into_message(),
+            logprobs: wants_logprobs.then(|| Logprobs::new(codec, &tokens)),
+            finish_reason,
+        });
+        Ok((choices.collect(), usage))
+    }
+
+    /// `usage` with the tokens of the reasoning.
+    pub(super) fn usage(&self, usage: Usage) -> Usage {
+        let tokens = self.choices.iter().map(|answer| answer.parser.reasoning_tokens()).sum();
+        let details = self.may_reason.then_some(CompletionTokens { reasoning_tokens: tokens });
+        Usage { completion_tokens_details: details, ..usage }
+    }
+}
+
+/// The message of one choice.
 pub(super) struct Answer {
     parser: AnswerParser,
+    /// What the ids of calls are made of.
+    ids: Digest,
     reasoning: String,
     content: String,
     calls: Vec<ToolCall>,
+    /// Tokens whose changes are not certain yet.
+    pending: Vec<Token>,
 }
 
 impl Answer {
-    pub(super) fn new(form: &AnswerForm) -> Self {
+    fn new(form: &AnswerForm, interaction: InteractionId, choice: u32) -> Self {
         Self {
             parser: AnswerParser::new(form),
+            ids: Digest::new().bytes(interaction.0.as_bytes()).bytes(choice.to_le_bytes()),
             reasoning: String::new(),
             content: String::new(),
             calls: Vec::new(),
+            pending: Vec::new(),
         }
     }
 
-    /// Adds a token and returns the changes of the message that are certain now.
-    pub(super) fn push(&mut self, token: &Token) -> Vec<Delta> {
-        let parts = self.parser.push(token.id, &token.text);
+    /// The message of a recorded choice with its `finish_reason`, as its client got them.
+    pub(super) fn recorded(
+        codec: &Arc<Codec>,
+        form: &AnswerForm,
+        sample: &Sample,
+        stop: &[String],
+    ) -> (AssistantMessage, &'static str) {
+        let mut answer = Self::new(form, sample.interaction, sample.choice);
+        let mut text = TextStream::new(codec.clone(), stop);
+        let mut is_stopped = false;
+        for id in &sample.ids {
+            if is_stopped || codec.stop_ids().contains(id) {
+                break;
+            }
+            let piece = text.push(*id);
+            answer.push(*id, &piece.text);
+            is_stopped = piece.stopped;
+        }
+        let rest = if is_stopped { String::new() } else { text.finish().text };
+        answer.finish(&rest);
+        let finish = answer.finish_reason(sample.finish);
+        (answer.into_message(), finish)
+    }
+
+    fn update(&mut self, update: ChoiceUpdate) -> MessageUpdate {
+        let ends = update.finish.is_some();
+        let deltas = match update.id {
+            _ if ends => self.finish(&update.text),
+            Some(id) => self.push(id, &update.text),
+            None => Vec::new(),
+        };
+        self.pending.extend(update.tokens);
+        // A token whose text is not certain changes nothing yet: its log-probability waits.
+        let is_certain = ends || !deltas.is_empty();
+        let tokens = if is_certain { std::mem::take(&mut self.pending) } else { Vec::new() };
+        let finish = update.finish.map(|finish| self.finish_reason(finish));
+        MessageUpdate { deltas, tokens, finish }
+    }
+
+    fn push(&mut self, id: TokenId, text: &str) -> Vec<Delta> {
+        let parts = self.parser.push(id, text);
         parts.into_iter().map(|part| self.add(part)).collect()
     }
 
-    /// Ends the answer with the text that was held back.
-    pub(super) fn finish(&mut self, rest: &str) -> Vec<Delta> {
+    fn finish(&mut self, rest: &str) -> Vec<Delta> {
         let parts = self.parser.finish(rest);
         parts.into_iter().map(|part| self.add(part)).collect()
     }
 
-    /// OpenAI's `finish_reason`.
-    pub(super) fn finish_reason(&self, finish: FinishReason) -> &'static str {
+    fn finish_reason(&self, finish: FinishReason) -> &'static str {
         match finish {
             FinishReason::Stop if self.parser.has_whole_calls() => "tool_calls",
             other => other.as_str(),
         }
     }
 
-    pub(super) fn reasoning_tokens(&self) -> usize {
-        self.parser.reasoning_tokens()
-    }
-
-    /// Takes the whole message. Its content is null if it only calls functions.
-    pub(super) fn take_message(&mut self) -> AssistantMessage {
-        let (content, calls) = (std::mem::take(&mut self.content), std::mem::take(&mut self.calls));
-        let reasoning = std::mem::take(&mut self.reasoning);
+    /// The whole message. Its content is null if it only calls functions.
+    fn into_message(self) -> AssistantMessage {
+        let Self { reasoning, content, calls, .. } = self;
         AssistantMessage {
             role: "assistant",
             content: (!content.is_empty() || calls.is_empty()).then_some(content),
@@ -72,7 +179,7 @@ impl Answer {
                 Delta { content: Some(text), ..Delta::default() }
             }
             AnswerPart::Call { index, name } => {
-                let id = format!("call_{:032x}", rand::random::<u128>());
+                let id = self.call_id(index);
                 let delta = Delta::call(index, &id, &name);
                 self.calls.push(ToolCall { id, name, arguments: String::new() });
                 delta
@@ -84,5 +191,12 @@ impl Answer {
                 Delta::arguments(index, json)
             }
         }
+    }
+
+    /// The id of a call. It is derived from the completion's id, which is random, so that the recorded
+    /// completion has the same.
+    fn call_id(&self, index: usize) -> String {
+        let id: [u8; 16] = self.ids.clone().bytes((index as u64).to_le_bytes()).prefix();
+        format!("call_{}", hex(&id))
     }
 }

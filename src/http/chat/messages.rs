@@ -11,7 +11,7 @@ use crate::http::body::Fields;
 use crate::http::error::ApiError;
 
 /// Reads `messages`.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+pub(in crate::http) fn read(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let allowed = "a list of at least one message";
     let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", allowed))?;
     if list.is_empty() {

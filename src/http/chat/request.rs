@@ -17,16 +17,16 @@ use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
 
 /// Largest `n`.
-const MAX_CHOICES: i64 = 8;
+pub(in crate::http) const MAX_CHOICES: i64 = 8;
 /// OpenAI's limits of `metadata`: number of pairs, characters of a key, characters of a value.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// OpenAI's limit of stop strings.
 const MAX_STOP: usize = 4;
 /// OpenAI's limit of `top_logprobs`.
-const MAX_TOP_LOGPROBS: i64 = 20;
+pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Fields that [`read`] uses.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 26] = [
     "chat_template_kwargs",
     "frequency_penalty",
     "logit_bias",
@@ -43,6 +43,7 @@ const KNOWN: [&str; 25] = [
     "reasoning_effort",
     "seed",
     "stop",
+    "store",
     "stream",
     "stream_options",
     "temperature",
@@ -56,13 +57,12 @@ const KNOWN: [&str; 25] = [
 
 /// Fields without effect: they control OpenAI's service, its billing and its caches, or features
 /// that a supported request does not use.
-const IGNORED: [&str; 7] = [
+const IGNORED: [&str; 6] = [
     "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
-    "store",
     "verbosity",
 ];
 
@@ -99,6 +99,8 @@ pub(super) struct ChatRequest {
     pub(super) metadata: BTreeMap<String, String>,
     /// The client's id of its end user, who meets one version throughout a canary.
     pub(super) user: Option<String>,
+    /// Whether the client wants the completion to be kept.
+    pub(super) store: Option<bool>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
 }
@@ -123,6 +125,7 @@ pub(super) fn read(
         logprobs: logprobs(&fields)?,
         metadata: metadata(&fields)?,
         user: fields.text("user")?.map(str::to_owned),
+        store: fields.boolean("store")?,
         stream,
         include_usage: include_usage(&fields, stream)?,
     })
@@ -173,7 +176,7 @@ const ACCEPTED_IF: [AcceptedIf; 3] = [
     ("repetition_penalty", |v| v.as_f64() == Some(1.0)),
 ];
 
-fn params(
+pub(in crate::http) fn params(
     fields: &Fields<'_>,
     default_max_tokens: u32,
     vocab: usize,
@@ -217,7 +220,7 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn to_u32(value: Option<i64>) -> Option<u32> {
+pub(in crate::http) fn to_u32(value: Option<i64>) -> Option<u32> {
     value.map(|v| u32::try_from(v).unwrap_or(u32::MAX))
 }
 
@@ -239,7 +242,7 @@ fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32
     Ok(biases)
 }
 
-fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+pub(in crate::http) fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     let allowed = format!("a string or a list of up to {MAX_STOP} strings, none empty");
     let convert = |value: &Value| {
         let texts: Option<Vec<String>> = match value {
@@ -261,7 +264,7 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
     }
 }
 
-fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
+pub(in crate::http) fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
     let (pairs, key_chars, value_chars) = METADATA;
     let Some(map) = fields.object("metadata")? else { return Ok(BTreeMap::new()) };
     if map.len() > pairs {
@@ -287,7 +290,7 @@ fn metadata(fields: &Fields<'_>) -> Result<BTreeMap<String, String>, ApiError> {
     Ok(metadata)
 }
 
-fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+pub(in crate::http) fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(value) = fields.get("stream_options") else { return Ok(false) };
     if !stream {
         return Err(fields.invalid("stream_options", "absent unless stream is true"));

@@ -2,21 +2,24 @@
 //! its message and an event with the finish reason; then usage, if requested; then `[DONE]`. A failure
 //! after the first byte ends the stream with an `error` event and without `[DONE]`.
 
-use std::convert::Infallible;
+use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures::stream;
 
-use hone_core::types::PolicyVersion;
+use hone_core::types::{Interaction, PolicyVersion};
 
-use super::run::{ChatRun, ChoiceUpdate};
-use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice, Usage};
+use super::answer::{Answers, MessageUpdate};
+use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice};
 use crate::http::error::ApiError;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::sse;
+use crate::http::generate::types::{ChoiceUpdate, Usage};
 
-struct Sse {
-    run: ChatRun,
+struct ChatStream {
+    run: RequestRun,
+    interaction: Arc<Interaction>,
+    answers: Answers,
     version: PolicyVersion,
     include_usage: bool,
     ended: bool,
@@ -25,44 +28,43 @@ struct Sse {
 /// Starts the run before it responds, so that a refusal still has its status code. Returns the
 /// version of the first choice to start.
 pub(super) async fn respond(
-    mut run: ChatRun,
+    mut run: RequestRun,
+    interaction: Arc<Interaction>,
+    answers: Answers,
     include_usage: bool,
 ) -> Result<(PolicyVersion, Response), ApiError> {
     let version = run.start().await?;
-    let sse = Sse { run, version, include_usage, ended: false };
-    let body = Body::from_stream(stream::unfold(sse, |mut sse| async move {
-        let bytes = sse.next().await?;
-        Some((Ok::<Bytes, Infallible>(Bytes::from(bytes)), sse))
-    }));
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-cache"),
-    ];
-    Ok((version, (headers, body).into_response()))
+    let events = ChatStream { run, interaction, answers, version, include_usage, ended: false };
+    let events = stream::unfold(events, |mut events| async move {
+        let text = events.next().await?;
+        Some((text, events))
+    });
+    Ok((version, sse::respond(events)))
 }
 
-impl Sse {
+impl ChatStream {
     /// The next whole events, at least one; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while !self.ended {
-            match self.run.next().await {
-                Some(Ok(update)) => {
-                    let events = self.events(update);
+            let update = self.run.next().await;
+            match update.map(|update| update.and_then(|update| self.events(update))) {
+                Some(Ok(events)) => {
                     if !events.is_empty() {
                         return Some(events);
                     }
                 }
                 Some(Err(error)) => {
                     self.ended = true;
-                    return Some(event(&error.to_json()));
+                    return Some(sse::event(&error.to_json()));
                 }
                 None => {
                     self.ended = true;
                     let mut events = String::new();
                     if self.include_usage {
-                        events = self.chunk(self.version, Vec::new(), Some(self.run.usage()));
+                        let usage = self.answers.usage(self.run.usage());
+                        events = self.chunk(self.version, Vec::new(), Some(usage));
                     }
-                    events.push_str(&event("[DONE]"));
+                    events.push_str(&sse::event(sse::DONE));
                     return Some(events);
                 }
             }
@@ -70,29 +72,31 @@ impl Sse {
         None
     }
 
-    fn events(&self, update: ChoiceUpdate) -> String {
+    fn events(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
+        let ChoiceUpdate { index, version, started, .. } = update;
+        let MessageUpdate { mut deltas, tokens, finish } = self.answers.update(update)?;
         let mut events = String::new();
         let mut add = |delta, logprobs, finish_reason| {
-            let choice = StreamChoice { index: update.index, delta, logprobs, finish_reason };
-            events.push_str(&self.chunk(update.version, vec![choice], None));
+            let choice = StreamChoice { index, delta, logprobs, finish_reason };
+            events.push_str(&self.chunk(version, vec![choice], None));
         };
         let text = |text: String| Delta { content: Some(text), ..Delta::default() };
-        if update.started {
+        if started {
             add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None);
         }
-        let mut deltas = update.deltas;
-        if deltas.is_empty() && !update.logprobs.is_empty() {
+        if deltas.is_empty() && !tokens.is_empty() {
             deltas.push(text(String::new()));
         }
         // The first change has the log-probabilities of all tokens that completed the changes.
-        let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(update.logprobs));
+        let codec = self.run.state.engine.codec();
+        let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &tokens));
         for delta in deltas {
             add(delta, logprobs.take(), None);
         }
-        if let Some(finish) = update.finish {
+        if let Some(finish) = finish {
             add(Delta::default(), None, Some(finish));
         }
-        events
+        Ok(events)
     }
 
     fn chunk(
@@ -101,8 +105,8 @@ impl Sse {
         choices: Vec<StreamChoice>,
         usage: Option<Usage>,
     ) -> String {
-        let interaction = &self.run.interaction;
-        let chunk = ChatChunk {
+        let interaction = &self.interaction;
+        sse::json_event(&ChatChunk {
             id: &interaction.id.completion_id(),
             object: "chat.completion.chunk",
             created: interaction.created / 1000,
@@ -110,12 +114,6 @@ impl Sse {
             system_fingerprint: version.fingerprint(),
             choices,
             usage: self.include_usage.then_some(usage),
-        };
-        // An object of strings and numbers always serializes.
-        event(&serde_json::to_string(&chunk).unwrap_or_default())
+        })
     }
-}
-
-fn event(data: &str) -> String {
-    format!("data: {data}\n\n")
 }

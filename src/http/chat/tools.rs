@@ -18,7 +18,7 @@ const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"]
 const RESERVED: [&str; 4] = ["add_generation_prompt", "documents", "messages", "tools"];
 
 /// Reads `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort` and `chat_template_kwargs`.
-pub(super) fn read(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
+pub(in crate::http) fn read(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     let mut tools = tools(fields)?;
     let tool_choice = tool_choice(fields, &mut tools)?;
     refuse_forced(&tool_choice)?;

@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 
-use hone_core::types::{TokenId, ToolCall};
+use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
-/// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
-const MIN_LOGPROB: f32 = -9999.0;
+use crate::http::generate::types::{Usage, shown_logprob};
 
 /// The response without streaming.
 #[derive(Serialize)]
@@ -18,6 +17,26 @@ pub(super) struct ChatCompletion {
     pub(super) system_fingerprint: String,
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Usage,
+}
+
+impl ChatCompletion {
+    /// The response to a request.
+    pub(super) fn new(
+        interaction: &Interaction,
+        version: PolicyVersion,
+        choices: Vec<Choice>,
+        usage: Usage,
+    ) -> Self {
+        Self {
+            id: interaction.id.completion_id(),
+            object: "chat.completion",
+            created: interaction.created / 1000,
+            model: interaction.model.clone(),
+            system_fingerprint: version.fingerprint(),
+            choices,
+            usage,
+        }
+    }
 }
 
 /// A choice of a [`ChatCompletion`].
@@ -41,21 +60,17 @@ pub(super) struct AssistantMessage {
     pub(super) tool_calls: Vec<ToolCall>,
 }
 
-/// Token counts. Sampled stop tokens are included.
-#[derive(Clone, Copy, Default, Serialize)]
-pub(super) struct Usage {
-    pub(super) prompt_tokens: usize,
-    pub(super) completion_tokens: usize,
-    pub(super) total_tokens: usize,
-    /// Absent if the model has no reasoning.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) completion_tokens_details: Option<CompletionTokens>,
-}
-
-/// Parts of the completion's tokens.
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct CompletionTokens {
-    pub(super) reasoning_tokens: usize,
+impl AssistantMessage {
+    /// A message of text alone.
+    pub(super) fn of(content: String) -> Self {
+        Self {
+            role: "assistant",
+            content: Some(content),
+            refusal: None,
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+        }
+    }
 }
 
 /// One event of a stream.
@@ -143,7 +158,8 @@ pub(super) struct Logprobs {
 }
 
 impl Logprobs {
-    pub(super) fn new(content: Vec<TokenLogprob>) -> Self {
+    pub(super) fn new(codec: &Codec, tokens: &[Token]) -> Self {
+        let content = tokens.iter().map(|token| TokenLogprob::new(codec, token)).collect();
         Self { content, refusal: None }
     }
 }
@@ -167,14 +183,12 @@ impl TokenScore {
     fn new(codec: &Codec, id: TokenId, logprob: f32) -> Self {
         let bytes = codec.token_bytes(id);
         let token = String::from_utf8_lossy(&bytes).into_owned();
-        // A NaN compares as false, so it is replaced too.
-        let logprob = if logprob > MIN_LOGPROB { logprob } else { MIN_LOGPROB };
-        Self { token, logprob, bytes }
+        Self { token, logprob: shown_logprob(logprob), bytes }
     }
 }
 
 impl TokenLogprob {
-    pub(super) fn new(codec: &Codec, token: &Token) -> Self {
+    fn new(codec: &Codec, token: &Token) -> Self {
         let top = token.top.iter().map(|(id, logprob)| TokenScore::new(codec, *id, *logprob));
         Self { top_logprobs: top.collect(), token: TokenScore::new(codec, token.id, token.logprob) }
     }

@@ -13,7 +13,9 @@ use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op};
 use super::posted::PostedFeedback;
 use super::prospect::is_quarantined;
 use super::rating;
-use super::recording::{Refusal, commit, find_choice, find_interaction, prospect};
+use super::recording::{
+    Refusal, commit, find_choice, find_interaction, prospect, unknown_completion,
+};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -55,10 +57,9 @@ pub(super) async fn record(
     id: InteractionId,
     choice: u32,
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
-    let completion_id = id.completion_id();
-    let unknown =
-        || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
+    let unknown = || unknown_completion("completion_id", id);
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;
     if interaction.prompt_ids.is_empty() {
         let message = format!(

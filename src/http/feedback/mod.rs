@@ -1,5 +1,7 @@
-//! `POST /v1/feedback`: a client's judgment of a completion, of a pair of completions or of a whole
+//! `/v1/feedback`: a client's judgment of a completion, of a pair of completions or of a whole
 //! conversation, or the text that a completion should have been.
+//!
+//! `post` reads one such object or a list, `list` shows what a key has posted on a completion.
 //!
 //! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
 //! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
@@ -9,17 +11,18 @@
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
 mod correction;
+mod list;
 mod pair;
+mod post;
 mod posted;
 mod prospect;
 mod rating;
-mod recording;
+pub(super) mod recording;
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::{Extension, Json};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use hone_core::types::{Interaction, InteractionId, SampleId, SampleOrigin};
 use hone_reward::Route;
@@ -28,11 +31,13 @@ use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::recording::{Refusal, commit, find_interaction, prospect};
+use self::recording::{Refusal, commit, find_interaction, prospect, unknown_completion};
 use super::auth::Caller;
-use super::body::JsonObject;
 use super::error::ApiError;
 use super::state::AppState;
+
+pub(super) use list::list;
+pub(super) use post::create;
 
 /// Largest number of turns of a conversation that one post can judge.
 const MAX_TURNS: usize = 1000;
@@ -84,27 +89,27 @@ pub(super) struct SessionFeedback {
     reason: Option<String>,
 }
 
-/// `POST /v1/feedback`
-pub(super) async fn create(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
-    JsonObject(body): JsonObject,
-) -> Result<Json<FeedbackResponse>, ApiError> {
-    let recorded = if pair::is_pair(&body) {
-        let recorded = pair::record(&state, &body, &caller).await;
+/// Records one piece of feedback.
+async fn record(
+    state: &AppState,
+    body: &Map<String, Value>,
+    caller: Caller,
+) -> Result<FeedbackResponse, ApiError> {
+    let recorded = if pair::is_pair(body) {
+        let recorded = pair::record(state, body, &caller).await;
         recorded.map(|(status, answer)| (status, FeedbackResponse::Pair(answer)))
     } else {
-        match PostedFeedback::read(&body, caller) {
+        match PostedFeedback::read(body, caller) {
             Ok(posted) => match (posted.target, posted.correction, posted.name) {
                 (Target::Completion(id, choice), Some(text), _) => {
-                    let recorded = correction::record(&state, &posted, text, id, choice).await;
+                    let recorded = correction::record(state, &posted, text, id, choice).await;
                     recorded.map(|(status, answer)| (status, FeedbackResponse::Correction(answer)))
                 }
                 (Target::Completion(id, choice), None, Some(name)) => {
-                    completion(&state, &posted, name, id, choice).await
+                    completion(state, &posted, name, id, choice).await
                 }
                 (Target::Session(session), _, Some(name)) => {
-                    conversation(&state, &posted, name, session).await
+                    conversation(state, &posted, name, session).await
                 }
                 (_, _, None) => Err(Refusal::Invalid(posted.missing_name())),
             },
@@ -112,7 +117,7 @@ pub(super) async fn create(
         }
     };
     let (outcome, result) = match recorded {
-        Ok((status, response)) => (status, Ok(Json(response))),
+        Ok((status, response)) => (status, Ok(response)),
         Err(Refusal::Invalid(error)) => ("invalid", Err(error)),
         Err(Refusal::Unknown(error)) => ("unknown", Err(error)),
         Err(Refusal::Failed(error)) => ("failed", Err(error)),
@@ -130,10 +135,9 @@ async fn completion(
     id: InteractionId,
     choice: u32,
 ) -> Recorded {
-    let completion_id = id.completion_id();
-    let unknown =
-        || Refusal::Unknown(ApiError::no_such_completion("completion_id", &completion_id));
+    let unknown = || unknown_completion("completion_id", id);
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
     let entry = posted.entry(state, route, name, id, choice).map_err(Refusal::Invalid)?;
     let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
@@ -254,7 +258,7 @@ fn response(
         object: "feedback",
         id: format!("{id}:{}", entry.name),
         status,
-        completion_id: entry.interaction.completion_id(),
+        completion_id: interaction.completion_id(),
         choice: entry.choice,
         name: entry.name.clone(),
         policy_version: sample.map(|sample| sample.version.0),

@@ -14,7 +14,9 @@ use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
 use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id};
-use super::recording::{Refusal, commit, find_choice, find_interaction, prospect};
+use super::recording::{
+    Refusal, commit, find_choice, find_interaction, prospect, unknown_completion,
+};
 use crate::http::auth::Caller;
 use crate::http::body::Fields;
 use crate::http::error::ApiError;
@@ -96,8 +98,8 @@ pub(super) async fn record(
     let answer = PairFeedback {
         object: "feedback",
         status,
-        chosen: chosen.interaction.id.completion_id(),
-        rejected: rejected.interaction.id.completion_id(),
+        chosen: chosen.interaction.completion_id(),
+        rejected: rejected.interaction.completion_id(),
         chosen_choice: chosen.choice,
         rejected_choice: rejected.choice,
         name: name.to_owned(),
@@ -118,8 +120,7 @@ async fn find(
     let choice = fields.integer(choice_name, 0..=i64::from(u32::MAX)).map_err(Refusal::Invalid)?;
     let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
     let interaction = find_interaction(state, id).await?;
-    let unknown = || Refusal::Unknown(ApiError::no_such_completion(name, &id.completion_id()));
-    let interaction = interaction.ok_or_else(unknown)?;
+    let interaction = interaction.ok_or_else(|| unknown_completion(name, id))?;
     let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
 }
@@ -132,7 +133,7 @@ fn comparable<'s>(
 ) -> Result<&'s Arc<Route>, ApiError> {
     let (a, b) = (&chosen.interaction, &rejected.interaction);
     let refuse = |reason: &str| {
-        let (a, b) = (a.id.completion_id(), b.id.completion_id());
+        let (a, b) = (a.completion_id(), b.completion_id());
         ApiError::field(REJECTED, format!("chosen is {a} and rejected is {b}: {reason}"))
     };
     if chosen.sample.id == rejected.sample.id {

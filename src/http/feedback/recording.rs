@@ -8,10 +8,18 @@ use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The reason why nothing was recorded, as the metric counts it.
-pub(super) enum Refusal {
+pub(in crate::http) enum Refusal {
     Invalid(ApiError),
     Unknown(ApiError),
     Failed(ApiError),
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid(error) | Refusal::Unknown(error) | Refusal::Failed(error) => error,
+        }
+    }
 }
 
 impl From<StoreError> for Refusal {
@@ -22,15 +30,28 @@ impl From<StoreError> for Refusal {
 
 /// The interaction of a completion. One that was just served may still be queued for the ledger, so a
 /// missing one is looked up a second time after the queue is flushed.
-pub(super) async fn find_interaction(
+pub(in crate::http) async fn find_interaction(
     state: &AppState,
     id: InteractionId,
 ) -> Result<Option<Interaction>, StoreError> {
+    if id.is_unstored() {
+        return Ok(None);
+    }
     if let Some(found) = state.store.interaction(id)? {
         return Ok(Some(found));
     }
     state.store.flush().await?;
     state.store.interaction(id)
+}
+
+/// The refusal for a completion that is not in the ledger; the field `name` has its id.
+pub(in crate::http) fn unknown_completion(name: &str, id: InteractionId) -> Refusal {
+    let text = id.completion_id();
+    Refusal::Unknown(if id.is_unstored() {
+        ApiError::unstored_completion(name, &text)
+    } else {
+        ApiError::no_such_completion(name, &text)
+    })
 }
 
 /// The sample of a served choice, which the field `name` has.

@@ -53,15 +53,37 @@ uuid_id!(
     RewardId
 );
 
+/// The version of a UUID whose layout its author defines (RFC 9562).
+const CUSTOM: u8 = 8;
+
 impl InteractionId {
-    /// The id that clients see: `chatcmpl-` and 32 hexadecimal digits.
+    /// A new id of a prompt that is not recorded: a UUIDv7 with the version number 8. So the id itself
+    /// says that nothing was kept.
+    pub fn unstored() -> Self {
+        let mut bytes = *Uuid::now_v7().as_bytes();
+        bytes[6] = (bytes[6] & 0x0f) | (CUSTOM << 4);
+        Self(Uuid::from_bytes(bytes))
+    }
+
+    /// Whether the id is one of [`Self::unstored`].
+    pub fn is_unstored(self) -> bool {
+        self.0.get_version_num() == usize::from(CUSTOM)
+    }
+
+    /// The id that clients of chat completions see: `chatcmpl-` and 32 hexadecimal digits.
     pub fn completion_id(self) -> String {
         format!("chatcmpl-{}", self.0.simple())
     }
 
-    /// The inverse of [`Self::completion_id`]; `None` for any other text.
+    /// The id that clients of text completions see: `cmpl-` and 32 hexadecimal digits.
+    pub fn text_completion_id(self) -> String {
+        format!("cmpl-{}", self.0.simple())
+    }
+
+    /// The inverse of [`Self::completion_id`] and [`Self::text_completion_id`]; `None` for any other
+    /// text.
     pub fn from_completion_id(text: &str) -> Option<Self> {
-        let hex = text.strip_prefix("chatcmpl-")?;
+        let hex = text.strip_prefix("chatcmpl-").or_else(|| text.strip_prefix("cmpl-"))?;
         (hex.len() == 32).then(|| Uuid::try_parse(hex).ok().map(Self))?
     }
 }
@@ -86,5 +108,24 @@ impl PolicyVersion {
 impl fmt::Display for PolicyVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unstored_id_is_recognized_by_itself() {
+        let (kept, unkept) = (InteractionId::new(), InteractionId::unstored());
+        assert!(!kept.is_unstored() && unkept.is_unstored());
+        assert_ne!(unkept, InteractionId::unstored());
+        for id in [kept, unkept] {
+            assert_eq!(InteractionId::from_completion_id(&id.completion_id()), Some(id));
+            assert_eq!(InteractionId::from_completion_id(&id.text_completion_id()), Some(id));
+        }
+        for text in ["", "chatcmpl-", "cmpl-0", "resp_0190a2b3c4d57e6f8091a2b3c4d5e6f7"] {
+            assert_eq!(InteractionId::from_completion_id(text), None, "{text}");
+        }
     }
 }

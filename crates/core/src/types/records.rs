@@ -45,7 +45,8 @@ pub struct Interaction {
     pub params: SamplingParams,
     /// The tokens of the rendered prompt.
     pub prompt_ids: Vec<TokenId>,
-    /// First 16 hexadecimal digits of the SHA-256 of the chat template.
+    /// First 16 hexadecimal digits of the SHA-256 of the chat template; empty for a text that a client
+    /// wrote as a whole, which no template rendered.
     pub template_hash: String,
     /// The client's stop strings, which end the siblings of its completion too.
     pub stop: Vec<String>,
@@ -60,6 +61,17 @@ impl Interaction {
     /// First 16 bytes of the SHA-256 of the prompt's tokens, which equal prompts share.
     pub fn prompt_digest(&self) -> [u8; 16] {
         self.prompt_ids.iter().fold(Digest::new(), |all, id| all.bytes(id.to_le_bytes())).prefix()
+    }
+
+    /// Whether the prompt is a text without roles, which the client gave as a whole. `messages` has it as
+    /// one message of a user.
+    pub fn is_text(&self) -> bool {
+        self.template_hash.is_empty()
+    }
+
+    /// The id that the client got.
+    pub fn completion_id(&self) -> String {
+        if self.is_text() { self.id.text_completion_id() } else { self.id.completion_id() }
     }
 
     /// The conversation that this prompt belongs to: `metadata.session_id`, unless it is empty.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use hone_core::types::{ChatOptions, TokenId};
 
-use crate::codec::{ChatPrompt, Codec};
+use crate::codec::Codec;
 use crate::template::ThinkTags;
 use crate::tools::{CallSyntax, ToolFormat};
 use calls::CallParser;
@@ -53,10 +53,10 @@ struct CallForm {
 }
 
 impl AnswerForm {
-    /// The form of the answers to `prompt`, which was made with the same options and format.
+    /// The form of the answers to `prompt`, the ids of a conversation with the same options and format.
     pub fn new(
         codec: &Arc<Codec>,
-        prompt: &ChatPrompt,
+        prompt: &[TokenId],
         options: &ChatOptions,
         format: ToolFormat,
     ) -> Self {
@@ -66,7 +66,7 @@ impl AnswerForm {
             names: tools.iter().map(|tool| tool.name.clone()).collect(),
             parallel: options.parallel_tool_calls,
         });
-        let reasoning = codec.think_tags().map(|tags| (tags, prompt.opens_reasoning));
+        let reasoning = codec.think_tags().map(|tags| (tags, codec.opens_reasoning(prompt)));
         Self { codec: Arc::clone(codec), reasoning, calls }
     }
 

@@ -46,8 +46,8 @@ fn options() -> ChatOptions {
 }
 
 fn form_of(codec: &Arc<Codec>, format: ToolFormat, opens_reasoning: bool) -> AnswerForm {
-    let prompt = ChatPrompt { ids: vec![1], opens_reasoning };
-    AnswerForm::new(codec, &prompt, &options(), format)
+    let prompt = if opens_reasoning { "Hm?\n<think>\n" } else { "Hm?</think>" };
+    AnswerForm::new(codec, &codec.encode(prompt).unwrap(), &options(), format)
 }
 
 /// A form without special tokens.
@@ -236,16 +236,15 @@ fn what_is_no_call_stays_text() {
 #[test]
 fn without_tools_everything_is_text() {
     let codec = codec("{{ messages[0].content }}", &[]);
-    let prompt = ChatPrompt { ids: vec![1], opens_reasoning: false };
     let text = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
     for options in
         [ChatOptions::default(), ChatOptions { tool_choice: ToolChoice::None, ..options() }]
     {
-        let form = AnswerForm::new(&codec, &prompt, &options, ToolFormat::Hermes);
+        let form = AnswerForm::new(&codec, &[1], &options, ToolFormat::Hermes);
         assert_eq!(parts(&form, &[text]), [AnswerPart::Text(text.to_owned())]);
     }
     let single = ChatOptions { parallel_tool_calls: false, ..options() };
-    let form = AnswerForm::new(&codec, &prompt, &single, ToolFormat::Hermes);
+    let form = AnswerForm::new(&codec, &[1], &single, ToolFormat::Hermes);
     assert_eq!(shown(&parts(&form, &[text, "\n", text, " and more"])), "#0 add({})");
 }
 

@@ -1,12 +1,15 @@
 //! Text to token ids and back: tokenizer, chat template and stop tokens.
 
 mod alphabet;
+mod content;
 mod stream;
+mod texts;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use tokenizers::Tokenizer;
+use regex::Regex;
+use tokenizers::{Model as _, OffsetType, PreTokenizer as _, Token, Tokenizer};
 
 use hone_core::types::{ChatOptions, Message, Role, TokenId};
 
@@ -15,17 +18,9 @@ use crate::model_dir::ModelDir;
 use crate::template::{ChatTemplate, ThinkTags};
 use crate::tools::ToolFormat;
 use alphabet::Alphabet;
+use content::StandIns;
 
 pub use stream::{TextPiece, TextStream};
-
-/// A rendered conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChatPrompt {
-    /// The ids, with the generation prompt.
-    pub ids: Vec<TokenId>,
-    /// Whether the generation prompt opens the reasoning, so that the answer begins inside it.
-    pub opens_reasoning: bool,
-}
 
 /// Tokenizer, chat template and stop tokens of one model.
 pub struct Codec {
@@ -36,6 +31,8 @@ pub struct Codec {
     alphabet: Alphabet,
     /// Special tokens, which add no text.
     special: HashSet<TokenId>,
+    /// Finds the tokens that only markup may contain: special tokens and stop tokens.
+    markup: Option<Regex>,
     /// The text of all tokens, concatenated. The tokenizer needs two map look-ups and a copy.
     token_text: Vec<u8>,
     /// The text of token `id` is `token_text[bounds[id]..bounds[id + 1]]`.
@@ -63,13 +60,16 @@ impl Codec {
             ))
         })?;
         let added = tokenizer.get_added_tokens_decoder();
-        let special = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
+        let special = added.iter().filter(|(_, t)| t.special).map(|(id, _)| *id).collect();
+        let reserved = added.iter().filter(|(id, t)| t.special || dir.stop_ids.contains(id));
+        let markup = content::finder(reserved.map(|(_, token)| token.content.clone()))?;
         let mut codec = Self {
             tokenizer,
             template: ChatTemplate::new(&dir.chat_template, &dir.special_tokens)?,
             stop_ids: dir.stop_ids.clone(),
             alphabet,
             special,
+            markup,
             token_text: Vec::new(),
             bounds: Vec::new(),
         };
@@ -83,29 +83,86 @@ impl Codec {
     }
 
     /// The ids of a conversation, with the generation prompt. No special token is added beyond
-    /// those of the template.
+    /// those of the template, and those in the texts of messages are ordinary text.
     ///
     /// # Errors
     /// [`EngineError::Invalid`] if the template refuses the conversation.
     pub fn prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>, EngineError> {
-        self.encode(&self.template.render(messages)?)
+        self.turns(messages, true)
     }
 
-    /// [`Self::prompt`] with functions and variables of the template. `format` is how the model writes
+    /// [`Self::prompt`], with or without the generation prompt.
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn turns(&self, messages: &[Message], generate: bool) -> Result<Vec<TokenId>, EngineError> {
+        self.chat(messages, &ChatOptions::default(), self.tool_format(), generate)
+    }
+
+    /// [`Self::turns`] with functions and variables of the template. `format` is how the model writes
     /// calls, see [`ChatTemplate::render_with`].
     ///
     /// # Errors
-    /// [`EngineError::Invalid`] if the template refuses the conversation.
-    pub fn chat_prompt(
+    /// As [`Self::prompt`].
+    pub fn chat(
         &self,
         messages: &[Message],
         options: &ChatOptions,
         format: ToolFormat,
-    ) -> Result<ChatPrompt, EngineError> {
-        let text = self.template.render_with(messages, options, format)?;
-        let opens = |tags: ThinkTags| text.trim_end().ends_with(tags.open);
-        let opens_reasoning = self.think_tags().is_some_and(opens);
-        Ok(ChatPrompt { ids: self.encode(&text)?, opens_reasoning })
+        generate: bool,
+    ) -> Result<Vec<TokenId>, EngineError> {
+        let texts = texts::of(messages, options);
+        let stand_ins = match &self.markup {
+            Some(finder) => StandIns::choose(finder, texts.iter().map(|text| &**text))?,
+            None => None,
+        };
+        let Some(stand_ins) = stand_ins else {
+            return self.encode(&self.template.render_with(messages, options, format, generate)?);
+        };
+        let hide = |text: &str| stand_ins.hide(text).into_owned();
+        let (messages, options) = texts::changed(messages, options, &hide);
+        let text = self.template.render_with(&messages, &options, format, generate)?;
+        self.encode_hidden(&text, &stand_ins)
+            .map_err(|error| EngineError::component("tokenizer", error))
+    }
+
+    /// Whether a prompt ends with the opening think tag, so that the answer begins inside the reasoning.
+    pub fn opens_reasoning(&self, prompt: &[TokenId]) -> bool {
+        let Some(tags) = self.think_tags() else { return false };
+        // More tokens than the tag and white space after it have bytes.
+        let end = prompt.get(prompt.len().saturating_sub(16)..).unwrap_or_default();
+        self.decode_all(end).trim_end().ends_with(tags.open)
+    }
+
+    /// The ids of a text with stand-ins for special tokens. The steps are those of the library.
+    fn encode_hidden(
+        &self,
+        text: &str,
+        stand_ins: &StandIns<'_>,
+    ) -> tokenizers::Result<Vec<TokenId>> {
+        let added = self.tokenizer.get_added_vocabulary();
+        let mut pieces = added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
+        pieces.normalize(|piece| stand_ins.reveal(piece))?;
+        if let Some(splitter) = self.tokenizer.get_pre_tokenizer() {
+            splitter.pre_tokenize(&mut pieces)?;
+        }
+        pieces.tokenize(|piece| self.spell(piece.get()))?;
+        Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+    }
+
+    /// The tokens of a piece of text. If a merge would make a special token, each character is encoded
+    /// alone.
+    fn spell(&self, text: &str) -> tokenizers::Result<Vec<Token>> {
+        let model = self.tokenizer.get_model();
+        let tokens = model.tokenize(text)?;
+        if !tokens.iter().any(|t| self.special.contains(&t.id) || self.stop_ids.contains(&t.id)) {
+            return Ok(tokens);
+        }
+        let mut spelled = Vec::new();
+        for character in text.chars() {
+            spelled.extend(model.tokenize(character.encode_utf8(&mut [0; 4]))?);
+        }
+        Ok(spelled)
     }
 
     /// The ids of a text. Special tokens in it are recognized; none are added.
@@ -113,7 +170,16 @@ impl Codec {
     /// # Errors
     /// [`EngineError::Component`] if the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EngineError> {
-        let encoding = self.tokenizer.encode_fast(text, false);
+        self.encode_text(text, false)
+    }
+
+    /// [`Self::encode`], where `framed` adds the special tokens that the tokenizer puts around a text,
+    /// such as one for its beginning.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_text(&self, text: &str, framed: bool) -> Result<Vec<TokenId>, EngineError> {
+        let encoding = self.tokenizer.encode_fast(text, framed);
         encoding
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|error| EngineError::component("tokenizer", error))
@@ -161,6 +227,24 @@ impl Codec {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| self.text_bytes(*id).into_owned()).collect();
         let text = String::from_utf8_lossy(&bytes);
         Ok(self.alphabet.without_prefix(&text).to_owned())
+    }
+
+    /// The text of ids, special tokens included. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode_all(&self, ids: &[TokenId]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.token_bytes(*id)).collect();
+        let text = String::from_utf8_lossy(&bytes);
+        self.alphabet.without_prefix(&text).to_owned()
+    }
+
+    /// The token as the vocabulary spells it; `None` for ids that the tokenizer does not know.
+    pub fn token(&self, id: TokenId) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
+    /// Whether decoding removes a space before a text whose first token is this.
+    pub fn removes_space(&self, first: TokenId) -> bool {
+        let text = self.text_bytes(first);
+        text.first() == Some(&b' ') && self.alphabet.without_prefix(" ").is_empty()
     }
 
     /// The bytes of one token, for the `bytes` of OpenAI's logprobs. Empty for ids that the

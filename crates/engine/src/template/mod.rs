@@ -98,13 +98,13 @@ impl ChatTemplate {
     /// # Errors
     /// [`EngineError::Invalid`] with the template's message if it refuses the conversation.
     pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
-        self.render_with(messages, &ChatOptions::default(), self.format)
+        self.render_with(messages, &ChatOptions::default(), self.format, true)
     }
 
     /// [`Self::render`] with the functions that the model may call, and with the options' variables.
     ///
     /// Functions, calls and results are shown as the template does, or as text in `format` if it
-    /// cannot.
+    /// cannot. `generate` adds the generation prompt.
     ///
     /// # Errors
     /// [`EngineError::Invalid`] with the template's message if it refuses the conversation.
@@ -113,19 +113,23 @@ impl ChatTemplate {
         messages: &[Message],
         options: &ChatOptions,
         format: ToolFormat,
+        generate: bool,
     ) -> Result<String, EngineError> {
+        let render = |messages: Vec<Value>, tools: &Value| {
+            self.render_values(messages, tools, options, generate)
+        };
         let shown = Conversation::new(messages, options.callable(), format, self.able);
-        let first = self.render_values(shown.values(true), &shown.tools, options);
+        let first = render(shown.values(true), &shown.tools);
         let result = match first {
             Err(first) if shown.has_silent_turns() => {
-                let second = self.render_values(shown.values(false), &shown.tools, options);
+                let second = render(shown.values(false), &shown.tools);
                 second.map_err(|_| first)
             }
             other => other,
         };
         result.or_else(|error| {
             let other = shown.without_added_system();
-            let other = other.map(|c| self.render_values(c.values(false), &c.tools, options));
+            let other = other.map(|c| render(c.values(false), &c.tools));
             other.and_then(Result::ok).ok_or(error)
         })
     }
@@ -135,6 +139,7 @@ impl ChatTemplate {
         messages: Vec<Value>,
         tools: &Value,
         options: &ChatOptions,
+        generate: bool,
     ) -> Result<String, EngineError> {
         let fail = |e: Error| {
             let reason = e.detail().map_or_else(|| e.to_string(), str::to_owned);
@@ -151,7 +156,7 @@ impl ChatTemplate {
         template
             .render(context! {
                 messages,
-                add_generation_prompt => true,
+                add_generation_prompt => generate,
                 tools => tools.clone(),
                 documents => (),
                 ..merge_maps([special_tokens, PyDict::value(variables)])

@@ -122,7 +122,7 @@ fn renders_tools_as_transformers_does() {
             "deepseek" => ToolFormat::Hermes,
             _ => template.tool_format(),
         };
-        let rendered = template.render_with(&case.messages, &options, format).unwrap();
+        let rendered = template.render_with(&case.messages, &options, format, true).unwrap();
         assert_eq!(rendered, case.rendered, "{} {:?}", case.name, case.messages);
     }
 }
@@ -165,7 +165,7 @@ fn templates_without_tools_get_text() {
     let template = ChatTemplate::new(PLAIN, &BTreeMap::new()).unwrap();
     assert_eq!(template.tool_format(), ToolFormat::Prompt);
     let text = |messages: &[Message], options: &ChatOptions, format| {
-        template.render_with(messages, options, format).unwrap()
+        template.render_with(messages, options, format, true).unwrap()
     };
     let described = text(&user("Hi"), &options(&["add"]), ToolFormat::Prompt);
     let (head, tail) = described.split_once("<tools>\n").unwrap();
@@ -203,13 +203,15 @@ fn the_description_moves_to_the_user_if_the_template_refuses_systems() {
     let refusing =
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}";
     let template = ChatTemplate::new(&format!("{refusing}{PLAIN}"), &BTreeMap::new()).unwrap();
-    let text = template.render_with(&user("Hi"), &options(&["add"]), ToolFormat::Prompt).unwrap();
+    let text =
+        template.render_with(&user("Hi"), &options(&["add"]), ToolFormat::Prompt, true).unwrap();
     assert!(
         text.starts_with("[user] # Tools\n") && text.ends_with("</tool_call>\n\nHi\n"),
         "{text}"
     );
     let system = [message(Role::System, "Be brief."), message(Role::User, "Hi")];
-    let error = template.render_with(&system, &options(&["add"]), ToolFormat::Prompt).unwrap_err();
+    let error =
+        template.render_with(&system, &options(&["add"]), ToolFormat::Prompt, true).unwrap_err();
     assert!(error.to_string().ends_with("no system"), "{error}");
 }
 
@@ -222,7 +224,7 @@ fn templates_with_tools_get_openais_fields() {
         let template = ChatTemplate::new(template, &BTreeMap::new()).unwrap();
         let mut options = options(&["add"]);
         options.template_variables.insert("effort".to_owned(), json!("low"));
-        template.render_with(&calls(), &options, format).unwrap()
+        template.render_with(&calls(), &options, format, true).unwrap()
     };
     assert_eq!(
         render(shown, ToolFormat::Hermes),

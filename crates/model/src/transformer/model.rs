@@ -112,6 +112,7 @@ impl Model {
     ) -> Result<Self> {
         let weights = WeightFiles::open(&spec, weight_files)?;
         let weights = weights.load_all(&spec, &options.into(), device)?;
+        weights.values().for_each(BaseMatrix::use_huge_pages);
         Self::new(spec, weights)
     }
 

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
+use hone_core::memory::collect_into_huge_pages;
 use hone_core::simd::dispatch;
 
 use super::dequantize::DequantizeTask;
@@ -146,6 +147,20 @@ impl BaseMatrix {
     /// Bytes in memory.
     pub fn size(&self) -> usize {
         self.stored().size(self.shape().iter().product())
+    }
+
+    /// Moves values in main memory into huge pages, if the system has them. Reading the values from many small
+    /// pages takes longer.
+    pub(crate) fn use_huge_pages(&self) {
+        match self {
+            Self::Quantized(matrix) => collect_into_huge_pages(&matrix.bytes),
+            Self::Float(tensor) => match &*tensor.storage_and_layout().0 {
+                Storage::Cpu(CpuStorage::F32(values)) => collect_into_huge_pages(values),
+                Storage::Cpu(CpuStorage::F16(values)) => collect_into_huge_pages(values),
+                Storage::Cpu(CpuStorage::BF16(values)) => collect_into_huge_pages(values),
+                _ => {}
+            },
+        }
     }
 
     /// The tensor of floats.

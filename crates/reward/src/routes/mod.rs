@@ -76,6 +76,8 @@ pub struct RewardPart {
 pub struct Route {
     /// Identifies the route in the ledger and in metrics.
     pub name: String,
+    /// Whether requests of the route may be recorded and learned from.
+    pub store: bool,
     /// The parts, in order.
     pub parts: Vec<RewardPart>,
 }
@@ -228,7 +230,8 @@ fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError
         build_part(part, &config.name, tools)
             .map_err(|problem| in_part(&config.name, &part.name, problem))
     });
-    Ok(Route { name: config.name.clone(), parts: parts.collect::<Result<_, _>>()? })
+    let store = config.store.unwrap_or(true);
+    Ok(Route { name: config.name.clone(), store, parts: parts.collect::<Result<_, _>>()? })
 }
 
 fn in_part(route: &str, part: &str, problem: Problem) -> RewardError {

@@ -209,6 +209,7 @@ async fn a_broken_grader_loses_its_own_values_only() {
     };
     let route = Route {
         name: "r".to_owned(),
+        store: true,
         parts: vec![
             part("panics", Arc::new(Broken { panics: true })),
             part("not finite", Arc::new(Broken { panics: false })),

@@ -6,9 +6,6 @@ use super::{Decoder, PassRows, Scratch};
 use crate::attention::{SequenceAttention, TokenAttention, scores_len, scratch_len};
 use crate::kv_cache::BatchMember;
 
-/// Multiplications of attention that pay for another thread.
-const MIN_WORK_PER_THREAD: usize = 1 << 17;
-
 impl Decoder {
     /// Writes the attention output of every row to `scratch.row_values`.
     pub(super) fn attend<M: BatchMember>(
@@ -22,7 +19,7 @@ impl Decoder {
         let (rows, q_width) = (tokens.len(), spec.num_heads * shape.dim);
         let longest = (0..rows).map(|row| tokens.position(row)).max().unwrap_or(0);
         let work = rows * longest * q_width;
-        let threads = if work < MIN_WORK_PER_THREAD { 1 } else { threads };
+        let threads = if work < self.min_work.attention { 1 } else { threads };
         if threads > 1 && rows < 2 * threads && tokens.chunk.is_none() {
             return self.attend_by_heads(tokens, layer, longest, scratch, threads);
         }

@@ -1,6 +1,9 @@
 //! The forward pass of a batch of tokens.
 
 mod attend;
+mod keys_values;
+mod linear;
+mod min_work;
 mod pass_rows;
 mod rope;
 mod scratch;
@@ -15,17 +18,16 @@ use hone_model::{Model, ModelSpec};
 use crate::error::{Result, SamplerError};
 use crate::keep_pool_hot::keep_pool_hot;
 use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
-use crate::matmul::integer::IntegerColumns;
-use crate::matmul::{
-    COLUMN_BLOCK, TokenColumns, WeightMatrix, add_matmul, padded_width, par_outputs,
-};
+use crate::matmul::{COLUMN_BLOCK, TokenColumns, padded_width};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
 use crate::transpose::{columns_to_rows, rows_to_columns};
-use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer, LinearGroup, LinearInput};
+use crate::weights::{AdapterWeights, BaseWeights, LinearInput};
 
+use linear::LinearPass;
+use min_work::MinWork;
 use pass_rows::PassRows;
 pub(crate) use pass_rows::PromptChunk;
-use rope::{NormAndRotate, RotaryTable};
+use rope::RotaryTable;
 use scratch::HEAD_PART;
 pub use scratch::Scratch;
 
@@ -34,9 +36,6 @@ const SMALL_WEIGHTS: usize = 8 << 20;
 
 /// Logits that stay in a core's own cache until they are transposed into rows.
 const HEAD_VALUES: usize = 1 << 16;
-
-/// Elements of an element-wise loop that pay for another thread.
-const MIN_ELEMENTS_PER_THREAD: usize = 1 << 15;
 
 /// How a pass is computed.
 #[derive(Clone, Copy)]
@@ -62,6 +61,7 @@ pub struct Decoder {
     weights: BaseWeights,
     shape: CacheShape,
     rope: RotaryTable,
+    min_work: MinWork,
 }
 
 impl Decoder {
@@ -75,7 +75,9 @@ impl Decoder {
         let shape =
             CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
         let rope = RotaryTable::new(spec.rope.frequencies(), spec.rope.attention_factor());
-        Ok(Self { weights, shape, rope })
+        let small = weights.bytes <= SMALL_WEIGHTS;
+        let min_work = if small { MinWork::SLEEPING } else { MinWork::POLLING };
+        Ok(Self { weights, shape, rope, min_work })
     }
 
     /// The shape of the cache pages.
@@ -202,7 +204,14 @@ impl Decoder {
             if interrupt.is_some_and(|interrupt| interrupt.load(Ordering::Relaxed)) {
                 return Ok(PassOutcome::Interrupted);
             }
-            let linear = LinearPass { adapter, layer: index, width, tokens: rows, threads };
+            let linear = LinearPass {
+                adapter,
+                layer: index,
+                width,
+                tokens: rows,
+                threads,
+                min_work: self.min_work,
+            };
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
@@ -213,7 +222,8 @@ impl Decoder {
                 (&mut scratch.lora, &mut scratch.integers),
             )?;
             columns_to_rows(&mut scratch.qkv[..rows * outputs], (0, outputs), qkv, width);
-            self.cache_keys_and_values(tokens, index, layer, &mut scratch.qkv)?;
+            let qkv = &mut scratch.qkv[..rows * outputs];
+            self.cache_keys_and_values(tokens, index, qkv, threads)?;
             self.attend(&*tokens, index, scratch, threads);
             let mixed = &mut scratch.wide[..q_width * width];
             rows_to_columns(mixed, width, &scratch.row_values[..rows * q_width], q_width);
@@ -236,7 +246,7 @@ impl Decoder {
             )?;
             let (gate, up) = gate_up.split_at(inner);
             let activated = &mut scratch.mlp[..inner];
-            par_elements(activated, threads, |first, out| {
+            par_elements(activated, (threads, self.min_work.elements), |first, out| {
                 let [gate, up] = [gate, up].map(|x| &x[first..first + out.len()]);
                 dispatch(GatedActivation { out, gate, up, activation: spec.activation });
             });
@@ -295,36 +305,6 @@ impl Decoder {
         }
     }
 
-    /// Normalizes and rotates the queries and keys of every row, and writes keys and values to the
-    /// cache.
-    fn cache_keys_and_values<M: BatchMember>(
-        &self,
-        tokens: &mut PassRows<'_, M>,
-        index: usize,
-        layer: &DecoderLayer,
-        qkv: &mut [f32],
-    ) -> Result<()> {
-        let spec = &self.weights.spec;
-        let CacheShape { heads, dim, .. } = self.shape;
-        let (q_width, kv_width) = (spec.num_heads * dim, heads * dim);
-        let eps = spec.rms_norm_eps as f32;
-        let rows = qkv.chunks_exact_mut(q_width + 2 * kv_width).take(tokens.len());
-        for (row, qkv) in rows.enumerate() {
-            let (q, kv) = qkv.split_at_mut(q_width);
-            let (k, v) = kv.split_at_mut(kv_width);
-            let rotation = layer.rope.then(|| self.rope.get(tokens.position(row)));
-            for (x, which) in [(q, 0), (&mut *k, 1)] {
-                let norm = layer.head_norms.as_ref().map(|norms| (norms[which].as_slice(), eps));
-                dispatch(NormAndRotate { x, dim, norm, rotation });
-            }
-            let (page, slot) = tokens.slot(row).ok_or(SamplerError::NoPage)?;
-            for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
-                self.shape.write(page, (index, head, slot), k, v);
-            }
-        }
-        Ok(())
-    }
-
     /// Computes the logits of the first `rows` of all rows, a part of the vocabulary at a time.
     fn head(&self, rows: usize, all: usize, scratch: &mut Scratch, threads: usize) -> Result<()> {
         let vocab = self.weights.spec.vocab_size;
@@ -341,9 +321,10 @@ impl Decoder {
         for first in (0..vocab).step_by(part) {
             let count = part.min(vocab - first);
             let out = &mut scratch.wide[..count * width];
-            self.weights.head(out, first, x, threads)?;
+            self.weights.head(out, first, x, (threads, self.min_work.weights))?;
             if let Some(cap) = self.weights.spec.final_softcap {
-                par_elements(out, threads, |_, x| dispatch(Softcap { x, cap: cap as f32 }));
+                let split = (threads, self.min_work.elements);
+                par_elements(out, split, |_, x| dispatch(Softcap { x, cap: cap as f32 }));
             }
             columns_to_rows(logits, (first, vocab), out, width);
         }
@@ -351,65 +332,14 @@ impl Decoder {
     }
 }
 
-/// The linear layers of one decoder layer in one pass.
-struct LinearPass<'a> {
-    adapter: Option<&'a AdapterWeights>,
-    layer: usize,
-    width: usize,
-    tokens: usize,
-    threads: usize,
-}
-
-impl LinearPass<'_> {
-    /// Computes a group of linear layers with biases and adapters: `x` `[inner, width]` to `out`
-    /// `[outputs, width]`. `lora` and `integers` are scratch.
-    fn forward(
-        &self,
-        group: &LinearGroup,
-        out: &mut [f32],
-        x: &[f32],
-        (lora, integers): (&mut [f32], &mut IntegerColumns),
-    ) -> Result<()> {
-        let Self { width, tokens, threads, .. } = *self;
-        let columns = TokenColumns { values: &x[..group.inner * width], width, tokens };
-        let integers = group.uses_integers.then(|| integers.round(columns, group.inner, threads));
-        let x = LinearInput { columns, integers };
-        // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
-        par_outputs(out, width, group.inner, threads, |first, mut out| {
-            // The part may begin and end within any of the layers.
-            let mut skip = first;
-            for linear in &group.linears {
-                let from = skip.min(linear.out);
-                skip -= from;
-                let len = (linear.out - from).min(out.len() / width);
-                let (part, rest) = out.split_at_mut(len * width);
-                out = rest;
-                if len > 0 {
-                    linear.forward(part, from, x)?;
-                }
-            }
-            Ok::<(), SamplerError>(())
-        })?;
-        let Some(adapter) = self.adapter else { return Ok(()) };
-        let mut rest = out;
-        for linear in &group.linears {
-            let (out, after) = rest.split_at_mut(linear.out * width);
-            rest = after;
-            let Some(pair) = adapter.get(self.layer, linear.kind) else { continue };
-            let lora = &mut lora[..pair.r * width];
-            lora.fill(0.0);
-            let a = WeightMatrix { values: &pair.a, inner: linear.inner };
-            add_matmul(lora, a, columns, threads);
-            let b = WeightMatrix { values: &pair.b, inner: pair.r };
-            add_matmul(out, b, TokenColumns { values: lora, width, tokens }, threads);
-        }
-        Ok(())
-    }
-}
-
-/// Splits `out` into parts and calls `f(first element, part)` on up to `threads` threads.
-fn par_elements(out: &mut [f32], threads: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
-    let threads = threads.min(out.len() / MIN_ELEMENTS_PER_THREAD).max(1);
+/// Splits `out` into parts of at least `least` elements, and calls `f(first element, part)` on up to `threads`
+/// threads.
+fn par_elements(
+    out: &mut [f32],
+    (threads, least): (usize, usize),
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    let threads = threads.min(out.len() / least).max(1);
     if threads == 1 {
         return f(0, out);
     }

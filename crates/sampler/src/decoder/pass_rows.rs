@@ -38,15 +38,6 @@ impl<M: BatchMember> PassRows<'_, M> {
         self.find(row).map_or(0, |(sequence, offset)| sequence.position(offset))
     }
 
-    /// The page and the slot for a row's keys and values.
-    pub fn slot(&mut self, row: usize) -> Option<(&mut [f32], usize)> {
-        let decoded = self.members.len();
-        match self.members.get_mut(row) {
-            Some(member) => member.sequence_mut().slot(0),
-            None => self.chunk.as_mut()?.sequence.slot(row - decoded),
-        }
-    }
-
     /// The positions that a row attends to, including its own.
     pub fn view(&self, row: usize) -> KvView<'_> {
         let empty = KvView { pages: &[], len: 0 };

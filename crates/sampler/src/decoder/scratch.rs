@@ -9,6 +9,9 @@ use crate::matmul::{COLUMN_BLOCK, padded_width};
 /// Logits of a token that `wide` has room for, unless the vocabulary is smaller.
 pub(super) const HEAD_PART: usize = 3072;
 
+/// The maximum number of linear layers with the same input: queries, keys and values.
+const GROUP_LINEARS: usize = 3;
+
 /// Buffers for passes of up to a fixed number of rows.
 ///
 /// Activations are `[feature, width]`, where `width` is the number of rows rounded up as the matmul kernels
@@ -31,7 +34,7 @@ pub struct Scratch {
     pub(super) mlp: Vec<f32>,
     /// The input of a quantized layer, as integers.
     pub(super) integers: IntegerColumns,
-    /// The adapter's inner activations, `[rank, width]`.
+    /// The inner activations of the adapters of a group of layers, `[ranks, width]`.
     pub(super) lora: Vec<f32>,
     /// Queries, keys and values of each row.
     pub(super) qkv: Vec<f32>,
@@ -119,7 +122,7 @@ impl Scratch {
         }
         if rank > self.rank {
             self.rank = rank;
-            self.lora.resize(rank * self.rows, 0.0);
+            self.lora.resize(GROUP_LINEARS * rank * self.rows, 0.0);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use hone_core::types::TokenId;
 
+use super::min_work::MinWork;
 use super::{PassOutcome, PassSettings, PromptChunk};
 use crate::SequencePages;
 use crate::testing::{
@@ -166,6 +167,44 @@ fn mixed_step(harness: &mut DecoderHarness, batch: &mut [SequencePages], other: 
         assert_eq!(prompt.remaining(), if set { other.len() - 1 } else { other.len() - 15 });
     }
     prompt.free(&mut harness.pool);
+}
+
+#[test]
+fn parallel_loops_change_no_bit() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for name in FAMILIES {
+        let model = model(&family(name));
+        let vocab = model.spec().vocab_size;
+        let lora = random_lora(model.spec(), 3, 9);
+        let run = |parallel: bool| {
+            let mut harness = DecoderHarness::new(&model, Some(&lora));
+            if parallel {
+                harness.threads = 3;
+                harness.decoder.min_work = MinWork::NONE;
+            }
+            let prompts = (0..7).map(|i| ids(3 + 5 * i as usize, vocab, i));
+            let mut batch: Vec<_> =
+                prompts.map(|prompt| harness.sequence(&prompt, 10, 40)).collect();
+            let mut bits = Vec::new();
+            for step in 0..4 {
+                if step < 2 {
+                    mixed_step(&mut harness, &mut batch, &ids(30, vocab, 50 + step));
+                } else {
+                    // So few that their heads are divided between the threads.
+                    batch.truncate(4);
+                    harness.step(&mut batch);
+                }
+                for (row, member) in batch.iter_mut().enumerate() {
+                    let logits = harness.scratch.logits(row);
+                    bits.extend(logits.iter().map(|x| x.to_bits()));
+                    member.push(best(logits));
+                }
+            }
+            bits
+        };
+        let expected = run(false);
+        assert!(pool.install(|| run(true)) == expected, "{name}");
+    }
 }
 
 #[test]

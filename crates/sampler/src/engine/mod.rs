@@ -1,6 +1,8 @@
 //! [`Engine`] on the batched decoder.
 
+mod adapters;
 mod bridge;
+mod policy;
 mod publisher;
 mod scheduler;
 mod shared;
@@ -34,10 +36,12 @@ use crate::decoder::Decoder;
 use crate::error::SamplerError;
 use crate::weights::AdapterWeights;
 
+use adapters::AdapterFiles;
 pub use bridge::BridgedEngine;
+use policy::PolicyWeights;
 pub use publisher::BatchedPublisher;
 use scheduler::BatchScheduler;
-use shared::{EngineShared, PolicyWeights, QueuedRequest};
+use shared::{EngineShared, EngineState, QueuedRequest};
 
 /// Samples many sequences at once on its own threads. Dropping it cancels all sequences.
 pub struct BatchedEngine {
@@ -83,7 +87,7 @@ impl BatchedEngine {
         let queue = Arc::new(Semaphore::new(config.queue.clamp(1, Semaphore::MAX_PERMITS)));
         let live_arrived = AtomicBool::new(false);
         let shared = Arc::new(EngineShared {
-            state: Mutex::default(),
+            state: Mutex::new(EngineState::new(config.kept_adapters)),
             wake: Condvar::new(),
             live_arrived,
             codec,
@@ -127,29 +131,51 @@ impl BatchedEngine {
         self.queue.close();
     }
 
-    /// Reads a PEFT directory.
-    fn read_adapter(&self, dir: Option<&Path>) -> Result<Option<AdapterWeights>, SamplerError> {
-        let Some(dir) = dir else { return Ok(None) };
+    /// The weights of a version in a PEFT directory: those in memory if the version is kept and its files
+    /// have not changed, else they are read.
+    fn load_adapter(
+        &self,
+        version: PolicyVersion,
+        dir: &Path,
+    ) -> Result<PolicyWeights, SamplerError> {
+        // If a file is missing, reading names it.
+        let files = AdapterFiles::of(version, dir).ok();
+        if let Some(files) = &files
+            && let Some(kept) = self.shared.lock().kept.get(files)
+        {
+            return Ok(kept);
+        }
         let (_, lora) = peft::read(dir, &self.spec, DType::F32, &Device::Cpu)?;
-        AdapterWeights::new(&self.spec, &lora).map(Some)
+        let adapter = AdapterWeights::new(&self.spec, &lora)?;
+        drop(lora);
+        let read = PolicyWeights::new(version, Some(adapter));
+        // What was read while the files changed is not kept.
+        let unchanged =
+            files.filter(|files| AdapterFiles::of(version, dir).ok().as_ref() == Some(files));
+        let Some(files) = unchanged else { return Ok(read) };
+        let mut state = self.shared.lock();
+        let (weights, dropped) = state.kept.keep(files, read);
+        state.list_held();
+        drop(state);
+        drop(dropped);
+        Ok(weights)
     }
 
     fn activate(&self, policy: PolicyWeights) {
-        let mut state = self.shared.lock();
-        state.active = policy;
-        state.canary = None;
-        drop(state);
+        let dropped = self.shared.lock().activate(policy);
+        drop(dropped);
         self.shared.wake.notify_all();
     }
 
     /// Sets the policy of requests that name its version.
     fn set_canary(&self, policy: Option<PolicyWeights>) {
-        self.shared.lock().canary = policy;
+        let dropped = self.shared.lock().set_canary(policy);
+        drop(dropped);
     }
 
     /// Whether requests that name `version` get it instead of the active version.
     fn has_canary(&self, version: PolicyVersion) -> bool {
-        self.shared.lock().canary.as_ref().is_some_and(|canary| canary.version == version)
+        self.shared.lock().canary().is_some_and(|canary| canary.version == version)
     }
 
     /// [`Engine::generate`] with the given policy, or with the active one.
@@ -230,13 +256,14 @@ impl Engine for BatchedEngine {
 
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
         let canary = request.version.and_then(|version| {
-            self.shared.lock().canary.clone().filter(|canary| canary.version == version)
+            let state = self.shared.lock();
+            state.canary().filter(|canary| canary.version == version).cloned()
         });
         self.submit(request, canary).await
     }
 
     fn active_version(&self) -> PolicyVersion {
-        self.shared.lock().active.version
+        self.shared.lock().active().version
     }
 
     fn load(&self) -> EngineLoad {

@@ -13,7 +13,7 @@ use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Probe, Publi
 
 use super::BatchedEngine;
 use super::bridge::BridgedEngine;
-use super::shared::PolicyWeights;
+use super::policy::PolicyWeights;
 
 /// Pause before a preempted completion starts again.
 const PREEMPTED_PAUSE: Duration = Duration::from_millis(20);
@@ -44,17 +44,19 @@ impl BatchedPublisher {
         self.staged().clone().ok_or_else(EngineError::nothing_staged)
     }
 
-    /// Reads a version for the sampler.
-    async fn read(
+    /// The weights of a version for the sampler, which are read unless they are kept.
+    async fn load(
         &self,
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<PolicyWeights, EngineError> {
-        let (sampler, dir) = (Arc::clone(&self.sampler), adapter.map(Path::to_path_buf));
-        let read = tokio::task::spawn_blocking(move || sampler.read_adapter(dir.as_deref()));
+        let Some(dir) = adapter.map(Path::to_path_buf) else {
+            return Ok(PolicyWeights::new(version, None));
+        };
+        let sampler = Arc::clone(&self.sampler);
+        let load = tokio::task::spawn_blocking(move || sampler.load_adapter(version, &dir));
         let failed = |e: &dyn Display| EngineError::Model(format!("sampler: {e}"));
-        let adapter = read.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
-        Ok(PolicyWeights::new(version, adapter))
+        load.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))
     }
 
     fn staged(&self) -> MutexGuard<'_, Option<PolicyWeights>> {
@@ -70,10 +72,10 @@ impl Publisher for BatchedPublisher {
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
         *self.staged() = None;
-        let read = self.read(version, adapter);
+        let load = self.load(version, adapter);
         let weights = match &self.serving {
-            Some(serving) => tokio::try_join!(read, serving.stage(version, adapter))?.0,
-            None => read.await?,
+            Some(serving) => tokio::try_join!(load, serving.stage(version, adapter))?.0,
+            None => load.await?,
         };
         *self.staged() = Some(weights);
         Ok(())
@@ -126,7 +128,7 @@ impl Publisher for BatchedPublisher {
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<bool, EngineError> {
-        let weights = self.read(version, adapter).await?;
+        let weights = self.load(version, adapter).await?;
         let loaded = match &self.serving {
             Some(serving) => serving.serve_now(version, adapter).await?,
             None => true,

@@ -1,21 +1,21 @@
 //! The state that the scheduler's thread shares with its callers.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::PolicyVersion;
 use hone_engine::run::CancelFlag;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{Codec, EngineError, EngineLoad, GenerateRequest, Generation, Priority};
 
+use super::adapters::KeptAdapters;
+use super::policy::PolicyWeights;
 use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
 use crate::kv_cache::WeightsId;
-use crate::weights::AdapterWeights;
 
 /// A request in the queue.
 pub(crate) struct QueuedRequest {
@@ -31,36 +31,18 @@ pub(crate) struct QueuedRequest {
     pub permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The weights of one policy version. The default is the base model as version 0.
-#[derive(Clone, Default)]
-pub(crate) struct PolicyWeights {
-    pub version: PolicyVersion,
-    /// `None` is the base model.
-    pub adapter: Option<Arc<AdapterWeights>>,
-    /// Differs between all adapters that this process has read, also between those of one version. A
-    /// version that fails a check can be replaced by another one with its number.
-    pub id: WeightsId,
-}
-
-impl PolicyWeights {
-    pub fn new(version: PolicyVersion, adapter: Option<AdapterWeights>) -> Self {
-        static ADAPTERS: AtomicU64 = AtomicU64::new(0);
-        let id = match adapter {
-            None => WeightsId::default(),
-            Some(_) => WeightsId(1 + ADAPTERS.fetch_add(1, Ordering::Relaxed)),
-        };
-        Self { version, adapter: adapter.map(Arc::new), id }
-    }
-}
-
 #[derive(Default)]
 pub(crate) struct EngineState {
     /// Waiting requests by priority, oldest first.
     waiting: [VecDeque<QueuedRequest>; 2],
     /// The policy of requests that are admitted from now on.
-    pub active: PolicyWeights,
+    active: PolicyWeights,
     /// The policy of requests that name its version, beside the active one.
-    pub canary: Option<PolicyWeights>,
+    canary: Option<PolicyWeights>,
+    /// The adapters that can be activated without reading them.
+    pub kept: KeptAdapters,
+    /// The weights in memory: the base, the active policy, the canary and the kept ones. Ascending.
+    held: Vec<WeightsId>,
     /// Whether new requests are refused.
     pub closed: bool,
     /// The admitted sequences.
@@ -82,6 +64,60 @@ pub(crate) struct EngineShared {
 }
 
 impl EngineState {
+    /// The state of an engine that serves the base model and keeps up to `adapters` adapters.
+    pub fn new(adapters: usize) -> Self {
+        let mut state = Self { kept: KeptAdapters::new(adapters), ..Self::default() };
+        state.list_held();
+        state
+    }
+
+    /// The policy of requests that are admitted from now on.
+    pub fn active(&self) -> &PolicyWeights {
+        &self.active
+    }
+
+    /// The policy of requests that name its version.
+    pub fn canary(&self) -> Option<&PolicyWeights> {
+        self.canary.as_ref()
+    }
+
+    /// The weights whose cached pages a later request may use, in ascending order.
+    pub fn held(&self) -> &[WeightsId] {
+        &self.held
+    }
+
+    /// Changes the active policy, which ends a canary. Returns what is not used any more, which the caller
+    /// drops without the lock.
+    #[must_use]
+    pub fn activate(&mut self, policy: PolicyWeights) -> [Option<PolicyWeights>; 2] {
+        self.kept.touch(policy.id);
+        let before = std::mem::replace(&mut self.active, policy);
+        let dropped = [Some(before), self.canary.take()];
+        self.list_held();
+        dropped
+    }
+
+    /// Changes the canary. Returns the one before.
+    #[must_use]
+    pub fn set_canary(&mut self, canary: Option<PolicyWeights>) -> Option<PolicyWeights> {
+        if let Some(canary) = &canary {
+            self.kept.touch(canary.id);
+        }
+        let before = std::mem::replace(&mut self.canary, canary);
+        self.list_held();
+        before
+    }
+
+    /// Updates [`Self::held`] after a change of the policies or the kept adapters.
+    pub fn list_held(&mut self) {
+        self.held.clear();
+        let policies = [Some(&self.active), self.canary.as_ref()].into_iter().flatten();
+        let ids = policies.map(|policy| policy.id).chain(self.kept.ids());
+        self.held.extend(ids.chain([WeightsId::default()]));
+        self.held.sort_unstable();
+        self.held.dedup();
+    }
+
     /// Removes the next request: the oldest live one, else the oldest one.
     pub fn next_request(&mut self) -> Option<QueuedRequest> {
         self.waiting.iter_mut().find_map(VecDeque::pop_front)

@@ -14,13 +14,15 @@ mod page;
 mod pool;
 mod prefix_cache;
 mod sequence;
+mod slab;
 
 pub use page::CacheShape;
-pub(crate) use page::{PAGE, Page};
+pub(crate) use page::PAGE;
 pub use pool::PagePool;
 pub use prefix_cache::WeightsId;
 pub(crate) use sequence::KvView;
 pub use sequence::{BatchMember, SequencePages};
+pub(crate) use slab::Page;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,6 @@
 //! The pages of the cache: their layout.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Positions of a page.
 pub(crate) const PAGE: usize = 16;
@@ -16,9 +15,6 @@ pub struct CacheShape {
     /// Values of a head.
     pub dim: usize,
 }
-
-/// Keys and values of [`PAGE`] positions. Written only while it has one owner.
-pub(crate) type Page = Arc<[f32]>;
 
 impl CacheShape {
     /// Values of one head in one layer: keys and values.

@@ -1,11 +1,10 @@
 //! The pages of all sequences and of the prefix cache, within one limit.
 
-use std::sync::Arc;
-
 use hone_core::types::TokenId;
 
-use super::page::{CacheShape, Page};
+use super::page::CacheShape;
 use super::prefix_cache::{CacheMatch, CachePlace, PrefixCache, WeightsId};
+use super::slab::{Page, PageAllocator};
 
 /// Allocates pages up to a limit and reuses freed ones. Holds the prefix cache.
 ///
@@ -13,12 +12,12 @@ use super::prefix_cache::{CacheMatch, CachePlace, PrefixCache, WeightsId};
 /// page can always be taken, if necessary in place of an unused cached one.
 #[derive(Debug)]
 pub struct PagePool {
-    shape: CacheShape,
     limit: usize,
     /// Pages that sequences use. A page that several use counts once.
     in_use: usize,
     /// Pages that sequences may still take.
     promised: usize,
+    allocator: PageAllocator,
     /// Allocated pages that hold nothing.
     free: Vec<Page>,
     cache: PrefixCache,
@@ -38,10 +37,10 @@ impl PagePool {
     /// Creates a pool of at most `limit` pages. A page is allocated when it is first used.
     pub fn new(shape: CacheShape, limit: usize) -> Self {
         Self {
-            shape,
             limit,
             in_use: 0,
             promised: 0,
+            allocator: PageAllocator::new(shape.page_len(), limit),
             free: Vec::with_capacity(limit.min(1 << 16)),
             cache: PrefixCache::default(),
             reuse: true,
@@ -68,8 +67,13 @@ impl PagePool {
     }
 
     /// Evicts the cached pages of all other weights as soon as no sequence uses them.
-    pub(crate) fn keep_only(&mut self, weights: &[WeightsId]) {
+    pub(crate) fn keep_only(&mut self, weights: Vec<WeightsId>) {
         self.cache.keep_only(weights, &mut self.free);
+    }
+
+    /// Whether the last [`Self::keep_only`] was of the same weights, in the same order.
+    pub(crate) fn keeps_only(&self, weights: &[WeightsId]) -> bool {
+        self.cache.keeps_only(weights)
     }
 
     /// Promises `pages` pages to a new sequence that begins with `tokens`. Returns false, without any
@@ -94,16 +98,16 @@ impl PagePool {
         self.promised -= 1;
         let page = self.spare_page();
         self.in_use += 1;
-        page.unwrap_or_else(|| self.allocate())
+        page.unwrap_or_else(|| self.allocator.allocate())
     }
 
     /// Takes a promised page with the values of a cached one.
     pub(super) fn take_copy(&mut self, found: CacheMatch) -> Page {
-        let source = Arc::clone(self.cache.page(found.node));
+        let source = self.cache.page(found.node).clone();
         self.cache.touch(found.node);
         let mut page = self.take();
         // Otherwise the source itself had to be evicted, which leaves `source` as its only owner.
-        match Arc::get_mut(&mut page) {
+        match page.values_mut() {
             Some(values) => {
                 values.copy_from_slice(&source);
                 page
@@ -134,7 +138,7 @@ impl PagePool {
         if self.cache.acquire(found.node) {
             self.in_use += 1;
         }
-        Arc::clone(self.cache.page(found.node))
+        self.cache.page(found.node).clone()
     }
 
     /// Adds a sequence's own page to the cache. The sequence keeps using it.
@@ -145,7 +149,7 @@ impl PagePool {
         tokens: &[TokenId],
         page: &Page,
     ) -> CachePlace {
-        CachePlace::Node(self.cache.insert(parent, weights, tokens, Arc::clone(page), 1))
+        CachePlace::Node(self.cache.insert(parent, weights, tokens, page.clone(), 1))
     }
 
     /// Adds a copy of a page to the cache, if there is room.
@@ -160,10 +164,10 @@ impl PagePool {
             return;
         }
         let full = self.in_use >= self.limit;
-        let Some(mut copy) = self.spare_page().or_else(|| (!full).then(|| self.allocate())) else {
-            return;
-        };
-        if let Some(values) = Arc::get_mut(&mut copy) {
+        let spare = self.spare_page();
+        let new = || (!full).then(|| self.allocator.allocate());
+        let Some(mut copy) = spare.or_else(new) else { return };
+        if let Some(values) = copy.values_mut() {
             values.copy_from_slice(page);
             self.cache.insert(parent, weights, tokens, copy, 0);
         }
@@ -181,10 +185,6 @@ impl PagePool {
         self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
     }
 
-    fn allocate(&self) -> Page {
-        std::iter::repeat_n(0.0, self.shape.page_len()).collect()
-    }
-
     /// Checks the invariants.
     #[cfg(test)]
     pub(super) fn check(&self) {
@@ -193,6 +193,6 @@ impl PagePool {
         assert!(self.in_use + self.promised <= self.limit, "{self:?}");
         assert!(self.in_use + unused + self.free.len() <= self.limit, "{self:?}");
         assert!(cached - unused <= self.in_use);
-        assert!(self.free.iter().all(|page| Arc::strong_count(page) == 1));
+        assert!(self.free.iter().all(|page| page.owners() == 1));
     }
 }

@@ -14,7 +14,8 @@ use std::mem::take;
 
 use hone_core::types::TokenId;
 
-use super::page::{PAGE, Page};
+use super::page::PAGE;
+use super::slab::Page;
 
 /// Identifies weights: keys and values that other weights computed are never used. The default is the
 /// base model.
@@ -190,11 +191,8 @@ impl PrefixCache {
     }
 
     /// Keeps only pages of these weights, and those in use. Adds the others to `free`.
-    pub fn keep_only(&mut self, weights: &[WeightsId], free: &mut Vec<Page>) {
-        if self.kept.as_deref() == Some(weights) {
-            return;
-        }
-        self.kept = Some(weights.to_vec());
+    pub fn keep_only(&mut self, weights: Vec<WeightsId>, free: &mut Vec<Page>) {
+        self.kept = Some(weights);
         let unused = take(&mut self.unused);
         // In the order of eviction, children come before their parents.
         for (since, node) in unused {
@@ -204,6 +202,11 @@ impl PrefixCache {
                 free.push(self.remove(node));
             }
         }
+    }
+
+    /// Whether exactly these weights are kept.
+    pub fn keeps_only(&self, weights: &[WeightsId]) -> bool {
+        self.kept.as_deref() == Some(weights)
     }
 
     fn set_unused(&mut self, node: NodeId) {
@@ -228,7 +231,7 @@ impl PrefixCache {
             let found = &self.nodes[node];
             assert_eq!((found.parent, found.tokens), (parent, tokens));
             assert_eq!(found.users == 0, self.unused.get(&found.since) == Some(&node));
-            assert_eq!(std::sync::Arc::strong_count(&found.page), 1 + found.users);
+            assert_eq!(found.page.owners(), 1 + found.users);
             let CachePlace::Node(parent) = parent else { continue };
             assert!(!self.vacant.contains(&parent), "an evicted page has children");
             let parent = &self.nodes[parent];
@@ -289,14 +292,15 @@ mod tests {
         assert!(cache.evict().is_none());
         assert_eq!(cache.release(CachePlace::Node(a), &mut free), 0);
         // Other weights are kept from now on.
-        cache.keep_only(&[WeightsId(4)], &mut free);
+        cache.keep_only(vec![WeightsId(4)], &mut free);
         assert_eq!((cache.unused(), cache.children.len(), free.len()), (0, 1, 0));
         assert_eq!(cache.release(CachePlace::Node(a), &mut free), 1);
         assert_eq!((cache.unused(), cache.children.len(), free.len()), (0, 0, 1));
         let d = cache.insert(CachePlace::Root(WeightsId(4)), WeightsId(4), &full(1), page(), 0);
-        cache.keep_only(&[WeightsId(4), BASE], &mut free);
+        cache.keep_only(vec![WeightsId(4), BASE], &mut free);
+        assert!(cache.keeps_only(&[WeightsId(4), BASE]) && !cache.keeps_only(&[BASE]));
         assert_eq!((cache.unused(), cache.page(d).len()), (1, 1));
-        cache.keep_only(&[BASE], &mut free);
+        cache.keep_only(vec![BASE], &mut free);
         assert_eq!((cache.unused(), free.len()), (0, 2));
     }
 }

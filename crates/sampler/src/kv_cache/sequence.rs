@@ -1,13 +1,13 @@
 //! One sequence: its tokens and the pages with their keys and values.
 
 use std::mem::{replace, take};
-use std::sync::Arc;
 
 use hone_core::types::TokenId;
 
-use super::page::{PAGE, Page, pages};
+use super::page::{PAGE, pages};
 use super::pool::PagePool;
 use super::prefix_cache::{CachePlace, WeightsId};
+use super::slab::Page;
 
 /// The keys and values that one token attends to.
 #[derive(Clone, Copy)]
@@ -131,7 +131,12 @@ impl SequencePages {
     pub(crate) fn slot(&mut self, offset: usize) -> Option<(&mut [f32], usize)> {
         let position = self.len + offset;
         let page = self.pages.get_mut(position / PAGE)?;
-        Some((Arc::get_mut(page)?, position % PAGE))
+        Some((page.values_mut()?, position % PAGE))
+    }
+
+    /// The pages of the next `count` tokens, if they have pages.
+    pub(crate) fn next_pages(&mut self, count: usize) -> Option<&mut [Page]> {
+        self.pages.get_mut(self.len / PAGE..pages(self.len + count))
     }
 
     /// All positions up to and including its own, whose keys and values must be written.

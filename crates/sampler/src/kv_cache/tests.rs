@@ -134,7 +134,7 @@ proptest! {
                 Action::End(which) if which < running.len() => {
                     running.swap_remove(which).sequence.free(&mut pool);
                 }
-                Action::Keep(weights) => pool.keep_only(&[WeightsId(weights)]),
+                Action::Keep(weights) => pool.keep_only(vec![WeightsId(weights)]),
                 Action::End(_) => {}
             }
             pool.check();

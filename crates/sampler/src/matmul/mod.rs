@@ -14,8 +14,6 @@ mod narrow;
 #[cfg(target_arch = "x86_64")]
 mod vector_weight;
 
-use std::convert::Infallible;
-
 use pulp::Arch;
 use rayon::prelude::*;
 
@@ -28,10 +26,6 @@ pub(crate) use kernel::StoredWeight as VectorWeight;
 pub(crate) use kernel::{COLUMN_BLOCK, TokenColumns, WeightMatrix};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vector_weight::VectorWeight;
-
-/// Multiplications that pay for another thread. Those of a weight count as [`COLUMN_BLOCK`] or more,
-/// because to read it takes as long.
-const MIN_WORK_PER_THREAD: usize = 1 << 19;
 
 /// The outputs of a parallel part are a multiple of this, so that few tiles are partial.
 const PART_OUTPUTS: usize = 16;
@@ -56,22 +50,8 @@ fn is_narrow(tokens: usize) -> bool {
     (1..=narrow::MAX_COLUMNS).contains(&tokens) && matches!(Arch::new(), Arch::V4(_))
 }
 
-/// Computes `out += w x` on up to `threads` threads of the current pool. `out` is `[outputs, width]`.
-pub(crate) fn add_matmul(
-    out: &mut [f32],
-    w: WeightMatrix<'_>,
-    x: TokenColumns<'_>,
-    threads: usize,
-) {
-    let Ok(()) = par_outputs(out, x.width, w.inner, threads, |first, out| {
-        let values = &w.values[first * w.inner..];
-        add_matmul_serial(out, WeightMatrix { values, ..w }, x);
-        Ok::<(), Infallible>(())
-    });
-}
-
-/// [`add_matmul`] on the current thread, for weights of any stored type. Uses as many rows of `w` as
-/// `out` has.
+/// Computes `out += w x` on the current thread, for weights of any stored type. `out` is `[outputs, width]`;
+/// uses as many rows of `w` as it has.
 pub(crate) fn add_matmul_serial<W: VectorWeight>(
     out: &mut [f32],
     w: WeightMatrix<'_, W>,
@@ -112,20 +92,20 @@ fn add_narrow<W: VectorWeight>(out: &mut [f32], w: WeightMatrix<'_, W>, x: Token
 }
 
 /// Splits `out` `[outputs, width]` into parts and calls `f(first output, part)` on up to `threads`
-/// threads of the current pool. An output takes `inner` multiplications for each column.
+/// threads of the current pool, each with at least `min_work` multiplications. An output takes `inner`
+/// multiplications for each column.
 ///
 /// # Errors
 /// The first error of `f`.
 pub(crate) fn par_outputs<E: Send>(
     out: &mut [f32],
-    width: usize,
-    inner: usize,
-    threads: usize,
+    (width, inner): (usize, usize),
+    (threads, min_work): (usize, usize),
     f: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
     let outputs = out.len() / width;
     let work = outputs * width.max(COLUMN_BLOCK) * inner;
-    let threads = threads.min(work / MIN_WORK_PER_THREAD).max(1);
+    let threads = threads.min(work / min_work).max(1);
     if threads == 1 {
         return f(0, out);
     }

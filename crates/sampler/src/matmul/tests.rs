@@ -1,3 +1,5 @@
+use std::convert::Infallible;
+
 use half::{bf16, f16};
 use pulp::Arch;
 
@@ -8,9 +10,18 @@ use hone_core::testing::Instructions;
 use super::avx512;
 use super::kernel::{AddMatmul, StoredWeight};
 use super::{
-    COLUMN_BLOCK, TokenColumns, VectorWeight, WeightMatrix, add_matmul, add_matmul_serial,
-    padded_width,
+    COLUMN_BLOCK, TokenColumns, VectorWeight, WeightMatrix, add_matmul_serial, padded_width,
+    par_outputs,
 };
+
+/// [`add_matmul_serial`] on up to `threads` threads.
+fn add_matmul(out: &mut [f32], w: WeightMatrix<'_>, x: TokenColumns<'_>, threads: usize) {
+    let Ok(()) = par_outputs(out, (x.width, w.inner), (threads, 1 << 19), |first, out| {
+        let values = &w.values[first * w.inner..];
+        add_matmul_serial(out, WeightMatrix { values, ..w }, x);
+        Ok::<(), Infallible>(())
+    });
+}
 
 fn values(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| (((i + seed) * 7919 % 1009) as f32 / 504.0) - 1.0).collect()

@@ -60,6 +60,15 @@ pub(crate) const SESSIONS: TableDefinition<(Option<&str>, &str, &Id), ()> =
 /// Index: `(prompt digest, interaction)` of live interactions.
 pub(crate) const SAME_PROMPT: TableDefinition<IdPair, ()> =
     TableDefinition::new("interactions_by_prompt");
+/// Index: `(API key id, interaction)` of chat completions.
+pub(crate) const BY_KEY: TableDefinition<(Option<&str>, &Id), ()> =
+    TableDefinition::new("interactions_by_key");
+/// Index: `(sample, feedback)` of every piece of feedback; a correction belongs to the sample that it
+/// corrects.
+pub(crate) const FEEDBACK_OF: TableDefinition<IdPair, ()> =
+    TableDefinition::new("feedback_by_sample");
+/// Erased interaction -> when. Records that arrive later are ignored.
+pub(crate) const ERASED: TableDefinition<&Id, u64> = TableDefinition::new("erased_interactions");
 /// Index: `(route, interaction)` of prompts that only exams use.
 pub(crate) const HELD_OUT: TableDefinition<(&str, &Id), ()> =
     TableDefinition::new("held_out_prompts");

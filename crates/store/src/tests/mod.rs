@@ -4,6 +4,7 @@
 mod basic;
 mod concurrency;
 mod corrections;
+mod erase;
 mod faults;
 mod golden;
 mod maintain;

@@ -46,6 +46,37 @@ fn ready(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Op {
 }
 
 #[test]
+fn each_key_has_its_own_newest_ratings() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = ledger(dir.path());
+    let by = |key: Option<&str>, of, name: &str, value, at| {
+        let key_id = key.map(str::to_owned);
+        feedback(FeedbackEntry { key_id, name: name.to_owned(), ..thumbs(of, value, at) })
+    };
+    let (alice, bob) = (Some("alice"), Some("bob"));
+    let ops = vec![
+        by(alice, 1, "thumbs", 0.0, 1),
+        by(bob, 1, "thumbs", 0.5, 2),
+        by(alice, 1, "stars", 4.0, 3),
+        by(alice, 1, "thumbs", 1.0, 4),
+        by(alice, 2, "thumbs", 0.25, 5),
+        by(None, 1, "thumbs", 0.75, 6),
+    ];
+    store.commit_blocking(ops).unwrap();
+    let of = |n, key| -> Vec<(String, f64)> {
+        let rows = store.ratings_by(sample_id(n), key).unwrap();
+        assert!(rows.iter().all(|row| row.key_id.as_deref() == key));
+        rows.into_iter().map(|row| (row.name, row.value.unwrap())).collect()
+    };
+    let row = |name: &str, value| (name.to_owned(), value);
+    assert_eq!(of(10, alice), [row("stars", 4.0), row("thumbs", 1.0)]);
+    assert_eq!(of(10, bob), [row("thumbs", 0.5)]);
+    assert_eq!(of(10, None), [row("thumbs", 0.75)]);
+    assert_eq!(of(20, alice), [row("thumbs", 0.25)]);
+    assert!(of(30, alice).is_empty());
+}
+
+#[test]
 fn every_rating_is_received_and_ends_once() {
     let dir = tempfile::tempdir().unwrap();
     let (store, metrics) = ledger(dir.path());

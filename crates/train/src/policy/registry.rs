@@ -19,7 +19,7 @@ use super::error::PolicyError;
 use super::gate::Examiner;
 use super::guard::ActiveGuard;
 use super::rollback::{RECOVERED, Rollback, activation_ops};
-use super::version_dir::{ADAPTERS, adapter_digest};
+use super::version_dir::{ADAPTERS, KnownDigests};
 
 /// The inputs of [`Policies`].
 pub struct PolicySetup {
@@ -50,6 +50,7 @@ pub struct Policies {
     pub(super) examiner: Option<Examiner>,
     pub(super) canary: Canary,
     pub(super) guard: ActiveGuard,
+    digests: KnownDigests,
     active: AtomicU64,
     /// Locked while a version is staged, examined or loaded, so that there is one at a time.
     pub(super) exchange: Mutex<()>,
@@ -75,6 +76,7 @@ impl Policies {
         let policies = Self {
             canary: Canary::new(&config.canary, Arc::clone(&metrics)),
             guard: ActiveGuard::new(&config.rollback),
+            digests: KnownDigests::default(),
             publisher,
             store,
             config,
@@ -177,7 +179,8 @@ impl Policies {
         Ok(swap)
     }
 
-    /// The version's PEFT directory, with its digest verified; `None` for the base.
+    /// The version's PEFT directory, with its digest verified; `None` for the base. The file is read again
+    /// only if it has changed.
     pub(super) fn adapter_dir(
         &self,
         record: &PolicyRecord,
@@ -185,7 +188,7 @@ impl Policies {
         let Some(relative) = &record.adapter else { return Ok(None) };
         let dir = self.data_dir.join(relative);
         let version = record.version;
-        let digest = adapter_digest(&dir).map_err(|error| {
+        let digest = self.digests.of(&dir).map_err(|error| {
             let reason = format!("its adapter cannot be read: {error}");
             PolicyError::Unservable { version, reason, source: Some(error) }
         })?;

@@ -194,5 +194,6 @@ fn a_sentence_piece_tokenizer_encodes_and_decodes_as_the_library() {
     }
     let message = Message::new(Role::User, "The dog");
     let dog = codec.encode("The dog").unwrap();
+    assert_eq!(codec.encode_text("The dog", true).unwrap(), [vec![1], dog.clone()].concat());
     assert_eq!(codec.prompt(&[message]).unwrap(), [vec![1, 3], dog].concat());
 }

@@ -8,13 +8,15 @@ use super::sentence_piece;
 use super::vocabulary::{GgufVocabulary, TokenizerParts};
 use crate::error::EngineError;
 
-/// The whole `tokenizer.json`. Special tokens are not added to texts: chat templates write them.
+/// The whole `tokenizer.json`. Its post-processor puts the token before a text that the file asks for;
+/// chat templates write their own.
 ///
 /// # Errors
 /// If the vocabulary is missing, or the tokenizer is of a kind that is not supported.
 pub(super) fn tokenizer_json(metadata: &Metadata<'_>) -> Result<Value, EngineError> {
     let tokens = GgufVocabulary::read(metadata)?;
-    let parts = match metadata.required_text("tokenizer.ggml.model")? {
+    let kind = metadata.required_text("tokenizer.ggml.model")?;
+    let parts = match kind {
         "gpt2" => byte_level(&tokens, metadata)?,
         "llama" => sentence_piece::parts(&tokens, metadata)?,
         other => {
@@ -30,7 +32,7 @@ pub(super) fn tokenizer_json(metadata: &Metadata<'_>) -> Result<Value, EngineErr
         "added_tokens": tokens.added(),
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": null,
+        "post_processor": tokens.frame(metadata, kind == "llama")?,
         "decoder": decoder,
         "model": model,
     }))

@@ -113,6 +113,27 @@ impl<'a> GgufVocabulary<'a> {
         Ok(found)
     }
 
+    /// The `post_processor` of a `tokenizer.json`: puts `bos_token` before a text if the file says so, or if
+    /// it says nothing and `default` holds.
+    ///
+    /// # Errors
+    /// If a value has the wrong type.
+    pub fn frame(&self, metadata: &Metadata<'_>, default: bool) -> Result<Value, EngineError> {
+        let framed = metadata.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(default);
+        let Some(id) = self.id(metadata, "bos_token_id")?.filter(|_| framed) else {
+            return Ok(Value::Null);
+        };
+        let text = self.texts[id];
+        let begin = json!({ "SpecialToken": { "id": text, "type_id": 0 } });
+        let sequence = |name| json!({ "Sequence": { "id": name, "type_id": 0 } });
+        Ok(json!({
+            "type": "TemplateProcessing",
+            "single": [begin, sequence("A")],
+            "pair": [begin, sequence("A"), sequence("B")],
+            "special_tokens": { text: { "id": text, "ids": [id], "tokens": [text] } },
+        }))
+    }
+
     /// The `vocab` of a `tokenizer.json`.
     pub fn vocab(&self) -> Map<String, Value> {
         let ids = self.texts.iter().enumerate();

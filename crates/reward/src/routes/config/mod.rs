@@ -27,6 +27,10 @@ pub struct RouteConfig {
     /// `metadata` entries that a request must have; `"*"` matches any value.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
+    /// Whether requests of the route may be recorded and learned from; absent: yes. With `false` nothing
+    /// of them is kept, whatever the request says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<bool>,
     /// The parts in the file; [`RouteConfig::parts`] includes the preset's.
     #[serde(default, rename = "reward")]
     pub rewards: Vec<RewardConfig>,

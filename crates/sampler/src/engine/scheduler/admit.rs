@@ -9,7 +9,8 @@ use hone_engine::run::{CancelReason, GenerationRun};
 
 use super::BatchScheduler;
 use super::sequence::EngineSequence;
-use crate::engine::shared::{PolicyWeights, QueuedRequest};
+use crate::engine::policy::PolicyWeights;
+use crate::engine::shared::QueuedRequest;
 use crate::error::Result;
 use crate::kv_cache::SequencePages;
 
@@ -17,7 +18,7 @@ impl BatchScheduler {
     /// Admits requests, live ones first and each class in its order, until a request does not fit. A
     /// live request that does not fit preempts shadow sequences, the newest first.
     pub(super) fn admit(&mut self) {
-        self.keep_served_versions();
+        self.keep_held_weights();
         while let Some((queued, policy)) = self.next_request() {
             match self.try_admit(queued, policy) {
                 Ok(None) => {}
@@ -40,7 +41,7 @@ impl BatchScheduler {
         self.shared.live_arrived.store(false, Ordering::Release);
         state.forget_abandoned();
         let queued = state.next_request()?;
-        let policy = queued.policy.clone().unwrap_or_else(|| state.active.clone());
+        let policy = queued.policy.clone().unwrap_or_else(|| state.active().clone());
         Some((queued, policy))
     }
 
@@ -114,12 +115,15 @@ impl BatchScheduler {
         true
     }
 
-    /// Keeps cached pages only of the versions that requests can get.
-    fn keep_served_versions(&mut self) {
-        let (active, canary) = {
-            let state = self.shared.lock();
-            (state.active.id, state.canary.as_ref().map(|canary| canary.id))
-        };
-        self.pool.keep_only(&[active, canary.unwrap_or(active)]);
+    /// Keeps cached pages only of weights in memory: those of the versions that requests can get, or that
+    /// can be activated without being read.
+    fn keep_held_weights(&mut self) {
+        let state = self.shared.lock();
+        if self.pool.keeps_only(state.held()) {
+            return;
+        }
+        let held = state.held().to_vec();
+        drop(state);
+        self.pool.keep_only(held);
     }
 }

@@ -1,4 +1,5 @@
 mod arrivals;
+mod kept;
 mod live;
 mod prefix;
 mod priority;

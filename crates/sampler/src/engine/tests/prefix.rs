@@ -3,7 +3,7 @@
 use super::*;
 
 /// Prompt tokens that were computed and that were taken from the cache.
-fn prompt_tokens(engine: &BatchedEngine) -> (u64, u64) {
+pub(super) fn prompt_tokens(engine: &BatchedEngine) -> (u64, u64) {
     let counter = &engine.shared.metrics.engine_prompt_tokens;
     let value = |source: &str| counter.with_label_values(&[source]).get();
     (value("computed"), value("cached"))
@@ -13,11 +13,11 @@ fn pages(engine: &BatchedEngine, state: &str) -> i64 {
     engine.shared.metrics.engine_cache_pages.with_label_values(&[state]).get()
 }
 
-async fn answer(engine: &BatchedEngine, request: &GenerateRequest) -> Completion {
+pub(super) async fn answer(engine: &BatchedEngine, request: &GenerateRequest) -> Completion {
     engine.generate(request.clone()).await.unwrap().collect().await.unwrap()
 }
 
-fn prompt(len: TokenId, first: TokenId) -> Vec<TokenId> {
+pub(super) fn prompt(len: TokenId, first: TokenId) -> Vec<TokenId> {
     (0..len).map(|i| 3 + (first + i * 7) % 80).collect()
 }
 

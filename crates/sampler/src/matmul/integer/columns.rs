@@ -1,91 +1,116 @@
 //! Activations as integers of 16 bits.
 
-#![cfg_attr(
-    not(target_arch = "x86_64"),
-    expect(dead_code, reason = "only the kernel for x86-64 reads the integers")
-)]
-
 use rayon::prelude::*;
 
-use super::super::kernel::{COLUMN_BLOCK, TokenColumns};
-use super::layout::{BLOCK, ColumnGroup, IntegerBlock, WORDS};
-use super::support::has_instructions;
-use crate::matmul::padded_width;
+use hone_core::simd::dispatch;
 
-/// Activations `[inner, width]` rounded to integers: `x = (256 upper + lower) scale`, with two signed
-/// bytes. [`BLOCK`] activations of a token share a scale, with which the greatest of them is 32512. So
-/// rounding changes an activation by at most about 1 / 65024 of the greatest one in its block. The integers
-/// of a token do not depend on the other tokens.
+#[cfg(target_arch = "x86_64")]
+use super::avx512::round_group as round_to_bytes;
+use super::layout::{BLOCK, BLOCK_WORDS, ColumnGroup, IntegerGroup, LANES, last_columns};
+use super::round::RoundToPairs;
+use super::support::IntegerInstructions;
+use crate::matmul::TokenColumns;
+
+/// Activations `[inner, width]` rounded to integers, times a scale. [`BLOCK`] activations of a token share a
+/// scale, with which the greatest of them is 32512. So rounding changes an activation by at most about
+/// 1 / 65024 of the greatest one in its block. The integers of a token do not depend on the other tokens.
+///
+/// The order of the integers depends on the instructions that multiply them:
+///
+/// - as bytes: a word has four consecutive activations of a column. With `x = (256 upper + lower) scale`, a
+///   block has half of its words for the upper bytes, then as many for the lower ones, both signed.
+/// - as pairs of 16 bits: of four consecutive activations, a word has the first and the third, and the next
+///   word the second and the fourth.
 #[derive(Debug, Default)]
 pub(crate) struct IntegerColumns {
-    /// Groups of [`COLUMN_BLOCK`] columns.
+    instructions: IntegerInstructions,
+    /// Groups of [`LANES`] columns.
     whole: usize,
     /// Columns of the last group, 0 without one that is not whole.
     last: usize,
     /// Blocks of a column.
     blocks: usize,
-    /// For each group of columns, for each block: [`WORDS`] words of upper bytes, then as many of lower
-    /// ones. A word has four consecutive activations of a column, and the words of the group's columns
-    /// are side by side.
+    /// For each group of columns, for each block, for each of [`BLOCK_WORDS`] words: those of the group's
+    /// columns, side by side.
     words: Vec<u32>,
     /// For each group, for each block, for each column.
     scales: Vec<f32>,
     /// The sums of the integers, negated, in the same order.
     negative_sums: Vec<i32>,
+    /// The same of the first half of each block.
+    first_sums: Vec<i32>,
 }
 
 impl IntegerColumns {
+    /// Columns for some instructions, which this processor has.
+    #[cfg(test)]
+    pub fn with(instructions: IntegerInstructions) -> Self {
+        Self { instructions, ..Self::default() }
+    }
+
     /// Rounds the columns of the tokens of `x`, on up to `threads` threads of the current pool. `inner` is
     /// a multiple of [`BLOCK`].
     pub fn round(&mut self, x: TokenColumns<'_>, inner: usize, threads: usize) -> &Self {
         assert!(inner.is_multiple_of(BLOCK) && x.values.len() >= inner * x.width);
         let blocks = inner / BLOCK;
         self.blocks = blocks;
-        (self.whole, self.last) = if x.width < COLUMN_BLOCK {
-            (0, x.width)
-        } else {
-            (x.tokens / COLUMN_BLOCK, padded_width(x.tokens % COLUMN_BLOCK))
-        };
-        let (scales, words) = (blocks * COLUMN_BLOCK, blocks * COLUMN_BLOCK * 2 * WORDS);
-        let all = blocks * (self.whole * COLUMN_BLOCK + self.last);
-        self.words.resize(all * 2 * WORDS, 0);
+        (self.whole, self.last) = (x.tokens / LANES, last_columns(x.tokens % LANES));
+        assert!(self.all_columns() <= x.width);
+        let all = blocks * self.all_columns();
+        self.words.resize(all * BLOCK_WORDS, 0);
         self.scales.resize(all, 0.0);
         self.negative_sums.resize(all, 0);
-        let round = |group: usize, words: &mut [u32], scales: &mut [f32], sums: &mut [i32]| {
-            let (values, width) = (&x.values[group * COLUMN_BLOCK..], x.width);
+        self.first_sums.resize(all, 0);
+        let instructions = self.instructions;
+        let round = |group: usize, words: &mut [u32], scales: &mut [f32], sums: [&mut [i32]; 2]| {
+            let (values, width) = (&x.values[group * LANES..], x.width);
             let columns = scales.len() / blocks.max(1);
-            let group = ColumnGroup { columns, values, width, words, scales, negative_sums: sums };
-            round_group(group);
+            let [negative_sums, first_sums] = sums;
+            round_group(
+                instructions,
+                ColumnGroup { columns, values, width, words, scales, negative_sums, first_sums },
+            );
         };
+        let part = (blocks * LANES).max(1);
         let groups = self.whole + usize::from(self.last > 0);
         if threads.min(groups) <= 1 {
-            let parts = self.words.chunks_mut(words).zip(self.scales.chunks_mut(scales));
-            let parts = parts.zip(self.negative_sums.chunks_mut(scales)).enumerate();
-            parts.for_each(|(i, ((words, scales), sums))| round(i, words, scales, sums));
+            let words = self.words.chunks_mut(part * BLOCK_WORDS);
+            let sums = self.negative_sums.chunks_mut(part).zip(self.first_sums.chunks_mut(part));
+            let parts = words.zip(self.scales.chunks_mut(part)).zip(sums).enumerate();
+            parts.for_each(|(i, ((words, scales), (sums, first)))| {
+                round(i, words, scales, [sums, first]);
+            });
             return self;
         }
-        let parts = self.words.par_chunks_mut(words).zip(self.scales.par_chunks_mut(scales));
-        let parts = parts.zip(self.negative_sums.par_chunks_mut(scales)).enumerate();
-        parts
-            .with_min_len((groups / threads).max(1))
-            .for_each(|(i, ((words, scales), sums))| round(i, words, scales, sums));
+        let words = self.words.par_chunks_mut(part * BLOCK_WORDS);
+        let sums = self.negative_sums.par_chunks_mut(part);
+        let sums = sums.zip(self.first_sums.par_chunks_mut(part));
+        let parts = words.zip(self.scales.par_chunks_mut(part)).zip(sums).enumerate();
+        parts.with_min_len((groups / threads).max(1)).for_each(
+            |(i, ((words, scales), (sums, first)))| round(i, words, scales, [sums, first]),
+        );
         self
     }
 
     /// Bytes of `tokens` columns of `inner` activations.
     pub fn bytes(tokens: usize, inner: usize) -> usize {
-        let block = 2 * WORDS * size_of::<u32>() + size_of::<f32>() + size_of::<i32>();
+        let block = BLOCK_WORDS * size_of::<u32>() + size_of::<f32>() + 2 * size_of::<i32>();
         tokens * inner.div_ceil(BLOCK) * block
     }
 
-    /// Groups of [`COLUMN_BLOCK`] columns.
-    pub(super) fn whole_groups(&self) -> usize {
-        self.whole
+    /// The instructions that the order of the integers is for.
+    pub(super) fn instructions(&self) -> IntegerInstructions {
+        self.instructions
     }
 
-    /// Columns of the group after them: 0, 1, 2, 3, 4, 6, 8 or 16.
-    pub(super) fn last_columns(&self) -> usize {
-        self.last
+    /// Columns of all groups.
+    pub(super) fn all_columns(&self) -> usize {
+        self.whole * LANES + self.last
+    }
+
+    /// Groups of columns.
+    pub(super) fn groups(&self) -> usize {
+        self.whole + usize::from(self.last > 0)
     }
 
     /// Blocks of a column.
@@ -93,121 +118,137 @@ impl IntegerColumns {
         self.blocks
     }
 
-    /// The first block of a group; the group's other blocks follow.
-    pub(super) fn group(&self, group: usize) -> IntegerBlock {
-        let at = group * self.blocks * COLUMN_BLOCK;
-        IntegerBlock {
-            words: self.words[at * 2 * WORDS..].as_ptr(),
-            scales: self.scales[at..].as_ptr(),
-            negative_sums: self.negative_sums[at..].as_ptr(),
+    /// A group of columns: of [`LANES`], the last one of 1, 2, 3, 4, 6, 8 or [`LANES`].
+    pub(super) fn group(&self, group: usize) -> IntegerGroup<'_> {
+        let columns = if group < self.whole { LANES } else { self.last };
+        let range = group * self.blocks * LANES..(group * LANES + columns) * self.blocks;
+        IntegerGroup {
+            columns,
+            words: &self.words[range.start * BLOCK_WORDS..range.end * BLOCK_WORDS],
+            scales: &self.scales[range.clone()],
+            negative_sums: &self.negative_sums[range.clone()],
+            first_sums: &self.first_sums[range],
         }
     }
 }
 
-fn round_group(group: ColumnGroup<'_>) {
-    assert!(has_instructions(), "the processor does not have AVX-512 with VNNI");
+fn round_group(instructions: IntegerInstructions, group: ColumnGroup<'_>) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the assertion checked the processor.
-    unsafe {
-        super::round::round_group(group);
+    if instructions == IntegerInstructions::Avx512Vnni {
+        assert!(instructions.is_available(), "{instructions:?}");
+        // SAFETY: the assertion checked the processor.
+        return unsafe { round_to_bytes(group) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = group;
+    debug_assert!(!instructions.use_bytes());
+    dispatch(RoundToPairs(group));
 }
 
 #[cfg(test)]
 mod tests {
-    use hone_core::testing::skip_without;
     use hone_model::testing::waves;
 
     use super::*;
 
-    fn is_supported() -> bool {
-        let supported = has_instructions();
-        if !supported {
-            skip_without("AVX-512 with VNNI");
-        }
-        supported
+    /// The integers of a column, and the scale, the sum and the first half's sum of each block.
+    fn column(x: &IntegerColumns, column: usize) -> (Vec<i32>, Vec<(f32, i32, i32)>) {
+        let (group, column) = (x.group(column / LANES), column % LANES);
+        let integer = |k: usize| {
+            let words = group.block(k / BLOCK).words;
+            let word = |row: usize| words[row * group.columns + column];
+            let (row, at) = (k % BLOCK / 4, k % 4);
+            if x.instructions.use_bytes() {
+                let byte = |row: usize| i32::from(word(row).to_le_bytes()[at].cast_signed());
+                256 * byte(row) + byte(BLOCK_WORDS / 2 + row)
+            } else {
+                i32::from((word(2 * row + at % 2) >> (16 * (at / 2))) as i16)
+            }
+        };
+        let block = |at: usize| {
+            let block = group.block(at);
+            (block.scales[column], -block.negative_sums[column], -block.first_sums[column])
+        };
+        ((0..x.blocks * BLOCK).map(integer).collect(), (0..x.blocks).map(block).collect())
     }
 
-    /// Where a column is: the first value of its group, and its place among the group's columns.
-    fn place(x: &IntegerColumns, column: usize) -> (usize, usize, usize) {
-        let group = column / COLUMN_BLOCK;
-        let columns = if group < x.whole { COLUMN_BLOCK } else { x.last };
-        (group * x.blocks * COLUMN_BLOCK, column % COLUMN_BLOCK, columns)
-    }
-
-    /// The integers of a column, and the scale of each block.
-    fn integers(x: &IntegerColumns, column: usize) -> (Vec<i32>, Vec<f32>) {
-        let (first, column, columns) = place(x, column);
-        let scales = (0..x.blocks).map(|block| x.scales[first + block * columns + column]);
-        let integers = (0..x.blocks * BLOCK).map(|k| {
-            let byte = |lower: usize| {
-                let word = (k / BLOCK) * 2 * WORDS + lower * WORDS + k % BLOCK / 4;
-                let word = x.words[first * 2 * WORDS + word * columns + column];
-                i32::from(word.to_le_bytes()[k % 4].cast_signed())
-            };
-            256 * byte(0) + byte(1)
-        });
-        (integers.collect(), scales.collect())
+    fn rounded(
+        instructions: IntegerInstructions,
+        (values, width, tokens): (&[f32], usize, usize),
+    ) -> IntegerColumns {
+        let mut rounded = IntegerColumns::with(instructions);
+        let inner = values.len() / width;
+        rounded.round(TokenColumns { values, width, tokens }, inner, 2);
+        rounded
     }
 
     #[test]
     fn integers_times_scales_are_the_activations() {
-        if !is_supported() {
-            return;
-        }
         for (width, tokens) in
-            [(1, 1), (2, 2), (3, 3), (6, 5), (8, 8), (16, 9), (16, 16), (48, 37), (48, 41)]
+            [(1, 1), (2, 2), (3, 3), (6, 5), (8, 8), (16, 9), (16, 3), (48, 37), (48, 41)]
         {
-            let inner = 3 * BLOCK;
-            let x = waves(inner * width, 0.3);
-            let columns = TokenColumns { values: &x, width, tokens };
-            let mut rounded = IntegerColumns::default();
-            rounded.round(columns, inner, 2);
-            for token in 0..tokens {
-                let (integers, scales) = integers(&rounded, token);
-                let values: Vec<f32> = x.iter().skip(token).step_by(width).copied().collect();
-                for (block, scale) in scales.iter().enumerate() {
-                    let range = block * BLOCK..(block + 1) * BLOCK;
-                    for (x, q) in values[range.clone()].iter().zip(&integers[range.clone()]) {
-                        assert!((x - *q as f32 * scale).abs() <= 0.501 * scale, "{x} {q} {scale}");
+            let x = waves(3 * BLOCK * width, 0.3);
+            for instructions in IntegerInstructions::all() {
+                let all = rounded(instructions, (&x, width, tokens));
+                for token in 0..tokens {
+                    let (integers, blocks) = column(&all, token);
+                    let values: Vec<f32> = x.iter().skip(token).step_by(width).copied().collect();
+                    for (at, (scale, sum, first)) in blocks.iter().enumerate() {
+                        let integers = &integers[at * BLOCK..][..BLOCK];
+                        for (x, q) in values[at * BLOCK..].iter().zip(integers) {
+                            let error = (x - *q as f32 * scale).abs();
+                            assert!(error <= 0.501 * scale, "{x} {q} {scale}");
+                        }
+                        assert!(integers.iter().any(|q| q.abs() == 32512));
+                        assert_eq!(*sum, integers.iter().sum::<i32>());
+                        assert_eq!(*first, integers[..BLOCK / 2].iter().sum::<i32>());
                     }
-                    assert!(integers[range.clone()].iter().any(|q| q.abs() == 32512));
-                    let (first, column, columns) = place(&rounded, token);
-                    let sum = rounded.negative_sums[first + block * columns + column];
-                    assert_eq!(sum, -integers[range].iter().sum::<i32>());
+                    let alone = rounded(instructions, (&values, 1, 1));
+                    assert_eq!(column(&alone, 0), (integers, blocks));
                 }
-                let alone = TokenColumns { values: &values, width: 1, tokens: 1 };
-                let mut one = IntegerColumns::default();
-                one.round(alone, inner, 1);
-                assert_eq!(self::integers(&one, 0), (integers, scales));
+                let IntegerColumns { words, scales, negative_sums, first_sums, .. } = &all;
+                let values = words.len() + scales.len() + negative_sums.len() + first_sums.len();
+                assert_eq!(IntegerColumns::bytes(all.all_columns(), 3 * BLOCK), 4 * values);
             }
-            let IntegerColumns { words, scales, negative_sums, .. } = &rounded;
-            let bytes = 4 * (words.len() + scales.len() + negative_sums.len());
-            let columns = rounded.whole * COLUMN_BLOCK + rounded.last;
-            assert_eq!(IntegerColumns::bytes(columns, inner), bytes);
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_rounds_to_the_same_integers() {
+        for (width, tokens) in [(1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (8, 8), (16, 16), (48, 41)]
+        {
+            let mut x = waves(2 * BLOCK * width, 1.3);
+            // Half of a unit, which is rounded to the even integer.
+            x[0] = 32512.0;
+            x[width] = 2.5;
+            x[2 * width] = -3.5;
+            let columns = |instructions| {
+                let all = rounded(instructions, (&x, width, tokens));
+                (0..tokens).map(|token| column(&all, token)).collect::<Vec<_>>()
+            };
+            let expected = columns(IntegerInstructions::PORTABLE);
+            assert_eq!(expected[0].0[..3], [32512, 2, -4]);
+            for instructions in IntegerInstructions::all() {
+                assert_eq!(columns(instructions), expected, "{instructions:?} {width}");
+            }
         }
     }
 
     #[test]
     fn special_values_are_kept_and_tiny_ones_are_zero() {
-        if !is_supported() {
-            return;
-        }
-        for width in [1, 2] {
+        for (instructions, width) in
+            IntegerInstructions::all().into_iter().flat_map(|i| [(i, 1), (i, 2)])
+        {
             let scale = |values: [f32; 2], others: f32| {
                 let mut x = vec![others; BLOCK * width];
                 (x[3 * width], x[9 * width]) = (values[0], values[1]);
-                let mut rounded = IntegerColumns::default();
-                rounded.round(TokenColumns { values: &x, width, tokens: width }, BLOCK, 1);
-                (rounded.scales[0], rounded.words)
+                let all = rounded(instructions, (&x, width, width));
+                (all.scales[0], all.words)
             };
             assert!(scale([f32::NAN, f32::INFINITY], 1.0).0.is_nan());
             assert!(scale([1.0, f32::NAN], f32::INFINITY).0.is_nan());
             assert_eq!(scale([f32::NEG_INFINITY, 1.0], 1.0).0, f32::INFINITY);
-            assert_eq!(scale([1e-40, -1e-38], 1e-39), (0.0, vec![0; 2 * WORDS * width]));
-            assert_eq!(scale([0.0, -0.0], 0.0), (0.0, vec![0; 2 * WORDS * width]));
+            let zeros = vec![0; BLOCK_WORDS * width];
+            assert_eq!(scale([1e-40, -1e-38], 1e-39), (0.0, zeros.clone()));
+            assert_eq!(scale([0.0, -0.0], 0.0), (0.0, zeros));
         }
     }
 }

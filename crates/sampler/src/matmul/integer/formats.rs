@@ -1,84 +1,25 @@
-//! Blocks of quantized weights, as vectors with the weights of 16 rows.
+//! The formats of quantized weights, as the kernels need them. `hone_model::weights::BlockFormat` describes
+//! their blocks.
 
-use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _mm_cvtsi32_si128, _mm256_maskz_loadu_epi16, _mm512_and_si512,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_maskz_loadu_epi32, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_srl_epi32, _mm512_srli_epi32, _mm512_xor_si512,
-};
-
-use super::layout::WORDS;
-
-/// The blocks of the same number of up to 16 rows, whose parts are interleaved.
-#[derive(Clone, Copy)]
-pub(super) struct RowBlocks {
-    pub first: *const u8,
-    /// The number of rows, 1 to 16.
-    pub rows: usize,
-    /// A bit for each row.
-    pub mask: __mmask16,
-}
-
-impl RowBlocks {
-    /// The word of each row that starts `at` bytes from the block's begin.
-    ///
-    /// # Safety
-    /// The processor has AVX-512, and the words can be read.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn words(self, at: usize) -> __m512i {
-        // SAFETY: the caller's guarantee.
-        unsafe { _mm512_maskz_loadu_epi32(self.mask, self.first.add(at * self.rows).cast()) }
-    }
-
-    /// The f16 number of each row that starts `at` bytes from the block's begin.
-    ///
-    /// # Safety
-    /// As for [`Self::words`].
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn halves(self, at: usize) -> __m512 {
-        // SAFETY: the caller's guarantee.
-        let halves =
-            unsafe { _mm256_maskz_loadu_epi16(self.mask, self.first.add(at * self.rows).cast()) };
-        _mm512_cvtph_ps(halves)
-    }
-}
-
-/// 32 weights of 16 rows: `scale (q - 2^SHIFT)`, or without a `SHIFT` `scale q - offset`.
-#[derive(Clone, Copy)]
-pub(super) struct Part {
-    /// Unsigned bytes q. Vector `p` has four consecutive ones of each row.
-    pub words: [__m512i; WORDS],
-    pub scale: __m512,
-    pub offset: __m512,
-}
-
-/// A format whose weights share a scale in 32s.
-pub(super) trait IntegerFormat {
+/// A format of blocks, which are divided into parts of 32 weights.
+///
+/// A weight is `scale (q - 2^SHIFT)`, or without a `SHIFT` `scale q - offset`, with an unsigned integer q of
+/// at most 8 bits.
+pub(super) trait WeightFormat {
     /// Bytes of a block.
     const BYTES: usize;
 
-    /// Parts of 32 weights of a block.
+    /// Parts of a block.
     const PARTS: usize;
 
-    /// Weights are `q - 2^SHIFT` before they are scaled. `None` for formats with an offset.
+    /// The f16 numbers of a block before its words of 4 bytes, and after them.
+    const HALVES: [usize; 2];
+
+    /// What is subtracted from the integers, as a power of two. `None` for formats with an offset.
     const SHIFT: Option<u32>;
 
-    /// Scales and offsets of the parts of a block.
-    type Scales: Copy;
-
-    /// Reads what the parts share.
-    ///
-    /// # Safety
-    /// The processor has AVX-512 (F, BW, VL), and the blocks can be read.
-    unsafe fn scales(blocks: RowBlocks) -> Self::Scales;
-
-    /// Reads a part.
-    ///
-    /// # Safety
-    /// As for [`Self::scales`].
-    unsafe fn part(blocks: RowBlocks, scales: Self::Scales, part: usize) -> Part;
+    /// Whether each 16 weights of a part have a scale of their own.
+    const SPLIT: bool = false;
 }
 
 /// A scale, and 32 integers of 8 bits.
@@ -94,155 +35,51 @@ pub(super) struct Q4_1;
 /// hold the integers of two parts.
 pub(super) struct Q4K;
 
-impl IntegerFormat for Q8_0 {
+/// Integers of 6 bits, plus 32, in 128 bytes with four bits of each and 64 bytes with two; sixteen scales of 8
+/// bits, and the scale of these.
+pub(super) struct Q6K;
+
+impl WeightFormat for Q8_0 {
     const BYTES: usize = 34;
     const PARTS: usize = 1;
+    const HALVES: [usize; 2] = [1, 0];
     const SHIFT: Option<u32> = Some(7);
-    type Scales = __m512;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(blocks: RowBlocks) -> __m512 {
-        // SAFETY: the caller's guarantee.
-        unsafe { blocks.halves(0) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn part(blocks: RowBlocks, scale: __m512, _: usize) -> Part {
-        let mut words = [_mm512_setzero_si512(); WORDS];
-        for (p, word) in words.iter_mut().enumerate() {
-            // SAFETY: the caller's guarantee.
-            let signed = unsafe { blocks.words(2 + 4 * p) };
-            *word = _mm512_xor_si512(signed, _mm512_set1_epi8(i8::MIN));
-        }
-        Part { words, scale, offset: _mm512_setzero_ps() }
-    }
 }
 
-/// The integers of 4 bits of 16 bytes: the lower halves, then the upper ones.
-///
-/// # Safety
-/// As for [`RowBlocks::words`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn halves_of_bytes(blocks: RowBlocks, at: usize) -> [__m512i; WORDS] {
-    let mut words = [_mm512_setzero_si512(); WORDS];
-    let (lower, upper) = words.split_at_mut(WORDS / 2);
-    for (p, (lower, upper)) in lower.iter_mut().zip(upper).enumerate() {
-        // SAFETY: the caller's guarantee.
-        let both = unsafe { blocks.words(at + 4 * p) };
-        *lower = _mm512_and_si512(both, _mm512_set1_epi8(15));
-        *upper = _mm512_and_si512(_mm512_srli_epi32::<4>(both), _mm512_set1_epi8(15));
-    }
-    words
-}
-
-impl IntegerFormat for Q4_0 {
+impl WeightFormat for Q4_0 {
     const BYTES: usize = 18;
     const PARTS: usize = 1;
+    const HALVES: [usize; 2] = [1, 0];
     const SHIFT: Option<u32> = Some(3);
-    type Scales = __m512;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(blocks: RowBlocks) -> __m512 {
-        // SAFETY: the caller's guarantee.
-        unsafe { blocks.halves(0) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn part(blocks: RowBlocks, scale: __m512, _: usize) -> Part {
-        // SAFETY: the caller's guarantee.
-        let words = unsafe { halves_of_bytes(blocks, 2) };
-        Part { words, scale, offset: _mm512_setzero_ps() }
-    }
 }
 
-impl IntegerFormat for Q4_1 {
+impl WeightFormat for Q4_1 {
     const BYTES: usize = 20;
     const PARTS: usize = 1;
+    const HALVES: [usize; 2] = [2, 0];
     const SHIFT: Option<u32> = None;
-    /// The scale and the offset.
-    type Scales = [__m512; 2];
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(blocks: RowBlocks) -> [__m512; 2] {
-        // SAFETY: the caller's guarantee.
-        unsafe { [blocks.halves(0), negated(blocks.halves(2))] }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn part(blocks: RowBlocks, [scale, offset]: [__m512; 2], _: usize) -> Part {
-        // SAFETY: the caller's guarantee.
-        Part { words: unsafe { halves_of_bytes(blocks, 4) }, scale, offset }
-    }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn negated(x: __m512) -> __m512 {
-    _mm512_mul_ps(x, _mm512_set1_ps(-1.0))
-}
-
-impl IntegerFormat for Q4K {
+impl WeightFormat for Q4K {
     const BYTES: usize = 144;
     const PARTS: usize = 8;
+    const HALVES: [usize; 2] = [2, 0];
     const SHIFT: Option<u32> = None;
-    type Scales = Q4KScales;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(blocks: RowBlocks) -> Q4KScales {
-        // SAFETY: the caller's guarantee.
-        let (scale, offset, [a, b, c]) = unsafe {
-            let words = [blocks.words(4), blocks.words(8), blocks.words(12)];
-            (blocks.halves(0), blocks.halves(2), words)
-        };
-        // Of the parts 4 to 7, the upper two bits are those of the bytes of the parts 0 to 3.
-        let six = |word| _mm512_and_si512(word, _mm512_set1_epi8(63));
-        let four = |word| _mm512_and_si512(word, _mm512_set1_epi8(15));
-        let upper = |word| _mm512_and_si512(_mm512_srli_epi32::<2>(word), _mm512_set1_epi8(48));
-        Q4KScales {
-            scale,
-            offset,
-            scales: [six(a), _mm512_or_si512(four(c), upper(a))],
-            offsets: [six(b), _mm512_or_si512(four(_mm512_srli_epi32::<4>(c)), upper(b))],
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn part(blocks: RowBlocks, scales: Q4KScales, part: usize) -> Part {
-        let mut words = [_mm512_setzero_si512(); WORDS];
-        for (p, word) in words.iter_mut().enumerate() {
-            // SAFETY: the caller's guarantee.
-            let both = unsafe { blocks.words(16 + 32 * (part / 2) + 4 * p) };
-            let shifted = if part.is_multiple_of(2) { both } else { _mm512_srli_epi32::<4>(both) };
-            *word = _mm512_and_si512(shifted, _mm512_set1_epi8(15));
-        }
-        let byte = |words: [__m512i; 2]| {
-            let count = _mm_cvtsi32_si128(8 * (part as i32 % 4));
-            let byte = _mm512_srl_epi32(words[part / 4], count);
-            _mm512_cvtepi32_ps(_mm512_and_si512(byte, _mm512_set1_epi32(255)))
-        };
-        Part {
-            words,
-            scale: _mm512_mul_ps(scales.scale, byte(scales.scales)),
-            offset: _mm512_mul_ps(scales.offset, byte(scales.offsets)),
-        }
-    }
 }
 
-/// Scales of a block of [`Q4K`].
-#[derive(Clone, Copy)]
-pub(super) struct Q4KScales {
-    scale: __m512,
-    offset: __m512,
-    /// A byte for each part: the first four, then the others.
-    scales: [__m512i; 2],
-    offsets: [__m512i; 2],
+impl WeightFormat for Q6K {
+    const BYTES: usize = 210;
+    const PARTS: usize = 8;
+    const HALVES: [usize; 2] = [0, 1];
+    const SHIFT: Option<u32> = Some(5);
+    const SPLIT: bool = true;
+}
+
+/// Where the integers of a part of [`Q6K`] are in its block: the low four bits, by how many bits they are
+/// shifted, the high two bits, and by how many bits these are shifted.
+pub(super) fn q6_k_part(part: usize) -> ((usize, u32), (usize, u32)) {
+    // 64 bytes of low bits and 32 bytes of high bits hold four parts.
+    let (group, quarter) = (part / 4, part % 4);
+    let low = (64 * group + 32 * (quarter % 2), 4 * (quarter as u32 / 2));
+    (low, (128 + 32 * group, 2 * quarter as u32))
 }

@@ -1,50 +1,71 @@
 //! The order of activations as integers.
 
-#![cfg_attr(
-    not(target_arch = "x86_64"),
-    expect(dead_code, reason = "only the kernel for x86-64 reads the integers")
-)]
-
 /// Activations that share a scale, as many as weights do.
 pub(super) const BLOCK: usize = 32;
 
-/// Words of 4 bytes for the upper bytes of a block; the lower bytes take as many.
+/// Words of 4 bytes that a byte of each activation of a block takes, or of each weight.
 pub(super) const WORDS: usize = BLOCK / 4;
+
+/// Words that a block of one column takes: two bytes for each activation.
+pub(super) const BLOCK_WORDS: usize = 2 * WORDS;
+
+/// Columns that the kernels compute together, and rows of weights.
+pub(super) const LANES: usize = 16;
+
+/// The columns of the last group for so many tokens: as many, or a few more.
+pub(super) fn last_columns(tokens: usize) -> usize {
+    match tokens {
+        5 => 6,
+        7 => 8,
+        9.. => LANES,
+        _ => tokens,
+    }
+}
 
 /// A group of columns to round.
 pub(super) struct ColumnGroup<'a> {
-    /// At most 16.
+    /// At most [`LANES`].
     pub columns: usize,
     /// The activations from the group's first column on, in rows of `width`.
     pub values: &'a [f32],
     pub width: usize,
-    /// For each block, `[2 WORDS, columns]`.
+    /// For each block, `[BLOCK_WORDS, columns]`.
     pub words: &'a mut [u32],
     /// For each block, `[columns]`.
     pub scales: &'a mut [f32],
     /// For each block, `[columns]`.
     pub negative_sums: &'a mut [i32],
+    /// For each block, `[columns]`.
+    pub first_sums: &'a mut [i32],
 }
 
-/// The same block of the columns of a group.
+/// The blocks of a group of columns.
 #[derive(Clone, Copy)]
-pub(super) struct IntegerBlock {
-    /// `[2 WORDS, columns]`
-    pub words: *const u32,
-    /// `[columns]`
-    pub scales: *const f32,
-    /// `[columns]`
-    pub negative_sums: *const i32,
+pub(super) struct IntegerGroup<'a> {
+    /// At most [`LANES`].
+    pub columns: usize,
+    /// For each block, `[BLOCK_WORDS, columns]`.
+    pub words: &'a [u32],
+    /// For each block, `[columns]`.
+    pub scales: &'a [f32],
+    /// The sums of the integers, negated: for each block, `[columns]`.
+    pub negative_sums: &'a [i32],
+    /// The same of the first half of each block.
+    pub first_sums: &'a [i32],
 }
 
-impl IntegerBlock {
-    /// The columns from `count` on.
+impl<'a> IntegerGroup<'a> {
+    /// Block `at` alone.
     #[inline(always)]
-    pub fn skip_columns(self, count: usize) -> Self {
-        Self {
-            words: self.words.wrapping_add(count),
-            scales: self.scales.wrapping_add(count),
-            negative_sums: self.negative_sums.wrapping_add(count),
+    pub fn block(self, at: usize) -> IntegerGroup<'a> {
+        let columns = self.columns;
+        let range = at * columns..(at + 1) * columns;
+        IntegerGroup {
+            columns,
+            words: &self.words[at * BLOCK_WORDS * columns..][..BLOCK_WORDS * columns],
+            scales: &self.scales[range.clone()],
+            negative_sums: &self.negative_sums[range.clone()],
+            first_sums: &self.first_sums[range],
         }
     }
 }

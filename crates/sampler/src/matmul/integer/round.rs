@@ -1,153 +1,110 @@
-//! Rounds activations to integers, with AVX-512.
+//! Rounds activations to pairs of 16 bits, with the instructions that the compiler selects.
 
-use std::arch::x86_64::{
-    __m512, __m512i, _mm_storeu_si128, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi8, _mm512_cvtps_epi32,
-    _mm512_cvtss_f32, _mm512_loadu_ps, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps,
-    _mm512_maskz_div_ps, _mm512_maskz_loadu_ps, _mm512_maskz_mul_ps, _mm512_max_epu32,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srai_epi32,
-    _mm512_srli_epi32, _mm512_sub_epi32,
-};
+use hone_core::simd::SimdTask;
 
-use super::layout::{BLOCK, ColumnGroup, WORDS};
+use super::layout::{BLOCK, BLOCK_WORDS, ColumnGroup};
 
-/// The greatest integer, 32512, with the bytes 127 and 0. Those above 32639 would need an upper byte of 128.
-const GREATEST: f32 = (127 << 8) as f32;
+/// The greatest integer, 32512, with the bytes 127 and 0. As two signed bytes, those above 32639 would need an
+/// upper byte of 128.
+pub(super) const GREATEST: f32 = (127 << 8) as f32;
 
 /// If all activations of a block are smaller than this, they count as 0, because the reciprocal of their
 /// scale may not be finite.
-const LEAST: f32 = 1e-30;
+pub(super) const LEAST: f32 = 1e-30;
 
-/// Rounds the columns.
-///
-/// # Safety
-/// The processor has AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn round_group(group: ColumnGroup<'_>) {
-    if group.columns == 1 && group.width == 1 {
-        one_column(group);
-    } else {
-        some_columns(group);
-    }
-}
+/// Rounds the columns of a group.
+pub(super) struct RoundToPairs<'a>(pub ColumnGroup<'a>);
 
-/// Rounds a column whose activations are consecutive.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn one_column(group: ColumnGroup<'_>) {
-    let ColumnGroup { values, words, scales, negative_sums, .. } = group;
-    let blocks = values.as_chunks::<BLOCK>().0.iter().zip(words.as_chunks_mut::<{ 2 * WORDS }>().0);
-    for ((x, words), (scale, negative_sum)) in blocks.zip(scales.iter_mut().zip(negative_sums)) {
-        // SAFETY: a block has as many values as two vectors.
-        let x = unsafe { [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))] };
-        let [a, b] = [magnitude(x[0]), magnitude(x[1])];
-        let greatest = _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
-        let (all, factor) = scale_and_factor(_mm512_set1_epi32(greatest.cast_signed()));
-        let integers = [integers(x[0], factor), integers(x[1], factor)];
-        *scale = _mm512_cvtss_f32(all);
-        *negative_sum = -_mm512_reduce_add_epi32(_mm512_add_epi32(integers[0], integers[1]));
-        for (half, integers) in integers.into_iter().enumerate() {
-            let rounded = _mm512_add_epi32(integers, _mm512_set1_epi32(128));
-            let upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(rounded));
-            let lower = _mm512_cvtepi32_epi8(integers);
-            // SAFETY: half of the upper and of the lower words have 16 bytes.
-            unsafe {
-                let to = words.as_mut_ptr().add(half * WORDS / 2);
-                _mm_storeu_si128(to.cast(), upper);
-                _mm_storeu_si128(to.add(WORDS).cast(), lower);
-            }
+impl SimdTask for RoundToPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        match self.0.columns {
+            1 => round::<1>(self.0),
+            2 => round::<2>(self.0),
+            3 => round::<3>(self.0),
+            4 => round::<4>(self.0),
+            6 => round::<6>(self.0),
+            8 => round::<8>(self.0),
+            16 => round::<16>(self.0),
+            columns => unreachable!("{columns} columns"),
         }
     }
 }
 
-/// Rounds up to 16 columns, a vector of them at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn some_columns(group: ColumnGroup<'_>) {
-    let ColumnGroup { columns, values, width, words, scales, negative_sums } = group;
-    let mask = ((1_u32 << columns) - 1) as u16;
-    let blocks = words.chunks_exact_mut(2 * WORDS * columns);
-    let blocks = blocks.zip(scales.chunks_exact_mut(columns));
-    let blocks = blocks.zip(negative_sums.chunks_exact_mut(columns)).enumerate();
-    for (block, ((words, scales), negative_sums)) in blocks {
-        let rows = &values[block * BLOCK * width..];
-        assert!(rows.len() >= (BLOCK - 1) * width + columns && columns <= 16);
-        // SAFETY: the assertion keeps the columns of each row within the values.
-        let row = |k: usize| unsafe { _mm512_maskz_loadu_ps(mask, rows.as_ptr().add(k * width)) };
-        let mut greatest = _mm512_setzero_si512();
-        for k in 0..BLOCK {
-            greatest = _mm512_max_epu32(greatest, magnitude(row(k)));
+/// Rounds `C` columns, a block at a time.
+#[inline(always)]
+fn round<const C: usize>(group: ColumnGroup<'_>) {
+    let ColumnGroup { values, width, words, scales, negative_sums, first_sums, .. } = group;
+    let sums = negative_sums.as_chunks_mut::<C>().0.iter_mut();
+    let sums = sums.zip(first_sums.as_chunks_mut::<C>().0);
+    let blocks = scales.as_chunks_mut::<C>().0.iter_mut().zip(sums);
+    let blocks = blocks.zip(words.chunks_exact_mut(BLOCK_WORDS * C)).enumerate();
+    for (block, ((scales, (negative_sums, first_sums)), words)) in blocks {
+        let values = &values[block * BLOCK * width..];
+        let mut rows = [[0.0_f32; C]; BLOCK];
+        for (row, values) in rows.iter_mut().zip(values.chunks(width)) {
+            row.copy_from_slice(&values[..C]);
         }
-        let (scale, factor) = scale_and_factor(greatest);
-        let mut negative = _mm512_setzero_si512();
-        let (uppers, lowers) = words.split_at_mut(WORDS * columns);
-        let words = uppers.chunks_exact_mut(columns).zip(lowers.chunks_exact_mut(columns));
-        for (word, (uppers, lowers)) in words.enumerate() {
-            let q: [__m512i; 4] = std::array::from_fn(|i| integers(row(4 * word + i), factor));
-            for q in q {
-                negative = _mm512_sub_epi32(negative, q);
+        let factors;
+        (*scales, factors) = scales_and_factors(&rows);
+        let mut negative = [0_i32; C];
+        let words = words.chunks_exact_mut(2 * C).zip(rows.chunks_exact(4)).enumerate();
+        for (word, (words, rows)) in words {
+            let (even, odd) = words.split_at_mut(C);
+            for c in 0..C {
+                let q = |i: usize| nearest(rows[i][c] * factors[c]);
+                let [a, b, d, e] = [q(0), q(1), q(2), q(3)];
+                even[c] = pair(a, d);
+                odd[c] = pair(b, e);
+                let sum = a.wrapping_add(b).wrapping_add(d.wrapping_add(e));
+                negative[c] = negative[c].wrapping_sub(sum);
             }
-            let rounded = q.map(|q| _mm512_add_epi32(q, _mm512_set1_epi32(128)));
-            let byte = |x: __m512i, at: u32| {
-                _mm512_and_si512(x, _mm512_set1_epi32((0xff_u32 << (8 * at)).cast_signed()))
-            };
-            let [a, b, c, d] = rounded;
-            let upper = join([
-                byte(_mm512_srli_epi32::<8>(a), 0),
-                byte(b, 1),
-                byte(_mm512_slli_epi32::<8>(c), 2),
-                byte(_mm512_slli_epi32::<16>(d), 3),
-            ]);
-            let [a, b, c, d] = q;
-            let lower = join([
-                byte(a, 0),
-                byte(_mm512_slli_epi32::<8>(b), 1),
-                byte(_mm512_slli_epi32::<16>(c), 2),
-                byte(_mm512_slli_epi32::<24>(d), 3),
-            ]);
-            // SAFETY: both have as many words as the mask has bits.
-            unsafe {
-                _mm512_mask_storeu_epi32(uppers.as_mut_ptr().cast(), mask, upper);
-                _mm512_mask_storeu_epi32(lowers.as_mut_ptr().cast(), mask, lower);
+            if word == BLOCK / 8 - 1 {
+                *first_sums = negative;
             }
         }
-        // SAFETY: both have as many values as the mask has bits.
-        unsafe {
-            _mm512_mask_storeu_ps(scales.as_mut_ptr(), mask, scale);
-            _mm512_mask_storeu_epi32(negative_sums.as_mut_ptr(), mask, negative);
-        }
+        *negative_sums = negative;
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn join([a, b, c, d]: [__m512i; 4]) -> __m512i {
-    _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d))
+/// The scales of the columns of a block, and their reciprocals.
+#[inline(always)]
+fn scales_and_factors<const C: usize>(rows: &[[f32; C]; BLOCK]) -> ([f32; C], [f32; C]) {
+    // The bits of magnitudes are in the order of the magnitudes. Those of NaN are greater than all others.
+    let mut greatest = [0_u32; C];
+    for row in rows {
+        for (greatest, x) in greatest.iter_mut().zip(row) {
+            *greatest = (*greatest).max(x.to_bits() & (u32::MAX >> 1));
+        }
+    }
+    let (mut scales, mut factors) = ([0.0; C], [0.0; C]);
+    for c in 0..C {
+        let greatest = f32::from_bits(greatest[c]);
+        // If a magnitude is infinite or NaN, so is the scale, and products with the block are infinite or
+        // NaN.
+        if greatest < LEAST {
+            (scales[c], factors[c]) = (0.0, 0.0);
+        } else {
+            (scales[c], factors[c]) = (greatest * (1.0 / GREATEST), GREATEST / greatest);
+        }
+    }
+    (scales, factors)
 }
 
-/// The bits of the magnitudes. Those of NaN are greater than all others.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn magnitude(x: __m512) -> __m512i {
-    _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX))
+/// The nearest integer to a number of at most 2^22, ties to even; the least integer for NaN, as the instruction
+/// of x86-64 returns.
+#[inline(always)]
+fn nearest(x: f32) -> i32 {
+    // 1.5 2^23: a sum with it has no bits after the point.
+    const POINT: f32 = 12_582_912.0;
+    let integer = (x + POINT).to_bits().wrapping_sub(POINT.to_bits()).cast_signed();
+    if x.is_nan() { i32::MIN } else { integer }
 }
 
-/// The integers of activations with this reciprocal of their scale, ties to even.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn integers(x: __m512, factor: __m512) -> __m512i {
-    _mm512_cvtps_epi32(_mm512_mul_ps(x, factor))
-}
-
-/// The scales of blocks with these bits of their greatest magnitudes, and the reciprocals.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn scale_and_factor(greatest: __m512i) -> (__m512, __m512) {
-    let greatest = _mm512_castsi512_ps(greatest);
-    // Not less than, which NaN is too. If a magnitude is infinite or NaN, so is the scale, and products with
-    // the block are infinite or NaN.
-    const NOT_LESS: i32 = std::arch::x86_64::_CMP_NLT_UQ;
-    let counts = _mm512_cmp_ps_mask::<NOT_LESS>(greatest, _mm512_set1_ps(LEAST));
-    let scale = _mm512_maskz_mul_ps(counts, greatest, _mm512_set1_ps(1.0 / GREATEST));
-    let factor = _mm512_maskz_div_ps(counts, _mm512_set1_ps(GREATEST), greatest);
-    (scale, factor)
+/// The lower 16 bits of two integers.
+#[inline(always)]
+fn pair(a: i32, b: i32) -> u32 {
+    (a.cast_unsigned() & 0xffff) | (b.cast_unsigned() << 16)
 }

@@ -1,6 +1,5 @@
 use half::f16;
 
-use hone_core::testing::skip_without;
 use hone_model::testing::waves;
 
 use super::super::{TokenColumns, padded_width};
@@ -26,30 +25,32 @@ fn matrix(format: BlockFormat, (rows, columns): (usize, usize)) -> QuantizedMatr
     QuantizedMatrix::new(format, (rows, columns), blocks).unwrap()
 }
 
-fn supported() -> Vec<BlockFormat> {
-    let formats: Vec<_> = BlockFormat::ALL.into_iter().filter(|f| is_supported(*f)).collect();
-    if formats.is_empty() {
-        skip_without("AVX-512 with VNNI");
-    }
-    formats
-}
-
 /// The product of the rows from `first` on with `tokens` columns.
 fn product(
+    instructions: IntegerInstructions,
     matrix: &QuantizedMatrix,
     (first, outputs): (usize, usize),
     x: TokenColumns<'_>,
 ) -> Vec<f32> {
-    let mut integers = IntegerColumns::default();
+    let mut integers = IntegerColumns::with(instructions);
     integers.round(x, matrix.dims().1, 1);
     let mut out = vec![0.5; outputs * x.width];
     add_product(&mut out, x.width, (matrix, first), &integers);
     out
 }
 
+/// Every format with each of the instructions that this processor has.
+fn cases() -> impl Iterator<Item = (BlockFormat, IntegerInstructions)> {
+    let unfused = IntegerInstructions::Portable { fused: false };
+    let all: Vec<_> = IntegerInstructions::all().into_iter().chain([unfused]).collect();
+    BlockFormat::ALL.into_iter().flat_map(move |format| {
+        all.clone().into_iter().map(move |instructions| (format, instructions))
+    })
+}
+
 #[test]
 fn products_are_those_of_the_dequantized_weights() {
-    for format in supported() {
+    for (format, instructions) in cases() {
         let (rows, inner) = (37, 2 * format.values().max(2 * BLOCK));
         let matrix = matrix(format, (rows, inner));
         let mut w = vec![0.0; rows * inner];
@@ -57,14 +58,15 @@ fn products_are_those_of_the_dequantized_weights() {
         for tokens in [1, 2, 3, 4, 6, 8, 16, 32] {
             let x = waves(inner * tokens, 0.9);
             let columns = TokenColumns { values: &x, width: tokens, tokens };
-            let found = product(&matrix, (0, rows), columns);
+            let found = product(instructions, &matrix, (0, rows), columns);
             for (i, found) in found.iter().enumerate() {
                 let (o, c) = (i / tokens, i % tokens);
                 let terms =
                     (0..inner).map(|k| f64::from(w[o * inner + k]) * f64::from(x[k * tokens + c]));
                 let (sum, size) =
                     terms.fold((0.5, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
-                assert!((f64::from(*found) - sum).abs() < 2e-5 * size, "{format:?} {o} {c}");
+                let error = (f64::from(*found) - sum).abs();
+                assert!(error < 2e-5 * size, "{format:?} {instructions:?} {o} {c}");
             }
         }
     }
@@ -72,22 +74,57 @@ fn products_are_those_of_the_dequantized_weights() {
 
 #[test]
 fn bits_depend_neither_on_other_tokens_nor_on_parts_of_the_rows() {
-    for format in supported() {
+    for (format, instructions) in cases() {
         let (rows, inner, width) = (37, 2 * format.values(), 48);
         let matrix = matrix(format, (rows, inner));
         let x = waves(inner * width, 0.9);
-        let all = product(&matrix, (0, rows), TokenColumns { values: &x, width, tokens: width });
+        let columns = TokenColumns { values: &x, width, tokens: width };
+        let all = product(instructions, &matrix, (0, rows), columns);
         for tokens in [1, 2, 3, 4, 5, 7, 8, 9, 16, 33] {
-            let narrow = padded_width(tokens);
-            let some: Vec<f32> =
-                x.chunks_exact(width).flat_map(|x| &x[..narrow]).copied().collect();
-            let columns = TokenColumns { values: &some, width: narrow, tokens };
-            for (first, outputs) in [(0, rows), (16, 21), (5, 3), (5, 30), (36, 1)] {
-                let found = product(&matrix, (first, outputs), columns);
-                for (found, all) in
-                    found.chunks_exact(narrow).zip(all.chunks_exact(width).skip(first))
-                {
-                    assert_eq!(found[..tokens], all[..tokens], "{format:?} {tokens} {first}");
+            // As wide as this processor's kernels for f32 need it, and a multiple of 16.
+            for narrow in [padded_width(tokens), tokens.next_multiple_of(COLUMN_BLOCK)] {
+                let some: Vec<f32> =
+                    x.chunks_exact(width).flat_map(|x| &x[..narrow]).copied().collect();
+                let columns = TokenColumns { values: &some, width: narrow, tokens };
+                for (first, outputs) in [(0, rows), (16, 21), (5, 3), (5, 30), (36, 1)] {
+                    let found = product(instructions, &matrix, (first, outputs), columns);
+                    for (found, all) in
+                        found.chunks_exact(narrow).zip(all.chunks_exact(width).skip(first))
+                    {
+                        assert_eq!(
+                            found[..tokens],
+                            all[..tokens],
+                            "{format:?} {instructions:?} {tokens} {first}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    for format in BlockFormat::ALL {
+        // A part of a group of rows, and whole ones alone.
+        for rows in [37, 64] {
+            let inner = 3 * format.values();
+            let matrix = matrix(format, (rows, inner));
+            for tokens in [1, 2, 3, 4, 6, 8, 16, 41] {
+                let width = tokens.next_multiple_of(COLUMN_BLOCK);
+                let mut x = waves(inner * width, 1.7);
+                // Blocks that are all zero, and others with a large activation.
+                x[..BLOCK * width].fill(0.0);
+                x[(inner - 5) * width..].iter_mut().for_each(|x| *x *= 1e4);
+                let columns = TokenColumns { values: &x, width, tokens };
+                let bits = |instructions| -> Vec<u32> {
+                    let found = product(instructions, &matrix, (0, rows), columns);
+                    found.iter().map(|x| x.to_bits()).collect()
+                };
+                let expected = bits(IntegerInstructions::Portable { fused: true });
+                for instructions in IntegerInstructions::all() {
+                    let found = bits(instructions);
+                    assert_eq!(found, expected, "{format:?} {instructions:?} {tokens}");
                 }
             }
         }

@@ -80,6 +80,7 @@ impl LedgerTables<'_> {
             key_id: entry.key_id.clone(),
         };
         self.feedback.insert(id.0.as_bytes(), encode(&posted)?.as_slice())?;
+        self.feedback_of.insert((corrected.0.as_bytes(), id.0.as_bytes()), ())?;
         self.count_written("feedback");
         if let Some(key) = entry.idempotency_key.as_deref() {
             self.idempotency.insert(

@@ -9,7 +9,7 @@ use hone_core::types::{Group, GroupId, GroupState, PolicyVersion, RewardSource, 
 
 use super::tables::LedgerTables;
 use crate::error::StoreError;
-use crate::op::{MERGED, QUARANTINED};
+use crate::op::{ERASED, MERGED, QUARANTINED};
 use crate::reader;
 
 /// Outcome of ratings that were trained on.
@@ -69,6 +69,10 @@ impl LedgerTables<'_> {
         } else if merges && group.state != GroupState::Ready {
             return self.leave_merged(&group);
         }
+        // An undone step does not make a group ready whose members were all erased.
+        let erased = GroupState::Dropped(ERASED.to_owned());
+        let is_empty = group.members.is_empty() && *state == GroupState::Ready;
+        let state = if is_empty { &erased } else { state };
         let was_waiting = was_merged || group.state == GroupState::Ready;
         let ratings = self.ratings_in(&group)?;
         if was_waiting {
@@ -148,7 +152,7 @@ impl LedgerTables<'_> {
         Ok(())
     }
 
-    fn oldest_version(&self, members: &[SampleId]) -> Result<PolicyVersion, StoreError> {
+    pub(super) fn oldest_version(&self, members: &[SampleId]) -> Result<PolicyVersion, StoreError> {
         let mut oldest = None;
         for member in members {
             let sample: Option<Sample> = reader::get(&self.samples, member.0.as_bytes())?;
@@ -158,7 +162,7 @@ impl LedgerTables<'_> {
     }
 
     /// The ratings of a group's members and parts that have a value.
-    fn ratings_in(&self, group: &Group) -> Result<Vec<(SampleId, String)>, StoreError> {
+    pub(super) fn ratings_in(&self, group: &Group) -> Result<Vec<(SampleId, String)>, StoreError> {
         let mut found = Vec::new();
         for (member, part) in reader::pairs(group) {
             let reward = self.current_reward(member, part)?;

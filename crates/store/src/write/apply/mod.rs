@@ -5,16 +5,19 @@
 //! the first attempt may have succeeded.
 
 mod corrections;
+mod erase;
 mod feedback;
 mod groups;
 mod quarantine;
 mod tables;
 
+use std::collections::BTreeMap;
+
 use redb::ReadableTable;
 
 use hone_core::types::{
-    GroupState, Interaction, PolicyRecord, PromptSource, Reward, RewardId, Sample, SampleOrigin,
-    StepRecord,
+    GroupState, Interaction, InteractionId, PolicyRecord, PromptSource, Reward, RewardId, Sample,
+    SampleOrigin, StepRecord,
 };
 
 use crate::error::StoreError;
@@ -38,6 +41,8 @@ impl LedgerTables<'_> {
             Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
             Op::Preference(pair) => return self.add_preference(pair, feedback_id).map(Some),
             Op::Correction(entry) => return self.add_correction(entry, feedback_id).map(Some),
+            Op::Metadata(id, metadata) => self.set_metadata(*id, metadata)?,
+            Op::Erase(id, when) => self.erase(*id, *when)?,
             Op::Quarantine(row) => self.quarantine_key(row)?,
             Op::Release(key_id) => self.release_key(key_id)?,
             Op::Group(row) => self.add_group(row)?,
@@ -52,13 +57,17 @@ impl LedgerTables<'_> {
     }
 
     fn add_interaction(&mut self, row: &Interaction) -> Result<(), StoreError> {
-        self.interactions.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
-        if let Some(session) = row.session() {
-            self.sessions.insert((row.key_id.as_deref(), session, row.id.0.as_bytes()), ())?;
-        }
         let id = row.id.0.as_bytes();
+        if self.erased.get(id)?.is_some() {
+            self.count_orphan("interactions");
+            return Ok(());
+        }
+        self.put_interaction(row)?;
         if row.source == PromptSource::Live {
             self.same_prompt.insert((&row.prompt_digest(), id), ())?;
+            if !row.is_text() {
+                self.by_key.insert((row.key_id.as_deref(), id), ())?;
+            }
         }
         if row.held_out {
             self.held_out.insert((row.route.as_str(), id), ())?;
@@ -67,7 +76,37 @@ impl LedgerTables<'_> {
         Ok(())
     }
 
+    /// Writes a prompt, and adds it to its session.
+    fn put_interaction(&mut self, row: &Interaction) -> Result<(), StoreError> {
+        let id = row.id.0.as_bytes();
+        self.interactions.insert(id, encode(row)?.as_slice())?;
+        if let Some(session) = row.session() {
+            self.sessions.insert((row.key_id.as_deref(), session, id), ())?;
+        }
+        Ok(())
+    }
+
+    fn set_metadata(
+        &mut self,
+        id: InteractionId,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<(), StoreError> {
+        let Some(mut row) = self.interaction(id)? else {
+            self.count_orphan("interactions");
+            return Ok(());
+        };
+        if let Some(session) = row.session() {
+            self.sessions.remove((row.key_id.as_deref(), session, id.0.as_bytes()))?;
+        }
+        row.metadata = metadata.clone();
+        self.put_interaction(&row)
+    }
+
     fn add_sample(&mut self, row: &Sample) -> Result<(), StoreError> {
+        if self.erased.get(row.interaction.0.as_bytes())?.is_some() {
+            self.count_orphan("samples");
+            return Ok(());
+        }
         self.samples.insert(row.id.0.as_bytes(), encode(row)?.as_slice())?;
         let served = row.origin == SampleOrigin::Served;
         self.samples_of

@@ -48,6 +48,9 @@ pub(crate) struct LedgerTables<'t> {
     pub(super) same_prompt: Table<'t, IdPair, ()>,
     pub(super) held_out: Table<'t, (&'static str, &'static Id), ()>,
     pub(super) quarantine: Table<'t, &'static str, (&'static str, u64)>,
+    pub(super) by_key: Table<'t, (Option<&'static str>, &'static Id), ()>,
+    pub(super) feedback_of: Table<'t, IdPair, ()>,
+    pub(super) erased: Table<'t, &'static Id, u64>,
     /// Effects so far.
     pub(crate) counts: AppliedCounts,
 }
@@ -73,6 +76,9 @@ impl<'t> LedgerTables<'t> {
             same_prompt: tx.open_table(schema::SAME_PROMPT)?,
             held_out: tx.open_table(schema::HELD_OUT)?,
             quarantine: tx.open_table(schema::QUARANTINE)?,
+            by_key: tx.open_table(schema::BY_KEY)?,
+            feedback_of: tx.open_table(schema::FEEDBACK_OF)?,
+            erased: tx.open_table(schema::ERASED)?,
             counts: AppliedCounts::default(),
         })
     }

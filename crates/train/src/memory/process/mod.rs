@@ -49,6 +49,8 @@ pub struct ProcessSetup {
     pub cache_positions: usize,
     /// Adapters that native engines hold for the versions that they answer with.
     pub versions: usize,
+    /// Adapters that native engines keep in memory, usually with those of `versions`.
+    pub kept_versions: usize,
     /// Bytes of the model's weight files, which are mapped while an engine loads them.
     pub weight_files: usize,
     /// Bytes of the model's `tokenizer.json`.
@@ -233,7 +235,8 @@ impl MemoryPlanner<'_> {
     /// The parts that are held from the start on.
     fn held(&self, step: &MemoryPlan) -> Vec<MemoryPart> {
         let ProcessSetup { trains, replicas, judge_replicas, .. } = self.setup;
-        let ProcessSetup { sequences, versions, ledger_cache, .. } = self.setup;
+        let ProcessSetup { sequences, versions, kept_versions, ledger_cache, .. } = self.setup;
+        let kept = kept_versions.saturating_sub(versions);
         let copies = |replicas: usize| 2 * replicas * self.weights() * F32;
         let parts = [
             ("program", PROGRAM),
@@ -244,6 +247,7 @@ impl MemoryPlanner<'_> {
             ("judge weights", copies(judge_replicas)),
             ("base weights", if trains || sequences > 0 { step.base } else { 0 }),
             ("adapter", self.if_training(step.adapter) + versions * self.adapter(step)),
+            ("kept adapters", kept * self.adapter(step)),
             ("optimizer moments", self.if_training(step.moments)),
             ("sampler buffers", self.setup.sampler_buffers),
         ];

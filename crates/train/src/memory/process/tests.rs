@@ -27,6 +27,7 @@ fn serve() -> ProcessSetup {
         sampler_buffers: 18 << 20,
         cache_positions: 32_768,
         versions: 1,
+        kept_versions: 1,
         weight_files: 269_062_896,
         tokenizer_file: 2_000_000,
         ledger_cache: 64 << 20,
@@ -128,6 +129,11 @@ fn with_the_native_engine_alone_there_is_one_copy_of_the_weights() {
     }
     let adapter = bytes(&plan, "optimizer moments") / 2;
     assert_eq!(bytes(&plan, "adapter"), (2 + 2) * adapter);
+    assert_eq!(bytes(&plan, "kept adapters"), 0);
+    let keeping = ProcessSetup { kept_versions: 8, ..setup };
+    let keeping = planner(&spec, &config, keeping).plan(0);
+    assert_eq!(bytes(&keeping, "kept adapters"), (8 - 2) * adapter);
+    assert_eq!(keeping.start, plan.start + (8 - 2) * adapter);
     // A judge of its own, with mistral.rs, takes two copies and a conversation.
     let judged = ProcessSetup { judge_replicas: 1, ..setup };
     let judged = planner(&spec, &config, judged).plan(0);

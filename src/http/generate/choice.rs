@@ -1,4 +1,4 @@
-//! One choice of a chat request: its generation and its state.
+//! One choice of a request: its generation and its state.
 
 use std::sync::Arc;
 
@@ -9,11 +9,7 @@ use hone_core::types::{
     FinishReason, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
-use hone_engine::answer::AnswerForm;
 use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token};
-
-use super::answer::Answer;
-use super::wire::TokenLogprob;
 
 /// An event of a choice's generation.
 pub(super) enum ChoiceEvent {
@@ -24,34 +20,22 @@ pub(super) enum ChoiceEvent {
 }
 
 /// A choice while it is sampled.
+#[derive(Default)]
 pub(super) struct ChoiceState {
     params: SamplingParams,
-    /// The client's message.
-    pub(super) answer: Answer,
     pub(super) version: Option<PolicyVersion>,
     pub(super) ids: Vec<TokenId>,
     logprobs: Vec<f32>,
     kept: Vec<f32>,
-    /// The whole text, which the ledger and graders get.
     pub(super) text: String,
-    /// Log-probabilities that are not reported yet.
-    pub(super) pending: Vec<TokenLogprob>,
+    /// Tokens whose log-probabilities are not reported yet.
+    pub(super) pending: Vec<Token>,
     pub(super) finish: Option<FinishReason>,
 }
 
 impl ChoiceState {
-    pub(super) fn new(params: SamplingParams, form: &AnswerForm) -> Self {
-        Self {
-            params,
-            answer: Answer::new(form),
-            version: None,
-            ids: Vec::new(),
-            logprobs: Vec::new(),
-            kept: Vec::new(),
-            text: String::new(),
-            pending: Vec::new(),
-            finish: None,
-        }
+    pub(super) fn new(params: SamplingParams) -> Self {
+        Self { params, ..Self::default() }
     }
 
     pub(super) fn push(&mut self, token: &Token) {
@@ -67,7 +51,7 @@ impl ChoiceState {
     /// Whatever ended it, a stop string or the client, the tokens are a sample of the policy up to a
     /// stopping time: whether a token is the last does not depend on later ones. So they can be
     /// trained on.
-    pub(super) fn sample(&self, interaction: InteractionId, choice: usize) -> Option<Sample> {
+    pub(super) fn sample(&self, interaction: InteractionId, choice: u32) -> Option<Sample> {
         let finish = self.finish.unwrap_or(FinishReason::Cancelled);
         let untrainable =
             if self.ids.is_empty() { Some("empty") } else { self.params.untrainable_reason() };
@@ -75,7 +59,7 @@ impl ChoiceState {
         Some(Sample {
             id: SampleId::new(),
             interaction,
-            choice: u32::try_from(choice).unwrap_or(u32::MAX),
+            choice,
             origin: SampleOrigin::Served,
             created: now_ms(),
             ids: self.ids.clone(),
@@ -92,11 +76,11 @@ impl ChoiceState {
 
 /// Seed of the choice `index`: the request's own for choice 0, else a splitmix64 mixture of both, so
 /// that requests with neighboring seeds share no choice.
-pub(super) fn choice_seed(seed: u64, index: u32) -> u64 {
+pub(super) fn choice_seed(seed: u64, index: usize) -> u64 {
     if index == 0 {
         return seed;
     }
-    let mut z = seed.wrapping_add(u64::from(index).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut z = seed.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

@@ -1,4 +1,4 @@
-//! `GET /v1/models`: the served model as `default` and under its own name.
+//! `GET /v1/models`: the served model as `default`, under its own name and under its aliases.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
-use super::body::List;
-use super::error::ApiError;
-use super::state::AppState;
+use crate::http::body::List;
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
 
 /// The alias of the served model.
 const DEFAULT_MODEL: &str = "default";
 
 /// OpenAI's `model` object, with the active policy version.
 #[derive(Serialize)]
-pub(super) struct ModelObject {
+pub struct ModelObject {
     id: String,
     object: &'static str,
     created: u64,
@@ -24,8 +24,14 @@ pub(super) struct ModelObject {
 }
 
 fn names(state: &AppState) -> Vec<&str> {
-    let own = state.engine.info().name.as_str();
-    if own == DEFAULT_MODEL { vec![DEFAULT_MODEL] } else { vec![DEFAULT_MODEL, own] }
+    let mut names = vec![DEFAULT_MODEL];
+    let own = std::iter::once(&state.engine.info().name);
+    for name in own.chain(&state.config.model_aliases) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 fn model(state: &AppState, name: &str) -> ModelObject {
@@ -39,7 +45,7 @@ fn model(state: &AppState, name: &str) -> ModelObject {
 }
 
 /// 404 for a name that is not served.
-pub(super) fn check(state: &AppState, name: &str) -> Result<(), ApiError> {
+pub fn check(state: &AppState, name: &str) -> Result<(), ApiError> {
     let names = names(state);
     if names.contains(&name) {
         return Ok(());
@@ -49,12 +55,12 @@ pub(super) fn check(state: &AppState, name: &str) -> Result<(), ApiError> {
 }
 
 /// `GET /v1/models`
-pub(super) async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>> {
+pub async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>> {
     Json(List::new(names(&state).into_iter().map(|name| model(&state, name))))
 }
 
 /// `GET /v1/models/{model}`; the name may contain slashes.
-pub(super) async fn retrieve(
+pub async fn retrieve(
     State(state): State<Arc<AppState>>,
     Path(name): Path<String>,
 ) -> Result<Json<ModelObject>, ApiError> {

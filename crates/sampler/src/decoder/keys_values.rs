@@ -1,0 +1,111 @@
+//! The keys and values of the tokens of a pass.
+
+use std::iter;
+
+use rayon::prelude::*;
+
+use hone_core::simd::dispatch;
+
+use super::Decoder;
+use super::pass_rows::{PassRows, PromptChunk};
+use super::rope::NormAndRotate;
+use crate::error::{Result, SamplerError};
+use crate::kv_cache::{BatchMember, CacheShape, PAGE, Page};
+
+/// Queries, keys and values of consecutive tokens in one page.
+struct PageRows<'a> {
+    /// The position of the first token.
+    position: usize,
+    /// A row for each token.
+    qkv: &'a mut [f32],
+}
+
+impl Decoder {
+    /// Values of a row of queries, keys and values.
+    fn qkv_width(&self) -> usize {
+        (self.weights.spec.num_heads + 2 * self.shape.heads) * self.shape.dim
+    }
+
+    /// Normalizes and rotates the queries and keys of every row, and writes keys and values to the cache, on up
+    /// to `threads` threads of the current pool.
+    pub(super) fn cache_keys_and_values<M: BatchMember>(
+        &self,
+        tokens: &mut PassRows<'_, M>,
+        layer: usize,
+        qkv: &mut [f32],
+        threads: usize,
+    ) -> Result<()> {
+        let width = self.qkv_width();
+        let threads = threads.min(qkv.len() / self.min_work.row_values).max(1);
+        let (members, chunk) = (&mut *tokens.members, tokens.chunk.as_mut());
+        let (decoded, prompt) = qkv.split_at_mut(members.len() * width);
+        let write = |(member, qkv): (&mut M, &mut [f32])| -> Result<()> {
+            let sequence = member.sequence_mut();
+            let position = sequence.position(0);
+            let (page, _) = sequence.slot(0).ok_or(SamplerError::NoPage)?;
+            self.write_rows(layer, page, PageRows { position, qkv });
+            Ok(())
+        };
+        let part = members.len().div_ceil(threads).max(1);
+        if part >= members.len() {
+            members.iter_mut().zip(decoded.chunks_exact_mut(width)).try_for_each(write)?;
+        } else {
+            let rows = members.par_iter_mut().zip(decoded.par_chunks_exact_mut(width));
+            rows.with_min_len(part).try_for_each(write)?;
+        }
+        match chunk {
+            None => Ok(()),
+            Some(chunk) => self.cache_chunk(chunk, layer, prompt, threads),
+        }
+    }
+
+    /// [`Self::cache_keys_and_values`] of a part of a prompt, page by page.
+    fn cache_chunk(
+        &self,
+        chunk: &mut PromptChunk<'_>,
+        layer: usize,
+        qkv: &mut [f32],
+        threads: usize,
+    ) -> Result<()> {
+        let width = self.qkv_width();
+        let start = chunk.sequence.position(0);
+        let pages = chunk.sequence.next_pages(chunk.tokens).ok_or(SamplerError::NoPage)?;
+        let first = (PAGE - start % PAGE).min(chunk.tokens);
+        let (head, rest) = qkv.split_at_mut(first * width);
+        let write = |(i, (page, qkv)): (usize, (&mut Page, &mut [f32]))| -> Result<()> {
+            let page = page.values_mut().ok_or(SamplerError::NoPage)?;
+            let position = if i == 0 { start } else { (start / PAGE + i) * PAGE };
+            self.write_rows(layer, page, PageRows { position, qkv });
+            Ok(())
+        };
+        let part = pages.len().div_ceil(threads).max(1);
+        if part >= pages.len() {
+            let rows = iter::once(head).chain(rest.chunks_mut(PAGE * width));
+            pages.iter_mut().zip(rows).enumerate().try_for_each(write)
+        } else {
+            let rows = rayon::iter::once(head).chain(rest.par_chunks_mut(PAGE * width));
+            let pages = pages.par_iter_mut().zip(rows).enumerate();
+            pages.with_min_len(part).try_for_each(write)
+        }
+    }
+
+    /// Normalizes and rotates queries and keys of tokens in one page, and writes keys and values to it.
+    fn write_rows(&self, index: usize, page: &mut [f32], rows: PageRows<'_>) {
+        let (spec, width) = (&self.weights.spec, self.qkv_width());
+        let CacheShape { heads, dim, .. } = self.shape;
+        let (q_width, kv_width) = (spec.num_heads * dim, heads * dim);
+        let (layer, eps) = (&self.weights.layers[index], spec.rms_norm_eps as f32);
+        for (position, qkv) in (rows.position..).zip(rows.qkv.chunks_exact_mut(width)) {
+            let (q, kv) = qkv.split_at_mut(q_width);
+            let (k, v) = kv.split_at_mut(kv_width);
+            let rotation = layer.rope.then(|| self.rope.get(position));
+            for (x, which) in [(q, 0), (&mut *k, 1)] {
+                let norm = layer.head_norms.as_ref().map(|norms| (norms[which].as_slice(), eps));
+                dispatch(NormAndRotate { x, dim, norm, rotation });
+            }
+            for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
+                self.shape.write(page, (index, head, position % PAGE), k, v);
+            }
+        }
+    }
+}

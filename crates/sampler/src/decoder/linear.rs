@@ -1,0 +1,114 @@
+//! The linear layers of one decoder layer, with biases and adapters.
+
+use std::convert::Infallible;
+use std::mem::take;
+
+use super::min_work::MinWork;
+use crate::error::{Result, SamplerError};
+use crate::matmul::integer::IntegerColumns;
+use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
+use crate::weights::{AdapterPair, AdapterWeights, LinearGroup, LinearInput, SamplerLinear};
+
+/// The linear layers of one decoder layer in one pass.
+pub(super) struct LinearPass<'a> {
+    pub adapter: Option<&'a AdapterWeights>,
+    pub layer: usize,
+    pub width: usize,
+    pub tokens: usize,
+    pub threads: usize,
+    pub min_work: MinWork,
+}
+
+/// Consecutive outputs of several layers, of which parts are taken in their order.
+struct OutputPart<'a> {
+    /// Outputs before the first one.
+    skip: usize,
+    out: &'a mut [f32],
+    width: usize,
+}
+
+impl<'a> OutputPart<'a> {
+    /// Takes the outputs of the next layer, which has `outputs` of them. Returns the index of the first one that
+    /// is in the part, and those that are, which may be none.
+    fn next(&mut self, outputs: usize) -> (usize, &'a mut [f32]) {
+        let from = self.skip.min(outputs);
+        self.skip -= from;
+        let len = (outputs - from).min(self.out.len() / self.width);
+        let (piece, rest) = take(&mut self.out).split_at_mut(len * self.width);
+        self.out = rest;
+        (from, piece)
+    }
+}
+
+impl LinearPass<'_> {
+    /// Computes a group of linear layers with biases and adapters: `x` `[inner, width]` to `out`
+    /// `[outputs, width]`. `lora` and `integers` are scratch.
+    pub fn forward(
+        &self,
+        group: &LinearGroup,
+        out: &mut [f32],
+        x: &[f32],
+        (lora, integers): (&mut [f32], &mut IntegerColumns),
+    ) -> Result<()> {
+        let Self { width, tokens, threads, .. } = *self;
+        let columns = TokenColumns { values: &x[..group.inner * width], width, tokens };
+        let lora = self.adapter_inner(group, columns, lora);
+        let integers = group.uses_integers.then(|| integers.round(columns, group.inner, threads));
+        let x = LinearInput { columns, integers };
+        // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
+        let split = (threads, self.min_work.weights);
+        par_outputs(out, (width, group.inner), split, |skip, out| {
+            let (mut part, mut lora) = (OutputPart { skip, out, width }, lora);
+            for linear in &group.linears {
+                let pair = self.pair(linear);
+                let (values, after) = lora.split_at(pair.map_or(0, |pair| pair.r * width));
+                lora = after;
+                let (from, out) = part.next(linear.out);
+                if out.is_empty() {
+                    continue;
+                }
+                linear.forward(out, from, x)?;
+                if let Some(AdapterPair { r, b, .. }) = pair {
+                    let b = WeightMatrix { values: &b[from * r..], inner: *r };
+                    add_matmul_serial(out, b, TokenColumns { values, width, tokens });
+                }
+            }
+            Ok::<(), SamplerError>(())
+        })
+    }
+
+    /// The adapter of a linear layer.
+    fn pair(&self, linear: &SamplerLinear) -> Option<&AdapterPair> {
+        self.adapter?.get(self.layer, linear.kind)
+    }
+
+    /// Computes the inner activations of a group's adapters, `[ranks, width]`.
+    fn adapter_inner<'b>(
+        &self,
+        group: &LinearGroup,
+        x: TokenColumns<'_>,
+        lora: &'b mut [f32],
+    ) -> &'b [f32] {
+        let pairs = || group.linears.iter().filter_map(|linear| self.pair(linear));
+        let ranks: usize = pairs().map(|pair| pair.r).sum();
+        if ranks == 0 {
+            return &[];
+        }
+        let (width, inner) = (self.width, group.inner);
+        let lora = &mut lora[..ranks * width];
+        lora.fill(0.0);
+        let split = (self.threads, self.min_work.adapter);
+        let Ok(()) = par_outputs(lora, (width, inner), split, |skip, out| {
+            let mut part = OutputPart { skip, out, width };
+            for pair in pairs() {
+                let (from, out) = part.next(pair.r);
+                if !out.is_empty() {
+                    let a = WeightMatrix { values: &pair.a[from * inner..], inner };
+                    add_matmul_serial(out, a, x);
+                }
+            }
+            Ok::<(), Infallible>(())
+        });
+        lora
+    }
+}

@@ -1,0 +1,89 @@
+//! The adapters that stay in memory after other versions were activated, so that a version that was used
+//! before is activated without reading or copying its weights.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hone_core::file_stamp::FileStamp;
+use hone_core::types::PolicyVersion;
+use hone_model::adapter::peft::{CONFIG_FILE, WEIGHTS_FILE};
+
+use super::policy::PolicyWeights;
+use crate::kv_cache::WeightsId;
+
+/// Which adapter a PEFT directory holds: the version that it was published as, and the state of its files. If
+/// a number is used for a second adapter, the files differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AdapterFiles {
+    version: PolicyVersion,
+    dir: PathBuf,
+    stamps: [FileStamp; 2],
+}
+
+impl AdapterFiles {
+    /// The adapter in `dir`. Reads no content.
+    ///
+    /// # Errors
+    /// If a file is missing.
+    pub fn of(version: PolicyVersion, dir: &Path) -> io::Result<Self> {
+        let stamp = |name| FileStamp::of(&dir.join(name));
+        let stamps = [stamp(CONFIG_FILE)?, stamp(WEIGHTS_FILE)?];
+        Ok(Self { version, dir: dir.to_path_buf(), stamps })
+    }
+}
+
+/// The adapters that were used last.
+#[derive(Default)]
+pub(crate) struct KeptAdapters {
+    limit: usize,
+    /// The one that was used last is the last.
+    kept: Vec<(AdapterFiles, PolicyWeights)>,
+}
+
+impl KeptAdapters {
+    /// Keeps at most `limit` adapters.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, kept: Vec::new() }
+    }
+
+    /// The weights of an adapter, if they are kept.
+    pub(super) fn get(&mut self, files: &AdapterFiles) -> Option<PolicyWeights> {
+        let at = self.kept.iter().position(|(other, _)| other == files)?;
+        self.kept[at..].rotate_left(1);
+        self.kept.last().map(|(_, weights)| weights.clone())
+    }
+
+    /// Keeps an adapter that was read, or finds that another caller has read it meanwhile. Returns the
+    /// weights to use, and those that are no longer kept, which the caller drops without a lock.
+    #[must_use]
+    pub(super) fn keep(
+        &mut self,
+        files: AdapterFiles,
+        read: PolicyWeights,
+    ) -> (PolicyWeights, Vec<PolicyWeights>) {
+        if let Some(kept) = self.get(&files) {
+            return (kept, vec![read]);
+        }
+        // At most one adapter of a directory is current.
+        let mut dropped = Vec::new();
+        if let Some(at) = self.kept.iter().position(|(other, _)| other.dir == files.dir) {
+            dropped.push(self.kept.remove(at).1);
+        }
+        self.kept.push((files, read.clone()));
+        let excess = self.kept.len().saturating_sub(self.limit);
+        dropped.extend(self.kept.drain(..excess).map(|(_, weights)| weights));
+        (read, dropped)
+    }
+
+    /// Makes an adapter the one that was used last, if it is kept.
+    pub fn touch(&mut self, id: WeightsId) {
+        if let Some(at) = self.kept.iter().position(|(_, weights)| weights.id == id) {
+            self.kept[at..].rotate_left(1);
+        }
+    }
+
+    /// The adapters that are kept.
+    pub fn ids(&self) -> impl Iterator<Item = WeightsId> {
+        self.kept.iter().map(|(_, weights)| weights.id)
+    }
+}

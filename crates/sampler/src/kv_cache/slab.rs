@@ -1,0 +1,205 @@
+//! The memory of pages: large blocks, which the system can back with huge pages.
+
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use hone_core::memory::prefer_huge_pages;
+
+/// Bytes of a slab, unless all pages take less. Allocators map so large a block separately, as zeros that take no
+/// memory until they are used.
+const SLAB_BYTES: usize = 64 << 20;
+
+/// Values of a cache line. Vectors of keys that begin with one are read faster.
+const CACHE_LINE: usize = 16;
+
+/// The values of a page, empty by default. Written only while it has one owner.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Page(Option<Arc<PageValues>>);
+
+/// A part of a slab that no other page has.
+struct PageValues {
+    values: NonNull<[f32]>,
+    /// Keeps the memory.
+    _slab: Arc<Slab>,
+}
+
+/// A block of memory for several pages.
+struct Slab(NonNull<[f32]>);
+
+// SAFETY: a page is the only one with access to its values, which it shares and lends by the rules of
+// references. Floats can be used from any thread.
+unsafe impl Send for PageValues {}
+// SAFETY: as above.
+unsafe impl Sync for PageValues {}
+// SAFETY: a slab gives access to its memory only through its pages.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Page {
+    /// The values, if this is the only owner.
+    pub fn values_mut(&mut self) -> Option<&mut [f32]> {
+        let values = Arc::get_mut(self.0.as_mut()?)?.values;
+        // SAFETY: the memory lives as long as the page, no other page has it, and `self`, which is borrowed
+        // mutably, is the only owner of this one.
+        Some(unsafe { &mut *values.as_ptr() })
+    }
+
+    /// Owners of the page.
+    #[cfg(test)]
+    pub fn owners(&self) -> usize {
+        self.0.as_ref().map_or(0, Arc::strong_count)
+    }
+}
+
+impl Deref for Page {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &self.0 {
+            None => &[],
+            // SAFETY: the memory lives as long as the page, and is written only through the only owner of the
+            // page, which is borrowed mutably meanwhile.
+            Some(page) => unsafe { &*page.values.as_ptr() },
+        }
+    }
+}
+
+impl fmt::Debug for PageValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} values", self.values.len())
+    }
+}
+
+impl Slab {
+    /// A block of zeros.
+    fn new(len: usize) -> Self {
+        let memory = vec![0.0_f32; len].into_boxed_slice();
+        prefer_huge_pages(&memory);
+        Self(NonNull::from(Box::leak(memory)))
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: the memory is that of a box, and the last page has been dropped.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// Allocates pages of one size from slabs. Memory is taken when a page is first used.
+#[derive(Debug)]
+pub(super) struct PageAllocator {
+    /// Values of a page.
+    page: usize,
+    /// Pages of a slab.
+    pages: usize,
+    /// The last slab, and its pages so far.
+    last: Option<(Arc<Slab>, usize)>,
+}
+
+impl fmt::Debug for Slab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a slab of {} values", self.0.len())
+    }
+}
+
+impl PageAllocator {
+    /// An allocator of up to about `limit` pages of `page` values.
+    pub fn new(page: usize, limit: usize) -> Self {
+        let fit = SLAB_BYTES / (page * size_of::<f32>()).max(1);
+        Self { page, pages: fit.min(limit).max(1), last: None }
+    }
+
+    /// A page of zeros.
+    pub fn allocate(&mut self) -> Page {
+        let (slab, at) = match self.last.take() {
+            Some((slab, at)) if at < self.pages => (slab, at),
+            _ => (Arc::new(Slab::new(self.pages * self.page + CACHE_LINE)), 0),
+        };
+        self.last = Some((Arc::clone(&slab), at + 1));
+        let start = slab.0.cast::<f32>();
+        let aligned = start.align_offset(CACHE_LINE * size_of::<f32>());
+        let skip = if aligned < CACHE_LINE { aligned } else { 0 };
+        // SAFETY: the slab has these values, after fewer than `CACHE_LINE` others.
+        let first = unsafe { start.add(skip + at * self.page) };
+        let values = NonNull::slice_from_raw_parts(first, self.page);
+        Page(Some(Arc::new(PageValues { values, _slab: slab })))
+    }
+}
+
+#[cfg(test)]
+impl From<Vec<f32>> for Page {
+    fn from(values: Vec<f32>) -> Self {
+        let mut page = PageAllocator::new(values.len(), 1).allocate();
+        if let Some(to) = page.values_mut() {
+            to.copy_from_slice(&values);
+        }
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_all_slabs_are_separate_and_aligned() {
+        // Three pages of a slab.
+        let len = SLAB_BYTES / size_of::<f32>() / 3;
+        let mut allocator = PageAllocator::new(len, 100);
+        let mut pages: Vec<Page> = (0..5).map(|_| allocator.allocate()).collect();
+        for (i, page) in (0_u8..).zip(&mut pages) {
+            assert!(page.iter().step_by(1 << 12).all(|x| *x == 0.0) && page.len() == len);
+            let values = page.values_mut().unwrap();
+            (values[0], values[len - 1]) = (f32::from(i), -f32::from(i));
+            // All pages of a slab are aligned if a page is a number of cache lines.
+            let before = usize::from(i) % 3 * len;
+            let [aligned, whole] =
+                [page.as_ptr().addr() / 4, before].map(|at| at.is_multiple_of(16));
+            assert_eq!(aligned, whole);
+        }
+        drop(allocator);
+        let last = pages.pop().unwrap();
+        let other = last.clone();
+        assert_eq!((other.owners(), other[0], other[len - 1]), (2, 4.0, -4.0));
+        for (i, page) in (0_u8..).zip(&pages) {
+            assert_eq!((page[0], page[len - 1]), (f32::from(i), -f32::from(i)));
+        }
+        drop(pages);
+        // The slab lives as long as one of its pages.
+        drop(last);
+        let mut last = other;
+        assert_eq!(last[0], 4.0);
+        assert!(last.values_mut().is_some());
+    }
+
+    #[test]
+    fn a_shared_page_is_not_written_and_the_default_is_empty() {
+        let mut page = Page::from(vec![1.0, 2.0]);
+        let copy = page.clone();
+        assert!(page.values_mut().is_none());
+        drop(copy);
+        page.values_mut().unwrap()[1] = 3.0;
+        assert_eq!(page[..], [1.0, 3.0]);
+        let mut none = Page::default();
+        assert!(none.is_empty() && none.values_mut().is_none() && none.owners() == 0);
+        assert_eq!(PageAllocator::new(0, 0).allocate().len(), 0);
+    }
+
+    #[test]
+    fn threads_write_different_pages_of_one_slab() {
+        let mut allocator = PageAllocator::new(32, 8);
+        let mut pages: Vec<Page> = (0..8).map(|_| allocator.allocate()).collect();
+        std::thread::scope(|scope| {
+            for (i, page) in (0_u8..).zip(&mut pages) {
+                scope.spawn(move || page.values_mut().unwrap().fill(f32::from(i)));
+            }
+        });
+        for (i, page) in (0_u8..).zip(&pages) {
+            assert!(page.iter().all(|x| *x == f32::from(i)));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The operands of a product.
+
+use std::ops::Range;
+
+use super::columns::IntegerColumns;
+use super::formats::WeightFormat;
+use super::layout::LANES;
+
+/// The operands of `out += w x`.
+pub(super) struct Product<'a> {
+    /// `[outputs, width]`
+    pub out: &'a mut [f32],
+    pub width: usize,
+    /// The first row of `w` to use.
+    pub first: usize,
+    /// The interleaved blocks of the whole matrix.
+    pub w: &'a [u8],
+    /// Rows of the whole matrix.
+    pub rows: usize,
+    pub x: &'a IntegerColumns,
+}
+
+/// Up to [`LANES`] rows of weights whose blocks are interleaved.
+#[derive(Clone)]
+pub(super) struct OutputRows {
+    /// The first row.
+    pub start: usize,
+    /// The number of rows.
+    pub rows: usize,
+    /// Those of them that are computed.
+    pub lanes: Range<usize>,
+    /// The output of the first one that is computed.
+    pub at: usize,
+}
+
+impl Product<'_> {
+    /// Checks that the operands fit each other.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub fn check<F: WeightFormat>(&self) {
+        let outputs = self.out.len() / self.width;
+        assert!(self.first + outputs <= self.rows && self.x.blocks().is_multiple_of(F::PARTS));
+        assert!(self.w.len() == self.rows * self.row_bytes::<F>());
+        assert!(self.x.all_columns() <= self.width);
+    }
+
+    /// Bytes of a row of weights.
+    pub fn row_bytes<F: WeightFormat>(&self) -> usize {
+        self.x.blocks() / F::PARTS * F::BYTES
+    }
+
+    /// The rows to compute from row `start` on, which is a multiple of [`LANES`] or before the first row;
+    /// `None` after the last one.
+    pub fn rows_from(&self, start: usize) -> Option<OutputRows> {
+        let end = self.first + self.out.len() / self.width;
+        let start = start.max(self.first / LANES * LANES);
+        if start >= end {
+            return None;
+        }
+        let rows = LANES.min(self.rows - start);
+        let lanes = self.first.max(start) - start..end.min(start + rows) - start;
+        Some(OutputRows { start, rows, at: start + lanes.start - self.first, lanes })
+    }
+}

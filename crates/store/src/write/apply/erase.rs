@@ -1,0 +1,141 @@
+//! Erases a prompt with everything that was recorded for it.
+//!
+//! Groups and optimizer steps remain, without the erased members: they hold ids and measurements, but
+//! nothing that a client sent or received. The prompt's id remains, so that records that arrive later,
+//! such as completions that rollout was sampling, are not written.
+
+use redb::ReadableTable;
+use uuid::Uuid;
+
+use hone_core::types::{Group, GroupState, InteractionId, Reward, Sample, SampleId, UnixMillis};
+
+use super::tables::LedgerTables;
+use crate::error::StoreError;
+use crate::format::codec::decode;
+use crate::format::schema::Id;
+use crate::op::ERASED;
+use crate::reader;
+
+impl LedgerTables<'_> {
+    /// Erases a prompt, its completions, their rewards and the feedback on them.
+    pub(super) fn erase(&mut self, id: InteractionId, when: UnixMillis) -> Result<(), StoreError> {
+        let Some(row) = self.interaction(id)? else { return Ok(()) };
+        let key = id.0.as_bytes();
+        self.erased.insert(key, when)?;
+        if let Some(session) = row.session() {
+            self.sessions.remove((row.key_id.as_deref(), session, key))?;
+        }
+        self.by_key.remove((row.key_id.as_deref(), key))?;
+        self.same_prompt.remove((&row.prompt_digest(), key))?;
+        self.held_out.remove((row.route.as_str(), key))?;
+        self.interactions.remove(key)?;
+        let mut samples = Vec::new();
+        for entry in reader::entries_of(&self.samples_of, key)? {
+            samples.push(SampleId(Uuid::from_bytes(*entry?.0.value().1)));
+        }
+        let mut groups = Vec::new();
+        for entry in reader::entries_of(&self.groups_of, key)? {
+            groups.extend(self.group(entry?.0.value().1)?);
+        }
+        groups.into_iter().try_for_each(|group| self.leave_group(id, group, &samples))?;
+        samples.into_iter().try_for_each(|sample| self.erase_sample(id, sample))
+    }
+
+    /// Takes erased members out of a group. Without any member left, a ready group is dropped.
+    fn leave_group(
+        &mut self,
+        id: InteractionId,
+        mut group: Group,
+        erased: &[SampleId],
+    ) -> Result<(), StoreError> {
+        let dropped = GroupState::Dropped(ERASED.to_owned());
+        let is_ready = group.state == GroupState::Ready;
+        if is_ready && group.is_correction() {
+            self.count_correction(&dropped);
+        }
+        let (gone, kept): (Vec<SampleId>, Vec<SampleId>) =
+            group.members.iter().copied().partition(|member| erased.contains(member));
+        if is_ready {
+            let leaving = Group { members: gone, ..group.clone() };
+            for _ in self.ratings_in(&leaving)? {
+                self.count_rating(ERASED);
+            }
+        }
+        group.members = kept;
+        if let Some(first) = group.members.first() {
+            // Its prompt is equal to the erased one.
+            let sample: Option<Sample> = reader::get(&self.samples, first.0.as_bytes())?;
+            group.interaction = sample.map_or(group.interaction, |sample| sample.interaction);
+            group.oldest_version = self.oldest_version(&group.members)?;
+            self.groups_of.remove((id.0.as_bytes(), group.id.0.as_bytes()))?;
+        } else if is_ready {
+            group.state = dropped;
+        }
+        self.put_group(&group)
+    }
+
+    /// Erases a completion with its rewards and the feedback on it.
+    fn erase_sample(&mut self, of: InteractionId, id: SampleId) -> Result<(), StoreError> {
+        let sample = id.0.as_bytes();
+        for reward in self.rewards_of(sample)? {
+            let part = reward.name.as_str();
+            if self.ungrouped.remove((reward.created, sample, part))?.is_some() {
+                self.count_rating(ERASED);
+            }
+            self.rewards.remove((sample, part))?;
+        }
+        for (part, rater) in self.raters_of(sample)? {
+            self.ratings.remove((sample, part.as_str(), rater.as_deref()))?;
+        }
+        let mut rows = Vec::new();
+        for entry in reader::entries_of(&self.feedback_of, sample)? {
+            rows.push(*entry?.0.value().1);
+        }
+        for row in rows {
+            self.forget_idempotency(&row)?;
+            self.feedback.remove(&row)?;
+            self.feedback_of.remove((sample, &row))?;
+        }
+        self.samples.remove(sample)?;
+        self.samples_of.remove((of.0.as_bytes(), sample))?;
+        Ok(())
+    }
+
+    fn rewards_of(&self, sample: &Id) -> Result<Vec<Reward>, StoreError> {
+        let mut found = Vec::new();
+        for row in self.rewards.range((sample, "")..)? {
+            let (key, value) = row?;
+            if key.value().0 != sample {
+                break;
+            }
+            found.push(decode(value.value())?);
+        }
+        Ok(found)
+    }
+
+    /// The part and the rater of each rating of a completion.
+    fn raters_of(&self, sample: &Id) -> Result<Vec<(String, Option<String>)>, StoreError> {
+        let mut found = Vec::new();
+        for entry in self.ratings.range((sample, "", None::<&str>)..)? {
+            let key = entry?.0;
+            let (rated, part, rater) = key.value();
+            if rated != sample {
+                break;
+            }
+            found.push((part.to_owned(), rater.map(str::to_owned)));
+        }
+        Ok(found)
+    }
+
+    /// Removes the idempotency key that a row of feedback holds.
+    fn forget_idempotency(&mut self, row: &Id) -> Result<(), StoreError> {
+        let posted: Option<Reward> = reader::get(&self.feedback, row)?;
+        let Some(Reward { key_id, idempotency_key: Some(key), .. }) = posted else { return Ok(()) };
+        let key = (key_id.as_deref(), key.as_str());
+        let is_own = self.idempotency.get(key)?.is_some_and(|found| found.value().1 == row);
+        if is_own {
+            self.idempotency.remove(key)?;
+        }
+        Ok(())
+    }
+}

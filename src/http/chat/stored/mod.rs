@@ -1,0 +1,183 @@
+//! Recorded chat completions: list, read, change of metadata and erasure. Only the key that asked for a
+//! completion sees it.
+
+mod query;
+mod wire;
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+
+use hone_core::types::{Interaction, InteractionId, PromptSource, now_ms};
+use hone_store::{Op, StoreError};
+
+use self::query::{CompletionQuery, PageQuery};
+use self::wire::{DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
+use super::request::metadata;
+use crate::http::auth::Caller;
+use crate::http::body::{Fields, JsonObject, QueryObject};
+use crate::http::error::ApiError;
+use crate::http::feedback::recording::{find_interaction, unknown_completion};
+use crate::http::generate::prompt::tool_format;
+use crate::http::state::AppState;
+
+/// Completions that one request for a page reads at most, because filters may admit few.
+const MAX_READ: usize = 2000;
+/// Completions that are read at once.
+const CHUNK: usize = 100;
+
+type Completions = ListPage<StoredCompletion>;
+
+/// `GET /v1/chat/completions`
+pub async fn list(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    QueryObject(query): QueryObject,
+) -> Result<Json<Completions>, ApiError> {
+    let query = CompletionQuery::read(query)?;
+    // The last completions may still be queued for the ledger.
+    state.store.flush().await?;
+    let page = tokio::task::spawn_blocking(move || page(&state, &caller, &query)).await;
+    Ok(Json(page.map_err(|error| ApiError::logged("reading completions panicked", &error))??))
+}
+
+/// `GET /v1/chat/completions/{id}`
+pub async fn retrieve(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<StoredCompletion>, ApiError> {
+    let interaction = find_chat(&state, &caller, &id).await?;
+    Ok(Json(stored(&state, interaction)?))
+}
+
+/// `GET /v1/chat/completions/{id}/messages`
+pub async fn messages(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    QueryObject(query): QueryObject,
+) -> Result<Json<ListPage<StoredMessage>>, ApiError> {
+    let fields = Fields::only(&query, &["after", "limit", "order"])?;
+    let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
+    let interaction = find_chat(&state, &caller, &id).await?;
+    let completion = interaction.completion_id();
+    let mut all: Vec<_> = interaction
+        .messages
+        .into_iter()
+        .enumerate()
+        .map(|(place, message)| {
+            let id = format!("{completion}-{place}");
+            let message = StoredMessage {
+                id: id.clone(),
+                role: message.role.as_str(),
+                content: message.content,
+                name: message.name,
+                tool_calls: message.tool_calls,
+                tool_call_id: message.tool_call_id,
+            };
+            (id, message)
+        })
+        .collect();
+    if newest_first {
+        all.reverse();
+    }
+    if let Some(after) = after {
+        let Some(place) = all.iter().position(|(id, _)| id == after) else {
+            return Err(fields.invalid("after", "the id of a message of this completion"));
+        };
+        all.drain(..=place);
+    }
+    let has_more = all.len() > limit;
+    all.truncate(limit);
+    Ok(Json(ListPage::new(all, None, has_more)))
+}
+
+/// `POST /v1/chat/completions/{id}`
+pub async fn update(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<StoredCompletion>, ApiError> {
+    let fields = Fields::only(&body, &["metadata"])?;
+    if fields.get("metadata").is_none() {
+        return Err(fields.missing("metadata", "an object of strings"));
+    }
+    let metadata = metadata(&fields)?;
+    let interaction = find_chat(&state, &caller, &id).await?;
+    state.store.commit(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
+    Ok(Json(stored(&state, Interaction { metadata, ..interaction })?))
+}
+
+/// `DELETE /v1/chat/completions/{id}`; erases text completions, too.
+pub async fn delete(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<DeletedCompletion>, ApiError> {
+    let interaction = find(&state, &caller, &id).await?;
+    state.store.commit(vec![Op::Erase(interaction.id, now_ms())]).await?;
+    let id = interaction.completion_id();
+    tracing::info!(id, "a completion was erased");
+    Ok(Json(DeletedCompletion { object: "chat.completion.deleted", id, deleted: true }))
+}
+
+/// A completion that this key asked for.
+async fn find(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
+    let unknown = || ApiError::no_such_completion("id", text);
+    let id = InteractionId::from_completion_id(text).ok_or_else(unknown)?;
+    let interaction = find_interaction(state, id).await?;
+    let interaction = interaction.ok_or_else(|| unknown_completion("id", id))?;
+    let own = interaction.source == PromptSource::Live && interaction.key_id == caller.key_id;
+    if own { Ok(interaction) } else { Err(unknown()) }
+}
+
+/// [`find`] for chat completions only.
+async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
+    let interaction = find(state, caller, text).await?;
+    if interaction.is_text() {
+        return Err(ApiError::no_such_completion("id", text));
+    }
+    Ok(interaction)
+}
+
+fn stored(state: &AppState, interaction: Interaction) -> Result<StoredCompletion, StoreError> {
+    let samples = state.store.samples_of(interaction.id)?;
+    let format = tool_format(state);
+    Ok(StoredCompletion::new(interaction, samples, state.engine.codec(), format))
+}
+
+/// A page of the caller's completions.
+fn page(
+    state: &AppState,
+    caller: &Caller,
+    query: &CompletionQuery,
+) -> Result<Completions, StoreError> {
+    let mut found = Vec::new();
+    let mut last = query.after;
+    let mut left = MAX_READ;
+    loop {
+        let key_id = caller.key_id.as_deref();
+        let ids = state.store.completions_of(key_id, last, query.newest_first, CHUNK)?;
+        if ids.is_empty() {
+            return Ok(ListPage::new(found, None, false));
+        }
+        for id in ids {
+            let cursor = || last.map(InteractionId::completion_id);
+            if left == 0 {
+                return Ok(ListPage::new(found, cursor(), true));
+            }
+            left -= 1;
+            let interaction = state.store.interaction(id)?.filter(|row| query.admits(row));
+            if let Some(interaction) = interaction {
+                if found.len() == query.limit {
+                    return Ok(ListPage::new(found, None, true));
+                }
+                found.push((id.completion_id(), stored(state, interaction)?));
+            }
+            last = Some(id);
+        }
+    }
+}

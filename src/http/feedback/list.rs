@@ -1,0 +1,97 @@
+//! `GET /v1/feedback`: what an API key has posted on a completion.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use serde::Serialize;
+
+use hone_core::types::{Interaction, Reward, RewardSource, Sample, SampleOrigin};
+
+use super::posted::completion_id;
+use super::recording::{find_interaction, unknown_completion};
+use crate::http::auth::Caller;
+use crate::http::body::{Fields, List, QueryObject};
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// A rating, a comment or a correction.
+#[derive(Serialize)]
+pub struct FeedbackRecord {
+    object: &'static str,
+    /// As in the response to its post; for a correction the id of its sample.
+    id: String,
+    completion_id: String,
+    choice: u32,
+    /// The rated part; null for a correction.
+    name: Option<String>,
+    /// Null for a comment alone and for a correction.
+    value: Option<f64>,
+    comment: Option<String>,
+    /// The text of a correction; null otherwise.
+    correction: Option<String>,
+    /// Seconds since 1970.
+    created: u64,
+}
+
+/// `GET /v1/feedback?completion_id=…`: the caller's newest value for each choice and part, and its
+/// corrections, oldest first.
+pub async fn list(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    QueryObject(query): QueryObject,
+) -> Result<Json<List<FeedbackRecord>>, ApiError> {
+    const NAME: &str = "completion_id";
+    let fields = Fields::only(&query, &[NAME])?;
+    let id = completion_id(&fields, NAME)?;
+    let interaction = find_interaction(&state, id).await?;
+    let interaction = interaction.ok_or_else(|| unknown_completion(NAME, id))?;
+    let key_id = caller.key_id.as_deref();
+    let mut found = Vec::new();
+    for sample in state.store.samples_of(id)? {
+        let rows = match sample.origin {
+            SampleOrigin::Served => ratings(&state, &sample, key_id)?,
+            SampleOrigin::Correction => state.store.correction(sample.id)?.into_iter().collect(),
+            SampleOrigin::Shadow => continue,
+        };
+        let own = rows.into_iter().filter(|row| row.key_id.as_deref() == key_id);
+        found.extend(own.map(|row| (row.created, shown(&interaction, &sample, row))));
+    }
+    found.sort_by_key(|(created, _)| *created);
+    Ok(Json(List::new(found.into_iter().map(|(_, record)| record))))
+}
+
+/// A key's ratings of a completion, and its comments without a value, each the newest for its part.
+fn ratings(
+    state: &AppState,
+    sample: &Sample,
+    key_id: Option<&str>,
+) -> Result<Vec<Reward>, ApiError> {
+    let mut rows = state.store.ratings_by(sample.id, key_id)?;
+    for row in state.store.rewards_of(sample.id)? {
+        let is_comment = row.source == RewardSource::Feedback && row.comment.is_some();
+        if is_comment && !rows.iter().any(|rating| rating.name == row.name) {
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
+fn shown(interaction: &Interaction, sample: &Sample, row: Reward) -> FeedbackRecord {
+    let is_correction = sample.origin == SampleOrigin::Correction;
+    FeedbackRecord {
+        object: "feedback",
+        id: if is_correction {
+            sample.id.to_string()
+        } else {
+            format!("{}:{}", sample.id, row.name)
+        },
+        completion_id: interaction.completion_id(),
+        choice: sample.choice,
+        name: (!is_correction).then_some(row.name),
+        value: row.value,
+        comment: row.comment,
+        correction: is_correction.then(|| sample.text.clone()),
+        created: row.created / 1000,
+    }
+}

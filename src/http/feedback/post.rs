@@ -1,0 +1,86 @@
+//! `POST /v1/feedback`: one piece of feedback, or a list.
+//!
+//! The pieces of a list are independent: each is recorded or refused by itself, as if it were posted
+//! alone. The ledger commits them together.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use futures::future::join_all;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{FeedbackResponse, record};
+use crate::http::auth::Caller;
+use crate::http::body::{Fields, JsonValue, List, invalid};
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// Largest number of pieces in a list.
+const MAX_LIST: usize = 1000;
+/// The field of a list in an object.
+const LIST: &str = "feedback";
+
+/// What became of one piece of a list.
+#[derive(Serialize)]
+struct ListedResponse {
+    /// The status that the piece would have had alone.
+    status_code: u16,
+    #[serde(flatten)]
+    outcome: ListedOutcome,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ListedOutcome {
+    Recorded(FeedbackResponse),
+    Refused(ApiError),
+}
+
+/// `POST /v1/feedback`
+pub async fn create(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    JsonValue(body): JsonValue,
+) -> Result<Response, ApiError> {
+    let list = match &body {
+        Value::Array(list) => list,
+        Value::Object(map) if map.get(LIST).is_some_and(|value| !value.is_null()) => {
+            let fields = Fields::only(map, &[LIST])?;
+            fields.list(LIST)?.ok_or_else(|| fields.missing(LIST, "a list"))?
+        }
+        Value::Object(map) => {
+            return Ok(Json(record(&state, map, caller).await?).into_response());
+        }
+        _ => {
+            return Err(ApiError::body("the body must be a JSON object or a list of such objects"));
+        }
+    };
+    if list.is_empty() || list.len() > MAX_LIST {
+        let message =
+            format!("{LIST} has {} entries: it must have from 1 to {MAX_LIST}", list.len());
+        return Err(ApiError::field(LIST, message));
+    }
+    // Completions that were just served are visible after this, so that the pieces wait for nothing but
+    // their own commit, which they share.
+    state.store.flush().await?;
+    let all = list.iter().enumerate().map(|(at, piece)| one(&state, &caller, at, piece));
+    Ok(Json(List::new(join_all(all).await.into_iter())).into_response())
+}
+
+async fn one(state: &AppState, caller: &Caller, at: usize, piece: &Value) -> ListedResponse {
+    let result = match piece {
+        Value::Object(map) => record(state, map, caller.clone()).await,
+        other => Err(invalid(&format!("{LIST}[{at}]"), other, "an object")),
+    };
+    match result {
+        Ok(response) => {
+            ListedResponse { status_code: 200, outcome: ListedOutcome::Recorded(response) }
+        }
+        Err(error) => {
+            ListedResponse { status_code: error.status(), outcome: ListedOutcome::Refused(error) }
+        }
+    }
+}

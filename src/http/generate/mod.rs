@@ -1,0 +1,35 @@
+//! Sampling for clients, which every endpoint that generates text shares.
+//!
+//! `prompt` makes a prompt's tokens and its record, and decides whether it is kept. `run` samples the
+//! choices (each a `choice`) and records them; `types` has what it takes and returns. `sse` sends events,
+//! `models` has the names of the served model, `tokenize` encodes and decodes texts.
+//! `text` is the endpoint of text completions.
+//!
+//! Each choice is a separate generation of exactly one policy version. The choices of one request
+//! have different versions only if a version was published while some waited for slots. Then
+//! `x-hone-policy-version` is the version of the first choice to start (streaming) or of choice 0
+//! (otherwise); each streamed chunk's `system_fingerprint` and each ledger record has the version of
+//! its own choice.
+
+mod choice;
+pub(super) mod models;
+pub(super) mod prompt;
+pub(super) mod run;
+pub(super) mod sse;
+pub(super) mod text;
+pub(super) mod tokenize;
+pub(super) mod types;
+
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+
+use hone_core::types::PolicyVersion;
+
+/// Response header with the policy version.
+const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
+
+/// Adds the policy version to a response.
+pub(super) fn with_version(mut response: Response, version: PolicyVersion) -> Response {
+    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+    response
+}

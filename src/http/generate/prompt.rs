@@ -1,0 +1,129 @@
+//! Makes a prompt's tokens and its record.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use hone_core::types::{
+    ChatOptions, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
+};
+use hone_engine::{Codec, EngineError, ToolFormat};
+
+use crate::http::auth::Caller;
+use crate::http::body::invalid;
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// Texts longer than this are tokenized on a blocking thread.
+const INLINE_BYTES: usize = 16 << 10;
+
+/// How the model writes calls of functions.
+pub fn tool_format(state: &AppState) -> ToolFormat {
+    state.config.tool_format.or(state.engine.codec().tool_format())
+}
+
+/// The tokens of a conversation; `generate` adds the generation prompt.
+pub async fn tokenize(
+    state: &AppState,
+    messages: &[Message],
+    options: &ChatOptions,
+    generate: bool,
+) -> Result<Vec<TokenId>, ApiError> {
+    let said = messages.iter().map(|message| message.content.len());
+    let calls = messages.iter().flat_map(|message| &message.tool_calls);
+    let schemas = options.tools.iter().filter_map(|tool| tool.parameters.as_ref());
+    let size = said.sum::<usize>()
+        + calls.map(|call| call.arguments.len()).sum::<usize>()
+        + schemas.map(|schema| schema.to_string().len()).sum::<usize>();
+    let (messages, options, format) = (messages.to_vec(), options.clone(), tool_format(state));
+    encode(state, size, move |codec| codec.chat(&messages, &options, format, generate)).await
+}
+
+/// Runs `work`, whose texts have `size` bytes together, where it delays no other request.
+pub async fn encode<T: Send + 'static>(
+    state: &AppState,
+    size: usize,
+    work: impl FnOnce(&Codec) -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let codec = state.engine.codec();
+    if size <= INLINE_BYTES {
+        return Ok(work(codec)?);
+    }
+    let codec = codec.clone();
+    let done = tokio::task::spawn_blocking(move || work(&codec)).await;
+    Ok(done.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
+}
+
+/// The token ids in a list at `path` of a body, each below `vocab`.
+pub fn token_ids(path: &str, list: &[Value], vocab: usize) -> Result<Vec<TokenId>, ApiError> {
+    let id = |(at, value): (usize, &Value)| {
+        let found = value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+        let found = found.filter(|id| (*id as usize) < vocab);
+        let allowed = format_args!("a token id below {vocab}");
+        found.ok_or_else(|| invalid(&format!("{path}[{at}]"), value, allowed))
+    };
+    list.iter().enumerate().map(id).collect()
+}
+
+/// What the prompts of one request have in common.
+pub struct PromptContext {
+    pub model: String,
+    pub metadata: BTreeMap<String, String>,
+    pub params: SamplingParams,
+    pub stop: Vec<String>,
+    /// Functions, and variables of the chat template.
+    pub chat: ChatOptions,
+    pub caller: Caller,
+    /// The field `store` of the request.
+    pub store: Option<bool>,
+}
+
+impl PromptContext {
+    /// Whether the request is recorded and learned from. The client decides with the field `store`, or
+    /// else `server.store` does. A route that keeps nothing overrules both.
+    pub fn is_kept(&self, state: &AppState) -> bool {
+        let route = state.routes.find(&self.model, &self.metadata);
+        self.store.unwrap_or(state.config.store) && route.is_none_or(|route| route.store)
+    }
+
+    /// The record of a prompt. `template_hash` is empty for a prompt that no template rendered.
+    pub fn interaction(
+        &self,
+        state: &AppState,
+        messages: Vec<Message>,
+        prompt_ids: Vec<TokenId>,
+        template_hash: &str,
+    ) -> Interaction {
+        let route = state.routes.find(&self.model, &self.metadata);
+        let kept = self.is_kept(state);
+        let mut interaction = Interaction {
+            id: if kept { InteractionId::new() } else { InteractionId::unstored() },
+            created: now_ms(),
+            source: PromptSource::Live,
+            // No route has an empty name, so an unmatched request is never scored.
+            route: route.map(|r| r.name.clone()).unwrap_or_default(),
+            model: self.model.clone(),
+            key_id: self.caller.key_id.clone(),
+            messages,
+            metadata: self.metadata.clone(),
+            params: self.params.clone(),
+            prompt_ids,
+            template_hash: template_hash.to_owned(),
+            stop: self.stop.clone(),
+            held_out: false,
+            chat: self.chat.clone(),
+        };
+        interaction.held_out = kept
+            && route.is_some_and(|route| route.has_graders())
+            && is_held_out(&interaction, state.holdout_share);
+        interaction
+    }
+}
+
+/// Whether only exams use a prompt. Equal prompts give the same answer, so that no copy of an exam's
+/// prompt is trained on.
+fn is_held_out(interaction: &Interaction, share: f64) -> bool {
+    let [a, b, c, d, ..] = interaction.prompt_digest();
+    let place = u32::from_le_bytes([a, b, c, d]);
+    (f64::from(place) / f64::from(u32::MAX)) < share
+}

@@ -1,0 +1,117 @@
+//! `POST /v1/completions`: OpenAI's older endpoint, which continues texts or token ids.
+//!
+//! No chat template is applied. A text is recorded as one message of a user, beside the token ids, which
+//! alone are trained on. Each of several prompts has its own record and id.
+
+mod head;
+mod request;
+mod stream;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+
+use hone_core::types::{ChatOptions, Interaction, Message, Role, TokenId};
+
+use self::head::TextHead;
+use self::request::{TextPrompt, TextRequest};
+use self::wire::{TextChoice, TextLogprobs};
+use super::prompt::{PromptContext, encode};
+use super::run::RequestRun;
+use super::types::{FinishedChoice, SamplingRequest};
+use super::{models, with_version};
+use crate::http::auth::Caller;
+use crate::http::body::JsonObject;
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// `POST /v1/completions`
+pub async fn create(
+    State(state): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    JsonObject(body): JsonObject,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let request = request::read(&body, state.engine.info().vocab)?;
+    models::check(&state, &request.model)?;
+    let TextRequest { model, prompts, params, stop, metadata, user, .. } = request;
+    let chat = ChatOptions::default();
+    let context =
+        PromptContext { model, metadata, params, stop, chat, caller, store: request.store };
+    let mut interactions = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        let (text, ids) = tokenize(&state, prompt, request.add_special_tokens).await?;
+        interactions.push(Arc::new(interaction(&state, &context, text, ids)?));
+    }
+    let head = TextHead::new(interactions.clone(), request.choices, request.echo);
+    let run = SamplingRequest {
+        prompts: interactions,
+        choices: request.choices,
+        logprobs: request.logprobs,
+        user,
+        stored: context.is_kept(&state),
+    };
+    let mut run = RequestRun::new(state, &run, arrived);
+    if request.stream {
+        let (version, response) = stream::respond(run, head, request.include_usage).await?;
+        return Ok(with_version(response, version));
+    }
+    let choices = run.finish().await?;
+    let choices = choices.into_iter().map(|choice| whole(&run, &head, choice)).collect();
+    let completion = head.completion(run.version(), choices, Some(Some(run.usage())));
+    Ok(with_version(Json(completion).into_response(), run.version()))
+}
+
+/// A prompt's text and tokens.
+async fn tokenize(
+    state: &AppState,
+    prompt: TextPrompt,
+    framed: bool,
+) -> Result<(String, Vec<TokenId>), ApiError> {
+    match prompt {
+        TextPrompt::Text(text) => {
+            encode(state, text.len(), move |codec| {
+                let ids = codec.encode_text(&text, framed)?;
+                Ok((text, ids))
+            })
+            .await
+        }
+        TextPrompt::Tokens(ids) => {
+            encode(state, ids.len(), move |codec| Ok((codec.decode_all(&ids), ids))).await
+        }
+    }
+}
+
+fn interaction(
+    state: &AppState,
+    context: &PromptContext,
+    text: String,
+    ids: Vec<TokenId>,
+) -> Result<Interaction, ApiError> {
+    let length = state.engine.info().context;
+    if ids.is_empty() {
+        return Err(ApiError::field("prompt", "prompt is empty: it must have at least one token"));
+    }
+    if ids.len() >= length {
+        return Err(ApiError::too_long("prompt", ids.len(), length));
+    }
+    let message = Message::new(Role::User, text);
+    Ok(context.interaction(state, vec![message], ids, ""))
+}
+
+/// A choice of the response without streaming.
+fn whole(run: &RequestRun, head: &TextHead, choice: FinishedChoice) -> TextChoice {
+    let FinishedChoice { index, text, tokens, finish } = choice;
+    let codec = run.state.engine.codec();
+    TextChoice {
+        index,
+        text: head.echoed(index).map_or_else(String::new, str::to_owned) + &text,
+        logprobs: run.wants_logprobs().then(|| TextLogprobs::new(codec, &tokens, &mut 0)),
+        finish_reason: Some(finish.as_str()),
+        completion_id: head.own_id(index),
+    }
+}

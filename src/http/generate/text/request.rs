@@ -1,0 +1,157 @@
+//! Validates a request for text completions, field by field.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use hone_core::types::{SamplingParams, TokenId};
+
+use crate::http::body::{Fields, invalid};
+use crate::http::chat::request::{
+    MAX_CHOICES, MAX_TOP_LOGPROBS, include_usage, metadata, params, stop, to_u32,
+};
+use crate::http::error::ApiError;
+use crate::http::generate::prompt::token_ids;
+
+/// OpenAI's `max_tokens` of requests that contain none.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Largest number of choices of all prompts together.
+const MAX_ALL_CHOICES: usize = 128;
+
+/// The accepted fields.
+const FIELDS: [&str; 24] = [
+    "add_special_tokens",
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "metadata",
+    "min_p",
+    "model",
+    "n",
+    "presence_penalty",
+    "prompt",
+    "seed",
+    "stop",
+    "store",
+    "stream",
+    "stream_options",
+    "suffix",
+    "temperature",
+    "top_k",
+    "top_p",
+    "user",
+    "service_tier",
+];
+
+/// A prompt of a [`TextRequest`].
+#[derive(Debug, PartialEq)]
+pub(super) enum TextPrompt {
+    /// A text, whose special tokens are recognized.
+    Text(String),
+    /// Token ids, to which nothing is added.
+    Tokens(Vec<TokenId>),
+}
+
+/// A valid request.
+#[derive(Debug, PartialEq)]
+pub(super) struct TextRequest {
+    pub(super) model: String,
+    pub(super) prompts: Vec<TextPrompt>,
+    /// Whether the tokenizer puts its special tokens around a text.
+    pub(super) add_special_tokens: bool,
+    pub(super) params: SamplingParams,
+    pub(super) stop: Vec<String>,
+    /// Number of choices for each prompt.
+    pub(super) choices: u32,
+    /// Number of alternatives per token; `None` if no log-probabilities are requested.
+    pub(super) logprobs: Option<u8>,
+    /// Whether each text begins with its prompt.
+    pub(super) echo: bool,
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) user: Option<String>,
+    pub(super) store: Option<bool>,
+    pub(super) stream: bool,
+    pub(super) include_usage: bool,
+}
+
+/// Validates a body. `vocab` bounds the token ids.
+pub(super) fn read(body: &Map<String, Value>, vocab: usize) -> Result<TextRequest, ApiError> {
+    let fields = Fields::only(body, &FIELDS)?;
+    let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let n = fields.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1);
+    if let Some(best_of) = fields.integer("best_of", 1..=MAX_CHOICES)?
+        && best_of != n
+    {
+        let message =
+            format!("best_of is {best_of}: only n choices are sampled, so it must be {n}");
+        return Err(ApiError::unsupported("best_of", message));
+    }
+    if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::unsupported("suffix", "suffix is not supported: leave it out"));
+    }
+    let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    if echo && logprobs.is_some() {
+        let message =
+            "echo is true with logprobs: the log-probabilities of prompts are not computed";
+        return Err(ApiError::unsupported("echo", message));
+    }
+    let prompts = prompts(&fields, vocab)?;
+    let choices = to_u32(Some(n)).unwrap_or(1);
+    let most = MAX_ALL_CHOICES / choices as usize;
+    if prompts.len() > most {
+        let message = format!(
+            "prompt has {} prompts: it may have {most} if n is {n}, for {MAX_ALL_CHOICES} choices",
+            prompts.len()
+        );
+        return Err(ApiError::field("prompt", message));
+    }
+    Ok(TextRequest {
+        model: model.to_owned(),
+        prompts,
+        add_special_tokens: fields.boolean("add_special_tokens")?.unwrap_or(true),
+        params: params(&fields, DEFAULT_MAX_TOKENS, vocab)?,
+        stop: stop(&fields)?,
+        choices,
+        logprobs: logprobs.map(|top| u8::try_from(top).unwrap_or(u8::MAX)),
+        echo,
+        metadata: metadata(&fields)?,
+        user: fields.text("user")?.map(str::to_owned),
+        store: fields.boolean("store")?,
+        stream,
+        include_usage: include_usage(&fields, stream)?,
+    })
+}
+
+/// A text, several texts, a list of token ids, or several such lists.
+fn prompts(fields: &Fields<'_>, vocab: usize) -> Result<Vec<TextPrompt>, ApiError> {
+    const ALLOWED: &str = "a text, a list of texts, a list of token ids or a list of such lists";
+    let list = match fields.get("prompt") {
+        None => return Err(fields.missing("prompt", ALLOWED)),
+        Some(Value::String(text)) => return Ok(vec![TextPrompt::Text(text.clone())]),
+        Some(Value::Array(list)) if !list.is_empty() => list,
+        Some(_) => return Err(fields.invalid("prompt", ALLOWED)),
+    };
+    let at = |i: usize| format!("prompt[{i}]");
+    match list.first() {
+        Some(Value::Number(_)) => Ok(vec![TextPrompt::Tokens(token_ids("prompt", list, vocab)?)]),
+        Some(Value::Array(_)) => {
+            let ids = |(i, value): (usize, &Value)| match value.as_array() {
+                Some(ids) => Ok(TextPrompt::Tokens(token_ids(&at(i), ids, vocab)?)),
+                None => Err(invalid(&at(i), value, "a list of token ids, as the first one")),
+            };
+            list.iter().enumerate().map(ids).collect()
+        }
+        _ => {
+            let text = |(i, value): (usize, &Value)| match value.as_str() {
+                Some(text) => Ok(TextPrompt::Text(text.to_owned())),
+                None => Err(invalid(&at(i), value, "a text")),
+            };
+            list.iter().enumerate().map(text).collect()
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Streams text completions as server-sent events: for each choice its prompt, if requested, then
+//! events with text and an event with the finish reason; then usage, if requested; then `[DONE]`. A
+//! failure after the first byte ends the stream with an `error` event and without `[DONE]`.
+
+use axum::response::Response;
+use futures::stream;
+
+use hone_core::types::PolicyVersion;
+
+use super::head::TextHead;
+use super::wire::{TextChoice, TextLogprobs};
+use crate::http::error::ApiError;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::sse;
+use crate::http::generate::types::ChoiceUpdate;
+
+struct TextEvents {
+    run: RequestRun,
+    head: TextHead,
+    version: PolicyVersion,
+    include_usage: bool,
+    /// The length of each choice's text so far, in characters.
+    offsets: Vec<usize>,
+    ended: bool,
+}
+
+/// Starts the run before it responds, so that a refusal still has its status code. Returns the
+/// version of the first choice to start.
+pub(super) async fn respond(
+    mut run: RequestRun,
+    head: TextHead,
+    include_usage: bool,
+) -> Result<(PolicyVersion, Response), ApiError> {
+    let version = run.start().await?;
+    let offsets = vec![0; head.choices()];
+    let events = TextEvents { run, head, version, include_usage, offsets, ended: false };
+    let events = stream::unfold(events, |mut events| async move {
+        let text = events.next().await?;
+        Some((text, events))
+    });
+    Ok((version, sse::respond(events)))
+}
+
+impl TextEvents {
+    /// The next whole events, at least one; `None` at the end.
+    async fn next(&mut self) -> Option<String> {
+        while !self.ended {
+            match self.run.next().await {
+                Some(Ok(update)) => {
+                    let events = self.events(update);
+                    if !events.is_empty() {
+                        return Some(events);
+                    }
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    return Some(sse::event(&error.to_json()));
+                }
+                None => {
+                    self.ended = true;
+                    let mut events = String::new();
+                    if self.include_usage {
+                        let usage = Some(Some(self.run.usage()));
+                        let last = self.head.completion(self.version, Vec::new(), usage);
+                        events = sse::json_event(&last);
+                    }
+                    events.push_str(&sse::event(sse::DONE));
+                    return Some(events);
+                }
+            }
+        }
+        None
+    }
+
+    fn events(&mut self, update: ChoiceUpdate) -> String {
+        let ChoiceUpdate { index, version, started, text, tokens, finish, .. } = update;
+        let mut choices = Vec::new();
+        let part = |text, logprobs, finish_reason| {
+            let completion_id = self.head.own_id(index);
+            TextChoice { index, text, logprobs, finish_reason, completion_id }
+        };
+        if started && let Some(prompt) = self.head.echoed(index) {
+            choices.push(part(prompt.to_owned(), None, None));
+        }
+        if !text.is_empty() || !tokens.is_empty() {
+            let offset = self.offsets.get_mut(index as usize);
+            let logprobs = offset
+                .filter(|_| self.run.wants_logprobs())
+                .map(|offset| TextLogprobs::new(self.run.state.engine.codec(), &tokens, offset));
+            choices.push(part(text, logprobs, None));
+        }
+        if let Some(finish) = finish {
+            choices.push(part(String::new(), None, Some(finish.as_str())));
+        }
+        let usage = self.include_usage.then_some(None);
+        let event = |choice| sse::json_event(&self.head.completion(version, vec![choice], usage));
+        choices.into_iter().map(event).collect()
+    }
+}

@@ -1,0 +1,108 @@
+//! `POST /tokenize` and `POST /detokenize`, as in vLLM: texts to token ids and back, without sampling.
+//! Nothing is recorded.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+
+use hone_core::types::TokenId;
+
+use super::models;
+use super::prompt;
+use super::prompt::{encode, token_ids};
+use crate::http::body::{Fields, JsonObject};
+use crate::http::chat::{messages, tools};
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// The fields of `/tokenize`.
+const FIELDS: [&str; 8] = [
+    "model",
+    "prompt",
+    "messages",
+    "add_generation_prompt",
+    "add_special_tokens",
+    "return_token_strs",
+    "tools",
+    "chat_template_kwargs",
+];
+
+/// The response of `/tokenize`.
+#[derive(Serialize)]
+pub struct TokenizedText {
+    count: usize,
+    /// The model's context in tokens.
+    max_model_len: usize,
+    tokens: Vec<TokenId>,
+    /// The tokens as the vocabulary spells them; null unless requested.
+    token_strs: Option<Vec<String>>,
+}
+
+/// The response of `/detokenize`.
+#[derive(Serialize)]
+pub struct DetokenizedText {
+    prompt: String,
+}
+
+/// `POST /tokenize`
+pub async fn tokenize(
+    State(state): State<Arc<AppState>>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<TokenizedText>, ApiError> {
+    let fields = Fields::only(&body, &FIELDS)?;
+    check_model(&state, &fields)?;
+    let framed = fields.boolean("add_special_tokens")?;
+    let generate = fields.boolean("add_generation_prompt")?;
+    let tokens = match (fields.text("prompt")?, fields.get("messages")) {
+        (Some(_), Some(_)) => return Err(fields.invalid("messages", "absent beside prompt")),
+        (None, None) => {
+            return Err(fields.missing("prompt", "a text; or messages must be given"));
+        }
+        (Some(_), None) if generate.is_some() => {
+            return Err(fields.invalid("add_generation_prompt", "absent beside prompt"));
+        }
+        (Some(text), None) => {
+            let text = text.to_owned();
+            let framed = framed.unwrap_or(true);
+            encode(&state, text.len(), move |codec| codec.encode_text(&text, framed)).await?
+        }
+        (None, Some(_)) if framed == Some(true) => {
+            let allowed = "false beside messages: the chat template writes the special tokens";
+            return Err(fields.invalid("add_special_tokens", allowed));
+        }
+        (None, Some(_)) => {
+            let (messages, options) = (messages::read(&fields)?, tools::read(&fields)?);
+            prompt::tokenize(&state, &messages, &options, generate.unwrap_or(true)).await?
+        }
+    };
+    let spelled = fields.boolean("return_token_strs")?.unwrap_or(false).then(|| {
+        let codec = state.engine.codec();
+        tokens.iter().map(|id| codec.token(*id).unwrap_or_default()).collect()
+    });
+    Ok(Json(TokenizedText {
+        count: tokens.len(),
+        max_model_len: state.engine.info().context,
+        tokens,
+        token_strs: spelled,
+    }))
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(
+    State(state): State<Arc<AppState>>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<DetokenizedText>, ApiError> {
+    let fields = Fields::only(&body, &["model", "tokens"])?;
+    check_model(&state, &fields)?;
+    let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
+    let ids = token_ids("tokens", list, state.engine.info().vocab)?;
+    let prompt = encode(&state, ids.len(), move |codec| Ok(codec.decode_all(&ids))).await?;
+    Ok(Json(DetokenizedText { prompt }))
+}
+
+/// Checks the model's name, if one is given.
+fn check_model(state: &AppState, fields: &Fields<'_>) -> Result<(), ApiError> {
+    fields.text("model")?.map_or(Ok(()), |name| models::check(state, name))
+}

@@ -1,0 +1,16 @@
+//! Endpoints beside chat completions and feedback on one of them, and what is kept of requests.
+
+use serde_json::Value;
+
+mod completions;
+mod feedback;
+mod models;
+mod stored;
+mod storing;
+mod tokenize;
+
+/// The message, field and code of an error.
+fn error(answer: &Value) -> String {
+    let text = |key: &str| answer["error"][key].as_str().unwrap_or("-");
+    format!("{} | {} | {}", text("message"), text("param"), text("code"))
+}

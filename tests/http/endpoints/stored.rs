@@ -1,0 +1,232 @@
+//! Recorded chat completions.
+
+use insta::assert_snapshot;
+use reqwest::Method;
+use reqwest::header::AUTHORIZATION;
+use serde_json::{Value, json};
+
+use hone_core::types::InteractionId;
+
+use super::error;
+use crate::server::{Server, ask, read};
+
+const PATH: &str = "/v1/chat/completions";
+
+async fn server() -> Server {
+    Server::with(|setup| setup.server.client_keys = vec!["alice".to_owned(), "bob".to_owned()])
+        .await
+}
+
+async fn send(
+    server: &Server,
+    key: &str,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> (u16, Value) {
+    let mut request = server.client.request(method, server.url(path));
+    if let Some(body) = body {
+        request = request.json(body);
+    }
+    read(request.header(AUTHORIZATION, format!("Bearer {key}")).send().await.unwrap()).await
+}
+
+async fn get(server: &Server, key: &str, path: &str) -> (u16, Value) {
+    send(server, key, Method::GET, path, None).await
+}
+
+/// A completion for a key; its id.
+async fn chat(server: &Server, key: &str, more: Value) -> String {
+    let (status, answer) = send(server, key, Method::POST, PATH, Some(&ask(more))).await;
+    assert_eq!(status, 200, "{answer}");
+    answer["id"].as_str().unwrap().to_owned()
+}
+
+fn ids(list: &Value) -> Vec<&str> {
+    list["data"].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_is_read_as_it_was_answered() {
+    let server = server().await;
+    let metadata = json!({"answer": "5"});
+    let body = ask(json!({"n": 2, "metadata": metadata, "max_tokens": 30, "temperature": 0.5}));
+    let (_, mut expected) = send(&server, "alice", Method::POST, PATH, Some(&body)).await;
+    let more = json!({
+        "metadata": metadata, "temperature": 0.5, "top_p": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "seed": 5, "max_completion_tokens": 30,
+    });
+    expected.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let path = format!("{PATH}/{}", expected["id"].as_str().unwrap());
+    assert_eq!(get(&server, "alice", &path).await, (200, expected.clone()));
+
+    let (status, list) = get(&server, "alice", &format!("{path}/messages")).await;
+    let id = format!("{}-0", expected["id"].as_str().unwrap());
+    let message = json!({"id": id, "role": "user", "content": "What is 2 + 3?"});
+    let page = json!({"object": "list", "data": [message], "first_id": id, "last_id": id,
+                      "has_more": false});
+    assert_eq!((status, list), (200, page));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_are_listed_in_pages() {
+    let server = server().await;
+    let mut own = Vec::new();
+    for number in 0..5 {
+        let kind = if number % 2 == 0 { "even" } else { "odd" };
+        let model = if number < 3 { "default" } else { "fake" };
+        let more = json!({"metadata": {"kind": kind}, "model": model});
+        own.push(chat(&server, "alice", more).await);
+        chat(&server, "bob", json!({})).await;
+    }
+    chat(&server, "alice", json!({"store": false})).await;
+    let list = async |query: &str| get(&server, "alice", &format!("{PATH}{query}")).await.1;
+    let all = list("").await;
+    assert_eq!(ids(&all), own);
+    assert_eq!((&all["object"], &all["has_more"]), (&json!("list"), &json!(false)));
+    assert_eq!((&all["first_id"], &all["last_id"]), (&json!(own[0]), &json!(own[4])));
+    assert_eq!(all["data"][0]["choices"][0]["message"]["content"], "The answer is 5.");
+
+    let mut after = String::new();
+    let mut found = Vec::new();
+    loop {
+        let page = list(&format!("?limit=2&order=desc{after}")).await;
+        found.extend(ids(&page).into_iter().map(str::to_owned));
+        if page["has_more"] == false {
+            break;
+        }
+        assert_eq!(ids(&page).len(), 2);
+        after = format!("&after={}", page["last_id"].as_str().unwrap());
+    }
+    found.reverse();
+    assert_eq!(found, own);
+    let odd = list("?metadata[kind]=odd").await;
+    assert_eq!(ids(&odd), [own[1].as_str(), &own[3]]);
+    let both = list("?metadata%5Bkind%5D=even&model=fake&limit=1").await;
+    assert_eq!((ids(&both), &both["has_more"]), (vec![own[4].as_str()], &json!(false)));
+    let none = list("?metadata[kind]=prime").await;
+    assert_eq!((ids(&none).len(), &none["last_id"]), (0, &Value::Null));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_listed_in_pages() {
+    let server = server().await;
+    let messages = json!([
+        {"role": "system", "content": "a"}, {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"},
+    ]);
+    let id = chat(&server, "alice", json!({"messages": messages})).await;
+    let list =
+        async |query: &str| get(&server, "alice", &format!("{PATH}/{id}/messages{query}")).await;
+    let texts = |page: &Value| -> String {
+        page["data"].as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap()).collect()
+    };
+    let (_, page) = list("?limit=3").await;
+    assert_eq!((texts(&page).as_str(), &page["has_more"]), ("abc", &json!(true)));
+    let last = page["last_id"].as_str().unwrap();
+    let (_, page) = list(&format!("?after={last}")).await;
+    assert_eq!((texts(&page).as_str(), &page["has_more"]), ("d", &json!(false)));
+    let (_, page) = list(&format!("?after={last}&order=desc")).await;
+    assert_eq!(texts(&page), "ba");
+    let (status, answer) = list("?after=x").await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("after")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_is_replaced() {
+    let server = server().await;
+    let id = chat(&server, "alice", json!({"metadata": {"session_id": "a", "x": "1"}})).await;
+    let path = format!("{PATH}/{id}");
+    let body = json!({"metadata": {"session_id": "b"}});
+    let (status, answer) = send(&server, "alice", Method::POST, &path, Some(&body)).await;
+    assert_eq!((status, &answer["metadata"]), (200, &body["metadata"]), "{answer}");
+    assert_eq!(get(&server, "alice", &path).await.1, answer);
+    // Feedback on the conversation follows.
+    for (session, expected) in [("a", 404), ("b", 200)] {
+        let feedback = json!({"session_id": session, "name": "thumbs", "value": 1});
+        let path = "/v1/feedback";
+        let (status, answer) = send(&server, "alice", Method::POST, path, Some(&feedback)).await;
+        assert_eq!(status, expected, "{answer}");
+    }
+    let mut lines = Vec::new();
+    for body in [json!({}), json!({"metadata": {"x": 1}}), json!({"metadata": {}, "model": "x"})] {
+        let (status, answer) = send(&server, "alice", Method::POST, &path, Some(&body)).await;
+        assert_eq!(status, 400);
+        lines.push(error(&answer));
+    }
+    assert_snapshot!(lines.join("\n"), @r#""#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_erased_completion_is_gone() {
+    let server = server().await;
+    let id = chat(&server, "alice", json!({"n": 2})).await;
+    let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
+    let path = "/v1/feedback";
+    assert_eq!(send(&server, "alice", Method::POST, path, Some(&feedback)).await.0, 200);
+    let own = format!("{PATH}/{id}");
+    let (status, answer) = send(&server, "alice", Method::DELETE, &own, None).await;
+    let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
+    assert_eq!((status, answer), (200, expected));
+    let stats = server.store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples, stats.feedback, stats.rewards), (0, 0, 0, 0));
+    for (method, path, body) in [
+        (Method::GET, own.clone(), None),
+        (Method::DELETE, own.clone(), None),
+        (Method::GET, format!("{own}/messages"), None),
+        (Method::POST, path.to_owned(), Some(&feedback)),
+    ] {
+        let (status, answer) = send(&server, "alice", method, &path, body).await;
+        assert_eq!((status, &answer["error"]["code"]), (404, &json!("completion_not_found")));
+    }
+    assert!(ids(&get(&server, "alice", PATH).await.1).is_empty());
+    // Text completions are erased in the same way, and are no chat completions.
+    let body = json!({"model": "default", "prompt": "2 + 3"});
+    let (_, text) = send(&server, "alice", Method::POST, "/v1/completions", Some(&body)).await;
+    let own = format!("{PATH}/{}", text["id"].as_str().unwrap());
+    assert_eq!(get(&server, "alice", &own).await.0, 404);
+    let (status, answer) = send(&server, "alice", Method::DELETE, &own, None).await;
+    assert_eq!((status, &answer["id"]), (200, &text["id"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_asking_key_sees_a_completion() {
+    let server = server().await;
+    let id = chat(&server, "alice", json!({})).await;
+    let unstored = chat(&server, "alice", json!({"store": false})).await;
+    let metadata = json!({"metadata": {"x": "1"}});
+    let unknown = InteractionId::new().completion_id();
+    for (key, id, code) in [
+        ("bob", id.as_str(), "completion_not_found"),
+        ("alice", unknown.as_str(), "completion_not_found"),
+        ("alice", "chatcmpl-x", "completion_not_found"),
+        ("alice", unstored.as_str(), "completion_not_stored"),
+    ] {
+        let path = format!("{PATH}/{id}");
+        let messages = format!("{path}/messages");
+        for (method, path, body) in [
+            (Method::GET, &path, None),
+            (Method::GET, &messages, None),
+            (Method::POST, &path, Some(&metadata)),
+            (Method::DELETE, &path, None),
+        ] {
+            let (status, answer) = send(&server, key, method, path, body).await;
+            assert_eq!((status, &answer["error"]["code"]), (404, &json!(code)), "{key} {path}");
+        }
+    }
+    assert_eq!(get(&server, "alice", &format!("{PATH}/{id}")).await.1["metadata"], json!({}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_queries_are_refused() {
+    let server = server().await;
+    let mut lines = Vec::new();
+    for query in
+        ["limit=0", "limit=101", "limit=x", "order=up", "after=x", "before=x", "metadata=x"]
+    {
+        let (status, answer) = get(&server, "alice", &format!("{PATH}?{query}")).await;
+        assert_eq!(status, 400, "{answer}");
+        lines.push(error(&answer));
+    }
+    assert_snapshot!(lines.join("\n"), @r#""#);
+}
