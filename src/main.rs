@@ -5,6 +5,7 @@ mod output;
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -107,11 +108,17 @@ fn set<T>(key: &mut T, flag: Option<T>) {
     }
 }
 
-fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
-    let config = load_with(args.config, |config| {
+/// The configuration of `hone serve`.
+fn serve_config(args: &ServeArgs) -> anyhow::Result<Config> {
+    load_with(args.config.clone(), |config| {
         set(&mut config.engine.backend, args.backend);
         set(&mut config.server.bind, args.bind);
-    })?;
+        config.server.insecure |= args.insecure;
+    })
+}
+
+fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
+    let config = serve_config(&args)?;
     let epochs = config.train.epochs;
     if epochs > 0.0 {
         let why = "it must be 0 for `hone serve`, whose training ends only at train.max_steps";
@@ -122,14 +129,34 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     }
     logging::init(&config.log);
     runtime()?.block_on(async {
+        let mut reloads = app::ReloadSignal::new()?;
         let service = app::start(config).await?;
         if let Err(error) = writeln!(out, "listening on http://{}", service.addr) {
             tracing::warn!(%error, "cannot print the address");
         }
-        app::shutdown_signal().await?;
+        let mut stop = pin!(app::shutdown_signal());
+        loop {
+            tokio::select! {
+                stopped = &mut stop => break stopped?,
+                () = reloads.recv() => reload_keys(&service, &args),
+            }
+        }
         service.shutdown().await?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Reads the configuration again and replaces the API keys.
+fn reload_keys(service: &app::Service, args: &ServeArgs) {
+    let reloaded = serve_config(args)
+        .and_then(|config| service.reload_keys(&config.server).map_err(anyhow::Error::from));
+    match reloaded {
+        Ok(keys) => tracing::info!(keys, "the API keys are reloaded"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::error!(%error, "the API keys are not reloaded and stay as they are");
+        }
+    }
 }
 
 /// Prints the memory plan of `hone serve`, or without clients of `hone train`.

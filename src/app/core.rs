@@ -56,12 +56,12 @@ pub struct Core {
 }
 
 impl Core {
-    /// Builds and connects the configured parts.
+    /// Builds and connects the configured parts, which report to `metrics`.
     ///
     /// # Errors
     /// If the data directory is in use or the model cannot be served.
-    pub async fn start(config: &Config) -> anyhow::Result<Self> {
-        Self::build(config, true, None).await
+    pub async fn start(config: &Config, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
+        Self::build(config, true, None, metrics).await
     }
 
     /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. Only the
@@ -70,19 +70,19 @@ impl Core {
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_offline(config: &Config, step_limit: Option<u64>) -> anyhow::Result<Self> {
-        Self::build(config, false, step_limit).await
+        Self::build(config, false, step_limit, Arc::new(Metrics::new()?)).await
     }
 
     async fn build(
         config: &Config,
         has_clients: bool,
         step_limit: Option<u64>,
+        metrics: Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         // Without clients, training has no other work to yield to.
         if has_clients {
             set_background(config.train.priority);
         }
-        let metrics = Arc::new(Metrics::new()?);
         let data = &config.data.dir;
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;

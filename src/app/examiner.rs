@@ -79,6 +79,7 @@ fn exam_prompt(
         stop: Vec::new(),
         held_out: true,
         chat: Default::default(),
+        grammar: None,
     };
     Ok(ExamPrompt {
         interaction: Arc::new(interaction),

@@ -121,7 +121,9 @@ pub async fn run(
             top_logprobs: 0,
             // A shadow request reports its tokens only at the end.
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         };
         let mut generation = engine.generate(request).await?;
         let (mut text, mut tokens, mut ended) = (String::new(), 0, None);

@@ -22,5 +22,5 @@ pub use dataset::fetch_dataset;
 pub use memory::{MemoryReport, explain_memory, longest_recorded_sample};
 pub use model::model_of_records;
 pub use rewards::{RewardTools, load_rewards, reward_tools};
-pub use service::{Service, shutdown_signal, start};
+pub use service::{ReloadSignal, Service, shutdown_signal, start};
 pub use validate::validate;

@@ -10,14 +10,15 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_train::policy::Promotion;
 
 use super::core::Core;
 use super::step_watch::StepWatch;
-use crate::config::Config;
-use crate::http;
-use crate::http::{AppState, LearningLimits};
+use crate::config::{Config, ConfigError, ServerConfig};
+use crate::http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup};
+use crate::{http, usage};
 
 /// A running daemon.
 pub struct Service {
@@ -27,22 +28,38 @@ pub struct Service {
     server: JoinHandle<std::io::Result<()>>,
     monitor: JoinHandle<()>,
     core: Core,
+    keys: Arc<KeyRing>,
     /// `server.shutdown_grace_seconds`.
     grace: Duration,
 }
 
-/// Starts the configured daemon and returns when it answers requests.
+/// Starts the configured daemon and returns when it answers requests. Probes are answered as soon as the
+/// address is bound.
 ///
 /// # Errors
-/// If the address is in use, and as [`Core::start`].
+/// If a key is invalid, no key protects an address beyond loopback, or the address is in use; and as
+/// [`Core::start`].
 pub async fn start(mut config: Config) -> anyhow::Result<Service> {
+    let keys = Arc::new(KeyRing::load(&config.server).map_err(usage)?);
     let listener = TcpListener::bind(config.server.bind)
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
     let addr = listener.local_addr()?;
+    let metrics = Arc::new(Metrics::new()?);
+    let ready = Arc::new(AtomicBool::new(true));
+    let server_config = Arc::new(config.server.clone());
+    let startup = Startup::new(Arc::clone(&server_config), Arc::clone(&metrics), ready.clone());
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async {
+        // An error means that the `Service` was dropped, or that the start failed, which stops the server
+        // too.
+        let _dropped = stopped.await;
+    };
+    let server = tokio::spawn(http::serve(listener, startup.clone(), stopped));
+    tracing::info!(%addr, "listening while the model is loading");
     super::fetch_dataset(&mut config).await?;
-    let core = Core::start(&config).await?;
-    let state = AppState {
+    let core = Core::start(&config, metrics).await?;
+    startup.finish(AppState {
         engine: core.engine.clone(),
         store: core.store.clone(),
         routes: core.routes.clone(),
@@ -57,16 +74,12 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         },
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
-        config: Arc::new(config.server.clone()),
-        ready: Arc::new(AtomicBool::new(true)),
+        config: server_config,
+        keys: Arc::clone(&keys),
+        disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
+        ready,
         started: now_ms(),
-    };
-    let (stop, stopped) = oneshot::channel();
-    let stopped = async {
-        // An error means that the `Service` was dropped, which stops the server too.
-        let _dropped = stopped.await;
-    };
-    let server = tokio::spawn(http::serve(listener, state, stopped));
+    });
     let monitor = tokio::spawn(
         StepWatch {
             store: core.store.clone(),
@@ -81,7 +94,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
-    Ok(Service { addr, stop, server, monitor, core, grace })
+    Ok(Service { addr, stop, server, monitor, core, keys, grace })
 }
 
 /// The share of live prompts to hold out: none if no exam uses them.
@@ -95,6 +108,16 @@ fn holdout_share(config: &Config) -> f64 {
 }
 
 impl Service {
+    /// Replaces the API keys by those of `config`, whose other values are not used. Running requests
+    /// continue.
+    ///
+    /// # Errors
+    /// If a key is invalid, or no key would protect an address beyond loopback. The keys then stay as
+    /// they are.
+    pub fn reload_keys(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
+        self.keys.reload(config)
+    }
+
     /// Shuts the daemon down without losing an acknowledged record. Running requests and the trainer's
     /// step together have `server.shutdown_grace_seconds` to finish.
     ///
@@ -130,4 +153,33 @@ pub async fn shutdown_signal() -> std::io::Result<()> {
     }
     #[cfg(not(unix))]
     tokio::signal::ctrl_c().await
+}
+
+/// Receives SIGHUP, which then no longer ends the process.
+pub struct ReloadSignal(#[cfg(unix)] tokio::signal::unix::Signal);
+
+impl ReloadSignal {
+    /// Installs the handler.
+    ///
+    /// # Errors
+    /// If it cannot be installed.
+    pub fn new() -> std::io::Result<Self> {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+
+            Ok(Self(signal(SignalKind::hangup())?))
+        }
+        #[cfg(not(unix))]
+        Ok(Self())
+    }
+
+    /// Completes on the next SIGHUP, and never on systems without it.
+    pub async fn recv(&mut self) {
+        #[cfg(unix)]
+        if self.0.recv().await.is_some() {
+            return;
+        }
+        std::future::pending().await
+    }
 }

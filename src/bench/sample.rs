@@ -2,6 +2,7 @@
 //! machine's memory bandwidth and arithmetic.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::{GrammarSpec, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
@@ -50,6 +51,8 @@ pub struct SampleOptions {
     pub runs: usize,
     /// Threads; 0 for all cores.
     pub threads: usize,
+    /// A file with a JSON schema that the completions follow; they end with it.
+    pub schema: Option<PathBuf>,
 }
 
 /// The measurements.
@@ -72,6 +75,12 @@ pub struct SampleReport {
     pub tokens_per_second: Vec<f64>,
     /// The best of them.
     pub best_tokens_per_second: f64,
+    /// With a schema, mean seconds to compute the tokens that it permits next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_seconds: Option<f64>,
+    /// With a schema, the share of all threads' time in the sampler that this takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_share: Option<f64>,
     /// Median seconds of a decoder step including logits, without sampling: the best of the runs.
     pub step_seconds: f64,
     /// Bytes of weights read by a step.
@@ -95,6 +104,10 @@ impl fmt::Display for SampleReport {
         let prompt = self.prompt;
         writeln!(f, "batch {}, prompts of {prompt}, {} tokens each", self.batch, self.tokens)?;
         writeln!(f, "{best:>12.0} tokens/s, best of {} runs", self.tokens_per_second.len())?;
+        if let (Some(seconds), Some(share)) = (self.mask_seconds, self.mask_share) {
+            writeln!(f, "{:>12.1} us a mask of the schema", seconds * 1e6)?;
+            writeln!(f, "{:>12.1} % of the time for masks", share * 100.0)?;
+        }
         writeln!(f, "{:>12.3} ms a step of the decoder", self.step_seconds * 1e3)?;
         writeln!(f, "{:>12.1} MB of weights a step", self.weight_bytes as f64 / 1e6)?;
         let read = self.memory_bytes_per_second / 1e9;
@@ -139,13 +152,18 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     let mut seconds = f64::INFINITY;
     let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
     whole.run(0)?;
+    let (mut sampling, before) = (0.0, whole.masks());
     for run in 0..options.runs.max(1) {
         // In turns, so that other processes affect all measurements.
         memory = memory.max(pool.install(|| read_rate(&block, threads)));
         pool.install(|| peak.measure(threads));
         seconds = seconds.min(pool.install(|| step.median(options, threads))?);
-        rates.push(whole.run(run + 1)?);
+        let (drawn, elapsed) = whole.run(run + 1)?;
+        rates.push(drawn as f64 / elapsed);
+        sampling += elapsed;
     }
+    let after = whole.masks();
+    let (masks, mask_time) = (after.0 - before.0, after.1 - before.1);
     let step_flop = 2.0 * (step.weight_bytes / size_of::<f32>() * options.batch) as f64;
     let (by_memory, by_products) =
         (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
@@ -157,6 +175,8 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         threads,
         load: machine::load(),
         best_tokens_per_second: rates.iter().copied().fold(0.0, f64::max),
+        mask_seconds: (masks > 0).then(|| mask_time / masks as f64),
+        mask_share: (masks > 0).then(|| mask_time / (sampling * threads as f64)),
         tokens_per_second: rates,
         step_seconds: seconds,
         weight_bytes: step.weight_bytes,
@@ -204,9 +224,11 @@ fn read_rate(block: &[f32], threads: usize) -> f64 {
 /// Measures the whole sampler.
 struct SamplerBench {
     engine: Arc<BatchedEngine>,
+    metrics: Arc<Metrics>,
     runtime: tokio::runtime::Runtime,
     requests: Vec<GenerateRequest>,
-    tokens: usize,
+    /// Tokens of every completion; `None` if a schema ends it.
+    tokens: Option<usize>,
 }
 
 impl SamplerBench {
@@ -218,10 +240,20 @@ impl SamplerBench {
         threads: usize,
     ) -> anyhow::Result<Self> {
         let codec = Arc::new(Codec::load(dir)?);
-        // Completions never end early.
-        let never = codec.stop_ids().iter().map(|id| (*id, -1e4)).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let grammar = match &options.schema {
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                let spec = GrammarSpec::JsonSchema(text);
+                Some(runtime.block_on(codec.compile_grammar(&spec))?)
+            }
+            None => None,
+        };
+        // Completions without a schema never end early.
+        let stops = codec.stop_ids().iter().filter(|_| grammar.is_none());
         let params = SamplingParams {
-            logit_bias: never,
+            logit_bias: stops.map(|id| (*id, -1e4)).collect(),
             max_tokens: u32::try_from(options.tokens)?,
             ..SamplingParams::default()
         };
@@ -232,7 +264,9 @@ impl SamplerBench {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
+            grammar: grammar.clone(),
         });
         let page = 16;
         let room = options.batch
@@ -245,14 +279,22 @@ impl SamplerBench {
             ..SamplerConfig::default()
         };
         let metrics = Arc::new(Metrics::new()?);
-        let engine = BatchedEngine::start(model, codec, config, Arc::new(|| false), metrics)?;
+        let requests = requests.collect();
+        let live = Arc::new(|| false);
+        let engine = BatchedEngine::start(model, codec, config, live, Arc::clone(&metrics))?;
         engine.publish(PolicyVersion(1), lora)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        Ok(Self { requests: requests.collect(), engine, runtime, tokens: options.tokens })
+        let tokens = grammar.is_none().then_some(options.tokens);
+        Ok(Self { requests, engine, metrics, runtime, tokens })
     }
 
-    /// Tokens per second of one batch; `run` varies the prompts.
-    fn run(&self, run: usize) -> anyhow::Result<f64> {
+    /// Masks so far, and the seconds that they took.
+    fn masks(&self) -> (u64, f64) {
+        let duration = &self.metrics.engine_mask_duration;
+        (duration.get_sample_count(), duration.get_sample_sum())
+    }
+
+    /// Tokens and seconds of one batch; `run` varies the prompts.
+    fn run(&self, run: usize) -> anyhow::Result<(usize, f64)> {
         let began = Instant::now();
         let drawn: usize = self.runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
@@ -271,9 +313,11 @@ impl SamplerBench {
             anyhow::Ok(drawn)
         })?;
         let seconds = began.elapsed().as_secs_f64();
-        let wanted = self.requests.len() * self.tokens;
-        anyhow::ensure!(drawn == wanted, "{drawn} tokens were drawn instead of {wanted}");
-        Ok(drawn as f64 / seconds)
+        if let Some(tokens) = self.tokens {
+            let wanted = self.requests.len() * tokens;
+            anyhow::ensure!(drawn == wanted, "{drawn} tokens were drawn instead of {wanted}");
+        }
+        Ok((drawn, seconds))
     }
 }
 
@@ -350,8 +394,10 @@ mod tests {
             rank: 2,
             runs: 1,
             threads: 2,
+            schema: None,
         };
         let report = run(&options).unwrap();
+        assert_eq!(report.mask_share, None);
         assert!(report.best_tokens_per_second > 0.0 && report.share_of_bound > 0.0, "{report}");
         // All weights except the embedding, which is not tied to the head.
         let spec = options.model.load().unwrap().spec().clone();
@@ -362,5 +408,12 @@ mod tests {
         let embedding = spec.vocab_size * spec.hidden_size;
         assert_eq!(report.weight_bytes, 4 * (count(&spec.weight_shapes()) - embedding));
         assert_eq!(report.step_flop, 2.0 * 9.0 * (report.weight_bytes / 4) as f64);
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), r#"{"type": "array", "items": {"type": "integer"}}"#).unwrap();
+        let schema = Some(file.path().to_owned());
+        let report = run(&SampleOptions { schema, tokens: 20, ..options }).unwrap();
+        assert!(report.mask_share.is_some_and(|share| share > 0.0 && share < 1.0), "{report}");
+        assert!(report.to_string().contains("% of the time for masks"), "{report}");
     }
 }

@@ -159,6 +159,9 @@ pub struct BenchSampleArgs {
     /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
+    /// JSON schema that the completions follow, to measure the time for masks
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
@@ -166,9 +169,19 @@ pub struct BenchSampleArgs {
 
 impl From<BenchSampleArgs> for SampleOptions {
     fn from(args: BenchSampleArgs) -> Self {
-        let BenchSampleArgs { model, batch, group, prompt, tokens, rank, runs, threads, json: _ } =
-            args;
-        Self { model, batch: batch.into(), group, prompt, tokens, rank, runs, threads }
+        let BenchSampleArgs {
+            model,
+            batch,
+            group,
+            prompt,
+            tokens,
+            rank,
+            runs,
+            threads,
+            schema,
+            json: _,
+        } = args;
+        Self { model, batch: batch.into(), group, prompt, tokens, rank, runs, threads, schema }
     }
 }
 

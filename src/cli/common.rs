@@ -9,7 +9,7 @@ use hone_model::weights::Quantize;
 use super::values::{engine_backend, quantize};
 
 /// The arguments of every command that loads a model.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct ConfigArgs {
     /// Model: a Hugging Face directory or hub id, or a GGUF file [default: model.path, or the embedded
     /// model]

@@ -124,7 +124,7 @@ pub enum AdaptersCommand {
 }
 
 /// `hone serve`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
     /// Common arguments.
     #[command(flatten)]
@@ -135,6 +135,9 @@ pub struct ServeArgs {
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
+    /// Accept every client at an address that others can reach, without any key
+    #[arg(long)]
+    pub insecure: bool,
     /// Only print the memory that the process needs, by part, without loading the model
     #[arg(long)]
     pub explain_memory: bool,

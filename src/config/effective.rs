@@ -15,8 +15,12 @@ use super::schema::Config;
 pub fn effective(config: &Config) -> Result<String, toml::ser::Error> {
     let mut shown = config.clone();
     let server = &mut shown.server;
+    let hidden = || format!("hidden-{}", uuid::Uuid::now_v7().simple());
     for key in server.client_keys.iter_mut().chain(&mut server.admin_keys) {
-        *key = format!("hidden-{}", uuid::Uuid::now_v7().simple());
+        *key = hidden();
+    }
+    for entry in &mut server.keys {
+        (entry.key, entry.sha256) = (hidden(), String::new());
     }
     toml::to_string(&shown)
 }
@@ -51,6 +55,7 @@ mod tests {
     use crate::config::{load_from, parse};
 
     const TEXT: &str = "[server]\nclient_keys = ['sesame', 'open']\nadmin_keys = ['admin']\n\
+        [[server.keys]]\nname = 'web'\nkey = 'swordfish'\nscopes = ['chat']\nexpires = 2999-12-31\n\
         [dataset]\npath = 'a.jsonl'\nfew_shot = [{ user = '1+1', assistant = '2' }]\n\
         [train]\nlearning_rate = 2e-5\nbeta = 0.5\n[train.lora]\nrank_pattern = { q_proj = 4 }\n\
         [[route]]\nname = 'default'\n[[route.reward]]\nname = 'judged'\nkind = 'judge'\n\
@@ -64,7 +69,7 @@ mod tests {
         let env = || [("JUDGE_KEY".to_owned(), "sk-secret".to_owned())];
         let config = load_from(Some(&file), env()).unwrap();
         let text = effective(&config).unwrap();
-        for secret in ["sesame", "open", "'admin'", "\"admin\"", "sk-secret"] {
+        for secret in ["sesame", "open", "'admin'", "\"admin\"", "swordfish", "sk-secret"] {
             assert!(!text.contains(secret), "{text}");
         }
         std::fs::write(&file, &text).unwrap();
@@ -73,6 +78,7 @@ mod tests {
         assert!(hidden.len() == 2 && hidden[0] != hidden[1], "{hidden:?}");
         again.server.client_keys.clone_from(&config.server.client_keys);
         again.server.admin_keys.clone_from(&config.server.admin_keys);
+        again.server.keys[0].key.clone_from(&config.server.keys[0].key);
         assert_eq!(again, config);
     }
 
@@ -86,6 +92,7 @@ mod tests {
         dataset.path = "a.jsonl"
         server.admin_keys = hidden
         server.client_keys = hidden
+        server.keys = 1 table
         train.beta = 0.5
         train.lora.rank_pattern.q_proj = 4
         "#);

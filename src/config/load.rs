@@ -44,7 +44,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 ///
 /// The name of a variable is the path of its key in capitals, joined by `_`, such as
 /// `HONE_TRAIN_LORA_R`; `HONE_TRAIN__LORA__R` is the same. List items are separated by commas. Lists of
-/// tables (routes, few-shot examples, stages) can be set only in the file. A `HONE_<SECTION>_*`
+/// tables (routes, few-shot examples, stages, API keys) can be set only in the file. A `HONE_<SECTION>_*`
 /// variable that matches no key is refused; other `HONE_*` variables are ignored, because Kubernetes
 /// sets some, such as `HONE_PORT`, for a service with the name hone.
 ///
@@ -97,7 +97,7 @@ fn table(text: &str, name: &str) -> Result<Table, ConfigError> {
 }
 
 /// Lists of tables, which variables cannot set.
-const TABLES: [&str; 3] = ["route", "dataset.few_shot", "dataset.stage"];
+const TABLES: [&str; 4] = ["route", "dataset.few_shot", "dataset.stage", "server.keys"];
 
 /// Every key that a variable can set, with a value of its type.
 fn keys() -> BTreeMap<String, Value> {

@@ -7,13 +7,17 @@ mod effective;
 mod load;
 mod run;
 mod schema;
+mod server;
 mod trl;
 mod validate;
 
 pub use effective::{differences, effective};
 pub use load::{environment_names, load, load_from, parse};
 pub use run::{EarlyStopConfig, RunConfig};
-pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig, ServerConfig};
+pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
+pub use server::{
+    ConnectionsConfig, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key,
+};
 pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::{ConfigError, validate};
 

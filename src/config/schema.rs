@@ -1,6 +1,5 @@
 //! The sections of the configuration that this package defines, and the whole configuration.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +18,7 @@ use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
 use super::run::RunConfig;
+use super::server::ServerConfig;
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -115,11 +115,13 @@ impl Default for ServerConfig {
 pub struct DataConfig {
     /// Directory of the ledger, adapters and checkpoints.
     pub dir: PathBuf,
+    /// Free bytes of its file system below which the server is not ready; 0 for any.
+    pub min_free_bytes: u64,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { dir: PathBuf::from("hone-data") }
+        Self { dir: PathBuf::from("hone-data"), min_free_bytes: 256 << 20 }
     }
 }
 

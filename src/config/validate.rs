@@ -11,7 +11,7 @@ use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};
 use hone_reward::routes::RouteConfig;
 
-use super::schema::{Config, ServerConfig};
+use super::schema::Config;
 
 /// Tokens of a prompt for which the native engine's cache must have room.
 const NATIVE_PROMPT: usize = 32;
@@ -41,10 +41,11 @@ pub fn validate(config: &Config) -> Result<(), ConfigError> {
 }
 
 pub(super) fn check(config: &Config) -> Checked {
-    server(&config.server)?;
+    config.server.check()?;
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
+    between("data.min_free_bytes", config.data.min_free_bytes, 0, 1 << 50)?;
     config.hub.check()?;
     engine(config)?;
     config.store.check()?;
@@ -120,36 +121,6 @@ fn dataset(config: &Config) -> Checked {
         }
     }
     Ok(())
-}
-
-fn server(c: &ServerConfig) -> Checked {
-    for (name, keys) in [("client_keys", &c.client_keys), ("admin_keys", &c.admin_keys)] {
-        for (i, key) in keys.iter().enumerate() {
-            // The value is a secret, so the message omits it.
-            if key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()) {
-                return Err(Problem::new(
-                    format!("server.{name}[{i}]"),
-                    " cannot be a bearer key: it must be printable ASCII without spaces",
-                ));
-            }
-        }
-    }
-    if c.client_keys.iter().any(|key| c.admin_keys.contains(key)) {
-        return Err(Problem::new(
-            "server.admin_keys",
-            " shares a key with server.client_keys: each must have its own",
-        ));
-    }
-    for (i, alias) in c.model_aliases.iter().enumerate() {
-        let known = c.model_aliases.iter().take(i).any(|earlier| earlier == alias);
-        if alias.is_empty() || known {
-            let key = format!("server.model_aliases[{i}]");
-            return Err(Problem::value(&key, quoted(alias), "a name that occurs once"));
-        }
-    }
-    between("server.max_body_bytes", c.max_body_bytes, 1024, 1 << 30)?;
-    between("server.default_max_tokens", c.default_max_tokens, 1, 1 << 20)?;
-    between("server.shutdown_grace_seconds", c.shutdown_grace_seconds, 0, 3600)
 }
 
 fn routes(config: &Config) -> Checked {

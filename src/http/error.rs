@@ -2,6 +2,7 @@
 //! `{"error": {"message", "type", "param", "code"}}`.
 
 use std::error::Error;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
@@ -9,10 +10,13 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Serialize, Serializer};
 
-use hone_engine::EngineError;
+use hone_engine::{EngineError, SampleError};
 use hone_store::StoreError;
 use hone_train::TrainError;
 use hone_train::policy::PolicyError;
+
+/// Largest `Retry-After` in seconds.
+const LONGEST_RETRY: u64 = 300;
 
 /// An error response.
 #[derive(Debug, Clone)]
@@ -22,7 +26,14 @@ pub(super) struct ApiError {
     param: Option<String>,
     code: &'static str,
     retry_after: Option<u64>,
+    /// The limit that refused the request.
+    limit: Option<&'static str>,
 }
+
+/// The limit that refused a request, as an extension of its response: a label of
+/// `hone_http_limited_requests_total`.
+#[derive(Clone, Copy)]
+pub(super) struct LimitReason(pub(super) &'static str);
 
 #[derive(Serialize)]
 struct Envelope<'a> {
@@ -39,7 +50,8 @@ struct Body<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code, retry_after: None }
+        let message = message.into();
+        Self { status, message, param: None, code, retry_after: None, limit: None }
     }
 
     fn code(self, code: &'static str) -> Self {
@@ -52,6 +64,19 @@ impl ApiError {
 
     fn retry_after(self, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..self }
+    }
+
+    /// 429 by the limit `reason`. `wait` is the time until another request may succeed.
+    pub(super) fn limited(reason: &'static str, message: String, wait: Duration) -> Self {
+        // Rounded up, and bounded, because it is a prediction.
+        let seconds = (wait.as_secs_f64().ceil() as u64).clamp(1, LONGEST_RETRY);
+        let refused = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
+        Self { limit: Some(reason), ..refused.retry_after(seconds) }
+    }
+
+    /// The limit that refused the request.
+    pub(super) fn limit(&self) -> Option<&'static str> {
+        self.limit
     }
 
     /// 400 for a field. The message contains the field's name and value.
@@ -76,13 +101,27 @@ impl ApiError {
     }
 
     /// 401.
-    pub(super) fn unauthorized(message: &str) -> Self {
+    pub(super) fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
     /// 403.
     pub(super) fn forbidden(message: &str) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    /// 403 for a key without the scope of the route.
+    pub(super) fn missing_scope(message: String) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "missing_scope", message)
+    }
+
+    /// 403 for a name of the server that a request without a key must not use.
+    pub(super) fn wrong_host(host: &str) -> Self {
+        let message = format!(
+            "the header Host is {host:?}: without a key it must be localhost, a loopback address, the \
+             address of server.bind or one of server.hosts"
+        );
+        Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
     /// 404.
@@ -142,6 +181,15 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// 422 for an idempotency key that was posted before with something else.
+    pub(super) fn reused_key(key: &str) -> Self {
+        let message = format!(
+            "idempotency_key is {key:?}: it was used for another target or another content"
+        );
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
+            .param("idempotency_key")
+    }
+
     /// 500. The message contains no internal detail; the log does.
     pub(super) fn internal() -> Self {
         let message = "the server failed internally; the reason is in its log";
@@ -190,6 +238,9 @@ impl Serialize for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(&self)).into_response();
+        if let Some(reason) = self.limit {
+            response.extensions_mut().insert(LimitReason(reason));
+        }
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -205,14 +256,22 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
         match error {
-            EngineError::Overloaded { .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
-                    .retry_after(1)
+            EngineError::Overloaded { retry_after, .. } => {
+                Self::limited("queue_full", message, retry_after)
+            }
+            EngineError::ShareExceeded { retry_after, .. } => {
+                Self::limited("queue_share", message, retry_after)
+            }
+            EngineError::QueueTimeout { retry_after, .. } => {
+                Self::limited("queue_timeout", message, retry_after).code("queue_timeout")
             }
             EngineError::PromptTooLong { prompt, context } => {
                 Self::too_long("messages", prompt, context)
             }
             EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
+            EngineError::Sample(SampleError::Grammar(error)) => {
+                Self::body(error.to_string()).code("grammar_failed")
+            }
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
             _ => Self::logged("request failed", &error),
         }

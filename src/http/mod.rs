@@ -24,7 +24,8 @@ mod routes;
 mod serve;
 mod state;
 
+pub use auth::KeyRing;
 pub use control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
-pub use serve::serve;
-pub use state::{AppState, LearningLimits};
+pub use serve::{Startup, serve};
+pub use state::{AppState, DiskLimit, LearningLimits};

@@ -14,6 +14,9 @@ use futures::Stream;
 
 use hone_core::metrics::Metrics;
 
+use super::auth::ApiKey;
+use super::error::LimitReason;
+
 /// Route label of requests that match no route; raw paths as labels would be unbounded.
 const UNMATCHED: &str = "unmatched";
 /// `code` label of a request whose client disconnected before the response; nginx's number for it.
@@ -32,6 +35,10 @@ pub(super) async fn observe(
     let mut in_flight = InFlight::new(metrics, request.method().clone(), route);
     let response = next.run(request).await;
     in_flight.status = response.status().as_u16();
+    if let Some(LimitReason(reason)) = response.extensions().get() {
+        in_flight.metrics.http_limited.with_label_values(&[*reason]).inc();
+    }
+    in_flight.key = response.extensions().get::<Arc<ApiKey>>().cloned();
     if response.body().size_hint().exact().is_some() {
         return response;
     }
@@ -47,12 +54,14 @@ struct InFlight {
     route: String,
     started: Instant,
     status: u16,
+    /// The caller's key, once it is known.
+    key: Option<Arc<ApiKey>>,
 }
 
 impl InFlight {
     fn new(metrics: Arc<Metrics>, method: Method, route: String) -> Self {
         metrics.http_in_flight.inc();
-        Self { metrics, method, route, started: Instant::now(), status: CLIENT_GONE }
+        Self { metrics, method, route, started: Instant::now(), status: CLIENT_GONE, key: None }
     }
 }
 
@@ -64,10 +73,11 @@ impl Drop for InFlight {
         self.metrics.http_requests.with_label_values(&[route, &status.to_string()]).inc();
         self.metrics.http_request_duration.with_label_values(&[route]).observe(seconds);
         let (method, ms) = (&self.method, (seconds * 1e5).round() / 100.0);
+        let key = self.key.as_ref().map(|key| key.name.as_str());
         if route.starts_with("/v1/") || route.starts_with("/admin/") {
-            tracing::info!(%method, route, status, ms, "request");
+            tracing::info!(%method, route, status, ms, key, "request");
         } else {
-            tracing::debug!(%method, route, status, ms, "request");
+            tracing::debug!(%method, route, status, ms, key, "request");
         }
     }
 }

@@ -11,6 +11,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use hone_core::metrics::Metrics;
+
 use super::admin::quarantine;
 use super::chat::stored;
 use super::error::ApiError;
@@ -21,7 +23,8 @@ use super::{admin, auth, chat, feedback, graders, health, observe};
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
-    let authenticator = Arc::new(auth::Authenticator::new(&state.config));
+    let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
+    let authenticator = Arc::new(authenticator);
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
     Router::new()
         .route("/v1/chat/completions", post(chat::create).get(stored::list))
@@ -61,6 +64,16 @@ pub fn router(state: AppState) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
         .with_state(state)
+}
+
+/// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.
+pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/livez", get(health::live))
+        .route("/metrics", get(health::early_metrics))
+        .fallback(health::loading)
+        .layer(from_fn_with_state(metrics.clone(), observe::observe))
+        .with_state(metrics)
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> ApiError {

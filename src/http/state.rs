@@ -1,5 +1,6 @@
 //! The state that the handlers share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -10,6 +11,7 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_store::Store;
 
+use super::auth::KeyRing;
 use super::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
@@ -22,6 +24,15 @@ pub struct LearningLimits {
     pub max_staleness: u64,
     /// `train.correction_weight`.
     pub correction_weight: f64,
+}
+
+/// The free space that the data directory needs.
+#[derive(Clone, Debug, Default)]
+pub struct DiskLimit {
+    /// `data.dir`.
+    pub dir: PathBuf,
+    /// `data.min_free_bytes`.
+    pub min_free: u64,
 }
 
 /// The parts of the daemon that the handlers use.
@@ -47,9 +58,14 @@ pub struct AppState {
     /// Share of the live prompts of graded routes that only exams use (`policy.gate.holdout_share`); 0
     /// without exams.
     pub holdout_share: f64,
-    /// API keys and limits.
+    /// Addresses and limits.
     pub config: Arc<ServerConfig>,
-    /// Answer of `/readyz`. [`serve`](super::serve) sets it to false when shutdown begins.
+    /// API keys. They may be replaced while the server runs.
+    pub keys: Arc<KeyRing>,
+    /// What `/readyz` requires of the disk.
+    pub disk: DiskLimit,
+    /// Whether the server is not shutting down. [`serve`](super::serve) sets it to false when shutdown
+    /// begins.
     pub ready: Arc<AtomicBool>,
     /// Start time of the daemon: `created` in `/v1/models`.
     pub started: UnixMillis,

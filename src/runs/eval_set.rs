@@ -95,7 +95,9 @@ impl EvalSet {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         }
     }
 

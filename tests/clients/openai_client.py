@@ -163,6 +163,50 @@ def check_surface(hone):
     expect("message" in json.loads(body).get("error", {}), "the error is not in OpenAI's shape")
 
 
+def check_text(hone):
+    """Checks the older completions."""
+    options = {"model": "default", "seed": 3, "max_tokens": 12, "temperature": 1.0}
+    whole = hone.openai.completions.create(prompt="What is 3 + 4?", logprobs=2, echo=False, **options)
+    expect(whole.id.startswith("cmpl-"), f"the text completion's id is {whole.id!r}")
+    choice = whole.choices[0]
+    tokens = choice.logprobs.tokens
+    expect("".join(tokens) == choice.text, f"{tokens} are not the tokens of {choice.text!r}")
+    parts = hone.openai.completions.create(prompt="What is 3 + 4?", stream=True, **options)
+    text = "".join(choice.text for part in parts for choice in part.choices)
+    expect(text == choice.text, f"streamed {text!r}, whole {choice.text!r}")
+    several = hone.openai.completions.create(prompt=["1 + 1", "2 + 2"], n=2, echo=True, **options)
+    starts = [choice.text[:5] for choice in several.choices]
+    expect(starts == ["1 + 1"] * 2 + ["2 + 2"] * 2, f"the echoed prompts are {starts}")
+
+
+def check_stored(hone):
+    """Checks what is kept of completions, and that it can be read, changed and erased."""
+    stored = hone.openai.chat.completions
+    unkept, _ = hone.ask("What is 5 + 6?", seed=1, store=False)
+    status, body = hone.feedback(completion_id=unkept.id, name="thumbs", value=1)
+    code = json.loads(body)["error"]["code"]
+    expect((status, code) == (404, "completion_not_stored"), f"feedback without store: {body}")
+    kept = [hone.ask(f"What is 5 + {n}?", seed=n, metadata={"n": str(n)})[0] for n in range(3)]
+    ids = {completion.id for completion in kept}
+    listed = {completion.id for completion in stored.list(order="desc", limit=2)}
+    expect(ids <= listed and unkept.id not in listed, "the list of completions is wrong")
+    found = stored.list(metadata={"n": "1"}).data
+    expect(any(completion.id == kept[1].id for completion in found), "metadata does not filter")
+    read = stored.retrieve(kept[0].id)
+    expect(read.choices[0].message.content == kept[0].choices[0].message.content, "another text")
+    [message] = stored.messages.list(kept[0].id).data
+    expect((message.role, message.content) == ("user", "What is 5 + 0?"), f"message {message}")
+    changed = stored.update(kept[0].id, metadata={"x": "y"})
+    expect(changed.metadata == {"x": "y"}, f"metadata {changed.metadata}")
+    expect(stored.delete(kept[0].id).deleted, "the completion is not deleted")
+    try:
+        stored.retrieve(kept[0].id)
+    except openai.NotFoundError as error:
+        expect(error.code == "completion_not_found", f"erased completion: code {error.code!r}")
+    else:
+        raise Failure("an erased completion is answered")
+
+
 def is_good(completion, a, b):
     """Whether the answer is right and well formed."""
     answer = WELL_FORMED.fullmatch(completion.choices[0].message.content or "")
@@ -238,6 +282,8 @@ def teach(hone, wanted, deadline):
 
 def run(hone, deadline):
     check_surface(hone)
+    check_text(hone)
+    check_stored(hone)
     good, before = exam(hone)
     first = max(before)
     tally = teach(hone, first + LEARNED, deadline)

@@ -105,7 +105,9 @@ impl Fixture {
             stop: Vec::new(),
             top_logprobs: 0,
             priority,
+            owner: None,
             version: None,
+            grammar: None,
         }
     }
 

@@ -174,7 +174,7 @@ async fn a_dropped_generation_frees_its_slot(backend: EngineBackend) {
     let fixture = start(backend, 1, 0).await;
     let first = fixture.engine.generate(fixture.endless(Priority::Live)).await.unwrap();
     let refused = fixture.engine.generate(fixture.endless(Priority::Live)).await.unwrap_err();
-    assert!(matches!(refused, EngineError::Overloaded { slots: 1, queued: 0 }), "{refused}");
+    assert!(matches!(refused, EngineError::Overloaded { slots: 1, queued: 0, .. }), "{refused}");
     assert_eq!(fixture.metrics.engine_rejected.get(), 1);
     drop(first);
     fixture.until("freed", |load| load == EngineLoad::default()).await;

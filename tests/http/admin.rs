@@ -134,9 +134,9 @@ async fn each_kind_of_key_opens_its_own_routes() {
         assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
     }
     assert_eq!(with("/v1/models", "alice-key").await.0, 200);
-    assert_eq!(with("/v1/models", "root-key").await.0, 401);
+    assert_eq!(with("/v1/models", "root-key").await.0, 403);
     assert_eq!(with("/admin/train", "root-key").await.0, 200);
-    assert_eq!(with("/admin/train", "alice-key").await.0, 401);
+    assert_eq!(with("/admin/train", "alice-key").await.0, 403);
     assert_eq!(with("/nowhere", "alice-key").await.0, 404);
     assert_eq!(server.get("/livez").await.0, 200);
     assert!(server.metric("hone_policy_version").await.is_some());

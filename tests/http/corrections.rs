@@ -45,9 +45,10 @@ async fn a_correction_becomes_an_answer_to_the_recorded_prompt() {
     assert!(codec.stop_ids().contains(sample.ids.last().unwrap()), "it ends like an answer");
     assert_eq!(group.state, GroupState::Ready);
     // The same idempotency key again changes nothing.
-    let again = json!({"completion_id": id, "correction": "No.", "idempotency_key": "c-1"});
-    let (status, answer) = server.post("/v1/feedback", &again).await;
+    let (status, answer) = server.post("/v1/feedback", &body).await;
     assert_eq!((status, &answer["status"]), (200, &json!("duplicate")));
+    let changed = json!({"completion_id": id, "correction": "No.", "idempotency_key": "c-1"});
+    assert_eq!(server.post("/v1/feedback", &changed).await.0, 422);
     assert_eq!(corrections(&server, &id).len(), 1);
     assert_eq!(server.metric("hone_feedback_corrections_received_total").await, Some(1.0));
     assert_eq!(server.metric("hone_feedback_received_total").await, Some(0.0), "no rating");

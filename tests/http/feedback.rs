@@ -46,12 +46,25 @@ async fn a_repeated_idempotency_key_is_a_duplicate() {
     assert_eq!(reward.value, Some(1.0));
     assert_eq!(reward.source, RewardSource::Feedback);
     assert_eq!(reward.comment.as_deref(), Some("right"));
-    // The same idempotency key again changes nothing, even with another value.
-    let again =
-        json!({"completion_id": id, "name": "thumbs", "value": -1, "idempotency_key": "a-1"});
-    let (status, answer) = server.post("/v1/feedback", &again).await;
+    // The same post again changes nothing, and another one with its key is refused.
+    let (status, answer) = server.post("/v1/feedback", &body).await;
     assert_eq!((status, &answer["status"]), (200, &json!("duplicate")));
+    let other_id = completion(&server).await;
+    for (name, changed) in [
+        ("value", json!(-1)),
+        ("name", json!("stars")),
+        ("comment", json!("wrong")),
+        ("end_user", json!("bob")),
+        ("completion_id", json!(other_id)),
+    ] {
+        let mut other = body.clone();
+        other[name] = changed;
+        let (status, answer) = server.post("/v1/feedback", &other).await;
+        assert_eq!((status, &answer["error"]["param"]), (422, &json!("idempotency_key")), "{name}");
+        assert_eq!(answer["error"]["code"], "idempotency_key_reused");
+    }
     assert_eq!(server.store.rewards_of(sample.id).unwrap()[0].value, Some(1.0));
+    assert_eq!(server.store.stats().unwrap().feedback, 1);
     // A part that the route does not have is recorded without a weight.
     let other = json!({"completion_id": id, "name": "stars", "value": 4});
     let (_, answer) = server.post("/v1/feedback", &other).await;
@@ -246,6 +259,9 @@ async fn a_conversation_credits_each_of_its_turns() {
     turn(&server, "s-1", json!({})).await;
     let (_, again) = server.post("/v1/feedback", &body).await;
     assert_eq!((&again["status"], &again["turns"]), (&json!("duplicate"), &json!(2)));
+    let mut changed = body.clone();
+    changed["value"] = json!(false);
+    assert_eq!(server.post("/v1/feedback", &changed).await.0, 422);
     assert_eq!(server.store.stats().unwrap().feedback, 2);
     // A new post credits every turn, including the last one.
     let new = json!({"session_id": "s-1", "name": "thumbs", "value": 0});

@@ -1,8 +1,10 @@
 //! The HTTP surface over a real socket, with a scripted engine.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
+mod access;
 mod admin;
 mod chat;
+mod constraints;
 mod corrections;
 mod disconnects;
 mod endpoints;

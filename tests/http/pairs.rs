@@ -66,12 +66,13 @@ async fn a_preference_rates_both_completions() {
     assert_eq!(value(&server, &second, 0, "stars"), Some(5.0));
     assert_eq!(value(&server, &first, 1, "stars"), Some(1.0));
     assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap().len(), 2);
-    // The same key again changes nothing.
+    // The same post again changes nothing.
+    let (_, answer) = server.post("/v1/feedback", &body).await;
+    assert_eq!(answer["status"], "duplicate");
     let swapped = json!({
         "chosen": first, "chosen_choice": 1, "rejected": second, "idempotency_key": "once",
     });
-    let (_, answer) = server.post("/v1/feedback", &swapped).await;
-    assert_eq!(answer["status"], "duplicate");
+    assert_eq!(server.post("/v1/feedback", &swapped).await.0, 422);
     assert_eq!(value(&server, &first, 1, "stars"), Some(1.0));
     assert_eq!(server.store.stats().unwrap().feedback, 2);
     assert_eq!(server.metrics.feedback_received.get(), 2);

@@ -56,6 +56,16 @@ async fn values_out_of_range_are_refused() {
         json!({"stream": "yes"}),
         json!({"stream_options": {"include_usage": true}}),
         json!({"stream": true, "stream_options": {"include_usage": 1}}),
+        json!({"min_tokens": -1}),
+        json!({"min_tokens": 5, "max_tokens": 4}),
+        json!({"ignore_eos": 1}),
+        json!({"stop_token_ids": 5}),
+        json!({"stop_token_ids": [280]}),
+        json!({"stop_token_ids": [-1]}),
+        json!({"repetition_penalty": 0}),
+        json!({"repetition_penalty": "high"}),
+        json!({"include_stop_str_in_output": "yes"}),
+        json!({"return_token_ids": 1}),
         json!({"model": null}),
         json!({"model": 5}),
     ];
@@ -95,6 +105,16 @@ async fn values_out_of_range_are_refused() {
     stream is "yes": it must be true or false | stream | invalid_value
     stream_options is an object: it must be absent unless stream is true | stream_options | invalid_value
     stream_options.include_usage is 1: it must be true or false | stream_options.include_usage | invalid_value
+    min_tokens is -1: it must be a whole number from 0 to 256 | min_tokens | invalid_value
+    min_tokens is 5: it must be a whole number from 0 to 4 | min_tokens | invalid_value
+    ignore_eos is 1: it must be true or false | ignore_eos | invalid_value
+    stop_token_ids is 5: it must be a list of up to 64 ids below 280 | stop_token_ids | invalid_value
+    stop_token_ids is a list: it must be a list of up to 64 ids below 280 | stop_token_ids | invalid_value
+    stop_token_ids is a list: it must be a list of up to 64 ids below 280 | stop_token_ids | invalid_value
+    repetition_penalty is 0: it must be a number above 0 and at most 100 | repetition_penalty | invalid_value
+    repetition_penalty is "high": it must be a number above 0 and at most 100 | repetition_penalty | invalid_value
+    include_stop_str_in_output is "yes": it must be true or false | include_stop_str_in_output | invalid_value
+    return_token_ids is 1: it must be true or false | return_token_ids | invalid_value
     model is missing: it must be a model's name | model | invalid_value
     model is 5: it must be a string | model | invalid_value
     "#);
@@ -162,24 +182,24 @@ async fn unsupported_fields_are_refused() {
     let server = Server::new().await;
     let cases = [
         json!({"functions": [{"name": "f"}]}),
-        json!({"response_format": {"type": "json_object"}}),
+        json!({"response_format": {"type": "grammar"}}),
         json!({"response_format": "json"}),
         json!({"audio": {"voice": "alloy"}}),
         json!({"modalities": ["text", "audio"]}),
         json!({"best_of": 3}),
-        json!({"repetition_penalty": 1.2}),
-        json!({"guided_regex": "a+"}),
+        json!({"skip_special_tokens": false}),
+        json!({"guided_whitespace_pattern": " "}),
         json!({"temprature": 1}),
     ];
     assert_snapshot!(refusals(&server, &cases).await, @r#"
     functions is not supported: leave it out | functions | unsupported_parameter
-    response_format is {"type":"json_object"}: only the default is supported | response_format | unsupported_parameter
-    response_format is "json": only the default is supported | response_format | unsupported_parameter
+    response_format.type is "grammar": it must be "text", "json_object" or "json_schema" | response_format.type | invalid_value
+    response_format is "json": it must be an object | response_format | invalid_value
     audio is not supported: leave it out | audio | unsupported_parameter
     modalities is ["text","audio"]: only the default is supported | modalities | unsupported_parameter
     best_of is not supported: leave it out | best_of | unsupported_parameter
-    repetition_penalty is 1.2: only the default is supported | repetition_penalty | unsupported_parameter
-    guided_regex is not supported: leave it out | guided_regex | unsupported_parameter
+    skip_special_tokens is false: only the default is supported | skip_special_tokens | unsupported_parameter
+    guided_whitespace_pattern is not supported: leave it out | guided_whitespace_pattern | unsupported_parameter
     temprature is not a known field | temprature | unsupported_parameter
     "#);
 }
@@ -342,6 +362,11 @@ fn any_json() -> impl Strategy<Value = Value> {
             "tool_calls",
             "tool_call_id",
             "7",
+            "json",
+            "properties",
+            "items",
+            "anyOf",
+            "minimum",
         ]);
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
@@ -351,7 +376,19 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-const FIELDS: [&str; 31] = [
+const FIELDS: [&str; 44] = [
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "repetition_penalty",
+    "return_token_ids",
+    "skip_special_tokens",
+    "stop_token_ids",
+    "structured_outputs",
     "model",
     "messages",
     "temperature",
@@ -382,6 +419,7 @@ const FIELDS: [&str; 31] = [
     "name",
     "value",
     "comment",
+    "end_user",
     "idempotency_key",
 ];
 

@@ -13,8 +13,11 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use hone::config::ServerConfig;
-use hone::http::{AppState, LearningLimits, PolicyControl, ServedSink, TrainControl, serve};
+use hone::config::{KeyConfig, KeyScope, ServerConfig};
+use hone::http::{
+    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, TrainControl,
+    serve,
+};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
 use hone_engine::testing::FakeConfig;
@@ -36,6 +39,8 @@ pub struct Setup {
     pub graders: Backends,
     pub holdout_share: f64,
     pub learning: LearningLimits,
+    /// `data.min_free_bytes`.
+    pub min_free: u64,
 }
 
 /// Records the submitted completions.
@@ -177,6 +182,7 @@ pub struct Server {
     pub trainer: Arc<FakeTrainer>,
     pub policies: Arc<FakePolicies>,
     pub ready: Arc<AtomicBool>,
+    pub keys: Arc<KeyRing>,
     pub stop: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<std::io::Result<()>>,
     _dir: tempfile::TempDir,
@@ -211,6 +217,7 @@ impl Server {
             graders: Backends::default(),
             holdout_share: 0.0,
             learning: LearningLimits { enabled: true, max_staleness: 2, correction_weight: 0.5 },
+            min_free: 0,
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
@@ -227,6 +234,8 @@ impl Server {
             ratings: Mutex::default(),
             answers: Mutex::default(),
         });
+        let keys = Arc::new(KeyRing::load(&setup.server).unwrap());
+        let config = Arc::new(setup.server);
         let state = AppState {
             engine: engine.clone(),
             store: store.clone(),
@@ -238,14 +247,18 @@ impl Server {
             learning: setup.learning,
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,
-            config: Arc::new(setup.server),
+            config: config.clone(),
+            keys: keys.clone(),
+            disk: DiskLimit { dir: dir.path().to_owned(), min_free: setup.min_free },
             ready: ready.clone(),
             started: 1_700_000_000_000,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(serve(listener, state, async {
+        let startup = Startup::new(config, metrics.clone(), ready.clone());
+        startup.finish(state);
+        let task = tokio::spawn(serve(listener, startup, async {
             let _ = stopped.await;
         }));
         let client = Client::builder().timeout(Duration::from_secs(30)).no_proxy().build().unwrap();
@@ -259,6 +272,7 @@ impl Server {
             trainer,
             policies,
             ready,
+            keys,
             stop: Some(stop),
             task,
             _dir: dir,
@@ -275,6 +289,12 @@ impl Server {
 
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         read(self.send(path, body).await).await
+    }
+
+    /// A chat request with a bearer key.
+    pub async fn chat_as(&self, key: &str, body: &Value) -> Response {
+        let request = self.client.post(self.url("/v1/chat/completions"));
+        request.bearer_auth(key).json(body).send().await.unwrap()
     }
 
     pub async fn send(&self, path: &str, body: &Value) -> Response {
@@ -302,6 +322,16 @@ pub async fn read(response: Response) -> (u16, Value) {
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
     (status, serde_json::from_str(&text).unwrap_or_else(|_| panic!("not JSON: {text}")))
+}
+
+/// A key of `server.keys` that is its own name.
+pub fn key(name: &str, scopes: &[KeyScope]) -> KeyConfig {
+    KeyConfig {
+        name: name.to_owned(),
+        key: name.to_owned(),
+        scopes: scopes.to_vec(),
+        ..KeyConfig::default()
+    }
 }
 
 /// A chat request with the fields `more`.

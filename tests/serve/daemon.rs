@@ -124,10 +124,19 @@ impl Daemon {
         }
     }
 
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        Command::new("kill").args([name, &pid]).status().unwrap();
+    }
+
+    /// Sends SIGHUP.
+    pub fn hang_up(&self) {
+        self.signal("-HUP");
+    }
+
     /// Sends SIGTERM and returns the exit code.
     pub fn terminate(mut self) -> Option<i32> {
-        let pid = self.child.id().to_string();
-        Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+        self.signal("-TERM");
         self.child.wait().unwrap().code()
     }
 }

@@ -14,8 +14,10 @@ use serde_json::json;
 use hone_engine::EngineBackend;
 
 mod backend;
+mod constraints;
 mod daemon;
 mod http;
+mod keys;
 mod live_and_offline;
 mod ratings;
 mod recorded;

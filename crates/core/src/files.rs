@@ -25,6 +25,20 @@ pub fn at(path: &Path) -> impl FnOnce(io::Error) -> FileError + '_ {
     move |source| FileError { path: path.to_owned(), source }
 }
 
+/// The bytes that this process can still write to the file system of `path`.
+///
+/// # Errors
+/// If the system does not say.
+pub fn free_bytes(path: &Path) -> Result<u64, FileError> {
+    #[cfg(unix)]
+    {
+        let stat = rustix::fs::statvfs(path).map_err(|error| at(path)(error.into()))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+    #[cfg(not(unix))]
+    Err(at(path)(io::ErrorKind::Unsupported.into()))
+}
+
 /// Replaces the file `path` with `bytes`: after a crash it has either its old or its new content.
 ///
 /// The temporary file is `.NAME.tmp` in the same directory. Concurrent writers of one path are not
@@ -158,6 +172,14 @@ mod tests {
         let mut names: Vec<String> = entries.map(|n| n.into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_file_system_has_free_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(free_bytes(dir.path()).unwrap() > 0);
+        let missing = free_bytes(&dir.path().join("missing")).unwrap_err();
+        assert!(missing.to_string().contains("missing"), "{missing}");
     }
 
     #[test]

@@ -10,8 +10,10 @@ use tokio::sync::mpsc;
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
 
+use crate::admission::Owner;
 use crate::codec::Codec;
 use crate::error::EngineError;
+use crate::grammar::CompiledGrammar;
 
 /// The scheduling class of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +37,13 @@ pub struct GenerateRequest {
     pub top_logprobs: u8,
     /// The scheduling class.
     pub priority: Priority,
+    /// The API key that the request is for, among which waiting live requests take turns.
+    pub owner: Owner,
     /// The version to sample from, such as a canary; `None`, and a version that the engine does not
     /// hold, mean the active one.
     pub version: Option<PolicyVersion>,
+    /// What constrains the text; [`Codec::compile_grammar`] makes it.
+    pub grammar: Option<Arc<CompiledGrammar>>,
 }
 
 impl GenerateRequest {
@@ -49,7 +55,9 @@ impl GenerateRequest {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
+            grammar: None,
         }
     }
 }
@@ -62,13 +70,24 @@ pub struct Token {
     /// Natural-log probability under the behavior policy. At temperature 0, where that would always
     /// be 0, it is that of `softmax(raw logits)`.
     pub logprob: f32,
-    /// Probability mass that truncation kept; 1 without truncation.
+    /// Probability mass that the grammar, excluded stop tokens and truncation kept; 1 without them.
     pub kept_mass: f32,
-    /// The most probable alternatives `(id, ln p)`, best first; at most as many as truncation kept.
+    /// Whether it was the only token that the grammar permitted, or one of the stop tokens where the text
+    /// had to end. Also true where the permitted tokens were so improbable together that their mass is
+    /// meaningless. Such a token says nothing about the policy.
+    pub forced: bool,
+    /// The most probable alternatives `(id, ln p)`, best first; at most as many as could be drawn.
     pub top: Vec<(TokenId, f32)>,
-    /// Text that became complete with this token: whole UTF-8 characters, often empty; never the
-    /// text of a stop token, nor text at or after a stop string.
+    /// Text that became complete with this token: whole UTF-8 characters, often empty; no text of a stop
+    /// token and none at or after a stop string, unless the parameters include it.
     pub text: String,
+}
+
+impl Token {
+    /// The natural-log probability before truncation and grammar.
+    pub fn full_logprob(&self) -> f32 {
+        self.logprob + self.kept_mass.ln()
+    }
 }
 
 /// An event of a running generation. Tokens come first, then exactly one `Done` or `Failed`.
@@ -110,9 +129,9 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// The id and the log-probability of every sampled token.
+    /// The id and the log-probability of every sampled token, before truncation and grammar.
     pub fn token_logprobs(&self) -> Vec<(TokenId, f32)> {
-        self.tokens.iter().map(|token| (token.id, token.logprob)).collect()
+        self.tokens.iter().map(|token| (token.id, token.full_logprob())).collect()
     }
 }
 
@@ -191,6 +210,20 @@ pub trait Engine: Send + Sync {
 
     /// Starts a generation on the active version, after waiting for a slot.
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError>;
+
+    /// Whether `choices` live requests of `owner` would get a slot or a place in the queue now, so that
+    /// a caller can do without the work of making them.
+    ///
+    /// # Errors
+    /// The error with which [`Self::generate`] would refuse them.
+    fn admits(&self, _owner: &Owner, _choices: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Why requests fail, or some of them; `None` if they do not. A sentence for readiness checks.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 
     /// The version that new requests get.
     fn active_version(&self) -> PolicyVersion;

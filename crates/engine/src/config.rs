@@ -1,9 +1,13 @@
 //! The keys of `[engine]`.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem};
+
+use crate::admission::QueueLimits;
 
 /// The implementation that generates for clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,8 +32,11 @@ pub struct EngineConfig {
     pub replicas: usize,
     /// Sequences that the native engine runs at once, those of clients and rollouts together.
     pub slots: usize,
-    /// Live requests that may wait for a slot. A request beyond that is answered with 429.
+    /// Live requests that may wait for a slot. A request beyond that is answered with 429, and so is one
+    /// of an API key whose requests already occupy as many places as are free.
     pub queue: usize,
+    /// Seconds after which a live request that waits for a slot is answered with 429; 0 is never.
+    pub queue_timeout_seconds: u64,
     /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
     /// answers clients. A kept version is activated without reading its files.
     pub kept_versions: usize,
@@ -42,12 +49,20 @@ impl Default for EngineConfig {
             replicas: 1,
             slots: 64,
             queue: 64,
+            queue_timeout_seconds: 120,
             kept_versions: 8,
         }
     }
 }
 
 impl EngineConfig {
+    /// The limits of the queue of live requests.
+    pub fn queue_limits(&self) -> QueueLimits {
+        let seconds = self.queue_timeout_seconds;
+        let timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
+        QueueLimits { places: self.queue, timeout }
+    }
+
     /// Checks every range.
     ///
     /// # Errors
@@ -56,6 +71,7 @@ impl EngineConfig {
         between("engine.replicas", self.replicas, 1, 256)?;
         between("engine.slots", self.slots, 1, 65_536)?;
         between("engine.queue", self.queue, 0, 1 << 20)?;
+        between("engine.queue_timeout_seconds", self.queue_timeout_seconds, 0, 86_400)?;
         between("engine.kept_versions", self.kept_versions, 0, 4096)?;
         if self.backend == EngineBackend::Native && self.replicas != 1 {
             let allowed = "1 with engine.backend = \"native\", which runs up to engine.slots \

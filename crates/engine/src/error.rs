@@ -2,9 +2,12 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hone_core::files::FileError;
 use hone_core::types::TokenId;
+
+use crate::grammar::GrammarError;
 
 /// Why a model cannot be served or a request got no completion.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -16,6 +19,24 @@ pub enum EngineError {
         slots: usize,
         /// Live requests in the queue.
         queued: usize,
+        /// When the queue will probably have been served.
+        retry_after: Duration,
+    },
+    /// The API key occupies its share of the bounded queue. HTTP answers 429.
+    #[error("{own} requests of this key are already waiting, which is its share of the queue")]
+    ShareExceeded {
+        /// Waiting requests of the key.
+        own: usize,
+        /// When the queue will probably have been served.
+        retry_after: Duration,
+    },
+    /// A live request got no slot in time. HTTP answers 429.
+    #[error("no slot became free within {:.0} seconds", waited.as_secs_f64())]
+    QueueTimeout {
+        /// How long it waited.
+        waited: Duration,
+        /// When the queue will probably have been served.
+        retry_after: Duration,
     },
     /// The prompt fills the context, so that no token can follow it.
     #[error("the prompt has {prompt} tokens; the model's context holds {context}")]
@@ -46,7 +67,7 @@ pub enum EngineError {
     /// The daemon is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The computed logits are not a distribution.
+    /// No token can be drawn.
     #[error("engine failure: {0}")]
     Sample(#[from] SampleError),
     /// The engine failed.
@@ -71,6 +92,23 @@ impl EngineError {
     }
 }
 
+impl EngineError {
+    /// Whether the client's grammar, and neither the model nor the engine, is the cause.
+    pub fn is_of_grammar(&self) -> bool {
+        matches!(self, Self::Sample(SampleError::Grammar(_)))
+    }
+}
+
+impl From<GrammarError> for EngineError {
+    fn from(error: GrammarError) -> Self {
+        if error.is_refusal() {
+            Self::Invalid(error.to_string())
+        } else {
+            Self::Sample(SampleError::Grammar(error))
+        }
+    }
+}
+
 impl From<FileError> for EngineError {
     fn from(error: FileError) -> Self {
         Self::component(error.path.display(), error.source)
@@ -78,7 +116,7 @@ impl From<FileError> for EngineError {
 }
 
 /// Why no token can be drawn from logits.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// A logit is NaN or +inf.
     #[error("the logit of token {id} is {value}")]
@@ -99,4 +137,7 @@ pub enum SampleError {
         /// Logits per position.
         vocab: usize,
     },
+    /// The grammar of the request permits no token, or cannot be followed.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
 }

@@ -6,7 +6,7 @@ use prometheus::IntCounter;
 use tokio::sync::mpsc;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::FinishReason;
+use hone_core::types::{FinishReason, SamplingParams, TokenId};
 
 use crate::admission::Lease;
 use crate::api::{Event, GenerateRequest, Generation, Priority, Token};
@@ -29,11 +29,18 @@ pub fn check(request: &GenerateRequest, context: usize, vocab: usize) -> Result<
     if prompt >= context {
         return Err(EngineError::PromptTooLong { prompt, context });
     }
-    let biased = request.params.logit_bias.keys();
-    if let Some(id) = request.prompt_ids.iter().chain(biased).find(|id| **id as usize >= vocab) {
+    let SamplingParams { logit_bias, stop_token_ids, min_tokens, ignore_eos, .. } = &request.params;
+    let mut ids = request.prompt_ids.iter().chain(logit_bias.keys()).chain(stop_token_ids);
+    if let Some(id) = ids.find(|id| **id as usize >= vocab) {
         return Err(EngineError::Invalid(format!(
             "token {id} does not exist; the model's vocabulary holds {vocab}"
         )));
+    }
+    if request.grammar.is_some() && (*min_tokens > 0 || *ignore_eos) {
+        return Err(EngineError::Invalid(
+            "a grammar decides where the text ends; min_tokens and ignore_eos cannot apply"
+                .to_owned(),
+        ));
     }
     let free = u32::try_from(context - prompt).unwrap_or(u32::MAX);
     Ok(request.params.max_tokens.min(free))
@@ -43,6 +50,9 @@ pub fn check(request: &GenerateRequest, context: usize, vocab: usize) -> Result<
 /// generation ends.
 pub struct GenerationRun {
     text: TextStream,
+    /// Tokens that end the generation.
+    stops: Vec<TokenId>,
+    includes_stop: bool,
     events: mpsc::Sender<Event>,
     /// Tokens of a shadow sequence. Its reader only needs the whole completion, so they are sent at
     /// the end and wake the reader once.
@@ -61,7 +71,7 @@ impl GenerationRun {
     /// The channel holds all its events, so that the thread that computes never waits for a reader.
     pub fn new(
         codec: &Arc<Codec>,
-        stop: &[String],
+        request: &GenerateRequest,
         limit: u32,
         lease: Lease,
         metrics: &Arc<Metrics>,
@@ -72,8 +82,12 @@ impl GenerationRun {
             Priority::Shadow => "shadow",
         };
         let generation = Generation { version: lease.version, events: receiver };
+        let SamplingParams { stop_token_ids, include_stop, .. } = &request.params;
+        let text = TextStream::new(Arc::clone(codec), &request.stop).including_stop(*include_stop);
         let run = Self {
-            text: TextStream::new(Arc::clone(codec), stop),
+            text,
+            stops: codec.stop_ids().iter().chain(stop_token_ids).copied().collect(),
+            includes_stop: *include_stop,
             events: sender,
             shadow_tokens: Vec::new(),
             lease,
@@ -99,7 +113,11 @@ impl GenerationRun {
     pub fn push(&mut self, mut token: Token) -> bool {
         self.produced += 1;
         self.token_counter.inc();
-        if self.text.codec.stop_ids().contains(&token.id) {
+        if self.stops.contains(&token.id) {
+            if self.includes_stop {
+                // None for a special token.
+                token.text = self.text.push(token.id).text;
+            }
             self.outcome = Some(Ok((FinishReason::Stop, self.text.finish().text)));
         } else {
             let piece = self.text.push(token.id);
@@ -132,7 +150,10 @@ impl GenerationRun {
         let event = match (self.outcome, cancelled) {
             (Some(Ok((finish, text))), _) => Event::Done { finish, text },
             (Some(Err(error)), _) => {
-                self.metrics.engine_failures.inc();
+                // A client's grammar is no sign of a broken engine.
+                if !error.is_of_grammar() {
+                    self.metrics.engine_failures.inc();
+                }
                 tracing::warn!(%error, "a generation failed");
                 Event::Failed(error)
             }

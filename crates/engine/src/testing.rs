@@ -1,8 +1,9 @@
 //! An engine without a model, for tests of everything that uses an engine.
 //!
 //! Slots, queue, preemption, versions, stop strings, limits and cancellation are real (`Admission`,
-//! `GenerationRun`). Only the tokens come from a script. Always compiled, so that integration tests
-//! can use it; the daemon never does.
+//! `GenerationRun`). Only the tokens come from a script. Under a grammar, `min_tokens` or `ignore_eos` the
+//! real token sampler draws them from logits that prefer the script. Always compiled, so that integration
+//! tests can use it; the daemon never does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use async_trait::async_trait;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 
-use crate::admission::{Admission, Color, Lease};
+use crate::admission::{Admission, Color, Lease, Owner, QueueLimits};
 use crate::api::{
     Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Probe,
     Publisher, Token,
@@ -40,6 +41,8 @@ pub struct FakeConfig {
     pub slots: usize,
     /// Live requests that may wait.
     pub queue: usize,
+    /// Longest wait of a live request; `None` is without end.
+    pub queue_timeout: Option<Duration>,
     /// Time before each token.
     pub delay: Duration,
     /// The answers. An answer that exceeds the token limit ends with `length`.
@@ -55,6 +58,7 @@ impl FakeConfig {
             vocab: codec.vocab(),
             slots: 2,
             queue: 64,
+            queue_timeout: None,
             delay: Duration::ZERO,
             script: Arc::new(|request, _| format!("The answer is {}.", request.params.seed % 10)),
         }
@@ -71,6 +75,7 @@ struct Records {
     canary: Option<Color>,
     next_generation_error: Option<EngineError>,
     next_stage_error: Option<EngineError>,
+    trouble: Option<String>,
 }
 
 /// An [`Engine`] and [`Publisher`] that answers from a script. Generating needs a tokio runtime.
@@ -87,11 +92,13 @@ pub struct FakeEngine {
 impl FakeEngine {
     /// A fake that serves version 0.
     pub fn new(codec: Arc<Codec>, config: FakeConfig, metrics: Arc<Metrics>) -> Arc<Self> {
-        let FakeConfig { name, context, vocab, slots, queue, delay, script } = config;
+        let FakeConfig { name, context, vocab, slots, queue, queue_timeout, delay, script } =
+            config;
+        let limits = QueueLimits { places: queue, timeout: queue_timeout };
         Arc::new(Self {
             info: ModelInfo { name, context, vocab, slots },
             codec,
-            admission: Admission::new(slots, queue, PolicyVersion::BASE, Arc::clone(&metrics)),
+            admission: Admission::new(slots, limits, PolicyVersion::BASE, Arc::clone(&metrics)),
             metrics,
             delay,
             script,
@@ -124,6 +131,11 @@ impl FakeEngine {
         self.records().next_generation_error = Some(error);
     }
 
+    /// Sets what [`Engine::trouble`] returns.
+    pub fn set_trouble(&self, trouble: Option<&str>) {
+        self.records().trouble = trouble.map(str::to_owned);
+    }
+
     /// Makes the next staging fail.
     pub fn fail_next_stage(&self, error: EngineError) {
         self.records().next_stage_error = Some(error);
@@ -138,23 +150,46 @@ impl FakeEngine {
         let limit = run::check(request, self.info.context, self.info.vocab)?;
         let mut ids = self.codec.encode(&(self.script)(request, lease.version))?;
         ids.extend(self.codec.stop_ids().first());
+        let params = &request.params;
+        let is_limited = request.grammar.is_some() || params.min_tokens > 0 || params.ignore_eos;
+        let mut limited = if is_limited {
+            let sampler = TokenSampler::for_request(request, &self.codec, &self.metrics)?;
+            Some((sampler, FakeLogits::new(&self.codec, self.info.vocab, params.seed)))
+        } else {
+            None
+        };
         let (mut run, generation) =
-            GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
+            GenerationRun::new(&self.codec, request, limit, lease, &self.metrics);
         let (delay, top) = (self.delay, u32::from(request.top_logprobs));
-        let kept_mass = if request.params.truncates() { 0.5 } else { 1.0 };
+        let kept_mass = if params.truncates() { 0.5 } else { 1.0 };
         let failure = self.records().next_generation_error.take();
         tokio::spawn(async move {
             if let Some(error) = failure {
                 run.fail(error);
             }
-            for id in ids {
+            for position in 0..limit as usize {
                 if !delay.is_zero() {
                     tokio::time::sleep(delay).await;
                 }
-                let logprob = Self::logprob(id);
-                let alternative = |k: u32| (id.saturating_add(k), logprob - k as f32);
-                let top = (0..top).map(alternative).collect();
-                let token = Token { id, logprob, kept_mass, top, text: String::new() };
+                let scripted = ids.get(position).copied();
+                let token = match (&mut limited, scripted) {
+                    (Some((sampler, logits)), _) => {
+                        match sampler.draw(logits.at(position, scripted)) {
+                            Ok(token) => token,
+                            Err(error) => {
+                                run.fail(error.into());
+                                break;
+                            }
+                        }
+                    }
+                    (None, Some(id)) => {
+                        let logprob = Self::logprob(id);
+                        let alternative = |k: u32| (id.saturating_add(k), logprob - k as f32);
+                        let top = (0..top).map(alternative).collect();
+                        Token { id, logprob, kept_mass, forced: false, top, text: String::new() }
+                    }
+                    (None, None) => break,
+                };
                 if run.is_over() || run.push(token) {
                     break;
                 }
@@ -168,6 +203,40 @@ impl FakeEngine {
     fn staged_color(&self) -> Result<Color, EngineError> {
         let color = self.records().color;
         color.ok_or_else(EngineError::nothing_staged)
+    }
+}
+
+/// Logits that prefer a script, and without one the tokens that end texts and JSON values.
+struct FakeLogits {
+    values: Vec<f32>,
+    /// Tokens that end something, each with its preference.
+    ends: Vec<(TokenId, f32)>,
+    seed: u64,
+}
+
+impl FakeLogits {
+    fn new(codec: &Codec, vocab: usize, seed: u64) -> Self {
+        let closes =
+            |id: &TokenId| matches!(codec.token_bytes(*id).as_slice(), b"\"" | b"}" | b"]");
+        let mut ends: Vec<(TokenId, f32)> =
+            (0..codec.vocab() as TokenId).filter(closes).map(|id| (id, 4.0)).collect();
+        ends.extend(codec.stop_ids().iter().map(|id| (*id, 6.0)));
+        Self { values: vec![0.0; vocab], ends, seed }
+    }
+
+    /// The logits of a position. They depend on it, on the scripted token and on the seed alone.
+    fn at(&mut self, position: usize, scripted: Option<TokenId>) -> &[f32] {
+        let start = self.seed.wrapping_mul(31).wrapping_add(position as u64 * 104_729);
+        for (id, value) in (0..).zip(&mut self.values) {
+            *value = (start.wrapping_add(id * 7919) % 1009) as f32 / 500.0;
+        }
+        let preferred = self.ends.iter().copied().chain(scripted.map(|id| (id, 12.0)));
+        for (id, preference) in preferred {
+            if let Some(value) = self.values.get_mut(id as usize) {
+                *value += preference;
+            }
+        }
+        &self.values
     }
 }
 
@@ -190,9 +259,17 @@ impl Engine for FakeEngine {
         });
         let lease = match canary.and_then(|color| self.admission.acquire_on(color)) {
             Some(lease) => lease,
-            None => self.admission.acquire(request.priority).await?,
+            None => self.admission.acquire_for(&request.owner, request.priority).await?,
         };
         self.run(lease, &request)
+    }
+
+    fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        self.admission.admits(owner, choices)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.records().trouble.clone()
     }
 
     fn active_version(&self) -> PolicyVersion {
@@ -277,7 +354,7 @@ impl Publisher for FakeEngine {
 
 #[cfg(test)]
 mod tests {
-    use hone_core::types::FinishReason;
+    use hone_core::types::{FinishReason, GrammarSpec};
 
     use super::*;
     use crate::api::Event;
@@ -303,7 +380,9 @@ mod tests {
             stop: Vec::new(),
             top_logprobs: 2,
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         }
     }
 
@@ -357,6 +436,34 @@ mod tests {
         assert!(matches!(run(probe(&[9999])).await, Err(EngineError::Invalid(_))));
         assert!(matches!(run(probe(&[1; 512])).await, Err(EngineError::PromptTooLong { .. })));
         assert!(run(probe(&[1])).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn grammars_and_stop_tokens_are_followed() {
+        let fake = fake(|config| config.script = Arc::new(|_, _| "{\"a\": 12}".to_owned()));
+        let run = async |request: GenerateRequest| fake.generate(request).await?.collect().await;
+        let spec = GrammarSpec::JsonSchema("{\"type\": \"integer\"}".to_owned());
+        let grammar = Some(fake.codec.compile_grammar(&spec).await.unwrap());
+        let completion =
+            run(GenerateRequest { grammar: grammar.clone(), ..probe(&[1]) }).await.unwrap();
+        assert_eq!(completion.finish, FinishReason::Stop);
+        assert!(completion.text.parse::<i128>().is_ok(), "{}", completion.text);
+        let object = fake.codec.compile_grammar(&GrammarSpec::JsonObject).await.unwrap();
+        let scripted = GenerateRequest { grammar: Some(object), ..probe(&[1]) };
+        assert_eq!(run(scripted).await.unwrap().text, "{\"a\": 12}");
+        let mut endless = probe(&[1]);
+        (endless.params.ignore_eos, endless.params.max_tokens) = (true, 20);
+        let completion = run(endless.clone()).await.unwrap();
+        assert_eq!((completion.tokens.len(), completion.finish), (20, FinishReason::Length));
+        // Both rules contradict a grammar.
+        let refused = run(GenerateRequest { grammar, ..endless }).await;
+        assert!(matches!(refused, Err(EngineError::Invalid(_))));
+        let mut stopped = probe(&[1]);
+        stopped.params.stop_token_ids = fake.codec.encode("1").unwrap();
+        let completion = run(stopped.clone()).await.unwrap();
+        assert_eq!((completion.text.as_str(), completion.finish), ("{\"a\": ", FinishReason::Stop));
+        stopped.params.include_stop = true;
+        assert_eq!(run(stopped).await.unwrap().text, "{\"a\": 1");
     }
 
     #[tokio::test]

@@ -158,5 +158,6 @@ fn interaction(
         stop: Vec::new(),
         held_out: false,
         chat: Default::default(),
+        grammar: None,
     })
 }

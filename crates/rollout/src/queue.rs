@@ -132,6 +132,7 @@ mod tests {
             stop: Vec::new(),
             held_out: false,
             chat: Default::default(),
+            grammar: None,
         };
         PromptJob::live(Arc::new(interaction), Vec::new(), route)
     }

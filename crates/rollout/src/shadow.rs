@@ -5,7 +5,7 @@ use std::time::Duration;
 use hone_core::types::{
     FinishReason, Interaction, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
 };
-use hone_engine::{Completion, EngineError, GenerateRequest, Priority};
+use hone_engine::{Completion, EngineError, GenerateRequest, Priority, TokenRecords};
 
 use crate::context::RolloutContext;
 
@@ -35,7 +35,8 @@ pub(super) async fn sample(
 
 /// Temperature sampling without truncation or penalties, because the trainer's distribution is
 /// `softmax(logits / temperature)`. The client's temperature applies if the members of the group are
-/// [`comparable`] with it, and its token limit if that is below `rollout.max_tokens`.
+/// [`comparable`] with it, and its token limit if that is below `rollout.max_tokens`. Where a completion
+/// may end is always the client's.
 fn params(context: &RolloutContext, interaction: &Interaction, seed: u64) -> SamplingParams {
     let config = &context.config;
     let asked = &interaction.params;
@@ -46,6 +47,7 @@ fn params(context: &RolloutContext, interaction: &Interaction, seed: u64) -> Sam
         max_tokens: config.max_tokens.min(token_limit(context, interaction)),
         ..SamplingParams::default()
     }
+    .ending_as(asked)
 }
 
 /// The token limit of the client's completions.
@@ -56,8 +58,8 @@ fn token_limit(context: &RolloutContext, interaction: &Interaction) -> u32 {
 
 /// Whether shadows can be sampled with the settings of the client's completions, so that the rewards
 /// of both can be compared: the settings are trainable and do not truncate, and `rollout.max_tokens`,
-/// which bounds the cost of a shadow, permits the client's token limit. Stop strings are always the
-/// client's.
+/// which bounds the cost of a shadow, permits the client's token limit. Stop strings, stop tokens and the
+/// grammar are always the client's.
 pub(super) fn comparable(context: &RolloutContext, interaction: &Interaction) -> bool {
     let asked = &interaction.params;
     asked.untrainable_reason().is_none()
@@ -74,26 +76,15 @@ async fn complete(
     let mut failures = 0;
     let mut pause = FIRST_PAUSE;
     loop {
-        let request = GenerateRequest {
-            prompt_ids: interaction.prompt_ids.clone(),
-            params: params.clone(),
-            stop: interaction.stop.clone(),
-            top_logprobs: 0,
-            priority: Priority::Shadow,
-            version: None,
-        };
-        let outcome = match context.engine.generate(request).await {
-            Ok(generation) => generation.collect().await,
-            Err(error) => Err(error),
-        };
-        match outcome {
+        match generate(context, interaction, params).await {
             Ok(completion) => return Some(completion),
             Err(EngineError::Preempted | EngineError::Overloaded { .. }) => {}
             Err(error) => {
                 failures += 1;
                 let id = interaction.id;
                 tracing::warn!(%error, interaction = %id, failures, "a shadow sample failed");
-                let transient = matches!(error, EngineError::Internal(_) | EngineError::Sample(_));
+                let transient = matches!(error, EngineError::Internal(_) | EngineError::Sample(_))
+                    && !error.is_of_grammar();
                 if !transient || failures >= MAX_FAILURES {
                     tokio::time::sleep(ABANDONED_PAUSE).await;
                     return None;
@@ -105,6 +96,29 @@ async fn complete(
     }
 }
 
+/// Samples once.
+async fn generate(
+    context: &RolloutContext,
+    interaction: &Interaction,
+    params: &SamplingParams,
+) -> Result<Completion, EngineError> {
+    let grammar = match &interaction.grammar {
+        Some(spec) => Some(context.engine.codec().compile_grammar(spec).await?),
+        None => None,
+    };
+    let request = GenerateRequest {
+        prompt_ids: interaction.prompt_ids.clone(),
+        params: params.clone(),
+        stop: interaction.stop.clone(),
+        top_logprobs: 0,
+        priority: Priority::Shadow,
+        owner: None,
+        version: None,
+        grammar,
+    };
+    context.engine.generate(request).await?.collect().await
+}
+
 fn record(interaction: &Interaction, params: SamplingParams, completion: Completion) -> Sample {
     let untrainable = if completion.finish == FinishReason::Cancelled {
         Some("cancelled")
@@ -113,15 +127,17 @@ fn record(interaction: &Interaction, params: SamplingParams, completion: Complet
     } else {
         params.untrainable_reason()
     };
+    let tokens: TokenRecords = completion.tokens.iter().collect();
     Sample {
         id: SampleId::new(),
         interaction: interaction.id,
         choice: 0,
         origin: SampleOrigin::Shadow,
         created: now_ms(),
-        ids: completion.tokens.iter().map(|t| t.id).collect(),
-        logprobs: completion.tokens.iter().map(|t| t.logprob).collect(),
-        kept: Vec::new(),
+        kept: tokens.kept(),
+        ids: tokens.ids,
+        logprobs: tokens.logprobs,
+        forced: tokens.forced,
         text: completion.text,
         finish: completion.finish,
         version: completion.version,

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, Interaction, InteractionId, Lineage, PolicyVersion, Sample,
-    SampleId, SampleOrigin, now_ms,
+    GrammarSpec, Group, GroupId, GroupState, Interaction, InteractionId, Lineage, PolicyVersion,
+    Sample, SampleId, SampleOrigin, now_ms,
 };
 use hone_reward::Route;
 use hone_store::StoreError;
@@ -56,8 +56,9 @@ impl Regrouping {
         let lineage = context.store.lineage();
         let mut by_prompt: BTreeMap<_, Vec<RatedSample>> = BTreeMap::new();
         for sample in rated {
-            let (route, key, prompt) = prompt_key(&sample.interaction);
-            let prompt = (route.to_owned(), key.map(str::to_owned), prompt.to_vec());
+            let (route, key, prompt, grammar) = prompt_key(&sample.interaction);
+            let prompt =
+                (route.to_owned(), key.map(str::to_owned), prompt.to_vec(), grammar.cloned());
             by_prompt.entry(prompt).or_default().push(sample);
         }
         let mut all = Self::default();
@@ -133,9 +134,10 @@ impl Regrouping {
 }
 
 /// What prompts must have in common so that ratings of their completions are compared: the route, the
-/// client's API key and the tokens.
-fn prompt_key(interaction: &Interaction) -> (&str, Option<&str>, &[u32]) {
-    (&interaction.route, interaction.key_id.as_deref(), &interaction.prompt_ids)
+/// client's API key, the tokens and the grammar.
+fn prompt_key(interaction: &Interaction) -> (&str, Option<&str>, &[u32], Option<&GrammarSpec>) {
+    let grammar = interaction.grammar.as_ref();
+    (&interaction.route, interaction.api_key(), &interaction.prompt_ids, grammar)
 }
 
 /// The ready groups of ratings alone of a prompt, oldest first, with their members.

@@ -3,6 +3,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 /// Returns whether clients are being served at the moment. The sampler then slows down.
 pub type LiveTraffic = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -19,6 +20,8 @@ pub struct SamplerConfig {
     /// Maximum number of queued requests. Beyond it, live requests are refused and shadow requests
     /// wait before they enter the queue.
     pub queue: usize,
+    /// Longest wait of a live request for admission; `None` is without end.
+    pub queue_timeout: Option<Duration>,
     /// Positions that the KV cache holds (`rollout.max_batch_tokens`).
     pub max_batch_tokens: usize,
     /// Whether computed prompts and completions are kept for later requests that begin with the same
@@ -55,6 +58,7 @@ impl Default for SamplerConfig {
             context: 1024,
             slots: 64,
             queue: 256,
+            queue_timeout: None,
             max_batch_tokens: 32_768,
             prefix_cache: true,
             kept_adapters: 0,

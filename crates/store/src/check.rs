@@ -94,12 +94,17 @@ impl Checker<'_> {
             let expected_logprobs = if is_correction { 0 } else { row.ids.len() };
             let paired = row.logprobs.len() == expected_logprobs;
             let masses = row.kept.is_empty() || row.kept.len() == row.ids.len();
+            let spans = row
+                .forced
+                .iter()
+                .all(|span| span.start < span.end && span.end as usize <= row.ids.len());
             Ok(vec![
                 (row.id.0.as_bytes() == *key, "wrong key"),
                 (self.interactions.get(prompt)?.is_some(), "its interaction is missing"),
                 (indexed == Some(expected), "its index entry is wrong"),
                 (paired, "ids and log-probabilities differ in number"),
                 (masses, "ids and kept masses differ in number"),
+                (spans, "a forced token is outside its ids"),
             ])
         })?;
         let reward_key = |(sample, part): &(&Id, &str)| format!("{} {part}", name(sample));

@@ -52,6 +52,7 @@ pub use op::{
 pub use read_only::{LedgerReader, RecordSource};
 pub use reader::StoreStats;
 pub use store::Store;
+pub use write::StoreTrouble;
 
 #[cfg(test)]
 mod tests;

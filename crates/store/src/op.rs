@@ -110,9 +110,9 @@ pub struct FeedbackEntry {
     pub value: Option<f64>,
     /// The client's remark.
     pub comment: Option<String>,
-    /// Posts with the same key count once.
+    /// Posts of one API key with the same idempotency key count once.
     pub idempotency_key: Option<String>,
-    /// Identifies the API key, which identifies the rater.
+    /// Identifies the rater: the API key, and its end user ([`rater_id`](hone_core::types::rater_id)).
     pub key_id: Option<String>,
     /// When it arrived.
     pub created: UnixMillis,
@@ -138,18 +138,18 @@ pub struct CorrectionEntry {
     pub rating: Option<FeedbackEntry>,
     /// The client's remark.
     pub comment: Option<String>,
-    /// Posts with the same key count once.
+    /// Posts of one API key with the same idempotency key count once.
     pub idempotency_key: Option<String>,
-    /// Identifies the API key, which identifies the client.
+    /// Identifies the rater: the API key, and its end user ([`rater_id`](hone_core::types::rater_id)).
     pub key_id: Option<String>,
     /// When it arrived.
     pub created: UnixMillis,
 }
 
-/// An API key whose feedback is recorded but not trained on.
+/// An API key, or an end user of one, whose feedback is recorded but not trained on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuarantinedKey {
-    /// Identifies the key.
+    /// Identifies the key or the end user ([`rater_id`](hone_core::types::rater_id)).
     pub key_id: String,
     /// The reason as JSON. The ledger does not interpret it.
     pub reason: String,
@@ -172,6 +172,8 @@ pub enum FeedbackOutcome {
     Credited(usize),
     /// The idempotency key was recorded earlier, for this number of turns.
     AlreadyCredited(usize),
+    /// The idempotency key was recorded earlier, for another target or another content.
+    Reused,
 }
 
 impl FeedbackOutcome {

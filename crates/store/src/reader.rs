@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use hone_core::types::{
     Group, Interaction, InteractionId, Rating, Reward, RewardSource, SampleId, StepRecord,
-    UnixMillis,
+    UnixMillis, key_of_rater,
 };
 
 use crate::error::StoreError;
@@ -228,7 +228,7 @@ pub(crate) fn ratings_by(
         if rated != sample {
             break;
         }
-        if rater == key_id {
+        if rater.and_then(key_of_rater) == key_id {
             found.extend(get::<_, Reward>(&feedback, reward.value())?);
         }
     }

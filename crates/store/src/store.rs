@@ -21,7 +21,7 @@ use crate::format::schema;
 use crate::migrate;
 use crate::op::{Committed, Op, QuarantinedKey};
 use crate::reader::{self, StoreStats};
-use crate::write::{WriteQueue, Writer, WriterEnd};
+use crate::write::{StoreTrouble, WriteQueue, Writer, WriterEnd, WriterHealth};
 
 /// The ledger. Clones share it. [`Store::close`], or dropping the last clone, ends the writer
 /// thread.
@@ -37,6 +37,7 @@ pub(crate) struct StoreInner {
     feedback: watch::Receiver<u64>,
     lineage: watch::Receiver<Arc<Lineage>>,
     ended: watch::Receiver<WriterEnd>,
+    health: Arc<WriterHealth>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -89,6 +90,7 @@ impl Store {
         let lineage: Lineage = policies.iter().collect();
         let (lineage_sender, lineage) = watch::channel(Arc::new(lineage));
         let (ended_sender, ended) = watch::channel(None);
+        let health = Arc::new(WriterHealth::default());
         let mut writer = Writer {
             file: file.clone(),
             queue: queue.clone(),
@@ -99,6 +101,7 @@ impl Store {
             feedback: feedback_sender,
             lineage: lineage_sender,
             ended: ended_sender,
+            health: health.clone(),
             #[cfg(test)]
             breakpoint: Box::new(|_| {}),
         };
@@ -108,7 +111,7 @@ impl Store {
             .spawn(move || writer.run())
             .map_err(StoreError::io("the writer cannot start"))?;
         let thread = Mutex::new(Some(thread));
-        let inner = StoreInner { file, queue, ready, feedback, lineage, ended, thread };
+        let inner = StoreInner { file, queue, ready, feedback, lineage, ended, health, thread };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -159,6 +162,17 @@ impl Store {
     /// `Overloaded` if it shed operations, or `Closed`.
     pub fn enqueue(&self, ops: Vec<Op>) -> Result<(), StoreError> {
         self.inner.queue.push_or_shed(ops)
+    }
+
+    /// Why writes do not succeed at the moment; `None` if they do. After [`StoreTrouble::Failing`] the next
+    /// successful write ends it, such as [`Self::flush`].
+    pub fn trouble(&self) -> Option<StoreTrouble> {
+        let ended = &self.inner.ended;
+        // A writer that panicked has dropped its end without a result.
+        if ended.borrow().is_some() || ended.has_changed().is_err() {
+            return Some(StoreTrouble::Ended);
+        }
+        self.inner.health.trouble()
     }
 
     /// The number of groups in state `Ready`, updated after each commit.
@@ -267,8 +281,8 @@ impl Store {
         })
     }
 
-    /// The newest rating of a completion by one API key for each part, by the part's name, with the
-    /// comment that was posted with it.
+    /// The newest rating of a completion by each rater of one API key for each part, by the part's name,
+    /// with the comment that was posted with it.
     pub fn ratings_by(
         &self,
         id: SampleId,

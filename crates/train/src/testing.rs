@@ -47,6 +47,7 @@ pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
                 logprobs: ids.iter().map(|_| rng.random_range(-8.0..-4.0)).collect(),
                 prompt_ids,
                 ids,
+                masked: Vec::new(),
                 temperature: [1.0, 0.7, 1.3][i % 3],
                 advantage: rng.random_range(-2.0..2.0),
                 version: 1,

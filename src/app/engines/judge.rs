@@ -37,8 +37,12 @@ impl SelfJudge {
         let metrics = Arc::new(Metrics::new()?);
         let engine: Arc<dyn Engine> = match config.engine.backend {
             EngineBackend::Mistralrs => {
-                let config =
-                    EngineConfig { replicas: 1, queue: JUDGE_QUEUE, ..config.engine.clone() };
+                let config = EngineConfig {
+                    replicas: 1,
+                    queue: JUDGE_QUEUE,
+                    queue_timeout_seconds: 0,
+                    ..config.engine.clone()
+                };
                 start_mistral(&config, dir, data, metrics).await?
             }
             EngineBackend::Native => {
@@ -76,7 +80,9 @@ impl JudgeModel for SelfJudge {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         };
         let generation = engine.generate(request).await.map_err(model_error)?;
         let completion = generation.collect().await.map_err(model_error)?;

@@ -44,6 +44,12 @@ impl Engines {
         has_clients: bool,
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
+        let mut config = config.clone();
+        if !has_clients {
+            // A run waits as long as it takes.
+            config.engine.queue_timeout_seconds = 0;
+        }
+        let config = &config;
         let needed = EnginesNeeded::of(config, has_clients);
         needed.check(config, dir).map_err(usage)?;
         let purpose = needed.native_purpose(has_clients);

@@ -80,10 +80,15 @@ impl NativePurpose {
             serves_clients: self == Self::Serving,
             ..SamplerConfig::default()
         };
+        let limits = config.engine.queue_limits();
         match self {
-            Self::Serving => settings.queue = config.engine.queue,
+            Self::Serving => settings.queue = limits.places,
             Self::Sampling => {}
             Self::Judging => settings.queue = JUDGE_QUEUE,
+        }
+        if self != Self::Judging {
+            // Beside mistral.rs it answers clients of a canary, and after a rollback.
+            settings.queue_timeout = limits.timeout;
         }
         if self == Self::Serving {
             // `train.threads` bounds what learning takes, not what clients get.

@@ -116,6 +116,8 @@ impl SafetyScenario {
                 // The policy has moved on when a rating arrives, the more so with large steps.
                 train.learning_rate *= 0.5;
             }
+            // All steps of a candidate use samples of its parent, which is farther away with large steps.
+            Self::Honest => train.learning_rate *= 0.5,
             // With fewer, each step follows the noise of a few thumbs.
             Self::SparseThumbs => train.samples_per_step = 16,
             _ => {}
@@ -128,7 +130,7 @@ impl SafetyScenario {
         match self {
             Self::SparseThumbs => 36 * usual,
             Self::InvertedRaters => 4 * usual,
-            Self::Honest => 4 * usual,
+            Self::Honest => 6 * usual,
             // More than twice the lag, because nothing is learned before the first ratings arrive.
             Self::LateFeedback => (6 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
             _ => usual,

@@ -238,6 +238,7 @@ impl Data {
                 prompt_ids: row.prompt,
                 ids: row.completion,
                 logprobs,
+                masked: Vec::new(),
                 temperature: 1.0,
                 advantage: row.advantage,
                 version: 0,

@@ -82,6 +82,7 @@ mod tests {
             prompt_ids: vec![1, 2, 3],
             logprobs: vec![0.0; ids.len()],
             ids,
+            masked: Vec::new(),
             temperature: 1.0,
             advantage: 1.0,
             version: 0,

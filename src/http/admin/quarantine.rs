@@ -1,4 +1,4 @@
-//! `/admin/feedback/quarantine`: API keys whose feedback is recorded but not trained on.
+//! `/admin/feedback/quarantine`: API keys, and end users of them, whose feedback is recorded but not trained on.
 //!
 //! Releasing a key makes its feedback count again: feedback that waits for the trainer, and feedback
 //! that was dropped during the quarantine, unless it is older than `train.feedback_max_staleness`
@@ -53,8 +53,11 @@ pub(in crate::http) async fn flag(
     let fields = Fields::only(&body, &["reason"])?;
     let note = fields.short_text("reason", NOTE_CHARS)?;
     let note = note.ok_or_else(|| fields.missing("reason", "the reason for the quarantine"))?;
-    if key.len() != 12 || !key.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        let message = format!("key is {key:?}: it must be a key's id, 12 hexadecimal digits");
+    if !is_id(&key) {
+        let message = format!(
+            "key is {key:?}: it must be a key's id, 12 hexadecimal digits, which a dot and 12 further \
+             ones of an end user may follow"
+        );
         return Err(ApiError::field("key", message));
     }
     let reason = QuarantineReason::Operator { note: note.to_owned() };
@@ -78,6 +81,17 @@ pub(in crate::http) async fn release(
     tracing::warn!(key, "an operator released a key");
     update_metric(&state)?;
     Ok(Json(ReleasedKey { key_id: key, released: true }))
+}
+
+/// Whether a text is the id of an API key, or of an end user with or without a key.
+fn is_id(text: &str) -> bool {
+    let hex = |part: &str| {
+        part.len() == 12 && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    match text.split_once('.') {
+        None => hex(text),
+        Some((key, user)) => (key.is_empty() || hex(key)) && hex(user),
+    }
 }
 
 /// Sets the metric to the number of quarantined keys and returns these keys.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hone_core::digest::{Digest, hex};
-use hone_core::types::{FinishReason, InteractionId, Sample, TokenId, ToolCall};
+use hone_core::types::{FinishReason, InteractionId, Sample, SamplingParams, TokenId, ToolCall};
 use hone_engine::answer::{AnswerForm, AnswerParser, AnswerPart};
 use hone_engine::{Codec, TextStream, Token};
 
@@ -17,6 +17,8 @@ pub(super) struct MessageUpdate {
     pub(super) deltas: Vec<Delta>,
     /// The tokens that completed the changes; empty unless log-probabilities are requested.
     pub(super) tokens: Vec<Token>,
+    /// The ids of all tokens up to the changes; empty unless requested.
+    pub(super) token_ids: Vec<TokenId>,
     /// OpenAI's `finish_reason`.
     pub(super) finish: Option<&'static str>,
 }
@@ -44,26 +46,32 @@ impl Answers {
         mut self,
         run: &mut RequestRun,
     ) -> Result<(Vec<Choice>, Usage), ApiError> {
-        let mut ended: Vec<(Vec<Token>, &'static str)> =
-            self.choices.iter().map(|_| (Vec::new(), "stop")).collect();
+        let ended = |_| MessageUpdate {
+            deltas: Vec::new(),
+            tokens: Vec::new(),
+            token_ids: Vec::new(),
+            finish: None,
+        };
+        let mut ended: Vec<MessageUpdate> = self.choices.iter().map(ended).collect();
         while let Some(update) = run.next().await {
             let update = update?;
             let index = update.index as usize;
             let update = self.update(update)?;
-            if let Some((tokens, finish)) = ended.get_mut(index) {
-                tokens.extend(update.tokens);
-                *finish = update.finish.unwrap_or(*finish);
+            if let Some(whole) = ended.get_mut(index) {
+                whole.tokens.extend(update.tokens);
+                whole.token_ids.extend(update.token_ids);
+                whole.finish = update.finish;
             }
         }
         let usage = self.usage(run.usage());
         let codec = run.state.engine.codec();
-        let wants_logprobs = run.wants_logprobs();
         let choices = self.choices.into_iter().zip(ended).zip(0..);
-        let choices = choices.map(|((answer, (tokens, finish_reason)), index)| Choice {
+        let choices = choices.map(|((answer, whole), index)| Choice {
             index,
             message: answer.into_message(),
-            logprobs: wants_logprobs.then(|| Logprobs::new(codec, &tokens)),
-            finish_reason,
+            logprobs: run.wants_logprobs().then(|| Logprobs::new(codec, &whole.tokens)),
+            finish_reason: whole.finish.unwrap_or(FinishReason::Stop.as_str()),
+            token_ids: run.wants_token_ids().then_some(whole.token_ids),
         });
         Ok((choices.collect(), usage))
     }
@@ -86,6 +94,7 @@ pub(super) struct Answer {
     calls: Vec<ToolCall>,
     /// Tokens whose changes are not certain yet.
     pending: Vec<Token>,
+    pending_ids: Vec<TokenId>,
 }
 
 impl Answer {
@@ -97,6 +106,7 @@ impl Answer {
             content: String::new(),
             calls: Vec::new(),
             pending: Vec::new(),
+            pending_ids: Vec::new(),
         }
     }
 
@@ -107,18 +117,17 @@ impl Answer {
         sample: &Sample,
         stop: &[String],
     ) -> (AssistantMessage, &'static str) {
+        let SamplingParams { stop_token_ids, include_stop, .. } = &sample.params;
         let mut answer = Self::new(form, sample.interaction, sample.choice);
-        let mut text = TextStream::new(codec.clone(), stop);
-        let mut is_stopped = false;
+        let mut text = TextStream::new(codec.clone(), stop).including_stop(*include_stop);
         for id in &sample.ids {
-            if is_stopped || codec.stop_ids().contains(id) {
-                break;
+            let is_stop = codec.stop_ids().contains(id) || stop_token_ids.contains(id);
+            if !is_stop || *include_stop {
+                answer.push(*id, &text.push(*id).text);
             }
-            let piece = text.push(*id);
-            answer.push(*id, &piece.text);
-            is_stopped = piece.stopped;
         }
-        let rest = if is_stopped { String::new() } else { text.finish().text };
+        // Empty if a stop string was reached.
+        let rest = text.finish().text;
         answer.finish(&rest);
         let finish = answer.finish_reason(sample.finish);
         (answer.into_message(), finish)
@@ -132,11 +141,15 @@ impl Answer {
             None => Vec::new(),
         };
         self.pending.extend(update.tokens);
+        self.pending_ids.extend(update.token_ids);
+        let (mut tokens, mut token_ids) = (Vec::new(), Vec::new());
         // A token whose text is not certain changes nothing yet: its log-probability waits.
-        let is_certain = ends || !deltas.is_empty();
-        let tokens = if is_certain { std::mem::take(&mut self.pending) } else { Vec::new() };
+        if ends || !deltas.is_empty() {
+            std::mem::swap(&mut tokens, &mut self.pending);
+            std::mem::swap(&mut token_ids, &mut self.pending_ids);
+        }
         let finish = update.finish.map(|finish| self.finish_reason(finish));
-        MessageUpdate { deltas, tokens, finish }
+        MessageUpdate { deltas, tokens, token_ids, finish }
     }
 
     fn push(&mut self, id: TokenId, text: &str) -> Vec<Delta> {

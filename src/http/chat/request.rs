@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use hone_core::types::{ChatOptions, Message, SamplingParams, TokenId};
 
+use super::constraint::{self, RequestedGrammar};
 use super::{messages, tools};
 use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
@@ -24,11 +25,19 @@ const METADATA: (usize, usize, usize) = (16, 64, 512);
 const MAX_STOP: usize = 4;
 /// OpenAI's limit of `top_logprobs`.
 pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
+/// Most stop tokens of a request.
+const MAX_STOP_TOKENS: usize = 64;
 
 /// Fields that [`read`] uses.
-const KNOWN: [&str; 26] = [
+const KNOWN: [&str; 38] = [
     "chat_template_kwargs",
     "frequency_penalty",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "include_stop_str_in_output",
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
@@ -36,16 +45,22 @@ const KNOWN: [&str; 26] = [
     "messages",
     "metadata",
     "min_p",
+    "min_tokens",
     "model",
     "n",
     "parallel_tool_calls",
     "presence_penalty",
     "reasoning_effort",
+    "repetition_penalty",
+    "response_format",
+    "return_token_ids",
     "seed",
     "stop",
+    "stop_token_ids",
     "store",
     "stream",
     "stream_options",
+    "structured_outputs",
     "temperature",
     "tool_choice",
     "tools",
@@ -67,19 +82,22 @@ const IGNORED: [&str; 6] = [
 ];
 
 /// Fields that would change the response. Refused unless null, false or empty.
-const UNSUPPORTED: [&str; 13] = [
+const UNSUPPORTED: [&str; 16] = [
+    "allowed_token_ids",
     "audio",
+    "bad_words",
     "best_of",
+    "early_stopping",
     "function_call",
     "functions",
-    "guided_json",
-    "guided_regex",
-    "ignore_eos",
-    "min_tokens",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "logits_processors",
     "prompt_logprobs",
-    "stop_token_ids",
-    "structured_outputs",
+    "return_tokens_as_token_ids",
+    "truncate_prompt_tokens",
     "use_beam_search",
+    "vllm_xargs",
     "web_search_options",
 ];
 
@@ -93,6 +111,8 @@ pub(super) struct ChatRequest {
     /// Sampling parameters, with the client's seed or a random one.
     pub(super) params: SamplingParams,
     pub(super) stop: Vec<String>,
+    /// What constrains the text.
+    pub(super) grammar: Option<RequestedGrammar>,
     pub(super) choices: u32,
     /// Number of alternatives per token; `None` if no log-probabilities are requested.
     pub(super) logprobs: Option<u8>,
@@ -103,6 +123,8 @@ pub(super) struct ChatRequest {
     pub(super) store: Option<bool>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    /// Whether the response has the tokens of prompt and choices.
+    pub(super) token_ids: bool,
 }
 
 /// Validates a body. `vocab` bounds the token ids of `logit_bias`.
@@ -115,12 +137,19 @@ pub(super) fn read(
     refuse_unsupported(&fields)?;
     let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
+    let grammar = constraint::read(&fields)?;
+    let params = params(&fields, default_max_tokens, vocab)?;
+    if grammar.is_some() && (params.min_tokens > 0 || params.ignore_eos) {
+        let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
+        return Err(fields.invalid(name, "absent if the text is constrained"));
+    }
     Ok(ChatRequest {
         model: model.to_owned(),
         messages: messages::read(&fields)?,
         chat: tools::read(&fields)?,
-        params: params(&fields, default_max_tokens, vocab)?,
+        params,
         stop: stop(&fields)?,
+        grammar,
         choices: to_u32(fields.integer("n", 1..=MAX_CHOICES)?).unwrap_or(1),
         logprobs: logprobs(&fields)?,
         metadata: metadata(&fields)?,
@@ -128,6 +157,7 @@ pub(super) fn read(
         store: fields.boolean("store")?,
         stream,
         include_usage: include_usage(&fields, stream)?,
+        token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
     })
 }
 
@@ -170,10 +200,11 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
 type AcceptedIf = (&'static str, fn(&Value) -> bool);
 
 /// Fields of which only the default value is supported.
-const ACCEPTED_IF: [AcceptedIf; 3] = [
-    ("response_format", |v| v.get("type").is_some_and(|kind| kind == "text")),
+const ACCEPTED_IF: [AcceptedIf; 4] = [
+    ("length_penalty", |v| v.as_f64() == Some(1.0)),
     ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
-    ("repetition_penalty", |v| v.as_f64() == Some(1.0)),
+    ("skip_special_tokens", |v| v == true),
+    ("spaces_between_special_tokens", |v| v == true),
 ];
 
 pub(in crate::http) fn params(
@@ -185,6 +216,7 @@ pub(in crate::http) fn params(
     let single = |value: Option<f64>, otherwise: f32| value.map_or(otherwise, |v| v as f32);
     // -1 is vLLM's value for all tokens, as 0 is here.
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|k| k.max(0));
+    let max_tokens = max_tokens(fields)?.unwrap_or(default_max_tokens);
     Ok(SamplingParams {
         temperature: single(fields.number("temperature", 0.0..=2.0)?, default.temperature),
         // 0 keeps only the most probable token, as does any positive mass below that token's own.
@@ -195,8 +227,35 @@ pub(in crate::http) fn params(
         frequency_penalty: single(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
         logit_bias: logit_bias(fields, vocab)?,
         seed: seed(fields)?,
-        max_tokens: max_tokens(fields)?.unwrap_or(default_max_tokens),
+        max_tokens,
+        repetition_penalty: repetition_penalty(fields)?,
+        min_tokens: to_u32(fields.integer("min_tokens", 0..=i64::from(max_tokens))?).unwrap_or(0),
+        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+        stop_token_ids: stop_token_ids(fields, vocab)?,
+        include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
     })
+}
+
+fn repetition_penalty(fields: &Fields<'_>) -> Result<f32, ApiError> {
+    let allowed = "a number above 0 and at most 100";
+    let convert = |v: &Value| {
+        let penalty = v.as_f64()? as f32;
+        (penalty > 0.0 && penalty <= 100.0).then_some(penalty)
+    };
+    Ok(fields.read("repetition_penalty", allowed, convert)?.unwrap_or(1.0))
+}
+
+fn stop_token_ids(fields: &Fields<'_>, vocab: usize) -> Result<Vec<TokenId>, ApiError> {
+    let allowed = format!("a list of up to {MAX_STOP_TOKENS} ids below {vocab}");
+    let id = |v: &Value| {
+        let id = TokenId::try_from(v.as_u64()?).ok()?;
+        ((id as usize) < vocab).then_some(id)
+    };
+    let convert = |value: &Value| {
+        let ids: Vec<TokenId> = value.as_array()?.iter().map(id).collect::<Option<_>>()?;
+        (ids.len() <= MAX_STOP_TOKENS).then_some(ids)
+    };
+    Ok(fields.read("stop_token_ids", allowed, convert)?.unwrap_or_default())
 }
 
 /// The client's seed (a negative one reinterpreted as unsigned), or a random one. The ledger records

@@ -20,26 +20,27 @@ struct ChatStream {
     run: RequestRun,
     interaction: Arc<Interaction>,
     answers: Answers,
-    version: PolicyVersion,
+    /// The version of the first choice to start, if that was before the headers.
+    version: Option<PolicyVersion>,
     include_usage: bool,
     ended: bool,
 }
 
-/// Starts the run before it responds, so that a refusal still has its status code. Returns the
-/// version of the first choice to start.
+/// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
+/// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
     mut run: RequestRun,
     interaction: Arc<Interaction>,
     answers: Answers,
     include_usage: bool,
-) -> Result<(PolicyVersion, Response), ApiError> {
-    let version = run.start().await?;
+) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
     let events = ChatStream { run, interaction, answers, version, include_usage, ended: false };
     let events = stream::unfold(events, |mut events| async move {
         let text = events.next().await?;
         Some((text, events))
     });
-    Ok((version, sse::respond(events)))
+    Ok((version, sse::respond(events, keep_alive)))
 }
 
 impl ChatStream {
@@ -55,14 +56,16 @@ impl ChatStream {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
+                    self.run.count_limit(&error);
                     return Some(sse::event(&error.to_json()));
                 }
                 None => {
                     self.ended = true;
                     let mut events = String::new();
                     if self.include_usage {
+                        let version = self.version.unwrap_or_else(|| self.run.version());
                         let usage = self.answers.usage(self.run.usage());
-                        events = self.chunk(self.version, Vec::new(), Some(usage));
+                        events = self.chunk(version, Vec::new(), Some(usage));
                     }
                     events.push_str(&sse::event(sse::DONE));
                     return Some(events);
@@ -74,27 +77,29 @@ impl ChatStream {
 
     fn events(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
         let ChoiceUpdate { index, version, started, .. } = update;
-        let MessageUpdate { mut deltas, tokens, finish } = self.answers.update(update)?;
+        let update = self.answers.update(update)?;
+        let MessageUpdate { mut deltas, tokens, token_ids, finish } = update;
         let mut events = String::new();
-        let mut add = |delta, logprobs, finish_reason| {
-            let choice = StreamChoice { index, delta, logprobs, finish_reason };
+        let mut add = |delta, logprobs, token_ids, finish_reason| {
+            let choice = StreamChoice { index, delta, logprobs, finish_reason, token_ids };
             events.push_str(&self.chunk(version, vec![choice], None));
         };
         let text = |text: String| Delta { content: Some(text), ..Delta::default() };
         if started {
-            add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None);
+            add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None, None);
         }
         if deltas.is_empty() && !tokens.is_empty() {
             deltas.push(text(String::new()));
         }
-        // The first change has the log-probabilities of all tokens that completed the changes.
+        // The first change has the log-probabilities and ids of all tokens that completed the changes.
         let codec = self.run.state.engine.codec();
         let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &tokens));
+        let mut token_ids = self.run.wants_token_ids().then_some(token_ids);
         for delta in deltas {
-            add(delta, logprobs.take(), None);
+            add(delta, logprobs.take(), token_ids.as_mut().map(std::mem::take), None);
         }
         if let Some(finish) = finish {
-            add(Delta::default(), None, Some(finish));
+            add(Delta::default(), None, token_ids, Some(finish));
         }
         Ok(events)
     }
@@ -106,6 +111,9 @@ impl ChatStream {
         usage: Option<Usage>,
     ) -> String {
         let interaction = &self.interaction;
+        let begins = choices.iter().any(|choice| choice.delta.role.is_some());
+        let prompt_token_ids =
+            (begins && self.run.wants_token_ids()).then_some(interaction.prompt_ids.as_slice());
         sse::json_event(&ChatChunk {
             id: &interaction.id.completion_id(),
             object: "chat.completion.chunk",
@@ -114,6 +122,7 @@ impl ChatStream {
             system_fingerprint: version.fingerprint(),
             choices,
             usage: self.include_usage.then_some(usage),
+            prompt_token_ids,
         })
     }
 }

@@ -17,6 +17,9 @@ pub(super) struct ChatCompletion {
     pub(super) system_fingerprint: String,
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Usage,
+    /// vLLM's extension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<TokenId>>,
 }
 
 impl ChatCompletion {
@@ -35,6 +38,7 @@ impl ChatCompletion {
             system_fingerprint: version.fingerprint(),
             choices,
             usage,
+            prompt_token_ids: None,
         }
     }
 }
@@ -46,6 +50,9 @@ pub(super) struct Choice {
     pub(super) message: AssistantMessage,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: &'static str,
+    /// vLLM's extension: the sampled tokens, stop token included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// The message of a [`Choice`].
@@ -85,6 +92,9 @@ pub(super) struct ChatChunk<'a> {
     /// Absent unless requested; then null in every event except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<Usage>>,
+    /// vLLM's extension, in the first event of a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<&'a [TokenId]>,
 }
 
 /// The new part of one choice.
@@ -94,6 +104,9 @@ pub(super) struct StreamChoice {
     pub(super) delta: Delta,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: Option<&'static str>,
+    /// vLLM's extension: the tokens since the previous event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// The new part of a choice's message.

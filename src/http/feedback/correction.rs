@@ -14,7 +14,8 @@ use super::posted::PostedFeedback;
 use super::prospect::is_quarantined;
 use super::rating;
 use super::recording::{
-    Refusal, commit, find_choice, find_interaction, prospect, unknown_completion,
+    Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
+    unknown_completion,
 };
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
@@ -59,6 +60,7 @@ pub(super) async fn record(
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
     let unknown = || unknown_completion("completion_id", id);
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;
     if interaction.prompt_ids.is_empty() {
@@ -71,10 +73,10 @@ pub(super) async fn record(
     let ids = state.engine.codec().answer(text).map_err(|error| Refusal::Failed(error.into()))?;
     let ids = ids.ok_or_else(|| Refusal::Invalid(posted.special_token()))?;
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-    let entry = |name| posted.entry(state, route, name, id, choice);
+    let entry = |name| posted.entry(state, route, name, &interaction, choice);
     let rating = posted.name.map(entry).transpose().map_err(Refusal::Invalid)?;
     let unused = unused(state, &interaction, &sample, text, ids.len()).map(str::to_owned);
-    let key_id = posted.caller.key_id.as_deref();
+    let rater = posted.rater(&interaction);
     let op = Op::Correction(Box::new(CorrectionEntry {
         interaction: id,
         choice,
@@ -84,12 +86,13 @@ pub(super) async fn record(
         rating: rating.clone(),
         comment: posted.comment.map(str::to_owned),
         idempotency_key: posted.idempotency_key.map(str::to_owned),
-        key_id: key_id.map(str::to_owned),
+        key_id: rater.clone(),
         created: posted.arrived,
     }));
     let status = match commit(state, op).await? {
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
+        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
         _ => return Err(unknown()),
     };
     tracing::debug!(completion_id, status, unused, "a correction");
@@ -100,11 +103,12 @@ pub(super) async fn record(
     }
     let reason = match unused {
         None if !state.learning.enabled => Some("disabled".to_owned()),
-        None if is_quarantined(state, key_id)? => Some("quarantined".to_owned()),
+        None if is_quarantined(state, rater.as_deref())? => Some("quarantined".to_owned()),
         other => other,
     };
     let rating_prospect = |rating: FeedbackEntry| {
-        let reason = prospect(state, &rating.name, key_id, &interaction, &sample);
+        let by = rating.key_id.as_deref();
+        let reason = prospect(state, &rating.name, by, &interaction, &sample);
         let weight = route.and_then(|route| route.weight(&rating.name));
         RatingProspect { name: rating.name, weight, trained: reason.is_none(), reason }
     };

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use hone_core::types::{Interaction, Reward, RewardSource, Sample, SampleOrigin};
+use hone_core::types::{Interaction, Reward, RewardSource, Sample, SampleOrigin, key_of_rater};
 
 use super::posted::completion_id;
 use super::recording::{find_interaction, unknown_completion};
@@ -54,7 +54,8 @@ pub async fn list(
             SampleOrigin::Correction => state.store.correction(sample.id)?.into_iter().collect(),
             SampleOrigin::Shadow => continue,
         };
-        let own = rows.into_iter().filter(|row| row.key_id.as_deref() == key_id);
+        let own = |row: &Reward| row.key_id.as_deref().and_then(key_of_rater) == key_id;
+        let own = rows.into_iter().filter(own);
         found.extend(own.map(|row| (row.created, shown(&interaction, &sample, row))));
     }
     found.sort_by_key(|(created, _)| *created);

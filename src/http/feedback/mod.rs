@@ -31,7 +31,9 @@ use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::recording::{Refusal, commit, find_interaction, prospect, unknown_completion};
+use self::recording::{
+    Refusal, check_rater, commit, find_interaction, prospect, reused, unknown_completion,
+};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::state::AppState;
@@ -137,12 +139,14 @@ async fn completion(
 ) -> Recorded {
     let unknown = || unknown_completion("completion_id", id);
     let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-    let entry = posted.entry(state, route, name, id, choice).map_err(Refusal::Invalid)?;
+    let entry = posted.entry(state, route, name, &interaction, choice).map_err(Refusal::Invalid)?;
     let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
         FeedbackOutcome::Recorded(sample) => ("recorded", sample),
         FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
+        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
         FeedbackOutcome::UnknownChoice => {
             let message = format!("choice is {choice}: the completion has no such choice");
             return Err(Refusal::Unknown(ApiError::field("choice", message)));
@@ -183,7 +187,7 @@ async fn conversation(
     for id in turns {
         let Some(interaction) = state.store.interaction(id)? else { continue };
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-        entries.push(posted.entry(state, route, name, id, 0).map_err(Refusal::Invalid)?);
+        entries.push(posted.entry(state, route, name, &interaction, 0).map_err(Refusal::Invalid)?);
         interactions.push(interaction);
     }
     let last = entries.last().cloned();
@@ -192,6 +196,7 @@ async fn conversation(
             return refuse("no turn has exactly one finished completion".to_owned());
         }
         FeedbackOutcome::AlreadyCredited(turns) => ("duplicate", turns),
+        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
         FeedbackOutcome::Credited(turns) => ("recorded", turns),
         _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
     };
@@ -223,8 +228,8 @@ fn untrained_turns(
         let mut served = state.store.samples_of(interaction.id).unwrap_or_default();
         served.retain(|sample| sample.origin == SampleOrigin::Served);
         if let [sample] = &served[..] {
-            last =
-                Some(prospect(state, name, posted.caller.key_id.as_deref(), interaction, sample)?);
+            let rater = posted.rater(interaction);
+            last = Some(prospect(state, name, rater.as_deref(), interaction, sample)?);
         }
     }
     last

@@ -13,9 +13,10 @@ use hone_reward::Route;
 use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
-use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id};
+use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id, end_user, rater};
 use super::recording::{
-    Refusal, commit, find_choice, find_interaction, prospect, unknown_completion,
+    Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
+    unknown_completion,
 };
 use crate::http::auth::Caller;
 use crate::http::body::Fields;
@@ -25,8 +26,16 @@ use crate::http::state::AppState;
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
 /// The accepted fields.
-const FIELDS: [&str; 7] =
-    [CHOSEN, REJECTED, "chosen_choice", "rejected_choice", "name", "comment", "idempotency_key"];
+const FIELDS: [&str; 8] = [
+    CHOSEN,
+    REJECTED,
+    "chosen_choice",
+    "rejected_choice",
+    "name",
+    "comment",
+    "end_user",
+    "idempotency_key",
+];
 
 /// The response to a preference.
 #[derive(Serialize)]
@@ -67,12 +76,16 @@ pub(super) async fn record(
     let named = fields.short_text("name", NAME_CHARS).map_err(Refusal::Invalid)?;
     let comment = fields.short_text("comment", COMMENT_CHARS).map_err(Refusal::Invalid)?;
     let key = fields.short_text("idempotency_key", KEY_CHARS).map_err(Refusal::Invalid)?;
+    let user = end_user(&fields).map_err(Refusal::Invalid)?;
     let chosen = find(state, &fields, CHOSEN, "chosen_choice").await?;
     let rejected = find(state, &fields, REJECTED, "rejected_choice").await?;
+    check_rater(caller, &chosen.interaction)?;
+    check_rater(caller, &rejected.interaction)?;
     let route = comparable(state, &chosen, &rejected).map_err(Refusal::Invalid)?;
     let (name, params) = part(route, named).map_err(Refusal::Invalid)?;
     let [least, greatest] = params.range.unwrap_or([0.0, 1.0]);
     let created = now_ms();
+    let by = rater(caller, user, &chosen.interaction);
     let entry = |preferred: &Preferred, value| FeedbackEntry {
         interaction: preferred.interaction.id,
         choice: preferred.choice,
@@ -80,7 +93,8 @@ pub(super) async fn record(
         value: Some(value),
         comment: comment.map(str::to_owned),
         idempotency_key: key.map(str::to_owned),
-        key_id: caller.key_id.clone(),
+        // One client rates both.
+        key_id: by.clone(),
         created,
         join: aggregator(params.aggregate),
     };
@@ -88,12 +102,12 @@ pub(super) async fn record(
     let status = match commit(state, Op::Preference(Box::new(pair))).await? {
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
+        FeedbackOutcome::Reused => return Err(reused(key)),
         _ => return Err(Refusal::Failed(ApiError::internal())),
     };
-    let key_id = caller.key_id.as_deref();
     let reason = [&chosen, &rejected]
         .into_iter()
-        .find_map(|one| prospect(state, name, key_id, &one.interaction, &one.sample));
+        .find_map(|one| prospect(state, name, by.as_deref(), &one.interaction, &one.sample));
     tracing::debug!(name, status, "a preference");
     let answer = PairFeedback {
         object: "feedback",
@@ -142,7 +156,10 @@ fn comparable<'s>(
     if a.prompt_ids != b.prompt_ids {
         return Err(refuse("their prompts must be equal"));
     }
-    if a.route != b.route || a.key_id != b.key_id {
+    if a.grammar != b.grammar {
+        return Err(refuse("their response formats must be equal"));
+    }
+    if a.route != b.route || a.api_key() != b.api_key() {
         return Err(refuse("they must have the same route and API key"));
     }
     state

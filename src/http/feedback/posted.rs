@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{InteractionId, UnixMillis, now_ms};
+use hone_core::types::{Interaction, InteractionId, UnixMillis, now_ms, rater_id};
 use hone_reward::Route;
 use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
@@ -23,16 +23,19 @@ pub(super) const KEY_CHARS: usize = 255;
 /// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
 /// The accepted fields.
-const FIELDS: [&str; 8] = [
+const FIELDS: [&str; 9] = [
     "completion_id",
     "choice",
     "session_id",
+    "end_user",
     "name",
     "value",
     "correction",
     "comment",
     "idempotency_key",
 ];
+/// Longest name of an end user.
+const USER_CHARS: usize = 256;
 /// The form of a rating's name.
 const NAME_FORM: &str = "the name of a reward part";
 /// The form of a corrected text.
@@ -57,6 +60,8 @@ pub(super) struct PostedFeedback<'a> {
     /// The corrected text.
     pub(super) correction: Option<&'a str>,
     pub(super) comment: Option<&'a str>,
+    /// Who rates, among the users of the API key.
+    end_user: Option<&'a str>,
     pub(super) idempotency_key: Option<&'a str>,
     pub(super) caller: Caller,
     pub(super) arrived: UnixMillis,
@@ -85,6 +90,7 @@ impl<'a> PostedFeedback<'a> {
             name,
             correction,
             comment: fields.short_text("comment", COMMENT_CHARS)?,
+            end_user: end_user(&fields)?,
             idempotency_key: fields.short_text("idempotency_key", KEY_CHARS)?,
             caller,
             arrived: now_ms(),
@@ -102,13 +108,18 @@ impl<'a> PostedFeedback<'a> {
         self.fields.invalid("correction", "text without special tokens")
     }
 
+    /// Who rates a completion.
+    pub(super) fn rater(&self, interaction: &Interaction) -> Option<String> {
+        rater(&self.caller, self.end_user, interaction)
+    }
+
     /// The ledger entry of one completion's rating for a part, if the completion's route accepts it.
     pub(super) fn entry(
         &self,
         state: &AppState,
         route: Option<&Route>,
         name: &str,
-        interaction: InteractionId,
+        interaction: &Interaction,
         choice: u32,
     ) -> Result<FeedbackEntry, ApiError> {
         refuse_graded_part(state, route, name)?;
@@ -120,17 +131,39 @@ impl<'a> PostedFeedback<'a> {
             None => Some(value(&self.fields)?),
         };
         Ok(FeedbackEntry {
-            interaction,
+            interaction: interaction.id,
             choice,
             name: name.to_owned(),
             value,
             comment: self.comment.map(str::to_owned),
             idempotency_key: self.idempotency_key.map(str::to_owned),
-            key_id: self.caller.key_id.clone(),
+            key_id: self.rater(interaction),
             created: self.arrived,
             join: aggregator(rule),
         })
     }
+}
+
+/// The end user that a post names.
+pub(super) fn end_user<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
+    match fields.short_text("end_user", USER_CHARS)? {
+        Some("") => Err(fields.invalid("end_user", "the name of an end user")),
+        other => Ok(other),
+    }
+}
+
+/// Who rates a completion: the end user that the post names, or else the one that the request named, if
+/// the API key is the same.
+pub(super) fn rater(
+    caller: &Caller,
+    end_user: Option<&str>,
+    interaction: &Interaction,
+) -> Option<String> {
+    let key = caller.key_id.as_deref();
+    if end_user.is_none() && interaction.api_key() == key {
+        return interaction.key_id.clone();
+    }
+    rater_id(key, end_user)
 }
 
 /// The form of a completion's id.

@@ -1,6 +1,6 @@
 //! Whether feedback will be trained on.
 
-use hone_core::types::{Interaction, PolicyState, Sample};
+use hone_core::types::{Interaction, PolicyState, Sample, concerns_rater};
 use hone_reward::feedback::FeedbackType;
 use hone_store::StoreError;
 
@@ -17,7 +17,7 @@ pub(super) fn untrained_reason(
     sample: &Sample,
     name: &str,
     value: Option<f64>,
-    key_id: Option<&str>,
+    rater: Option<&str>,
 ) -> Result<Option<String>, StoreError> {
     let route = state.routes.get(&interaction.route);
     let label = if interaction.route.is_empty() {
@@ -38,7 +38,7 @@ pub(super) fn untrained_reason(
         "disabled"
     } else if let Some(reason) = age_problem(state, sample)? {
         reason
-    } else if is_quarantined(state, key_id)? {
+    } else if is_quarantined(state, rater)? {
         "quarantined"
     } else {
         return Ok(None);
@@ -65,8 +65,8 @@ fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>
     }
 }
 
-/// Whether feedback of an API key is quarantined.
-pub(super) fn is_quarantined(state: &AppState, key_id: Option<&str>) -> Result<bool, StoreError> {
-    let Some(key_id) = key_id else { return Ok(false) };
-    Ok(state.store.quarantined()?.iter().any(|key| key.key_id == key_id))
+/// Whether feedback of a rater is quarantined.
+pub(super) fn is_quarantined(state: &AppState, rater: Option<&str>) -> Result<bool, StoreError> {
+    let Some(rater) = rater else { return Ok(false) };
+    Ok(state.store.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater)))
 }

@@ -4,6 +4,8 @@ use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin};
 use hone_store::{FeedbackOutcome, Op, StoreError};
 
 use super::prospect::untrained_reason;
+use crate::config::KeyScope;
+use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -42,6 +44,24 @@ pub(in crate::http) async fn find_interaction(
     }
     state.store.flush().await?;
     state.store.interaction(id)
+}
+
+/// Refuses a completion that another key asked for, unless this one may rate every completion.
+pub(super) fn check_rater(caller: &Caller, interaction: &Interaction) -> Result<(), Refusal> {
+    let Some(key) = &caller.key else { return Ok(()) };
+    let is_own = interaction.api_key() == Some(key.id.as_str());
+    if is_own || key.has_one_of(&[KeyScope::Feedback]) {
+        return Ok(());
+    }
+    Err(Refusal::Invalid(ApiError::missing_scope(format!(
+        "the key {:?} lacks the scope feedback, which rating another key's completion requires",
+        key.name
+    ))))
+}
+
+/// The error of an idempotency key that was used for something else.
+pub(super) fn reused(key: Option<&str>) -> Refusal {
+    Refusal::Invalid(ApiError::reused_key(key.unwrap_or_default()))
 }
 
 /// The refusal for a completion that is not in the ledger; the field `name` has its id.
@@ -90,13 +110,13 @@ pub(super) async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, 
 pub(super) fn prospect(
     state: &AppState,
     name: &str,
-    key_id: Option<&str>,
+    rater: Option<&str>,
     interaction: &Interaction,
     sample: &Sample,
 ) -> Option<String> {
     let rewards = state.store.rewards_of(sample.id).unwrap_or_default();
     let value = rewards.into_iter().find(|reward| reward.name == name).and_then(|r| r.value);
-    untrained_reason(state, interaction, sample, name, value, key_id).unwrap_or_else(|error| {
+    untrained_reason(state, interaction, sample, name, value, rater).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot determine whether feedback will be trained on");
         None
     })

@@ -9,7 +9,7 @@ use hone_core::types::{
     FinishReason, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
-use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token};
+use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token, TokenRecords};
 
 /// An event of a choice's generation.
 pub(super) enum ChoiceEvent {
@@ -24,12 +24,12 @@ pub(super) enum ChoiceEvent {
 pub(super) struct ChoiceState {
     params: SamplingParams,
     pub(super) version: Option<PolicyVersion>,
-    pub(super) ids: Vec<TokenId>,
-    logprobs: Vec<f32>,
-    kept: Vec<f32>,
+    pub(super) tokens: TokenRecords,
     pub(super) text: String,
     /// Tokens whose log-probabilities are not reported yet.
     pub(super) pending: Vec<Token>,
+    /// Number of tokens whose ids are reported.
+    reported: usize,
     pub(super) finish: Option<FinishReason>,
 }
 
@@ -39,10 +39,15 @@ impl ChoiceState {
     }
 
     pub(super) fn push(&mut self, token: &Token) {
-        self.ids.push(token.id);
-        self.logprobs.push(token.logprob);
-        self.kept.push(token.kept_mass);
+        self.tokens.push(token);
         self.text.push_str(&token.text);
+    }
+
+    /// The ids that were not reported before.
+    pub(super) fn take_ids(&mut self) -> Vec<TokenId> {
+        let ids = self.tokens.ids.get(self.reported..).unwrap_or_default().to_vec();
+        self.reported = self.tokens.ids.len();
+        ids
     }
 
     /// The ledger's record of the choice, which is cancelled if it has not finished; `None` if it
@@ -53,18 +58,19 @@ impl ChoiceState {
     /// trained on.
     pub(super) fn sample(&self, interaction: InteractionId, choice: u32) -> Option<Sample> {
         let finish = self.finish.unwrap_or(FinishReason::Cancelled);
+        let TokenRecords { ids, logprobs, forced, .. } = self.tokens.clone();
         let untrainable =
-            if self.ids.is_empty() { Some("empty") } else { self.params.untrainable_reason() };
-        let truncates = self.kept.iter().any(|mass| *mass != 1.0);
+            if ids.is_empty() { Some("empty") } else { self.params.untrainable_reason() };
         Some(Sample {
             id: SampleId::new(),
             interaction,
             choice,
             origin: SampleOrigin::Served,
             created: now_ms(),
-            ids: self.ids.clone(),
-            logprobs: self.logprobs.clone(),
-            kept: if truncates { self.kept.clone() } else { Vec::new() },
+            ids,
+            logprobs,
+            kept: self.tokens.kept(),
+            forced,
             text: self.text.clone(),
             finish,
             version: self.version?,

@@ -1,6 +1,6 @@
 //! Sampling for clients, which every endpoint that generates text shares.
 //!
-//! `prompt` makes a prompt's tokens and its record, and decides whether it is kept. `run` samples the
+//! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept. `run` samples the
 //! choices (each a `choice`) and records them; `types` has what it takes and returns. `sse` sends events,
 //! `models` has the names of the served model, `tokenize` encodes and decodes texts.
 //! `text` is the endpoint of text completions.
@@ -11,6 +11,7 @@
 //! (otherwise); each streamed chunk's `system_fingerprint` and each ledger record has the version of
 //! its own choice.
 
+pub(super) mod admit;
 mod choice;
 pub(super) mod models;
 pub(super) mod prompt;
@@ -28,8 +29,10 @@ use hone_core::types::PolicyVersion;
 /// Response header with the policy version.
 const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
 
-/// Adds the policy version to a response.
-pub(super) fn with_version(mut response: Response, version: PolicyVersion) -> Response {
-    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+/// Adds the policy version to a response, if it is known.
+pub(super) fn with_version(mut response: Response, version: Option<PolicyVersion>) -> Response {
+    if let Some(version) = version {
+        response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+    }
     response
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    ChatOptions, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId, now_ms,
+    ChatOptions, GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams,
+    TokenId, now_ms, rater_id,
 };
 use hone_engine::{Codec, EngineError, ToolFormat};
 
@@ -29,14 +30,19 @@ pub async fn tokenize(
     options: &ChatOptions,
     generate: bool,
 ) -> Result<Vec<TokenId>, ApiError> {
+    let size = size(messages, options);
+    let (messages, options, format) = (messages.to_vec(), options.clone(), tool_format(state));
+    encode(state, size, move |codec| codec.chat(&messages, &options, format, generate)).await
+}
+
+/// The length in bytes of the texts, calls and functions of a conversation.
+pub fn size(messages: &[Message], options: &ChatOptions) -> usize {
     let said = messages.iter().map(|message| message.content.len());
     let calls = messages.iter().flat_map(|message| &message.tool_calls);
     let schemas = options.tools.iter().filter_map(|tool| tool.parameters.as_ref());
-    let size = said.sum::<usize>()
+    said.sum::<usize>()
         + calls.map(|call| call.arguments.len()).sum::<usize>()
-        + schemas.map(|schema| schema.to_string().len()).sum::<usize>();
-    let (messages, options, format) = (messages.to_vec(), options.clone(), tool_format(state));
-    encode(state, size, move |codec| codec.chat(&messages, &options, format, generate)).await
+        + schemas.map(|schema| schema.to_string().len()).sum::<usize>()
 }
 
 /// Runs `work`, whose texts have `size` bytes together, where it delays no other request.
@@ -74,8 +80,12 @@ pub struct PromptContext {
     /// Functions, and variables of the chat template.
     pub chat: ChatOptions,
     pub caller: Caller,
+    /// The client's name of its end user.
+    pub user: Option<String>,
     /// The field `store` of the request.
     pub store: Option<bool>,
+    /// What constrains the text.
+    pub grammar: Option<GrammarSpec>,
 }
 
 impl PromptContext {
@@ -103,7 +113,7 @@ impl PromptContext {
             // No route has an empty name, so an unmatched request is never scored.
             route: route.map(|r| r.name.clone()).unwrap_or_default(),
             model: self.model.clone(),
-            key_id: self.caller.key_id.clone(),
+            key_id: rater_id(self.caller.key_id.as_deref(), self.user.as_deref()),
             messages,
             metadata: self.metadata.clone(),
             params: self.params.clone(),
@@ -112,6 +122,7 @@ impl PromptContext {
             stop: self.stop.clone(),
             held_out: false,
             chat: self.chat.clone(),
+            grammar: self.grammar.clone(),
         };
         interaction.held_out = kept
             && route.is_some_and(|route| route.has_graders())

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
+use tokio::time::timeout;
 
 use hone_core::types::{FinishReason, Interaction, PolicyVersion, Sample, SamplingParams};
 use hone_engine::{EngineError, GenerateRequest, Priority, Token};
@@ -18,6 +19,7 @@ use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::types::{ChoiceUpdate, FinishedChoice, SamplingRequest, Usage};
+use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -35,6 +37,7 @@ pub struct RequestRun {
     prompts: Vec<RunPrompt>,
     choices_per_prompt: usize,
     top_logprobs: Option<u8>,
+    wants_token_ids: bool,
     stored: bool,
     arrived: Instant,
     choices: Vec<ChoiceState>,
@@ -42,6 +45,8 @@ pub struct RequestRun {
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
     first_token_recorded: bool,
+    /// What the run uses of the limits of its key.
+    permit: Option<KeyPermit>,
     /// The run ended with an error, so dropping it early is not a client's disconnect.
     failed: bool,
 }
@@ -68,7 +73,9 @@ impl RequestRun {
                     stop: interaction.stop.clone(),
                     top_logprobs: request.logprobs.unwrap_or(0),
                     priority: Priority::Live,
+                    owner: interaction.api_key().map(Arc::from),
                     version,
+                    grammar: request.grammar.clone(),
                 };
                 events.push(choice_events(state.engine.clone(), generation, index));
                 choices.push(ChoiceState::new(params));
@@ -84,14 +91,22 @@ impl RequestRun {
             prompts: request.prompts.iter().map(prompt).collect(),
             choices_per_prompt: request.choices.max(1) as usize,
             top_logprobs: request.logprobs,
+            wants_token_ids: request.token_ids,
             stored: request.stored,
             arrived,
             choices,
             events,
             buffered: VecDeque::new(),
             first_token_recorded: false,
+            permit: None,
             failed: false,
         }
+    }
+
+    /// The run with what it may use of the limits of its key.
+    pub fn with_permit(mut self, permit: Option<KeyPermit>) -> Self {
+        self.permit = permit;
+        self
     }
 
     /// Waits until a choice has started. Fails if a choice is refused before that, or is known to be
@@ -115,6 +130,19 @@ impl RequestRun {
             }
         }
         first.ok_or_else(ApiError::internal)
+    }
+
+    /// [`Self::start`], unless it takes longer than `server.stream_headers_after_seconds`: then a stream sends
+    /// its headers without a version.
+    pub async fn start_in_time(&mut self) -> Result<Option<PolicyVersion>, ApiError> {
+        let patience = Duration::from_secs(self.state.config.stream_headers_after_seconds);
+        // Until the first choice has started, `start` keeps nothing that is lost if it is dropped.
+        timeout(patience, self.start()).await.ok().transpose()
+    }
+
+    /// The time without an event after which a stream sends a comment.
+    pub fn keep_alive(&self) -> Duration {
+        Duration::from_secs(self.state.config.stream_keep_alive_seconds)
     }
 
     /// The next update; `None` when every choice has ended and is queued for the ledger.
@@ -144,11 +172,13 @@ impl RequestRun {
                 tokens.extend(update.tokens);
             }
         }
+        let wants_token_ids = self.wants_token_ids;
         let choices = self.choices.iter_mut().zip(tokens).zip(0..);
         let finished = choices.map(|((choice, tokens), index)| FinishedChoice {
             index,
             text: std::mem::take(&mut choice.text),
             tokens,
+            token_ids: if wants_token_ids { choice.tokens.ids.clone() } else { Vec::new() },
             finish: choice.finish.unwrap_or(FinishReason::Stop),
         });
         Ok(finished.collect())
@@ -162,11 +192,22 @@ impl RequestRun {
     /// Token counts so far. Each prompt is counted once, not for each choice.
     pub fn usage(&self) -> Usage {
         let prompts = self.prompts.iter().map(|prompt| prompt.interaction.prompt_ids.len());
-        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.ids.len()).sum())
+        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.tokens.ids.len()).sum())
     }
 
     pub fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some()
+    }
+
+    /// Counts an error by a limit that is reported within a stream.
+    pub fn count_limit(&self, error: &ApiError) {
+        if let Some(reason) = error.limit() {
+            self.state.metrics.http_limited.with_label_values(&[reason]).inc();
+        }
+    }
+
+    pub fn wants_token_ids(&self) -> bool {
+        self.wants_token_ids
     }
 
     fn has_ended(&self) -> bool {
@@ -175,7 +216,9 @@ impl RequestRun {
 
     fn fail(&mut self, index: usize, error: EngineError) -> ApiError {
         self.failed = true;
-        if let Some(version) = self.choices.get(index).and_then(|choice| choice.version) {
+        let version = self.choices.get(index).and_then(|choice| choice.version);
+        // A client's grammar says nothing about the version.
+        if let Some(version) = version.filter(|_| !error.is_of_grammar()) {
             self.state.policies.answered(version, true);
         }
         error.into()
@@ -183,7 +226,7 @@ impl RequestRun {
 
     fn apply(&mut self, index: usize, event: ChoiceEvent) -> Result<ChoiceUpdate, ApiError> {
         let started = matches!(event, ChoiceEvent::Started(_));
-        let wants_logprobs = self.wants_logprobs();
+        let (wants_logprobs, wants_token_ids) = (self.wants_logprobs(), self.wants_token_ids);
         // The text goes on after the prompt's last character, not after a message.
         let prompt = self.prompts.get(index / self.choices_per_prompt);
         let continues_text = prompt.is_some_and(|prompt| prompt.interaction.is_text());
@@ -196,7 +239,7 @@ impl RequestRun {
             }
             ChoiceEvent::Token(mut token) => {
                 let codec = self.state.engine.codec();
-                if continues_text && choice.ids.is_empty() && codec.removes_space(token.id) {
+                if continues_text && choice.tokens.ids.is_empty() && codec.removes_space(token.id) {
                     token.text.insert(0, ' ');
                 }
                 choice.push(&token);
@@ -224,8 +267,9 @@ impl RequestRun {
         // A token in the middle of a character has no text yet: its log-probability waits for it.
         let complete = finish.is_some() || !text.is_empty();
         let tokens = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
+        let token_ids = if complete && wants_token_ids { choice.take_ids() } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(ChoiceUpdate { index, version, started, id, text, tokens, finish })
+        Ok(ChoiceUpdate { index, version, started, id, text, tokens, token_ids, finish })
     }
 
     fn record_first_token(&mut self) {
@@ -287,6 +331,11 @@ impl RequestRun {
 
 impl Drop for RequestRun {
     fn drop(&mut self) {
+        let used = self.usage().total_tokens;
+        let started = self.choices.iter().any(|choice| choice.version.is_some());
+        if let Some(permit) = self.permit.as_mut().filter(|_| started) {
+            permit.used = used;
+        }
         if self.has_ended() {
             return;
         }

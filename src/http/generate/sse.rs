@@ -1,19 +1,35 @@
 //! Responses as server-sent events.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use serde::Serialize;
+use tokio::time::timeout;
 
 /// The data of the event that ends every complete stream.
 pub const DONE: &str = "[DONE]";
 
-/// A response that sends whole events as they come.
-pub fn respond(events: impl Stream<Item = String> + Send + 'static) -> Response {
-    let body = Body::from_stream(events.map(|text| Ok::<Bytes, Infallible>(Bytes::from(text))));
+/// A comment, which clients ignore.
+const KEEP_ALIVE: &str = ": keep-alive\n\n";
+
+/// A response that sends whole events as they come, and a comment where none came for `keep_alive`, so that
+/// clients and proxies keep the connection.
+pub fn respond(
+    events: impl Stream<Item = String> + Send + 'static,
+    keep_alive: Duration,
+) -> Response {
+    let events = stream::unfold(Box::pin(events), move |mut events| async move {
+        let bytes = match timeout(keep_alive, events.next()).await {
+            Ok(text) => Bytes::from(text?),
+            Err(_) => Bytes::from_static(KEEP_ALIVE.as_bytes()),
+        };
+        Some((Ok::<Bytes, Infallible>(bytes), events))
+    });
+    let body = Body::from_stream(events);
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use hone_core::types::{FinishReason, Interaction, PolicyVersion, TokenId};
-use hone_engine::Token;
+use hone_engine::{CompiledGrammar, Token};
 
 /// What a request asks for.
 pub struct SamplingRequest {
@@ -15,6 +15,10 @@ pub struct SamplingRequest {
     pub choices: u32,
     /// Number of alternatives per token; `None` if no log-probabilities are requested.
     pub logprobs: Option<u8>,
+    /// What constrains the text.
+    pub grammar: Option<Arc<CompiledGrammar>>,
+    /// Whether the response has the ids of the sampled tokens.
+    pub token_ids: bool,
     /// The client's id of its end user, who meets one version throughout a canary.
     pub user: Option<String>,
     /// Whether the prompts and choices are recorded and learned from.
@@ -34,6 +38,8 @@ pub struct ChoiceUpdate {
     /// The tokens that `text` completes, without stop tokens; empty unless log-probabilities are
     /// requested.
     pub tokens: Vec<Token>,
+    /// The tokens since the last update that had some; empty unless requested.
+    pub token_ids: Vec<TokenId>,
     pub finish: Option<FinishReason>,
 }
 
@@ -44,6 +50,8 @@ pub struct FinishedChoice {
     pub text: String,
     /// All tokens except the stop token; empty unless log-probabilities are requested.
     pub tokens: Vec<Token>,
+    /// All tokens; empty unless requested.
+    pub token_ids: Vec<TokenId>,
     pub finish: FinishReason,
 }
 

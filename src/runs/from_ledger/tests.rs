@@ -52,6 +52,7 @@ impl Book {
             stop: Vec::new(),
             held_out,
             chat: Default::default(),
+            grammar: None,
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));
         interaction
@@ -73,6 +74,7 @@ impl Book {
             ids: vec![1, 2, 3],
             logprobs: vec![-1.0, -0.5, -0.25],
             kept: Vec::new(),
+            forced: Vec::new(),
             text: String::new(),
             finish: FinishReason::Stop,
             version: PolicyVersion(0),

@@ -336,7 +336,8 @@ impl LedgerRun {
         let samples = merged(held_out);
         let scored = self.trainer.score(&samples)?;
         let record = |(sample, scored): (&RecordedSample<'_>, &Vec<f32>)| {
-            ScoredRecord::new(sample.route, reward(sample), &sample.logprobs, scored)
+            let (recorded, scored) = (sample.chosen(&sample.logprobs), sample.chosen(scored));
+            ScoredRecord::new(sample.route, reward(sample), &recorded, &scored)
         };
         let records: Vec<ScoredRecord> = samples.iter().zip(&scored).map(record).collect();
         let estimate = PolicyEstimate::of(&records);

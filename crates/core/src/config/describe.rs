@@ -70,7 +70,7 @@ pub fn describe(path: &Path, message: &str, root: &Value) -> Problem {
 
 /// The value as the file contains it, shortened. API keys are secrets and never shown.
 fn show(key: &str, value: &Value) -> String {
-    if key.contains("_keys") {
+    if is_secret(key) {
         return "a hidden value".to_owned();
     }
     let text = match value {
@@ -79,6 +79,17 @@ fn show(key: &str, value: &Value) -> String {
         other => other.to_string(),
     };
     shortened(&text, 80).into_owned()
+}
+
+/// Whether a value is a bearer key, or may be one in the wrong place.
+fn is_secret(key: &str) -> bool {
+    let entry = |rest: &str| {
+        let whole = rest.ends_with(']') && !rest.contains(".scopes");
+        whole || rest.ends_with(".key") || rest.ends_with(".sha256")
+    };
+    key.contains("_keys")
+        || key == "server.keys"
+        || key.strip_prefix("server.keys[").is_some_and(entry)
 }
 
 fn explain(key: String, shown: &str, message: &str) -> Problem {

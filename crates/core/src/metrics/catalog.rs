@@ -25,6 +25,9 @@ metric_set! {
         memory_resident_peak: IntGauge("hone_memory_resident_peak_bytes",
             "Largest resident memory of the process since its start."),
 
+        data_free: IntGauge("hone_data_free_bytes",
+            "Free bytes of the file system of the data directory when the metrics were read."),
+
         http_requests: IntCounterVec("hone_http_requests_total",
             "HTTP requests answered, by route pattern and status code.", &["route", "code"]),
         http_request_duration: HistogramVec("hone_http_request_duration_seconds",
@@ -39,6 +42,13 @@ metric_set! {
             "Completion tokens sent to clients."),
         http_prompt_tokens: IntCounter("hone_http_prompt_tokens_total",
             "Prompt tokens received from clients."),
+        http_connections: IntGauge("hone_http_connections",
+            "Open connections of clients."),
+        http_closed_connections: IntCounterVec("hone_http_closed_connections_total",
+            "Connections that the server closed: those without a whole request, without a next one, \
+             whose client did not read, and idle ones while all were taken, by reason.", &["reason"]),
+        http_limited: IntCounterVec("hone_http_limited_requests_total",
+            "Requests refused by a limit of the server or of their API key, by limit.", &["reason"]),
         http_disconnects: IntCounter("hone_http_disconnects_total",
             "Clients that disconnected before their completion ended."),
         feedback: IntCounterVec("hone_http_feedback_total",
@@ -66,11 +76,17 @@ metric_set! {
         engine_tokens: IntCounterVec("hone_engine_tokens_total",
             "Tokens generated, by priority.", &["priority"]),
         engine_rejected: IntCounter("hone_engine_rejected_requests_total",
-            "Live requests refused because the queue was full."),
+            "Live requests refused because the queue was full, or their API key's share of it."),
+        engine_queue_wait: Histogram("hone_engine_queue_wait_seconds",
+            "Time that live requests waited for a slot, those that waited too long included.",
+            FIRST_TOKEN),
         engine_preempted: IntCounter("hone_engine_preempted_sequences_total",
             "Shadow sequences stopped to free their slot for live traffic."),
         engine_failures: IntCounter("hone_engine_failures_total",
             "Generations that failed in the engine."),
+
+        engine_mask_duration: Histogram("hone_engine_mask_duration_seconds",
+            "Time to compute the tokens that a grammar permits next.", FAST),
 
         engine_prompt_tokens: IntCounterVec("hone_engine_prompt_tokens_total",
             "Prompt tokens of the native engine: computed, or taken from the prefix cache, by source.",

@@ -4,20 +4,26 @@
 //! everywhere; times are Unix milliseconds.
 
 mod chat;
+mod grammar;
 mod ids;
 mod lineage;
+mod rater;
 mod records;
 mod sampling;
+mod spans;
 mod time;
 mod tools;
 
 pub use chat::{Message, Role};
+pub use grammar::GrammarSpec;
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;
+pub use rater::{concerns_rater, include_rater, key_of_rater, rater_id};
 pub use records::{
     Group, GroupState, Interaction, PolicyCheck, PolicyRecord, PolicyState, PromptSource, Rating,
     Reward, RewardSource, Sample, SampleOrigin, StepRecord,
 };
 pub use sampling::{FinishReason, SamplingParams};
+pub use spans::TokenSpan;
 pub use time::{UnixMillis, now_ms};
 pub use tools::{ChatOptions, Tool, ToolCall, ToolChoice};

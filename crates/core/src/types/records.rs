@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 
 use super::chat::Message;
+use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
+use super::rater::key_of_rater;
 use super::sampling::{FinishReason, SamplingParams};
+use super::spans::TokenSpan;
 use super::time::UnixMillis;
 use super::tools::ChatOptions;
 
@@ -35,7 +38,7 @@ pub struct Interaction {
     pub route: String,
     /// The model name in the client's request.
     pub model: String,
-    /// Identifies the client's API key without revealing it.
+    /// Identifies the client's API key and its end user without revealing them ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
     /// The conversation.
     pub messages: Vec<Message>,
@@ -55,9 +58,16 @@ pub struct Interaction {
     /// The request's functions and the variables of its chat template.
     #[serde(default, skip_serializing_if = "ChatOptions::is_default")]
     pub chat: ChatOptions,
+    /// What constrains the completions, and the siblings that they are compared with.
+    pub grammar: Option<GrammarSpec>,
 }
 
 impl Interaction {
+    /// Identifies the client's API key alone.
+    pub fn api_key(&self) -> Option<&str> {
+        self.key_id.as_deref().and_then(key_of_rater)
+    }
+
     /// First 16 bytes of the SHA-256 of the prompt's tokens, which equal prompts share.
     pub fn prompt_digest(&self) -> [u8; 16] {
         self.prompt_ids.iter().fold(Digest::new(), |all, id| all.bytes(id.to_le_bytes())).prefix()
@@ -111,10 +121,12 @@ pub struct Sample {
     /// Natural-log probability of each token under the behavior policy; as long as `ids`. Empty for a
     /// correction, which no policy sampled.
     pub logprobs: Vec<f32>,
-    /// Probability mass that truncation kept at each token; empty without truncation. With it, the
-    /// log-probability before truncation is `logprobs + ln(kept)`.
+    /// Probability mass that truncation and the grammar kept at each token; empty if they kept all.
+    /// The log-probability before both is `logprobs + ln(kept)`.
     pub kept: Vec<f32>,
-    /// Decoded text without stop token and stop string.
+    /// Positions of tokens that the grammar forced, in order. They carry no gradient.
+    pub forced: Vec<TokenSpan>,
+    /// Decoded text without stop token, and without stop string unless the parameters include it.
     pub text: String,
     /// Why sampling ended.
     pub finish: FinishReason,
@@ -156,15 +168,15 @@ pub struct Reward {
     pub idempotency_key: Option<String>,
     /// The client's remark.
     pub comment: Option<String>,
-    /// Identifies the API key that posted it.
+    /// Identifies the rater: the API key that posted it, and its end user ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
 }
 
 /// The newest value of one rater for one sample and reward part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rating {
-    /// Identifies the API key. All posts without a key count as one rater, because they cannot be
-    /// distinguished.
+    /// Identifies the rater ([`rater_id`](super::rater_id)). All posts without a key and an end user count as one rater,
+    /// because they cannot be distinguished.
     pub key_id: Option<String>,
     /// The value.
     pub value: f64,

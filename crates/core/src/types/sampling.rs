@@ -28,6 +28,17 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Largest number of sampled tokens, the stop token included.
     pub max_tokens: u32,
+    /// Divides positive and multiplies negative logits of tokens of the prompt and of those already
+    /// sampled (Keskar et al. 2019, "CTRL", as transformers implements it); 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// Number of tokens before which no stop token is sampled.
+    pub min_tokens: u32,
+    /// Whether the model's own stop tokens are never sampled.
+    pub ignore_eos: bool,
+    /// Tokens that end the completion, beside the model's own.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Whether the text contains the stop string, or the text of the stop token, that ended it.
+    pub include_stop: bool,
 }
 
 impl Default for SamplingParams {
@@ -42,6 +53,11 @@ impl Default for SamplingParams {
             logit_bias: BTreeMap::new(),
             seed: 0,
             max_tokens: 256,
+            repetition_penalty: 1.0,
+            min_tokens: 0,
+            ignore_eos: false,
+            stop_token_ids: Vec::new(),
+            include_stop: false,
         }
     }
 }
@@ -52,11 +68,15 @@ impl SamplingParams {
     ///
     /// The trainer recomputes log-probabilities under `softmax(logits / temperature)`. Penalties
     /// and biases change the logits of the behavior policy, which would bias the importance ratio.
-    /// Truncation does not: [`Sample::kept`](super::Sample::kept) has the mass that it kept.
+    /// Truncation does not, and neither do stop tokens that `min_tokens` or `ignore_eos` exclude:
+    /// [`Sample::kept`](super::Sample::kept) has the mass that remained.
     pub fn untrainable_reason(&self) -> Option<&'static str> {
         if self.temperature <= 0.0 {
             Some("greedy")
-        } else if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
+        } else if self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || self.repetition_penalty != 1.0
+        {
             Some("penalty")
         } else if !self.logit_bias.is_empty() {
             Some("logit_bias")
@@ -68,6 +88,18 @@ impl SamplingParams {
     /// Whether some tokens may be cut off before sampling (`top_p`, `top_k` or `min_p`).
     pub fn truncates(&self) -> bool {
         self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
+    }
+
+    /// These parameters with the rules of another request on where a completion ends, apart from its
+    /// token limit. A completion with them can be compared with those of that request.
+    pub fn ending_as(self, other: &Self) -> Self {
+        Self {
+            min_tokens: other.min_tokens.min(self.max_tokens),
+            ignore_eos: other.ignore_eos,
+            stop_token_ids: other.stop_token_ids.clone(),
+            include_stop: other.include_stop,
+            ..self
+        }
     }
 }
 

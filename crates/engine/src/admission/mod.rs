@@ -1,16 +1,23 @@
-//! Slot scheduler: blue/green, live before shadow, bounded queue, preemption.
+//! Slot scheduler: blue/green, live before shadow, bounded queue, turns between API keys, preemption.
 //!
 //! A slot runs one sequence at a time. There are two colors of slots, and each color holds one
 //! policy version, so that the idle color can load the next version while the active one serves.
+//!
+//! Waiting live requests are served in turn between their owners, the API keys ([`FairQueue`]), so that one
+//! key cannot delay the others by many requests.
 //!
 //! Invariants: new leases are of the active color; a slot has at most one lease; a shadow request
 //! gets no slot while a live request waits; a lease names the version that its color held when the
 //! lease began, and the color keeps that version until the lease ends
 //! ([`Admission::wait_until_idle`]).
 
+mod cancel;
+mod fair_queue;
+mod service_rate;
+
 use std::cmp::Reverse;
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
@@ -19,6 +26,10 @@ use hone_core::types::PolicyVersion;
 
 use crate::api::{EngineLoad, Priority};
 use crate::error::EngineError;
+
+pub use cancel::{CancelFlag, CancelReason};
+pub use fair_queue::{FairQueue, Owner, QueueCapacity, QueueLimits};
+pub use service_rate::ServiceRate;
 
 /// One of the two sets of slots. As a number it is an index: `color as usize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,35 +52,10 @@ impl Color {
     }
 }
 
-/// Why a running sequence must end early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CancelReason {
-    /// The reader dropped the generation.
-    ReaderGone,
-    /// A live request needs the slot.
-    Preempted,
-    /// The daemon is shutting down.
-    ShuttingDown,
-}
-
-/// Asks the thread that runs a sequence to end it. The first reason wins.
-#[derive(Debug, Default)]
-pub struct CancelFlag(OnceLock<CancelReason>);
-
-impl CancelFlag {
-    /// Sets the reason; false if one is set already.
-    pub fn set(&self, reason: CancelReason) -> bool {
-        self.0.set(reason).is_ok()
-    }
-
-    /// The reason, if one is set.
-    pub fn get(&self) -> Option<CancelReason> {
-        self.0.get().copied()
-    }
-}
-
 struct RunningSequence {
     priority: Priority,
+    owner: Owner,
+    since: Instant,
     cancel: Arc<CancelFlag>,
     /// Increases with every lease. Preemption takes the newest shadow, which loses the least work.
     order: u64,
@@ -84,8 +70,10 @@ struct ColorSlots {
 struct AdmissionState {
     colors: [ColorSlots; 2],
     active: Color,
-    /// Requests by priority, oldest first.
-    waiting: [VecDeque<oneshot::Sender<Lease>>; 2],
+    /// Requests by priority.
+    waiting: [FairQueue<oneshot::Sender<Lease>>; 2],
+    /// How long live requests occupy a slot.
+    rate: ServiceRate,
     closed: bool,
     /// Leases so far.
     leases: u64,
@@ -94,8 +82,7 @@ struct AdmissionState {
 /// Leases slots to requests.
 pub struct Admission {
     state: Mutex<AdmissionState>,
-    /// Live requests that may wait beyond those that preemption is about to serve.
-    queue: usize,
+    limits: QueueLimits,
     metrics: Arc<Metrics>,
     released: Notify,
 }
@@ -127,7 +114,10 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some((admission, color, slot)) = self.slot.take() {
             let mut state = admission.lock();
-            state.free(color, slot);
+            let ended = state.free(color, slot);
+            if let Some(ended) = ended.filter(|ended| ended.priority == Priority::Live) {
+                state.rate.record(ended.since.elapsed());
+            }
             admission.dispatch(&mut state);
             drop(state);
             admission.released.notify_waiters();
@@ -139,7 +129,7 @@ impl Admission {
     /// `slots` slots per color; both colors hold `version`, and [`Color::Blue`] is active.
     pub fn new(
         slots: usize,
-        queue: usize,
+        limits: QueueLimits,
         version: PolicyVersion,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
@@ -150,10 +140,11 @@ impl Admission {
                 colors: Color::BOTH.map(color),
                 active: Color::Blue,
                 waiting: Default::default(),
+                rate: ServiceRate::default(),
                 closed: false,
                 leases: 0,
             }),
-            queue,
+            limits,
             metrics,
             released: Notify::new(),
         })
@@ -163,36 +154,92 @@ impl Admission {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// [`Self::acquire_for`] a caller without a key.
+    ///
+    /// # Errors
+    /// As [`Self::acquire_for`].
+    pub async fn acquire(self: &Arc<Self>, priority: Priority) -> Result<Lease, EngineError> {
+        self.acquire_for(&None, priority).await
+    }
+
     /// Waits for a slot of the active color.
     ///
     /// # Errors
-    /// [`EngineError::Overloaded`] if the queue is full, [`EngineError::ShuttingDown`] after
-    /// [`Self::close`].
-    pub async fn acquire(self: &Arc<Self>, priority: Priority) -> Result<Lease, EngineError> {
+    /// [`EngineError::Overloaded`] or [`EngineError::ShareExceeded`] if the queue has no place,
+    /// [`EngineError::QueueTimeout`] if a live request waited too long, [`EngineError::ShuttingDown`]
+    /// after [`Self::close`].
+    pub async fn acquire_for(
+        self: &Arc<Self>,
+        owner: &Owner,
+        priority: Priority,
+    ) -> Result<Lease, EngineError> {
         let receiver = {
             let mut state = self.lock();
-            if state.closed {
+            state.forget_abandoned();
+            if priority == Priority::Live {
+                self.check(&state, owner, 1)?;
+            } else if state.closed {
                 return Err(EngineError::ShuttingDown);
             }
-            state.forget_abandoned();
-            let queued = state.waiting[Priority::Live as usize].len();
-            if priority == Priority::Live && queued >= state.obtainable() + self.queue {
-                self.metrics.engine_rejected.inc();
-                let slots = state.slots(state.active).running.len();
-                return Err(EngineError::Overloaded { slots, queued });
-            }
             let (sender, receiver) = oneshot::channel();
-            state.waiting[priority as usize].push_back(sender);
+            state.waiting[priority as usize].push_back(owner, sender);
             self.dispatch(&mut state);
             receiver
         };
-        receiver.await.map_err(|_| EngineError::ShuttingDown)
+        if priority == Priority::Shadow {
+            return receiver.await.map_err(|_| EngineError::ShuttingDown);
+        }
+        let began = Instant::now();
+        let granted = match self.limits.timeout {
+            None => Some(receiver.await),
+            Some(limit) => tokio::time::timeout(limit, receiver).await.ok(),
+        };
+        let waited = began.elapsed();
+        self.metrics.engine_queue_wait.observe(waited.as_secs_f64());
+        match granted {
+            Some(lease) => lease.map_err(|_| EngineError::ShuttingDown),
+            None => Err(self.timed_out(waited)),
+        }
+    }
+
+    /// Whether `choices` live requests of `owner` would get a slot or a place in the queue now.
+    ///
+    /// # Errors
+    /// As [`Self::acquire_for`], without waiting.
+    pub fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        let mut state = self.lock();
+        state.forget_abandoned();
+        self.check(&state, owner, choices)
+    }
+
+    fn check(&self, state: &AdmissionState, owner: &Owner, more: usize) -> Result<(), EngineError> {
+        if state.closed {
+            return Err(EngineError::ShuttingDown);
+        }
+        let capacity = QueueCapacity {
+            slots: state.slots(state.active).running.len(),
+            obtainable: state.obtainable(),
+            places: self.limits.places,
+            retry_after: state.retry_after(),
+        };
+        let checked = state.waiting[Priority::Live as usize].check(owner, more, &capacity);
+        if checked.is_err() {
+            self.metrics.engine_rejected.inc();
+        }
+        checked
+    }
+
+    fn timed_out(&self, waited: Duration) -> EngineError {
+        let mut state = self.lock();
+        state.forget_abandoned();
+        self.report(&state);
+        EngineError::QueueTimeout { waited, retry_after: state.retry_after() }
     }
 
     /// Leases a slot of the given color without waiting, to probe the version staged there.
     pub fn acquire_on(self: &Arc<Self>, color: Color) -> Option<Lease> {
         let mut state = self.lock();
-        let lease = self.lease(&mut state, color, Priority::Shadow);
+        let lease = self.lease(&mut state, color, Priority::Shadow, None);
         self.report(&state);
         lease
     }
@@ -203,6 +250,7 @@ impl Admission {
         state: &mut AdmissionState,
         color: Color,
         priority: Priority,
+        owner: Owner,
     ) -> Option<Lease> {
         let slots = &mut state.colors[color as usize];
         let slot = slots.free_slot()?;
@@ -210,7 +258,8 @@ impl Admission {
         lease.slot = Some((Arc::clone(self), color, slot));
         state.leases += 1;
         let (cancel, order) = (Arc::clone(&lease.cancel), state.leases);
-        slots.running[slot] = Some(RunningSequence { priority, cancel, order });
+        let since = Instant::now();
+        slots.running[slot] = Some(RunningSequence { priority, owner, since, cancel, order });
         Some(lease)
     }
 
@@ -219,14 +268,11 @@ impl Admission {
     fn dispatch(self: &Arc<Self>, state: &mut AdmissionState) {
         let color = state.active;
         while state.slots(color).free_slot().is_some() {
-            let mut next =
-                |priority| Some((state.waiting[priority as usize].pop_front()?, priority));
-            let request = next(Priority::Live).or_else(|| next(Priority::Shadow));
-            let Some((sender, priority)) = request else { break };
+            let Some((priority, owner, sender)) = state.next_waiting() else { break };
             if sender.is_closed() {
                 continue;
             }
-            let Some(lease) = self.lease(state, color, priority) else { break };
+            let Some(lease) = self.lease(state, color, priority, owner) else { break };
             // The receiver may just have gone. Dropping the lease would lock `state` a second time.
             if let Err(mut lease) = sender.send(lease)
                 && let Some((_, color, slot)) = lease.slot.take()
@@ -345,8 +391,29 @@ impl AdmissionState {
         &self.colors[color as usize]
     }
 
-    fn free(&mut self, color: Color, slot: usize) {
-        self.colors[color as usize].running[slot] = None;
+    fn free(&mut self, color: Color, slot: usize) -> Option<RunningSequence> {
+        self.colors[color as usize].running[slot].take()
+    }
+
+    /// Removes the next request: a live one of the owner with the fewest running requests, in turn; else a
+    /// shadow.
+    fn next_waiting(&mut self) -> Option<(Priority, Owner, oneshot::Sender<Lease>)> {
+        let Self { waiting: [live, shadow], colors, .. } = self;
+        let running = |owner: &Owner| {
+            let all = colors.iter().flat_map(|slots| slots.running.iter().flatten());
+            all.filter(|r| r.priority == Priority::Live && r.owner == *owner).count()
+        };
+        let next = live.pop_fairest(running).map(|(owner, sender)| (Priority::Live, owner, sender));
+        next.or_else(|| {
+            let (owner, sender) = shadow.pop_fairest(|_| 0)?;
+            Some((Priority::Shadow, owner, sender))
+        })
+    }
+
+    /// When the queue of live requests will probably have been served, and one more.
+    fn retry_after(&self) -> Duration {
+        let slots = self.slots(self.active).running.len();
+        self.rate.wait(self.waiting[Priority::Live as usize].len() + 1, slots)
     }
 
     fn forget_abandoned(&mut self) {

@@ -6,7 +6,11 @@ const V0: PolicyVersion = PolicyVersion(0);
 const V1: PolicyVersion = PolicyVersion(1);
 
 fn admission(slots: usize, queue: usize) -> Arc<Admission> {
-    Admission::new(slots, queue, V0, Arc::new(Metrics::new().unwrap()))
+    limited(slots, QueueLimits { places: queue, timeout: None })
+}
+
+fn limited(slots: usize, limits: QueueLimits) -> Arc<Admission> {
+    Admission::new(slots, limits, V0, Arc::new(Metrics::new().unwrap()))
 }
 
 /// Requests a slot in a task; returns once the load has changed.
@@ -14,9 +18,17 @@ async fn wait(
     admission: &Arc<Admission>,
     priority: Priority,
 ) -> tokio::task::JoinHandle<Result<Lease, EngineError>> {
-    let shared = Arc::clone(admission);
+    wait_for(admission, &None, priority).await
+}
+
+async fn wait_for(
+    admission: &Arc<Admission>,
+    owner: &Owner,
+    priority: Priority,
+) -> tokio::task::JoinHandle<Result<Lease, EngineError>> {
+    let (shared, owner) = (Arc::clone(admission), owner.clone());
     let before = admission.load();
-    let task = tokio::spawn(async move { shared.acquire(priority).await });
+    let task = tokio::spawn(async move { shared.acquire_for(&owner, priority).await });
     while admission.load() == before {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -35,7 +47,7 @@ async fn a_slot_has_one_lease_and_is_reused_after_it() {
     assert_ne!(a.slot(), b.slot());
     assert!(matches!(
         admission.acquire(Priority::Live).await,
-        Err(EngineError::Overloaded { slots: 2, queued: 0 })
+        Err(EngineError::Overloaded { slots: 2, queued: 0, .. })
     ));
     assert_eq!(admission.metrics.engine_rejected.get(), 1);
     drop(a);
@@ -153,4 +165,88 @@ async fn closing_refuses_new_requests_and_ends_shadows() {
     admission.close(true);
     assert_eq!(live.cancel.get(), Some(CancelReason::ShuttingDown));
     assert!(matches!(admission.acquire(Priority::Live).await, Err(EngineError::ShuttingDown)));
+}
+
+fn owner(name: &str) -> Owner {
+    Some(Arc::from(name))
+}
+
+#[tokio::test]
+async fn owners_get_slots_in_turn() {
+    let admission = admission(1, 16);
+    let held = admission.acquire_for(&owner("flood"), Priority::Live).await.unwrap();
+    let flood = [
+        wait_for(&admission, &owner("flood"), Priority::Live).await,
+        wait_for(&admission, &owner("flood"), Priority::Live).await,
+        wait_for(&admission, &owner("flood"), Priority::Live).await,
+    ];
+    let other = wait_for(&admission, &owner("other"), Priority::Live).await;
+    drop(held);
+    let [first, second, third] = flood;
+    drop(first.await.unwrap().unwrap());
+    // The other owner came last and is the next.
+    let other = other.await.unwrap().unwrap();
+    assert!(!second.is_finished() && !third.is_finished());
+    drop(other);
+    drop(second.await.unwrap().unwrap());
+    drop(third.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn the_owner_with_fewer_slots_goes_first() {
+    let admission = admission(2, 16);
+    let held = [
+        admission.acquire_for(&owner("a"), Priority::Live).await.unwrap(),
+        admission.acquire_for(&owner("a"), Priority::Live).await.unwrap(),
+    ];
+    let more = wait_for(&admission, &owner("a"), Priority::Live).await;
+    let other = wait_for(&admission, &owner("b"), Priority::Live).await;
+    let [one, two] = held;
+    drop(one);
+    // `a` still runs one request, and `b` none.
+    let other = other.await.unwrap().unwrap();
+    assert!(!more.is_finished());
+    drop((two, other));
+    drop(more.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn one_owner_cannot_fill_the_queue() {
+    let admission = admission(1, 4);
+    let held = admission.acquire_for(&owner("flood"), Priority::Live).await.unwrap();
+    let _first = wait_for(&admission, &owner("flood"), Priority::Live).await;
+    let _second = wait_for(&admission, &owner("flood"), Priority::Live).await;
+    let refused = admission.acquire_for(&owner("flood"), Priority::Live).await;
+    assert!(matches!(refused, Err(EngineError::ShareExceeded { own: 2, .. })));
+    assert!(matches!(
+        admission.admits(&owner("flood"), 1),
+        Err(EngineError::ShareExceeded { own: 2, .. })
+    ));
+    assert!(admission.admits(&owner("other"), 1).is_ok());
+    assert!(matches!(
+        admission.admits(&owner("other"), 2),
+        Err(EngineError::ShareExceeded { own: 0, .. })
+    ));
+    assert!(matches!(
+        admission.admits(&owner("other"), 3),
+        Err(EngineError::Overloaded { queued: 2, .. })
+    ));
+    assert_eq!(admission.metrics.engine_rejected.get(), 4);
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_request_that_waits_too_long_is_refused() {
+    let limit = Duration::from_millis(20);
+    let admission = limited(1, QueueLimits { places: 4, timeout: Some(limit) });
+    let held = admission.acquire(Priority::Live).await.unwrap();
+    let refused = admission.acquire(Priority::Live).await;
+    assert!(matches!(refused, Err(EngineError::QueueTimeout { waited, .. }) if waited >= limit));
+    assert_eq!(admission.load(), load(1, 0, 0, 0));
+    // A shadow may wait longer.
+    let shadow = wait(&admission, Priority::Shadow).await;
+    tokio::time::sleep(2 * limit).await;
+    drop(held);
+    drop(shadow.await.unwrap().unwrap());
+    assert_eq!(admission.metrics.engine_queue_wait.get_sample_count(), 2);
 }

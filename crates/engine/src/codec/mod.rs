@@ -7,13 +7,15 @@ mod texts;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use regex::Regex;
 use tokenizers::{Model as _, OffsetType, PreTokenizer as _, Token, Tokenizer};
 
-use hone_core::types::{ChatOptions, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId};
 
 use crate::error::EngineError;
+use crate::grammar::{CompiledGrammar, GrammarError, GrammarQueue, GrammarVocabulary};
 use crate::model_dir::ModelDir;
 use crate::template::{ChatTemplate, ThinkTags};
 use crate::tools::ToolFormat;
@@ -24,7 +26,7 @@ pub use stream::{TextPiece, TextStream};
 
 /// Tokenizer, chat template and stop tokens of one model.
 pub struct Codec {
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
     stop_ids: Vec<TokenId>,
     /// How tokens spell bytes.
@@ -37,6 +39,8 @@ pub struct Codec {
     token_text: Vec<u8>,
     /// The text of token `id` is `token_text[bounds[id]..bounds[id + 1]]`.
     bounds: Vec<usize>,
+    /// Compiles grammars for these tokens.
+    grammars: Arc<GrammarQueue>,
 }
 
 impl Codec {
@@ -64,7 +68,7 @@ impl Codec {
         let reserved = added.iter().filter(|(id, t)| t.special || dir.stop_ids.contains(id));
         let markup = content::finder(reserved.map(|(_, token)| token.content.clone()))?;
         let mut codec = Self {
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             template: ChatTemplate::new(&dir.chat_template, &dir.special_tokens)?,
             stop_ids: dir.stop_ids.clone(),
             alphabet,
@@ -72,6 +76,7 @@ impl Codec {
             markup,
             token_text: Vec::new(),
             bounds: Vec::new(),
+            grammars: Arc::default(),
         };
         let (mut text, mut bounds) = (Vec::new(), vec![0]);
         for id in 0..codec.vocab() {
@@ -276,6 +281,35 @@ impl Codec {
     /// The texts around reasoning, if the chat template mentions them.
     pub fn think_tags(&self) -> Option<ThinkTags> {
         self.template.think_tags()
+    }
+
+    /// Compiles a grammar for the tokens of this model, outside the calling thread, unless it was one of
+    /// the last.
+    ///
+    /// # Errors
+    /// [`GrammarError`] if the grammar is malformed, too large or not supported.
+    pub async fn compile_grammar(
+        self: &Arc<Self>,
+        spec: &GrammarSpec,
+    ) -> Result<Arc<CompiledGrammar>, GrammarError> {
+        let codec = Arc::clone(self);
+        self.grammars.compile(spec, move || codec.vocabulary()).await
+    }
+
+    fn vocabulary(&self) -> GrammarVocabulary {
+        let ids = 0..self.vocab() as TokenId;
+        let named = self.special.iter().chain(&self.stop_ids).collect::<HashSet<_>>();
+        let name = |id: TokenId| self.tokenizer.id_to_token(id).unwrap_or_default();
+        // Decoding removes a space that begins the text.
+        let loses_space = self.alphabet.without_prefix(" ").is_empty();
+        let begins = |id: &TokenId| loses_space && self.text_bytes(*id).first() == Some(&b' ');
+        GrammarVocabulary {
+            words: ids.clone().map(|id| self.text_bytes(id).into_owned()).collect(),
+            special: named.into_iter().map(|id| (*id, name(*id))).collect(),
+            stop_ids: self.stop_ids.clone(),
+            not_first: ids.filter(begins).collect(),
+            tokenizer: (self.alphabet == Alphabet::Bytes).then(|| Arc::clone(&self.tokenizer)),
+        }
     }
 
     /// Tokens that end a completion.

@@ -11,7 +11,8 @@ use super::Codec;
 pub struct TextPiece {
     /// Whole UTF-8 characters; often empty.
     pub text: String,
-    /// Whether a stop string was reached. `text` ends before it, and all later pieces are empty.
+    /// Whether a stop string was reached. `text` ends before it, or with it if the stream includes it, and
+    /// all later pieces are empty.
     pub stopped: bool,
 }
 
@@ -20,8 +21,10 @@ pub struct TextPiece {
 /// Invariant: all pieces concatenated, that of [`Self::finish`] included, equal [`Codec::decode`] of
 /// all ids, cut before the first stop string.
 pub struct TextStream {
-    pub(crate) codec: Arc<Codec>,
+    codec: Arc<Codec>,
     stop: Vec<String>,
+    /// Whether the text contains the stop string that ended it.
+    includes_stop: bool,
     /// Bytes of an incomplete character.
     bytes: Vec<u8>,
     /// Text that may begin a stop string.
@@ -35,7 +38,20 @@ impl TextStream {
     /// A stream that ends before the first of `stop`. Empty stop strings are ignored.
     pub fn new(codec: Arc<Codec>, stop: &[String]) -> Self {
         let stop = stop.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { codec, stop, bytes: Vec::new(), held: String::new(), stopped: false, is_start: true }
+        Self {
+            codec,
+            stop,
+            includes_stop: false,
+            bytes: Vec::new(),
+            held: String::new(),
+            stopped: false,
+            is_start: true,
+        }
+    }
+
+    /// The stream with the stop string in the text, or without.
+    pub fn including_stop(self, includes_stop: bool) -> Self {
+        Self { includes_stop, ..self }
     }
 
     /// Adds a token and returns the text that is certain now.
@@ -83,10 +99,11 @@ impl TextStream {
         if self.stopped {
             return TextPiece { text: String::new(), stopped: true };
         }
-        if let Some(at) = self.stop.iter().filter_map(|stop| self.held.find(stop)).min() {
+        let found = |stop: &String| Some((self.held.find(stop)?, stop.len()));
+        if let Some((at, len)) = self.stop.iter().filter_map(found).min() {
             self.stopped = true;
             self.bytes.clear();
-            self.held.truncate(at);
+            self.held.truncate(if self.includes_stop { at + len } else { at });
             return TextPiece { text: std::mem::take(&mut self.held), stopped: true };
         }
         let keep = if last { 0 } else { self.possible_stop() };

@@ -97,7 +97,7 @@ fn markup_in_a_message_is_text() {
     let rendered = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
     assert_eq!(codec().decode_all(&ids), rendered);
     // As the library encodes a text without recognizing special tokens.
-    let mut plain = codec().tokenizer.clone();
+    let mut plain = tokenizers::Tokenizer::clone(&codec().tokenizer);
     plain.set_encode_special_tokens(true);
     let content = plain.encode(format!("user\n{text}"), false).unwrap();
     assert!(ids[1..].starts_with(content.get_ids()));
@@ -203,6 +203,18 @@ fn only_possible_stop_strings_are_held_back() {
     assert_eq!(push("x</answer> and more"), "x");
     assert_eq!(push("more"), "");
     assert_eq!(stream.finish(), TextPiece { text: String::new(), stopped: true });
+}
+
+#[test]
+fn a_stream_may_include_the_stop_string() {
+    let stop = ["</a>".to_owned(), "</a>!".to_owned()];
+    for (includes, expected) in [(false, "x"), (true, "x</a>")] {
+        let mut stream = TextStream::new(Arc::clone(codec()), &stop).including_stop(includes);
+        let ids = byte_tokens(b"x</a>!y");
+        let mut text: String = ids.iter().map(|id| stream.push(*id).text).collect();
+        text.push_str(&stream.finish().text);
+        assert_eq!(text, expected);
+    }
 }
 
 #[test]

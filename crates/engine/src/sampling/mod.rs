@@ -1,22 +1,27 @@
 //! Draws tokens from logits. Knows no engine.
 //!
-//! The behavior policy is `softmax(logits / temperature)`, truncated by `top_k`, then `top_p` of
-//! the rest, then `min_p`, and renormalized. Penalties and biases change the logits before that.
-//! The cost of a token is O(vocabulary): candidates are partially selected, and only those that
-//! survive truncation are sorted.
+//! The behavior policy is `softmax(logits / temperature)` over the tokens that the request permits
+//! ([`crate::grammar`], `min_tokens`, `ignore_eos`), truncated by `top_k`, then `top_p` of the rest,
+//! then `min_p`, and renormalized. Penalties and biases change the logits before that. The cost of a
+//! token is O(vocabulary): candidates are partially selected, and only those that survive truncation
+//! are sorted.
 
+mod limits;
 mod softmax;
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use limits::{PermittedTokens, TokenLimits};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use softmax::{SoftmaxWeights, max_logit};
 
+use hone_core::metrics::Metrics;
 use hone_core::types::{SamplingParams, TokenId};
 
-use crate::api::Token;
+use crate::api::{GenerateRequest, Token};
+use crate::codec::Codec;
 use crate::error::{EngineError, SampleError};
 
 /// Most alternatives that can be reported for each token.
@@ -25,6 +30,10 @@ const MAX_TOP_LOGPROBS: u8 = 20;
 /// Candidates that the search for the nucleus of `top_p` sorts first. Each further round sorts
 /// eight times as many.
 const FIRST_NUCLEUS: usize = 64;
+
+/// Least mass of permitted tokens that is meaningful. With less, the probabilities are differences of
+/// large logits, whose rounding differs between programs, and they approach the limits of `f32`.
+const LEAST_MASS: f64 = 1e-30;
 
 /// A token and its weight, `exp((logit - max logit) / temperature)`.
 type Candidate = (TokenId, f64);
@@ -40,14 +49,27 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 /// [`EngineError::Invalid`] naming the parameter and its value.
 pub fn check(params: &SamplingParams) -> Result<(), EngineError> {
     let invalid = |text| Err(EngineError::Invalid(text));
-    let &SamplingParams { temperature, top_p, min_p, presence_penalty, frequency_penalty, .. } =
-        params;
+    let &SamplingParams {
+        temperature,
+        top_p,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty: repetition,
+        ..
+    } = params;
     for (key, value, valid, expected) in [
         ("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "0 or more"),
         ("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "more than 0 and at most 1"),
         ("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1"),
         ("presence_penalty", presence_penalty, presence_penalty.is_finite(), "a finite number"),
         ("frequency_penalty", frequency_penalty, frequency_penalty.is_finite(), "a finite number"),
+        (
+            "repetition_penalty",
+            repetition,
+            repetition.is_finite() && repetition > 0.0,
+            "more than 0",
+        ),
     ] {
         if !valid {
             return invalid(format!("{key} is {value}; {expected} was expected"));
@@ -58,6 +80,10 @@ pub fn check(params: &SamplingParams) -> Result<(), EngineError> {
     }
     if params.max_tokens == 0 {
         return invalid("max_tokens is 0; at least 1 was expected".to_owned());
+    }
+    if params.min_tokens > params.max_tokens {
+        let (least, most) = (params.min_tokens, params.max_tokens);
+        return invalid(format!("min_tokens is {least}; at most max_tokens ({most}) was expected"));
     }
     Ok(())
 }
@@ -70,14 +96,61 @@ pub struct TokenSampler {
     rng: ChaCha8Rng,
     /// How often each token was drawn, for the penalties.
     counts: HashMap<TokenId, u32>,
+    /// The tokens of the prompt, each once and in order, for the repetition penalty; empty without one.
+    prompt: Vec<TokenId>,
+    limits: TokenLimits,
     // Buffers that are reused for every token.
     logits: Vec<f32>,
+    raw: Vec<f32>,
     candidates: Vec<Candidate>,
     weights: SoftmaxWeights,
 }
 
+/// The weights of all tokens together.
+#[derive(Clone, Copy)]
+struct TotalMass {
+    /// Their sum, relative to the greatest weight.
+    total: f64,
+    /// The natural logarithm of the sum of `exp(logit / temperature)`.
+    log: f64,
+}
+
+impl TotalMass {
+    /// Computes the weights of logits.
+    fn of(
+        weights: &mut SoftmaxWeights,
+        logits: &[f32],
+        temperature: f64,
+    ) -> Result<Self, SampleError> {
+        let max = f64::from(argmax(logits)?.1);
+        let total = weights.fill(logits, max, temperature);
+        Ok(Self { total, log: max / temperature + total.ln() })
+    }
+}
+
 impl TokenSampler {
-    /// A sampler that reports `top_logprobs` alternatives, at most 20.
+    /// The sampler of a request, with its grammar and its rules for stop tokens.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] naming the parameter and its value.
+    pub fn for_request(
+        request: &GenerateRequest,
+        codec: &Codec,
+        metrics: &Metrics,
+    ) -> Result<Self, EngineError> {
+        let params = &request.params;
+        let mut sampler = Self::new(params, request.top_logprobs)?;
+        if params.repetition_penalty != 1.0 {
+            let prompt: BTreeSet<TokenId> = request.prompt_ids.iter().copied().collect();
+            sampler.prompt = prompt.into_iter().collect();
+        }
+        let grammar = request.grammar.as_deref();
+        sampler.limits = TokenLimits::new(params, codec.stop_ids(), grammar, metrics);
+        Ok(sampler)
+    }
+
+    /// A sampler without prompt, grammar and stop tokens, which reports `top_logprobs` alternatives, at
+    /// most 20.
     ///
     /// # Errors
     /// [`EngineError::Invalid`] naming the parameter and its value.
@@ -93,7 +166,10 @@ impl TokenSampler {
             top_logprobs: usize::from(top_logprobs),
             rng: ChaCha8Rng::seed_from_u64(params.seed),
             counts: HashMap::new(),
+            prompt: Vec::new(),
+            limits: TokenLimits::default(),
             logits: Vec::new(),
+            raw: Vec::new(),
             candidates: Vec::new(),
             weights: SoftmaxWeights::default(),
         })
@@ -102,36 +178,81 @@ impl TokenSampler {
     /// Draws the next token from its logits `[vocabulary]`. Its text is empty.
     ///
     /// # Errors
-    /// [`SampleError`] if the logits and biases do not make a distribution.
+    /// [`SampleError`] if the logits and biases do not make a distribution, or if the grammar permits no
+    /// token.
     pub fn draw(&mut self, logits: &[f32]) -> Result<Token, SampleError> {
         check_logits(logits)?;
         self.logits.clear();
         self.logits.extend_from_slice(logits);
-        adjust(&mut self.logits, &self.params, &self.counts)?;
-        let token = if self.params.temperature == 0.0 {
-            self.draw_greedily(logits)?
-        } else if self.is_untruncated() {
-            self.draw_untruncated()?
+        adjust(&mut self.logits, &self.params, &self.counts, &self.prompt)?;
+        let permitted = self.limits.permitted()?;
+        let (mut token, permitted_mass) = if self.params.temperature == 0.0 {
+            self.draw_greedily(logits, permitted.as_ref())?
         } else {
-            self.draw_truncated()?
+            self.draw_randomly(permitted.as_ref())?
         };
+        token.forced = permitted.is_some_and(|permitted| permitted.is_forced());
+        if permitted_mass < LEAST_MASS {
+            token.forced = true;
+        }
+        let kept = f64::from(token.kept_mass) * permitted_mass.max(LEAST_MASS);
+        // Never 0, whose logarithm is not finite.
+        token.kept_mass = (kept as f32).max(f32::MIN_POSITIVE);
+        self.limits.push(token.id)?;
         *self.counts.entry(token.id).or_insert(0) += 1;
         Ok(token)
     }
 
-    /// The token with the greatest adjusted logit. Log-probabilities are those of the raw logits.
-    fn draw_greedily(&mut self, raw: &[f32]) -> Result<Token, SampleError> {
+    /// The permitted token with the greatest adjusted logit, and the mass of all permitted tokens.
+    /// Probabilities are those of the raw logits.
+    fn draw_greedily(
+        &mut self,
+        raw: &[f32],
+        permitted: Option<&PermittedTokens>,
+    ) -> Result<(Token, f64), SampleError> {
+        let mut mass = TotalMass::of(&mut self.weights, raw, 1.0)?;
+        let (mut reported, mut permitted_mass) = (raw, 1.0);
+        if let Some(permitted) = permitted {
+            permitted.mask(&mut self.logits);
+            self.raw.clear();
+            self.raw.extend_from_slice(raw);
+            permitted.mask(&mut self.raw);
+            reported = &self.raw;
+            let all = mass.log;
+            mass = TotalMass::of(&mut self.weights, reported, 1.0)?;
+            permitted_mass = (mass.log - all).exp();
+        }
         let (id, _) = argmax(&self.logits)?;
-        let total = self.weights.fill(raw, f64::from(argmax(raw)?.1), 1.0);
         let weight = self.weights.values().get(id as usize).copied().unwrap_or_default();
-        let logprob = log_probability(raw, id, weight, total);
+        let logprob = log_probability(reported, id, weight, mass.total);
         let top = if self.top_logprobs == 0 {
             Vec::new()
         } else {
             self.list_candidates();
-            most_probable(&mut self.candidates, self.top_logprobs, total)
+            most_probable(&mut self.candidates, self.top_logprobs, mass.total)
         };
-        Ok(Token { id, logprob, kept_mass: 1.0, top, text: String::new() })
+        Ok((token(id, logprob, 1.0, top), permitted_mass))
+    }
+
+    /// A token of the behavior policy, and the mass of all permitted tokens.
+    fn draw_randomly(
+        &mut self,
+        permitted: Option<&PermittedTokens>,
+    ) -> Result<(Token, f64), SampleError> {
+        let mut mass = self.weigh()?;
+        let mut permitted_mass = 1.0;
+        if let Some(permitted) = permitted {
+            let all = mass.log;
+            permitted.mask(&mut self.logits);
+            mass = self.weigh()?;
+            permitted_mass = (mass.log - all).exp();
+        }
+        let token = if self.is_untruncated() {
+            self.draw_untruncated(mass.total)?
+        } else {
+            self.draw_truncated(mass.total)?
+        };
+        Ok((token, permitted_mass))
     }
 
     /// Whether every token may be drawn and no alternatives are requested.
@@ -142,10 +263,10 @@ impl TokenSampler {
         !truncated && self.top_logprobs == 0
     }
 
-    /// Computes the weights of the adjusted logits and returns their sum.
-    fn weigh(&mut self) -> Result<f64, SampleError> {
-        let max = f64::from(argmax(&self.logits)?.1);
-        Ok(self.weights.fill(&self.logits, max, f64::from(self.params.temperature)))
+    /// Computes the weights of the adjusted logits.
+    fn weigh(&mut self) -> Result<TotalMass, SampleError> {
+        let temperature = f64::from(self.params.temperature);
+        TotalMass::of(&mut self.weights, &self.logits, temperature)
     }
 
     /// Makes every token a candidate.
@@ -154,23 +275,24 @@ impl TokenSampler {
         self.candidates.extend((0..).zip(self.weights.values().iter().copied()));
     }
 
-    fn draw_untruncated(&mut self) -> Result<Token, SampleError> {
-        let total = self.weigh()?;
+    fn draw_untruncated(&mut self, total: f64) -> Result<Token, SampleError> {
         let choice = self.weights.pick(self.rng.random::<f64>() * total);
         let (id, weight) = choice.ok_or(SampleError::NoMass)?;
-        let (id, logprob) = (id as TokenId, (weight / total).ln() as f32);
-        Ok(Token { id, logprob, kept_mass: 1.0, top: Vec::new(), text: String::new() })
+        Ok(token(id as TokenId, (weight / total).ln() as f32, 1.0, Vec::new()))
     }
 
-    fn draw_truncated(&mut self) -> Result<Token, SampleError> {
-        let total = self.weigh()?;
+    fn draw_truncated(&mut self, total: f64) -> Result<Token, SampleError> {
         self.list_candidates();
         let kept = truncate(&mut self.candidates, &self.params, total);
         let (id, weight) = pick(&self.candidates, self.rng.random::<f64>() * kept)?;
         let (logprob, kept_mass) = ((weight / kept).ln() as f32, (kept / total) as f32);
         let top = most_probable(&mut self.candidates, self.top_logprobs, kept);
-        Ok(Token { id, logprob, kept_mass, top, text: String::new() })
+        Ok(token(id, logprob, kept_mass, top))
     }
+}
+
+fn token(id: TokenId, logprob: f32, kept_mass: f32, top: Vec<(TokenId, f32)>) -> Token {
+    Token { id, logprob, kept_mass, forced: false, top, text: String::new() }
 }
 
 fn check_logits(logits: &[f32]) -> Result<(), SampleError> {
@@ -184,16 +306,28 @@ fn check_logits(logits: &[f32]) -> Result<(), SampleError> {
     invalid.map_or(Ok(()), |(id, &value)| Err(SampleError::NotFinite { id: id as TokenId, value }))
 }
 
-/// `logit + bias - count * frequency_penalty - [count > 0] * presence_penalty` (OpenAI's formula).
+/// `logit + bias`, divided or multiplied by the repetition penalty (of `prompt` and drawn tokens, as in
+/// transformers), `- count * frequency_penalty - [count > 0] * presence_penalty` (OpenAI's formula).
+/// vLLM has the same order.
 fn adjust(
     logits: &mut [f32],
     params: &SamplingParams,
     counts: &HashMap<TokenId, u32>,
+    prompt: &[TokenId],
 ) -> Result<(), SampleError> {
     let vocab = logits.len();
     for (&id, &bias) in &params.logit_bias {
         let logit = logits.get_mut(id as usize);
         *logit.ok_or(SampleError::UnknownToken { id, vocab })? += bias;
+    }
+    let repetition = params.repetition_penalty;
+    if repetition != 1.0 {
+        let drawn = counts.keys().filter(|id| prompt.binary_search(id).is_err());
+        for id in prompt.iter().chain(drawn) {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit = if *logit < 0.0 { *logit * repetition } else { *logit / repetition };
+            }
+        }
     }
     if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
         for (&id, &count) in counts {

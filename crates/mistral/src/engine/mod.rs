@@ -16,7 +16,7 @@ use tokio::sync::{Mutex, oneshot};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::admission::{Admission, Color, Lease};
+use hone_engine::admission::{Admission, Color, Lease, Owner};
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
@@ -78,7 +78,12 @@ impl MistralEngine {
                 slots,
             },
             codec,
-            admission: Admission::new(slots, config.queue, PolicyVersion::BASE, metrics.clone()),
+            admission: Admission::new(
+                slots,
+                config.queue_limits(),
+                PolicyVersion::BASE,
+                metrics.clone(),
+            ),
             metrics,
             loader,
             replicas: Arc::new(replicas),
@@ -118,11 +123,11 @@ impl MistralEngine {
     /// Starts a request on the slot of its lease.
     fn run(&self, lease: Lease, request: GenerateRequest) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
+        let sampler = TokenSampler::for_request(&request, &self.codec, &self.metrics)?;
         let no_slot = || EngineError::Internal("the lease has no slot".to_owned());
         let (color, slot) = lease.slot().ok_or_else(no_slot)?;
         let (run, generation) =
-            GenerationRun::new(&self.codec, &request.stop, limit, lease, &self.metrics);
+            GenerationRun::new(&self.codec, &request, limit, lease, &self.metrics);
         let job = GenerateJob { prompt: request.prompt_ids, limit, run, sampler };
         self.replicas[color as usize][slot].worker.start(job)?;
         Ok(generation)
@@ -143,8 +148,20 @@ impl Engine for MistralEngine {
         // Before the wait for a slot, so that an invalid request does not occupy the queue.
         run::check(&request, self.info.context, self.info.vocab)?;
         TokenSampler::new(&request.params, request.top_logprobs)?;
-        let lease = self.admission.acquire(request.priority).await?;
+        let lease = self.admission.acquire_for(&request.owner, request.priority).await?;
         self.run(lease, request)
+    }
+
+    fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        self.admission.admits(owner, choices)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let workers = self.replicas.iter().flatten().map(|replica| &replica.worker);
+        match workers.filter(|worker| worker.has_ended()).count() {
+            0 => None,
+            ended => Some(format!("{ended} threads of mistral.rs have ended")),
+        }
     }
 
     fn active_version(&self) -> PolicyVersion {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::thread::JoinHandle;
 
 use anyhow::Context as _;
 use mistralrs::core::Response;
@@ -32,6 +33,7 @@ pub(super) struct GenerateJob {
 /// come from: mistral.rs panics when the receiver of a response is gone.
 pub(super) struct ReplicaWorker {
     jobs: mpsc::Sender<GenerateJob>,
+    thread: JoinHandle<()>,
 }
 
 impl ReplicaWorker {
@@ -43,7 +45,7 @@ impl ReplicaWorker {
         threads: usize,
     ) -> Result<Self, EngineError> {
         let (jobs, queue) = mpsc::channel::<GenerateJob>();
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("hone-engine".to_owned())
             .spawn(move || {
                 for job in queue {
@@ -51,7 +53,12 @@ impl ReplicaWorker {
                 }
             })
             .map_err(no_thread)?;
-        Ok(Self { jobs })
+        Ok(Self { jobs, thread })
+    }
+
+    /// Whether the thread has ended, so that every further job fails.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Queues a job. The job's lease guarantees that no other job is queued or runs.

@@ -39,6 +39,7 @@ fn interaction() -> Interaction {
         stop: Vec::new(),
         held_out: false,
         chat: Default::default(),
+        grammar: None,
     }
 }
 
@@ -52,6 +53,7 @@ fn sample(interaction: &Interaction, version: u64) -> Sample {
         ids: vec![5],
         logprobs: vec![-0.1],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: "5".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion(version),

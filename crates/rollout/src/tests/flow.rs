@@ -123,7 +123,9 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
             stop: Vec::new(),
             top_logprobs: 0,
             priority: Priority::Live,
+            owner: None,
             version: None,
+            grammar: None,
         };
         let generation = world.engine.generate(live).await.unwrap();
         // It did not wait for the end of the shadow, which was preempted.

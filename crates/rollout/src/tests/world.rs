@@ -176,6 +176,7 @@ impl World {
             stop: Vec::new(),
             held_out: false,
             chat: Default::default(),
+            grammar: None,
         }
     }
 
@@ -246,6 +247,7 @@ pub(super) fn served(interaction: &Interaction, choice: u32) -> Sample {
         ids: vec![5, 256],
         logprobs: vec![-0.5, -0.1],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: "The answer is 5.".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion::BASE,

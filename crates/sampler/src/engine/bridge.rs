@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 
 use hone_core::types::PolicyVersion;
+use hone_engine::admission::Owner;
 use hone_engine::{Codec, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo};
 
 use super::BatchedEngine;
@@ -53,11 +54,28 @@ impl Engine for BridgedEngine {
         if request.version.is_some_and(|version| self.sampler.has_canary(version)) {
             match self.sampler.generate(request.clone()).await {
                 // The sampler's cache is too small or full; the client must not notice.
-                Err(EngineError::Invalid(_) | EngineError::Overloaded { .. }) => {}
+                Err(
+                    EngineError::Invalid(_)
+                    | EngineError::Overloaded { .. }
+                    | EngineError::ShareExceeded { .. },
+                ) => {}
                 result => return result,
             }
         }
         self.serving.generate(request).await
+    }
+
+    fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        // A canary's requests that the sampler has no place for go to the serving engine.
+        if self.is_bridging() {
+            self.sampler.admits(owner, choices)
+        } else {
+            self.serving.admits(owner, choices)
+        }
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.serving.trouble().or_else(|| self.sampler.trouble())
     }
 
     fn active_version(&self) -> PolicyVersion {

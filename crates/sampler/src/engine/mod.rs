@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use candle_core::{DType, Device};
@@ -21,6 +22,7 @@ use tokio::sync::{Semaphore, oneshot};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::PolicyVersion;
+use hone_engine::admission::Owner;
 use hone_engine::run::CancelReason;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
@@ -123,9 +125,9 @@ impl BatchedEngine {
     /// `cancel_live`, cancels live sequences too.
     pub fn close(&self, cancel_live: bool) {
         self.shared.close();
-        for (priority, cancel) in &self.shared.lock().running {
-            if cancel_live || *priority == Priority::Shadow {
-                cancel.set(CancelReason::ShuttingDown);
+        for running in &self.shared.lock().running {
+            if cancel_live || running.priority == Priority::Shadow {
+                running.cancel.set(CancelReason::ShuttingDown);
             }
         }
         self.queue.close();
@@ -185,7 +187,8 @@ impl BatchedEngine {
         policy: Option<PolicyWeights>,
     ) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
-        let sampler = TokenSampler::new(&request.params, request.top_logprobs)?;
+        let shared = &self.shared;
+        let sampler = TokenSampler::for_request(&request, &shared.codec, &shared.metrics)?;
         let prompt = request.prompt_ids.len();
         let invalid = |e: &dyn Display| EngineError::Invalid(e.to_string());
         self.shared.capacity.check(prompt, limit as usize).map_err(|e| invalid(&e))?;
@@ -197,9 +200,22 @@ impl BatchedEngine {
             }
             Priority::Live => None,
         };
+        let is_live = request.priority == Priority::Live;
         let (reply, generation) = oneshot::channel();
         self.shared.enqueue(QueuedRequest { request, policy, limit, sampler, reply, permit })?;
-        generation.await.map_err(|_| EngineError::ShuttingDown)
+        let began = Instant::now();
+        let admitted = match self.shared.config.queue_timeout.filter(|_| is_live) {
+            None => Some(generation.await),
+            Some(limit) => tokio::time::timeout(limit, generation).await.ok(),
+        };
+        let waited = began.elapsed();
+        if is_live && self.shared.config.serves_clients {
+            self.shared.metrics.engine_queue_wait.observe(waited.as_secs_f64());
+        }
+        match admitted {
+            Some(generation) => generation.map_err(|_| EngineError::ShuttingDown),
+            None => Err(self.shared.timed_out(waited)),
+        }
     }
 }
 
@@ -260,6 +276,15 @@ impl Engine for BatchedEngine {
             state.canary().filter(|canary| canary.version == version).cloned()
         });
         self.submit(request, canary).await
+    }
+
+    fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        self.shared.admits(owner, choices)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        // The thread closes the engine when it ends, also by a panic.
+        self.shared.lock().closed.then(|| "the native engine has ended".to_owned())
     }
 
     fn active_version(&self) -> PolicyVersion {

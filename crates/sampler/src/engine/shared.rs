@@ -1,12 +1,13 @@
 //! The state that the scheduler's thread shares with its callers.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use hone_core::metrics::Metrics;
+use hone_engine::admission::{FairQueue, Owner, QueueCapacity, ServiceRate};
 use hone_engine::run::CancelFlag;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{Codec, EngineError, EngineLoad, GenerateRequest, Generation, Priority};
@@ -33,8 +34,10 @@ pub(crate) struct QueuedRequest {
 
 #[derive(Default)]
 pub(crate) struct EngineState {
-    /// Waiting requests by priority, oldest first.
-    waiting: [VecDeque<QueuedRequest>; 2],
+    /// Waiting requests by priority.
+    waiting: [FairQueue<QueuedRequest>; 2],
+    /// How long live requests occupy a slot.
+    rate: ServiceRate,
     /// The policy of requests that are admitted from now on.
     active: PolicyWeights,
     /// The policy of requests that name its version, beside the active one.
@@ -46,7 +49,15 @@ pub(crate) struct EngineState {
     /// Whether new requests are refused.
     pub closed: bool,
     /// The admitted sequences.
-    pub running: Vec<(Priority, Arc<CancelFlag>)>,
+    pub running: Vec<RunningRequest>,
+}
+
+/// An admitted sequence, as callers see it.
+pub(crate) struct RunningRequest {
+    pub priority: Priority,
+    pub owner: Owner,
+    pub since: Instant,
+    pub cancel: Arc<CancelFlag>,
 }
 
 pub(crate) struct EngineShared {
@@ -118,22 +129,43 @@ impl EngineState {
         self.held.dedup();
     }
 
-    /// Removes the next request: the oldest live one, else the oldest one.
+    /// Removes the next request: a live one of the owner with the fewest running requests, in turn; else a
+    /// shadow.
     pub fn next_request(&mut self) -> Option<QueuedRequest> {
-        self.waiting.iter_mut().find_map(VecDeque::pop_front)
+        let Self { waiting: [live, shadow], running, .. } = self;
+        let of = |owner: &Owner| {
+            running.iter().filter(|r| r.priority == Priority::Live && r.owner == *owner).count()
+        };
+        let next = live.pop_fairest(of).or_else(|| shadow.pop_fairest(|_| 0));
+        next.map(|(_, queued)| queued)
     }
 
     /// Puts back what [`Self::next_request`] removed.
     pub fn put_back(&mut self, queued: QueuedRequest) {
         // `close` may have ended the queue in between.
         if !self.closed {
-            self.waiting[queued.request.priority as usize].push_front(queued);
+            let owner = queued.request.owner.clone();
+            self.waiting[queued.request.priority as usize].push_front(&owner, queued);
         }
     }
 
     /// Removes requests whose callers are gone.
     pub fn forget_abandoned(&mut self) {
         self.waiting.iter_mut().for_each(|queue| queue.retain(|queued| !queued.reply.is_closed()));
+    }
+
+    /// Removes a sequence that has ended.
+    pub fn ended(&mut self, cancel: &Arc<CancelFlag>) {
+        let at = self.running.iter().position(|r| Arc::ptr_eq(&r.cancel, cancel));
+        let Some(ended) = at.map(|at| self.running.remove(at)) else { return };
+        if ended.priority == Priority::Live {
+            self.rate.record(ended.since.elapsed());
+        }
+    }
+
+    /// When `slots` slots will probably have served the queue of live requests, and one more.
+    fn retry_after(&self, slots: usize) -> Duration {
+        self.rate.wait(self.waiting[Priority::Live as usize].len() + 1, slots)
     }
 
     /// Whether a request waits.
@@ -146,7 +178,7 @@ impl EngineState {
     }
 
     pub fn load(&self) -> EngineLoad {
-        let running = |priority| self.running.iter().filter(|(p, _)| *p == priority).count();
+        let running = |priority| self.running.iter().filter(|r| r.priority == priority).count();
         let waiting = |priority| {
             let queue = &self.waiting[priority as usize];
             queue.iter().filter(|queued| !queued.reply.is_closed()).count()
@@ -168,26 +200,16 @@ impl EngineShared {
     /// Adds a request to the queue and wakes the scheduler.
     ///
     /// # Errors
-    /// [`EngineError::ShuttingDown`], or [`EngineError::Overloaded`] if more live requests wait than the
-    /// queue holds. Those for which slots are free, or become free by preemption, do not count.
+    /// As [`Self::admits`] for a live request; [`EngineError::ShuttingDown`].
     pub fn enqueue(&self, queued: QueuedRequest) -> Result<(), EngineError> {
         let mut state = self.lock();
-        if state.closed {
+        let (priority, owner) = (queued.request.priority, queued.request.owner.clone());
+        if priority == Priority::Live {
+            self.check(&mut state, &owner, 1)?;
+        } else if state.closed {
             return Err(EngineError::ShuttingDown);
         }
-        let priority = queued.request.priority;
-        if priority == Priority::Live {
-            state.forget_abandoned();
-            let (load, slots) = (state.load(), self.config.slots.max(1));
-            let obtainable = slots.saturating_sub(load.live_running);
-            if load.live_waiting >= obtainable + self.config.queue {
-                if self.config.serves_clients {
-                    self.metrics.engine_rejected.inc();
-                }
-                return Err(EngineError::Overloaded { slots, queued: load.live_waiting });
-            }
-        }
-        state.waiting[priority as usize].push_back(queued);
+        state.waiting[priority as usize].push_back(&owner, queued);
         if priority == Priority::Live {
             self.live_arrived.store(true, Ordering::Release);
         }
@@ -195,6 +217,49 @@ impl EngineShared {
         drop(state);
         self.wake.notify_all();
         Ok(())
+    }
+
+    /// Whether `choices` live requests of `owner` may wait.
+    ///
+    /// # Errors
+    /// [`EngineError::Overloaded`] or [`EngineError::ShareExceeded`] if more live requests wait than the
+    /// queue holds, in all or of this owner. Those for which slots are free, or become free by preemption,
+    /// do not count. [`EngineError::ShuttingDown`] after [`Self::close`].
+    pub fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
+        self.check(&mut self.lock(), owner, choices)
+    }
+
+    fn check(
+        &self,
+        state: &mut EngineState,
+        owner: &Owner,
+        more: usize,
+    ) -> Result<(), EngineError> {
+        if state.closed {
+            return Err(EngineError::ShuttingDown);
+        }
+        state.forget_abandoned();
+        let slots = self.config.slots.max(1);
+        let capacity = QueueCapacity {
+            slots,
+            obtainable: slots.saturating_sub(state.load().live_running),
+            places: self.config.queue,
+            retry_after: state.retry_after(slots),
+        };
+        let checked = state.waiting[Priority::Live as usize].check(owner, more, &capacity);
+        if checked.is_err() && self.config.serves_clients {
+            self.metrics.engine_rejected.inc();
+        }
+        checked
+    }
+
+    /// The error of a live request that waited too long.
+    pub fn timed_out(&self, waited: Duration) -> EngineError {
+        let mut state = self.lock();
+        state.forget_abandoned();
+        self.report(&state);
+        let retry_after = state.retry_after(self.config.slots.max(1));
+        EngineError::QueueTimeout { waited, retry_after }
     }
 
     /// Reports the load, if no other engine reports its own.

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use hone_core::types::{ChatOptions, Interaction, Message, PolicyRecord, Sample};
+use hone_core::types::{ChatOptions, Interaction, Message, PolicyRecord, Sample, SamplingParams};
 
-use super::records::{
-    FinishReasonV1, PolicyStateV1, PromptSourceV1, RoleV1, SampleOriginV1, SamplingParamsV1,
-};
+use super::records::{FinishReasonV1, PolicyStateV1, PromptSourceV1, RoleV1, SampleOriginV1};
 use super::stored::StoredForm;
 
 /// An earlier version of a struct, which is only read: the stored fields in their order, then how the
@@ -30,6 +28,35 @@ macro_rules! former_struct {
 former_struct!(
     MessageV1 { role: RoleV1, content: String } => Message |v1| {
         Message::new(v1.role.load(), v1.content)
+    }
+);
+
+former_struct!(
+    SamplingParamsV1 {
+        temperature: f32,
+        top_p: f32,
+        top_k: u32,
+        min_p: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        logit_bias: BTreeMap<u32, f32>,
+        seed: u64,
+        max_tokens: u32,
+    } => SamplingParams |v1| SamplingParams {
+        temperature: v1.temperature,
+        top_p: v1.top_p,
+        top_k: v1.top_k,
+        min_p: v1.min_p,
+        presence_penalty: v1.presence_penalty,
+        frequency_penalty: v1.frequency_penalty,
+        logit_bias: v1.logit_bias,
+        seed: v1.seed,
+        max_tokens: v1.max_tokens,
+        repetition_penalty: 1.0,
+        min_tokens: 0,
+        ignore_eos: false,
+        stop_token_ids: Vec::new(),
+        include_stop: false,
     }
 );
 
@@ -61,6 +88,7 @@ former_struct!(
         stop: Vec::new(),
         held_out: false,
         chat: ChatOptions::default(),
+        grammar: None,
     }
 );
 
@@ -94,6 +122,7 @@ former_struct!(
         stop: v2.stop,
         held_out: v2.held_out,
         chat: ChatOptions::default(),
+        grammar: None,
     }
 );
 
@@ -122,11 +151,45 @@ former_struct!(
         ids: v1.ids,
         logprobs: v1.logprobs,
         kept: Vec::new(),
+        forced: Vec::new(),
         text: v1.text,
         finish: v1.finish.load(),
         version: v1.version.load(),
         params: v1.params.load(),
         untrainable: v1.untrainable,
+    }
+);
+
+former_struct!(
+    SampleV2 {
+        id: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        origin: SampleOriginV1,
+        created: u64,
+        ids: Vec<u32>,
+        logprobs: Vec<f32>,
+        kept: Vec<f32>,
+        text: String,
+        finish: FinishReasonV1,
+        version: u64,
+        params: SamplingParamsV1,
+        untrainable: Option<String>,
+    } => Sample |v2| Sample {
+        id: v2.id.load(),
+        interaction: v2.interaction.load(),
+        choice: v2.choice,
+        origin: v2.origin.load(),
+        created: v2.created,
+        ids: v2.ids,
+        logprobs: v2.logprobs,
+        kept: v2.kept,
+        forced: Vec::new(),
+        text: v2.text,
+        finish: v2.finish.load(),
+        version: v2.version.load(),
+        params: v2.params.load(),
+        untrainable: v2.untrainable,
     }
 );
 

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
-    ChatOptions, FinishReason, Group, GroupState, Interaction, Message, PolicyCheck, PolicyRecord,
-    PolicyState, PromptSource, Reward, RewardSource, Role, Sample, SampleOrigin, SamplingParams,
-    StepRecord, Tool, ToolCall, ToolChoice,
+    ChatOptions, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message, PolicyCheck,
+    PolicyRecord, PolicyState, PromptSource, Reward, RewardSource, Role, Sample, SampleOrigin,
+    SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
 };
 
 use super::stored::{StoredForm, mirror_enum, mirror_struct};
@@ -89,7 +89,7 @@ mirror_struct!(
 );
 
 mirror_struct!(
-    SamplingParamsV1 = SamplingParams {
+    SamplingParamsV2 = SamplingParams {
         temperature: f32,
         top_p: f32,
         top_k: u32,
@@ -99,8 +99,46 @@ mirror_struct!(
         logit_bias: BTreeMap<u32, f32>,
         seed: u64,
         max_tokens: u32,
+        repetition_penalty: f32,
+        min_tokens: u32,
+        ignore_eos: bool,
+        stop_token_ids: Vec<u32>,
+        include_stop: bool,
     }
 );
+
+mirror_struct!(TokenSpanV1 = TokenSpan { start: u32, end: u32 });
+
+/// The stored form of [`GrammarSpec`], whose variants carry data.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum GrammarSpecV1 {
+    JsonObject,
+    JsonSchema(String),
+    Regex(String),
+    Choice(Vec<String>),
+    Lark(String),
+}
+
+impl StoredForm<GrammarSpec> for GrammarSpecV1 {
+    fn store(plain: &GrammarSpec) -> Self {
+        match plain {
+            GrammarSpec::JsonObject => Self::JsonObject,
+            GrammarSpec::JsonSchema(schema) => Self::JsonSchema(schema.clone()),
+            GrammarSpec::Regex(regex) => Self::Regex(regex.clone()),
+            GrammarSpec::Choice(choices) => Self::Choice(choices.clone()),
+            GrammarSpec::Lark(grammar) => Self::Lark(grammar.clone()),
+        }
+    }
+    fn load(self) -> GrammarSpec {
+        match self {
+            Self::JsonObject => GrammarSpec::JsonObject,
+            Self::JsonSchema(schema) => GrammarSpec::JsonSchema(schema),
+            Self::Regex(regex) => GrammarSpec::Regex(regex),
+            Self::Choice(choices) => GrammarSpec::Choice(choices),
+            Self::Lark(grammar) => GrammarSpec::Lark(grammar),
+        }
+    }
+}
 
 mirror_struct!(
     InteractionV3 = Interaction {
@@ -112,17 +150,18 @@ mirror_struct!(
         key_id: Option<String>,
         messages: Vec<MessageV3>,
         metadata: BTreeMap<String, String>,
-        params: SamplingParamsV1,
+        params: SamplingParamsV2,
         prompt_ids: Vec<u32>,
         template_hash: String,
         stop: Vec<String>,
         held_out: bool,
         chat: ChatOptionsV3,
+        grammar: Option<GrammarSpecV1>,
     }
 );
 
 mirror_struct!(
-    SampleV2 = Sample {
+    SampleV3 = Sample {
         id: [u8; 16],
         interaction: [u8; 16],
         choice: u32,
@@ -131,10 +170,11 @@ mirror_struct!(
         ids: Vec<u32>,
         logprobs: Vec<f32>,
         kept: Vec<f32>,
+        forced: Vec<TokenSpanV1>,
         text: String,
         finish: FinishReasonV1,
         version: u64,
-        params: SamplingParamsV1,
+        params: SamplingParamsV2,
         untrainable: Option<String>,
     }
 );

@@ -50,8 +50,8 @@ pub(crate) const UNGROUPED: TableDefinition<(u64, &Id, &str), ()> =
 /// key.
 pub(crate) const IDEMPOTENCY: TableDefinition<(Option<&str>, &str), (&Id, &Id)> =
     TableDefinition::new("idempotency_keys");
-/// Index: `(sample, part name, API key id)` -> the newest feedback of that rater. All posts without
-/// a key count as one rater.
+/// Index: `(sample, part name, rater)` -> the newest feedback of that rater: an API key id, with the
+/// hash of an end user if the client names one. All posts without both count as one rater.
 pub(crate) const RATINGS: TableDefinition<(&Id, &str, Option<&str>), &Id> =
     TableDefinition::new("ratings");
 /// Index: `(API key id, session, interaction)` of prompts with `metadata.session_id`.
@@ -72,6 +72,6 @@ pub(crate) const ERASED: TableDefinition<&Id, u64> = TableDefinition::new("erase
 /// Index: `(route, interaction)` of prompts that only exams use.
 pub(crate) const HELD_OUT: TableDefinition<(&str, &Id), ()> =
     TableDefinition::new("held_out_prompts");
-/// API key id -> `(reason as JSON, since)` of its quarantine.
+/// API key id or rater -> `(reason as JSON, since)` of its quarantine.
 pub(crate) const QUARANTINE: TableDefinition<&str, (&str, u64)> =
     TableDefinition::new("quarantine");

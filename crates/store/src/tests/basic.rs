@@ -75,15 +75,26 @@ async fn feedback_outcomes_depend_on_earlier_operations_of_the_same_batch() {
     };
     let ops = vec![
         feedback(keyed(0, "a", None)),
+        feedback(keyed(0, "a", None)),
         feedback(keyed(1, "a", None)),
+        feedback(FeedbackEntry { value: Some(0.0), ..keyed(0, "a", None) }),
+        feedback(FeedbackEntry { name: "stars".to_owned(), ..keyed(0, "a", None) }),
+        feedback(FeedbackEntry { comment: None, ..keyed(0, "a", None) }),
         feedback(keyed(1, "a", Some("key-1"))),
+        // Another end user of the same key.
+        feedback(keyed(1, "a", Some("key-1.0123456789ab"))),
         feedback(thumbs(7, 1.0, 100)),
         feedback(FeedbackEntry { choice: 2, ..thumbs(1, 1.0, 100) }),
     ];
     let expected = vec![
         FeedbackOutcome::Recorded(sample_id(10)),
         FeedbackOutcome::Duplicate(sample_id(10)),
+        FeedbackOutcome::Reused,
+        FeedbackOutcome::Reused,
+        FeedbackOutcome::Reused,
+        FeedbackOutcome::Reused,
         FeedbackOutcome::Recorded(sample_id(15)),
+        FeedbackOutcome::Reused,
         FeedbackOutcome::UnknownCompletion,
         FeedbackOutcome::UnknownChoice,
     ];
@@ -284,10 +295,27 @@ async fn feedback_on_a_conversation_is_recorded_once_for_each_turn() {
         let entry = |n| FeedbackEntry { idempotency_key: key.clone(), ..thumbs(n, 1.0, 100) };
         Op::Conversation((1..=3).map(entry).collect())
     };
-    let done = store.commit(vec![post(), post(), Op::Conversation(vec![])]).await.unwrap();
+    let with = |value, from| {
+        let entry =
+            |n| FeedbackEntry { idempotency_key: Some("once".to_owned()), ..thumbs(n, value, 100) };
+        Op::Conversation((from..=3).map(entry).collect())
+    };
+    let single = FeedbackEntry { idempotency_key: Some("once".to_owned()), ..thumbs(1, 1.0, 100) };
+    let ops = vec![
+        post(),
+        post(),
+        with(0.0, 1),
+        with(1.0, 2),
+        feedback(single),
+        Op::Conversation(vec![]),
+    ];
+    let done = store.commit(ops).await.unwrap();
     let expected = [
         FeedbackOutcome::Credited(2),
         FeedbackOutcome::AlreadyCredited(2),
+        FeedbackOutcome::Reused,
+        FeedbackOutcome::Reused,
+        FeedbackOutcome::Reused,
         FeedbackOutcome::Credited(0),
     ];
     assert_eq!(done.feedback, expected);

@@ -139,7 +139,11 @@ fn a_correction_is_recorded_once_and_only_for_a_served_choice() {
         ..correction(of, text, "alice")
     };
     assert_eq!(outcome(once(1, "a")), [FeedbackOutcome::Recorded(sample_id(10))]);
-    assert_eq!(outcome(once(2, "b")), [FeedbackOutcome::Duplicate(sample_id(10))]);
+    assert_eq!(outcome(once(1, "a")), [FeedbackOutcome::Duplicate(sample_id(10))]);
+    assert_eq!(outcome(once(1, "b")), [FeedbackOutcome::Reused]);
+    assert_eq!(outcome(once(2, "a")), [FeedbackOutcome::Reused]);
+    let unrated = CorrectionEntry { rating: None, ..once(1, "a") };
+    assert_eq!(outcome(unrated), [FeedbackOutcome::Reused]);
     assert_eq!((groups(&store, 2).len(), metrics.feedback_received.get()), (0, 1));
     check(dir.path(), store, &metrics, 1, &[]);
 }

@@ -222,6 +222,7 @@ fn run(seed: u64, length: u64) -> usize {
     store.enqueue(prompt_ops(last, 0)).unwrap();
     store.commit_blocking(vec![feedback(keyed(last))]).unwrap();
     acknowledged.insert(last);
+    assert_eq!(store.trouble(), None, "seed {seed}");
     let stats = store.stats().unwrap();
     assert_eq!(stats.interactions, last, "seed {seed}");
     // A failed commit may be in the file, but not twice.

@@ -1,18 +1,19 @@
-//! A file of schema 1, which every later version must read.
+//! Files of earlier schemas, which every later version must read.
 
 use std::path::PathBuf;
+
+use hone_core::types::{GrammarSpec, PolicyCheck, TokenSpan};
 
 use super::*;
 use crate::write::LedgerTables;
 use crate::{FeedbackOutcome, file, maintain, migrate};
 
-const FILE: &str = "ledger-v1.redb";
-
-fn fixture(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(file)
+fn fixture(schema: u32) -> PathBuf {
+    let file = format!("../../tests/fixtures/ledger-v{schema}.redb");
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(file)
 }
 
-/// The operations that made the file: every kind of record, with every variant and option.
+/// The operations that made the file of schema 1: every kind of record, with every variant and option.
 fn contents() -> Vec<Op> {
     let mut dataset = interaction(2);
     dataset.source = PromptSource::Dataset;
@@ -35,6 +36,7 @@ fn contents() -> Vec<Op> {
         logit_bias: BTreeMap::from([(0, 100.0), (151_643, -100.0)]),
         seed: u64::MAX,
         max_tokens: 1,
+        ..SamplingParams::default()
     };
     let thumb = |choice, key: &str| FeedbackEntry {
         choice,
@@ -65,24 +67,51 @@ fn contents() -> Vec<Op> {
     ]
 }
 
-/// How the fixture was made. Schema 1 is released, so it must not be written again:
-/// `cargo test --release -p hone-store write_the_fixture -- --ignored`.
-#[test]
-#[ignore = "writes tests/fixtures/ledger-v1.redb"]
-fn write_the_fixture() {
-    write_fixture(FILE, &contents());
+/// The operations that made the file of schema 3: the records whose stored form changed since schema 1.
+fn contents_of_schema_3() -> Vec<Op> {
+    let mut exam = interaction(2);
+    exam.stop = vec!["STOP".to_owned(), "é".to_owned()];
+    exam.held_out = true;
+    let mut truncated = served(10, 1);
+    truncated.kept = vec![0.5, 1.0, 0.25];
+    let mut checked = policy(1, PolicyState::RolledBack);
+    checked.pinned = true;
+    checked.checks = vec![PolicyCheck {
+        name: "parity/serving".to_owned(),
+        passed: true,
+        value: Some(1e-6),
+        bound: Some(1e-3),
+        detail: "2 prompts".to_owned(),
+    }];
+    let thumb = FeedbackEntry {
+        idempotency_key: Some("first".to_owned()),
+        key_id: Some("key-1".to_owned()),
+        ..thumbs(1, 0.5, 7000)
+    };
+    vec![
+        Op::Interaction(Box::new(interaction(1))),
+        Op::Interaction(Box::new(exam)),
+        Op::Sample(Box::new(truncated)),
+        Op::Sample(Box::new(shadow(11, 1))),
+        feedback(thumb),
+        Op::Group(Box::new(group(1, 1, &[10, 11], &["exact"]))),
+        Op::Policy(Box::new(policy(0, PolicyState::Active))),
+        Op::Policy(Box::new(checked)),
+    ]
 }
 
-/// Writes a file of the current schema.
-pub(super) fn write_fixture(file: &str, contents: &[Op]) {
-    let path = fixture(file);
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    drop(std::fs::remove_file(&path));
+/// How the fixture of a schema was made, when it was the current one. A released schema must not be
+/// written again: `cargo test --release -p hone-store write_the_fixture -- --ignored`.
+#[test]
+#[ignore = "writes a fixture"]
+fn write_the_fixture() {
+    let path = fixture(crate::format::schema::VERSION);
+    assert!(!path.exists(), "{} is released", path.display());
     let database = file::create(&path).unwrap();
     migrate::to_current(&database).unwrap();
     file::write(&database, |tx| {
         let mut tables = LedgerTables::new(tx)?;
-        for (n, op) in contents.iter().enumerate() {
+        for (n, op) in contents_of_schema_3().iter().enumerate() {
             tables.apply(op, reward_id(100 + n as u64))?;
         }
         Ok(())
@@ -92,17 +121,80 @@ pub(super) fn write_fixture(file: &str, contents: &[Op]) {
     maintain::compact(&path).unwrap();
 }
 
-/// Copies the fixture, so that the test does not migrate it.
-pub(super) fn copy_fixture(file: &str) -> (tempfile::TempDir, PathBuf) {
+/// Copies a fixture, so that the test does not migrate it.
+pub(super) fn copy_fixture(schema: u32) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    std::fs::copy(fixture(file), &path).unwrap();
+    std::fs::copy(fixture(schema), &path).unwrap();
     (dir, path)
 }
 
 #[test]
+fn every_record_of_schema_3_is_read() {
+    let (_dir, path) = copy_fixture(3);
+    let store = open(&path);
+    for op in contents_of_schema_3() {
+        match op {
+            Op::Interaction(row) => assert_eq!(store.interaction(row.id).unwrap(), Some(*row)),
+            Op::Sample(row) => assert_eq!(store.sample(row.id).unwrap(), Some(*row)),
+            Op::Policy(row) => assert_eq!(store.policy(row.version).unwrap(), Some(*row)),
+            Op::Group(row) => assert_eq!(store.group(row.id).unwrap(), Some(*row)),
+            _ => {}
+        }
+    }
+    assert_eq!(store.held_out("default", 5).unwrap(), [store_exam(&store)]);
+    // New records have the new form, beside the old ones.
+    store.commit_blocking(constrained()).unwrap();
+    for op in constrained() {
+        match op {
+            Op::Interaction(row) => assert_eq!(store.interaction(row.id).unwrap(), Some(*row)),
+            Op::Sample(row) => assert_eq!(store.sample(row.id).unwrap(), Some(*row)),
+            _ => {}
+        }
+    }
+    drop(store);
+    let report = maintain::check(&path).unwrap();
+    assert!(report.is_healthy(), "{report:?}");
+}
+
+fn store_exam(store: &Store) -> Interaction {
+    store.interaction(interaction_id(2)).unwrap().unwrap()
+}
+
+/// A prompt for each kind of grammar, with a sample of which the grammar forced tokens.
+fn constrained() -> Vec<Op> {
+    let specs = [
+        GrammarSpec::JsonObject,
+        GrammarSpec::JsonSchema("{\"type\": \"integer\"}".to_owned()),
+        GrammarSpec::Regex("[a-z]+".to_owned()),
+        GrammarSpec::Choice(vec!["yes".to_owned(), "no".to_owned()]),
+        GrammarSpec::Lark("start: \"a\"".to_owned()),
+    ];
+    let mut ops = Vec::new();
+    for (n, spec) in (20..).zip(specs) {
+        let mut asked = interaction(n);
+        asked.grammar = Some(spec);
+        asked.params = SamplingParams {
+            repetition_penalty: 1.5,
+            min_tokens: 2,
+            ignore_eos: n % 2 == 0,
+            stop_token_ids: vec![5, 70_000],
+            include_stop: n % 2 == 1,
+            ..asked.params
+        };
+        let mut answer = served(10 * n, n);
+        answer.params = asked.params.clone();
+        answer.kept = vec![0.25, 1.0, 0.125];
+        answer.forced = vec![TokenSpan { start: 0, end: 1 }, TokenSpan { start: 2, end: 3 }];
+        ops.push(Op::Interaction(Box::new(asked)));
+        ops.push(Op::Sample(Box::new(answer)));
+    }
+    ops
+}
+
+#[test]
 fn every_record_of_schema_1_is_read() {
-    let (_dir, path) = copy_fixture(FILE);
+    let (_dir, path) = copy_fixture(1);
     let store = open(&path);
     let mut groups = BTreeMap::new();
     for op in contents() {
@@ -160,12 +252,12 @@ fn every_record_of_schema_1_is_read() {
 
 #[test]
 fn a_migrated_file_accepts_new_writes() {
-    let (_dir, path) = copy_fixture(FILE);
+    let (_dir, path) = copy_fixture(1);
     let store = open(&path);
     let again = FeedbackEntry {
         idempotency_key: Some("first".to_owned()),
         key_id: Some("key-1".to_owned()),
-        ..thumbs(1, 1.0, 8000)
+        ..thumbs(1, 0.5, 8000)
     };
     let new = thumbs(5, 1.0, 8000);
     let mut ops = prompt_ops(5, 0);

@@ -11,7 +11,7 @@ mod maintain;
 mod migrate;
 mod model;
 mod ratings;
-mod schema_3;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -85,6 +85,7 @@ fn interaction(n: u64) -> Interaction {
         stop: Vec::new(),
         held_out: false,
         chat: Default::default(),
+        grammar: None,
     }
 }
 
@@ -98,6 +99,7 @@ fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
         ids: vec![5, 6, 2],
         logprobs: vec![-0.5, -1.25, 0.0],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: "<answer>2</answer>".to_owned(),
         finish: FinishReason::Stop,
         version: PolicyVersion(n % 3),

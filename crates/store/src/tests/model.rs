@@ -49,7 +49,8 @@ struct Model {
     samples: BTreeMap<u64, Sample>,
     rewards: BTreeMap<(u64, String), Reward>,
     feedback: u64,
-    keys: BTreeMap<(Option<String>, String), u64>,
+    /// API key and idempotency key -> what was first posted with them.
+    keys: BTreeMap<(Option<String>, String), FeedbackEntry>,
     groups: BTreeMap<u64, Group>,
     steps: BTreeMap<u64, StepRecord>,
     policies: BTreeMap<u64, PolicyRecord>,
@@ -67,8 +68,15 @@ impl Model {
 
     fn feedback(&mut self, entry: &FeedbackEntry, of: u64) -> FeedbackOutcome {
         let key = entry.idempotency_key.clone().map(|k| (entry.key_id.clone(), k));
-        if let Some(sample) = key.as_ref().and_then(|k| self.keys.get(k)) {
-            return FeedbackOutcome::Duplicate(sample_id(*sample));
+        if let Some(first) = key.as_ref().and_then(|k| self.keys.get(k)) {
+            let same = first.interaction == entry.interaction
+                && first.choice == entry.choice
+                && first.name == entry.name
+                && first.value == entry.value;
+            return match same {
+                true => FeedbackOutcome::Duplicate(sample_id(10 * of)),
+                false => FeedbackOutcome::Reused,
+            };
         }
         if !self.interactions.contains_key(&of) {
             return FeedbackOutcome::UnknownCompletion;
@@ -89,7 +97,7 @@ impl Model {
         };
         self.feedback += 1;
         if let Some(key) = key {
-            self.keys.insert(key, sample);
+            self.keys.insert(key, entry.clone());
         }
         let previous = self.put_reward(sample, row);
         let naming: Vec<_> = self

@@ -226,7 +226,8 @@ fn a_preference_is_recorded_as_a_whole() {
     assert_eq!(outcome(pair(1, 9, 1)), [FeedbackOutcome::UnknownCompletion]);
     assert_eq!(store.stats().unwrap().feedback, 0, "its first half is not recorded either");
     assert_eq!(outcome(pair(1, 2, 2)), [FeedbackOutcome::Recorded(sample_id(10))]);
-    assert_eq!(outcome(pair(2, 1, 3)), [FeedbackOutcome::Duplicate(sample_id(10))]);
+    assert_eq!(outcome(pair(1, 2, 3)), [FeedbackOutcome::Duplicate(sample_id(10))]);
+    assert_eq!(outcome(pair(2, 1, 3)), [FeedbackOutcome::Reused]);
     let values = [10, 20].map(|n| store.rewards_of(sample_id(n)).unwrap()[1].value);
     assert_eq!(values, [Some(1.0), Some(0.0)]);
     assert_eq!(ungrouped(&store).len(), 2);

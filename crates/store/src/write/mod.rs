@@ -1,6 +1,7 @@
 //! The writer thread: takes batches from the queue, commits them in one transaction and answers.
 
 mod apply;
+mod health;
 mod queue;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +18,8 @@ use crate::file::LedgerFile;
 use crate::op::{Committed, FeedbackOutcome, Op};
 
 pub(crate) use apply::{AppliedCounts, LedgerTables};
+pub use health::StoreTrouble;
+pub(crate) use health::WriterHealth;
 pub(crate) use queue::{WriteJob, WriteQueue};
 
 /// Pause before writes that a failing disk refused are tried again.
@@ -50,6 +53,8 @@ pub(crate) struct Writer {
     pub(crate) lineage: watch::Sender<Arc<Lineage>>,
     /// Receives the result when the thread ends.
     pub(crate) ended: watch::Sender<WriterEnd>,
+    /// Whether writes succeed.
+    pub(crate) health: Arc<WriterHealth>,
     /// Runs before each batch is applied.
     #[cfg(test)]
     pub(crate) breakpoint: Breakpoint,
@@ -146,7 +151,11 @@ impl Writer {
     /// Applies all jobs in one transaction.
     fn try_commit(&self, jobs: &[WriteJob]) -> Result<Transaction, TransactionFailure> {
         let started = Instant::now();
-        match catch_unwind(AssertUnwindSafe(|| self.transaction(jobs))) {
+        self.health.begin();
+        let result = catch_unwind(AssertUnwindSafe(|| self.transaction(jobs)));
+        let refused = |error: &StoreError| !matches!(error, StoreError::Corrupt { .. });
+        self.health.end(matches!(&result, Ok(Err(error)) if refused(error)));
+        match result {
             Ok(Ok(transaction)) => {
                 let operations: usize = jobs.iter().map(|job| job.ops.len()).sum();
                 self.metrics.store_commit_duration.observe(started.elapsed().as_secs_f64());

@@ -80,6 +80,7 @@ mod tests {
             ids: vec![1],
             logprobs: vec![-1.0],
             kept: Vec::new(),
+            forced: Vec::new(),
             text: String::new(),
             finish: FinishReason::Stop,
             version: PolicyVersion::BASE,

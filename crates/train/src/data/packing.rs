@@ -1,5 +1,6 @@
 //! Training samples, their split into shards, and the layout of a shard for one forward pass.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,6 +21,9 @@ pub struct TrainSample {
     /// Natural-log probability of each of `ids` at `temperature`, recorded by the sampler; empty for a
     /// correction.
     pub logprobs: Vec<f32>,
+    /// For each of `ids` whether it is left out of the loss and of every statistic, because no policy
+    /// chose it; empty if none is.
+    pub masked: Vec<bool>,
     /// Sampling temperature, above 0.
     pub temperature: f32,
     /// Weight of the policy gradient of its tokens.
@@ -51,6 +55,9 @@ impl TrainSample {
         if !self.correction && self.logprobs.len() != self.ids.len() {
             return wrong(format!("{} ids but {} logprobs", self.ids.len(), self.logprobs.len()));
         }
+        if !self.masked.is_empty() && self.masked.len() != self.ids.len() {
+            return wrong(format!("{} ids but {} masked", self.ids.len(), self.masked.len()));
+        }
         if let Some(id) = self.prompt_ids.iter().chain(&self.ids).find(|id| **id as usize >= vocab)
         {
             return wrong(format!("id {id} is outside the vocabulary of {vocab}"));
@@ -65,6 +72,31 @@ impl TrainSample {
             return wrong(format!("`advantage` is {}", self.advantage));
         }
         Ok(())
+    }
+
+    /// The number of tokens that are not masked.
+    pub fn trained_tokens(&self) -> usize {
+        self.ids.len() - self.masked.iter().filter(|masked| **masked).count()
+    }
+
+    /// The values of the tokens that are not masked, of one value per token.
+    pub(crate) fn unmasked<'v>(&self, values: &'v [f64]) -> Cow<'v, [f64]> {
+        if self.masked.is_empty() {
+            return Cow::Borrowed(values);
+        }
+        let kept = values.iter().zip(&self.masked).filter(|(_, masked)| !**masked);
+        Cow::Owned(kept.map(|(value, _)| *value).collect())
+    }
+
+    /// Inserts gradients of 0 for masked tokens into the gradients from `first` on, which are those of the
+    /// other tokens.
+    pub(crate) fn insert_masked(&self, gradients: &mut Vec<[f64; 2]>, first: usize) {
+        if self.masked.is_empty() {
+            return;
+        }
+        let mut own = gradients.split_off(first).into_iter();
+        let of = |masked: &bool| if *masked { None } else { own.next() };
+        gradients.extend(self.masked.iter().map(of).map(Option::unwrap_or_default));
     }
 }
 
@@ -212,6 +244,7 @@ mod tests {
 
     fn sample(prompt: u32, prompt_len: usize, len: usize) -> TrainSample {
         TrainSample {
+            masked: Vec::new(),
             prompt_ids: vec![prompt; prompt_len],
             ids: vec![0; len],
             logprobs: vec![0.0; len],

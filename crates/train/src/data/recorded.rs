@@ -26,12 +26,22 @@ pub struct RecordedSample<'a> {
     /// Sampled token ids, the stop token included.
     pub ids: &'a [TokenId],
     /// Natural-log probability of each of `ids` under the behavior policy at `temperature`, without
-    /// truncation by top-p, top-k or min-p.
+    /// grammar and without truncation by top-p, top-k or min-p.
     pub logprobs: Vec<f32>,
+    /// For each of `ids` whether the grammar forced it; empty if it forced none.
+    pub masked: Vec<bool>,
     /// Sampling temperature.
     pub temperature: f32,
     /// Weight times value of each reward part, by name. Missing values are absent.
     pub rewards: BTreeMap<&'a str, f64>,
+}
+
+impl RecordedSample<'_> {
+    /// Of one value for each token, those of the tokens that the policy chose.
+    pub fn chosen(&self, values: &[f32]) -> Vec<f32> {
+        let masked = self.masked.iter().copied().chain(std::iter::repeat(false));
+        values.iter().zip(masked).filter(|(_, masked)| !masked).map(|(value, _)| *value).collect()
+    }
 }
 
 impl RecordedGroup {
@@ -88,6 +98,7 @@ impl RecordedGroup {
                 prompt_ids,
                 ids: &member.sample.ids,
                 logprobs: batch_builder::full_logprobs(&member.sample),
+                masked: batch_builder::masked(&member.sample),
                 temperature: member.sample.params.temperature,
                 rewards: member.parts.iter().filter_map(reward).collect(),
             }

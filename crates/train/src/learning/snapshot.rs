@@ -29,6 +29,7 @@ impl Snapshot {
             prompt_ids: prompt.to_vec(),
             ids: ids.to_vec(),
             logprobs: vec![0.0; ids.len()],
+            masked: Vec::new(),
             temperature,
             advantage: 0.0,
             version: 0,

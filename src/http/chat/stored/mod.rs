@@ -130,7 +130,8 @@ async fn find(state: &AppState, caller: &Caller, text: &str) -> Result<Interacti
     let id = InteractionId::from_completion_id(text).ok_or_else(unknown)?;
     let interaction = find_interaction(state, id).await?;
     let interaction = interaction.ok_or_else(|| unknown_completion("id", id))?;
-    let own = interaction.source == PromptSource::Live && interaction.key_id == caller.key_id;
+    let own = interaction.source == PromptSource::Live
+        && interaction.api_key() == caller.key_id.as_deref();
     if own { Ok(interaction) } else { Err(unknown()) }
 }
 

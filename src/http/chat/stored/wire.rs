@@ -49,7 +49,7 @@ impl StoredCompletion {
             } else {
                 (AssistantMessage::of(sample.text), sample.finish.as_str())
             };
-            Choice { index, message, logprobs: None, finish_reason }
+            Choice { index, message, logprobs: None, finish_reason, token_ids: None }
         });
         let usage = Usage::new(interaction.prompt_ids.len(), tokens);
         let completion = ChatCompletion::new(&interaction, version, choices.collect(), usage);

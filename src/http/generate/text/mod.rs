@@ -20,6 +20,7 @@ use hone_core::types::{ChatOptions, Interaction, Message, Role, TokenId};
 use self::head::TextHead;
 use self::request::{TextPrompt, TextRequest};
 use self::wire::{TextChoice, TextLogprobs};
+use super::admit::{WantedTokens, admit};
 use super::prompt::{PromptContext, encode};
 use super::run::RequestRun;
 use super::types::{FinishedChoice, SamplingRequest};
@@ -38,10 +39,24 @@ pub async fn create(
     let arrived = Instant::now();
     let request = request::read(&body, state.engine.info().vocab)?;
     models::check(&state, &request.model)?;
-    let TextRequest { model, prompts, params, stop, metadata, user, .. } = request;
-    let chat = ChatOptions::default();
-    let context =
-        PromptContext { model, metadata, params, stop, chat, caller, store: request.store };
+    let wanted = WantedTokens {
+        params: &request.params,
+        choices: request.choices as usize * request.prompts.len(),
+        prompt_tokens: request.prompts.iter().map(TextPrompt::estimated_tokens).sum(),
+    };
+    let permit = admit(&state, &caller, &body, &wanted)?;
+    let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
+    let context = PromptContext {
+        model,
+        metadata,
+        params,
+        stop,
+        chat: ChatOptions::default(),
+        caller,
+        user: user.clone(),
+        store,
+        grammar: None,
+    };
     let mut interactions = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (text, ids) = tokenize(&state, prompt, request.add_special_tokens).await?;
@@ -52,10 +67,12 @@ pub async fn create(
         prompts: interactions,
         choices: request.choices,
         logprobs: request.logprobs,
+        grammar: None,
+        token_ids: false,
         user,
         stored: context.is_kept(&state),
     };
-    let mut run = RequestRun::new(state, &run, arrived);
+    let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
     if request.stream {
         let (version, response) = stream::respond(run, head, request.include_usage).await?;
         return Ok(with_version(response, version));
@@ -63,7 +80,7 @@ pub async fn create(
     let choices = run.finish().await?;
     let choices = choices.into_iter().map(|choice| whole(&run, &head, choice)).collect();
     let completion = head.completion(run.version(), choices, Some(Some(run.usage())));
-    Ok(with_version(Json(completion).into_response(), run.version()))
+    Ok(with_version(Json(completion).into_response(), Some(run.version())))
 }
 
 /// A prompt's text and tokens.
@@ -105,11 +122,11 @@ fn interaction(
 
 /// A choice of the response without streaming.
 fn whole(run: &RequestRun, head: &TextHead, choice: FinishedChoice) -> TextChoice {
-    let FinishedChoice { index, text, tokens, finish } = choice;
+    let FinishedChoice { index, text, tokens, finish, .. } = choice;
     let codec = run.state.engine.codec();
     TextChoice {
         index,
-        text: head.echoed(index).map_or_else(String::new, str::to_owned) + &text,
+        text: head.echoed(index).unwrap_or_default().to_owned() + text.as_str(),
         logprobs: run.wants_logprobs().then(|| TextLogprobs::new(codec, &tokens, &mut 0)),
         finish_reason: Some(finish.as_str()),
         completion_id: head.own_id(index),

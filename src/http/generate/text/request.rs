@@ -11,6 +11,7 @@ use crate::http::chat::request::{
     MAX_CHOICES, MAX_TOP_LOGPROBS, include_usage, metadata, params, stop, to_u32,
 };
 use crate::http::error::ApiError;
+use crate::http::generate::admit::BYTES_PER_TOKEN;
 use crate::http::generate::prompt::token_ids;
 
 /// OpenAI's `max_tokens` of requests that contain none.
@@ -19,22 +20,27 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 const MAX_ALL_CHOICES: usize = 128;
 
 /// The accepted fields.
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 29] = [
     "add_special_tokens",
     "best_of",
     "echo",
     "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
     "logit_bias",
     "logprobs",
     "max_tokens",
     "metadata",
     "min_p",
+    "min_tokens",
     "model",
     "n",
     "presence_penalty",
     "prompt",
+    "repetition_penalty",
     "seed",
     "stop",
+    "stop_token_ids",
     "store",
     "stream",
     "stream_options",
@@ -53,6 +59,16 @@ pub(super) enum TextPrompt {
     Text(String),
     /// Token ids, to which nothing is added.
     Tokens(Vec<TokenId>),
+}
+
+impl TextPrompt {
+    /// The number of its tokens, before it is tokenized.
+    pub(super) fn estimated_tokens(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len() / BYTES_PER_TOKEN,
+            Self::Tokens(ids) => ids.len(),
+        }
+    }
 }
 
 /// A valid request.

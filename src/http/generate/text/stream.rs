@@ -17,28 +17,29 @@ use crate::http::generate::types::ChoiceUpdate;
 struct TextEvents {
     run: RequestRun,
     head: TextHead,
-    version: PolicyVersion,
+    /// The version of the first choice to start, if that was before the headers.
+    version: Option<PolicyVersion>,
     include_usage: bool,
     /// The length of each choice's text so far, in characters.
     offsets: Vec<usize>,
     ended: bool,
 }
 
-/// Starts the run before it responds, so that a refusal still has its status code. Returns the
-/// version of the first choice to start.
+/// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
+/// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
     mut run: RequestRun,
     head: TextHead,
     include_usage: bool,
-) -> Result<(PolicyVersion, Response), ApiError> {
-    let version = run.start().await?;
+) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
     let offsets = vec![0; head.choices()];
     let events = TextEvents { run, head, version, include_usage, offsets, ended: false };
     let events = stream::unfold(events, |mut events| async move {
         let text = events.next().await?;
         Some((text, events))
     });
-    Ok((version, sse::respond(events)))
+    Ok((version, sse::respond(events, keep_alive)))
 }
 
 impl TextEvents {
@@ -54,6 +55,7 @@ impl TextEvents {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
+                    self.run.count_limit(&error);
                     return Some(sse::event(&error.to_json()));
                 }
                 None => {
@@ -61,7 +63,8 @@ impl TextEvents {
                     let mut events = String::new();
                     if self.include_usage {
                         let usage = Some(Some(self.run.usage()));
-                        let last = self.head.completion(self.version, Vec::new(), usage);
+                        let version = self.version.unwrap_or_else(|| self.run.version());
+                        let last = self.head.completion(version, Vec::new(), usage);
                         events = sse::json_event(&last);
                     }
                     events.push_str(&sse::event(sse::DONE));

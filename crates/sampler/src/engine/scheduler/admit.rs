@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use hone_engine::Priority;
 use hone_engine::admission::Lease;
@@ -10,12 +11,12 @@ use hone_engine::run::{CancelReason, GenerationRun};
 use super::BatchScheduler;
 use super::sequence::EngineSequence;
 use crate::engine::policy::PolicyWeights;
-use crate::engine::shared::QueuedRequest;
+use crate::engine::shared::{QueuedRequest, RunningRequest};
 use crate::error::Result;
 use crate::kv_cache::SequencePages;
 
 impl BatchScheduler {
-    /// Admits requests, live ones first and each class in its order, until a request does not fit. A
+    /// Admits requests, live ones first and their owners in turn, until a request does not fit. A
     /// live request that does not fit preempts shadow sequences, the newest first.
     pub(super) fn admit(&mut self) {
         self.keep_held_weights();
@@ -65,9 +66,14 @@ impl BatchScheduler {
         let (priority, cancel) = (request.priority, Arc::clone(&lease.cancel));
         let shared = &self.shared;
         let (run, generation) =
-            GenerationRun::new(&shared.codec, &request.stop, queued.limit, lease, &shared.metrics);
+            GenerationRun::new(&shared.codec, &request, queued.limit, lease, &shared.metrics);
         let mut state = shared.lock();
-        state.running.push((priority, Arc::clone(&cancel)));
+        state.running.push(RunningRequest {
+            priority,
+            owner: request.owner,
+            since: Instant::now(),
+            cancel: Arc::clone(&cancel),
+        });
         shared.report(&state);
         drop(state);
         let order = self.admitted;

@@ -325,7 +325,7 @@ impl BatchScheduler {
         let EngineSequence { pages, run, cancel, .. } = sequence;
         pages.free(&mut self.pool);
         let mut state = self.shared.lock();
-        state.running.retain(|(_, other)| !Arc::ptr_eq(other, &cancel));
+        state.ended(&cancel);
         self.shared.report(&state);
         drop(state);
         run.finish();

@@ -50,7 +50,9 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
         stop: Vec::new(),
         top_logprobs: 0,
         priority: Priority::Shadow,
+        owner: None,
         version: None,
+        grammar: None,
     }
 }
 

@@ -218,7 +218,7 @@ async fn live_requests_beyond_the_queue_are_refused_and_shadows_wait_to_enter_it
         for client in clients {
             match client.await.unwrap() {
                 Ok(completion) => assert_eq!(completion.tokens.len(), 200),
-                Err(EngineError::Overloaded { slots: 1, queued: 2 | 3 }) => refused += 1,
+                Err(EngineError::Overloaded { slots: 1, queued: 2 | 3, .. }) => refused += 1,
                 Err(other) => panic!("{other}"),
             }
         }
@@ -256,4 +256,57 @@ async fn a_live_request_preempts_shadows_until_its_pages_are_free() {
     }
     assert_eq!(engine.shared.metrics.engine_preempted.get(), preempted);
     assert!(preempted <= 2, "{preempted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owners_that_wait_are_admitted_in_turn() {
+    let engine = start(SamplerConfig { slots: 1, queue: 32, ..serving() });
+    for _ in 0..ATTEMPTS {
+        let held = engine.generate(live(endless(&engine, &[7], 0, 250))).await.unwrap();
+        let order = Mutex::new(Vec::new());
+        let ask = async |name: &'static str| {
+            let request = live(endless(&engine, &[7], 1, 250));
+            let request = GenerateRequest { owner: Some(Arc::from(name)), ..request };
+            // The slot is occupied until the generation is dropped.
+            let generation = engine.generate(request).await.unwrap();
+            order.lock().unwrap().push(name);
+            drop(generation);
+        };
+        let release = async {
+            let waiting = engine.load().live_waiting;
+            drop(held);
+            waiting
+        };
+        let (_, _, _, _, _, waiting) = tokio::join!(
+            biased;
+            ask("flood"),
+            ask("flood"),
+            ask("flood"),
+            ask("flood"),
+            ask("other"),
+            release,
+        );
+        if waiting == 5 {
+            let order = order.into_inner().unwrap();
+            assert_eq!(order, ["flood", "other", "flood", "flood", "flood"]);
+            assert!(engine.shared.metrics.engine_queue_wait.get_sample_count() >= 6);
+            return;
+        }
+    }
+    panic!("the first request always ended too early");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_live_request_that_waits_too_long_is_refused() {
+    let limit = Duration::from_millis(20);
+    let engine = start(SamplerConfig { slots: 1, queue_timeout: Some(limit), ..serving() });
+    let held = engine.generate(live(endless(&engine, &[7], 0, 250))).await.unwrap();
+    let refused = engine.generate(live(request(&[7], 1, 4))).await;
+    match refused {
+        Err(EngineError::QueueTimeout { waited, .. }) => assert!(waited >= limit),
+        // The first request ended meanwhile.
+        Ok(_) => assert_eq!(held.collect().await.unwrap().tokens.len(), 250),
+        Err(other) => panic!("{other}"),
+    }
+    until_idle(&engine).await;
 }

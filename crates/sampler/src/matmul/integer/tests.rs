@@ -80,7 +80,7 @@ fn bits_depend_neither_on_other_tokens_nor_on_parts_of_the_rows() {
         let x = waves(inner * width, 0.9);
         let columns = TokenColumns { values: &x, width, tokens: width };
         let all = product(instructions, &matrix, (0, rows), columns);
-        for tokens in [1, 2, 3, 4, 5, 7, 8, 9, 16, 33] {
+        for tokens in [1, 2, 3, 4, 5, 7, 8, 9, 16, 33_usize] {
             // As wide as this processor's kernels for f32 need it, and a multiple of 16.
             for narrow in [padded_width(tokens), tokens.next_multiple_of(COLUMN_BLOCK)] {
                 let some: Vec<f32> =
@@ -110,7 +110,7 @@ fn every_instruction_set_gives_the_same_bits() {
         for rows in [37, 64] {
             let inner = 3 * format.values();
             let matrix = matrix(format, (rows, inner));
-            for tokens in [1, 2, 3, 4, 6, 8, 16, 41] {
+            for tokens in [1, 2, 3, 4, 6, 8, 16, 41_usize] {
                 let width = tokens.next_multiple_of(COLUMN_BLOCK);
                 let mut x = waves(inner * width, 1.7);
                 // Blocks that are all zero, and others with a large activation.

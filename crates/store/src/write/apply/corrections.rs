@@ -9,7 +9,7 @@ use redb::ReadableTable;
 
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, InteractionId, Reward, RewardId, RewardSource,
-    Sample, SampleId, SampleOrigin, SamplingParams,
+    Sample, SampleId, SampleOrigin, SamplingParams, concerns_rater, key_of_rater,
 };
 
 use super::feedback::id_of_turn;
@@ -36,7 +36,11 @@ impl LedgerTables<'_> {
         if let Some((sample, first)) = known?
             && first != id
         {
-            return Ok(FeedbackOutcome::Duplicate(sample));
+            return Ok(if self.is_same_correction(first, entry)? {
+                FeedbackOutcome::Duplicate(sample)
+            } else {
+                FeedbackOutcome::Reused
+            });
         }
         let Some(prompt) = self.interaction(entry.interaction)? else {
             return Ok(FeedbackOutcome::UnknownCompletion);
@@ -56,6 +60,30 @@ impl LedgerTables<'_> {
             self.record_correction(entry, id, sample, prompt.route)?;
         }
         Ok(FeedbackOutcome::Recorded(sample))
+    }
+
+    /// Whether a row recorded the same correction, with the same rating.
+    fn is_same_correction(
+        &self,
+        row: RewardId,
+        entry: &CorrectionEntry,
+    ) -> Result<bool, StoreError> {
+        let rating_row = id_of_turn(row, 1);
+        let same_rating = match &entry.rating {
+            Some(rating) => self.is_same(rating_row, rating)?,
+            None => !self.has_row(rating_row)?,
+        };
+        let text: Option<Sample> = reader::get(&self.samples, row.0.as_bytes())?;
+        let row: Option<Reward> = reader::get(&self.feedback, row.0.as_bytes())?;
+        let corrected = self.served_choice(entry.interaction, entry.choice)?;
+        Ok(same_rating
+            && text.is_some_and(|sample| sample.text == entry.text)
+            && row.is_some_and(|row| {
+                row.name == NAME
+                    && Some(row.sample) == corrected
+                    && row.comment == entry.comment
+                    && row.key_id == entry.key_id
+            }))
     }
 
     fn record_correction(
@@ -83,10 +111,8 @@ impl LedgerTables<'_> {
         self.feedback_of.insert((corrected.0.as_bytes(), id.0.as_bytes()), ())?;
         self.count_written("feedback");
         if let Some(key) = entry.idempotency_key.as_deref() {
-            self.idempotency.insert(
-                (entry.key_id.as_deref(), key),
-                (corrected.0.as_bytes(), id.0.as_bytes()),
-            )?;
+            let api_key = entry.key_id.as_deref().and_then(key_of_rater);
+            self.idempotency.insert((api_key, key), (corrected.0.as_bytes(), id.0.as_bytes()))?;
         }
         self.add_sample(&Sample {
             id: SampleId(id.0),
@@ -97,6 +123,7 @@ impl LedgerTables<'_> {
             ids: entry.ids.clone(),
             logprobs: Vec::new(),
             kept: Vec::new(),
+            forced: Vec::new(),
             text: entry.text.clone(),
             finish: FinishReason::Stop,
             version,
@@ -151,7 +178,8 @@ impl LedgerTables<'_> {
         let mut dropped = Vec::new();
         for entry in self.feedback.iter()? {
             let row: Reward = decode(entry?.1.value())?;
-            if row.key_id.as_deref() != Some(key_id) || row.name != NAME {
+            let concerned = row.key_id.as_deref().is_some_and(|by| concerns_rater(key_id, by));
+            if !concerned || row.name != NAME {
                 continue;
             }
             if let Some(group) = self.group(row.id.0.as_bytes())?

@@ -7,7 +7,9 @@
 use redb::ReadableTable;
 use uuid::Uuid;
 
-use hone_core::types::{Group, GroupState, InteractionId, Reward, Sample, SampleId, UnixMillis};
+use hone_core::types::{
+    Group, GroupState, InteractionId, Reward, Sample, SampleId, UnixMillis, key_of_rater,
+};
 
 use super::tables::LedgerTables;
 use crate::error::StoreError;
@@ -23,9 +25,9 @@ impl LedgerTables<'_> {
         let key = id.0.as_bytes();
         self.erased.insert(key, when)?;
         if let Some(session) = row.session() {
-            self.sessions.remove((row.key_id.as_deref(), session, key))?;
+            self.sessions.remove((row.api_key(), session, key))?;
         }
-        self.by_key.remove((row.key_id.as_deref(), key))?;
+        self.by_key.remove((row.api_key(), key))?;
         self.same_prompt.remove((&row.prompt_digest(), key))?;
         self.held_out.remove((row.route.as_str(), key))?;
         self.interactions.remove(key)?;
@@ -131,7 +133,7 @@ impl LedgerTables<'_> {
     fn forget_idempotency(&mut self, row: &Id) -> Result<(), StoreError> {
         let posted: Option<Reward> = reader::get(&self.feedback, row)?;
         let Some(Reward { key_id, idempotency_key: Some(key), .. }) = posted else { return Ok(()) };
-        let key = (key_id.as_deref(), key.as_str());
+        let key = (key_id.as_deref().and_then(key_of_rater), key.as_str());
         let is_own = self.idempotency.get(key)?.is_some_and(|found| found.value().1 == row);
         if is_own {
             self.idempotency.remove(key)?;

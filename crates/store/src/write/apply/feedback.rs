@@ -4,7 +4,9 @@
 use redb::ReadableTable;
 use uuid::Uuid;
 
-use hone_core::types::{GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId};
+use hone_core::types::{
+    GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId, key_of_rater,
+};
 
 use super::tables::LedgerTables;
 use crate::error::StoreError;
@@ -23,8 +25,10 @@ impl LedgerTables<'_> {
             // If the row is the same, this operation is being repeated; it is not another post.
             return Ok(if first == id {
                 FeedbackOutcome::Recorded(sample)
-            } else {
+            } else if self.is_same(first, entry)? && !self.has_row(id_of_turn(first, 1))? {
                 FeedbackOutcome::Duplicate(sample)
+            } else {
+                FeedbackOutcome::Reused
             });
         }
         if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
@@ -50,7 +54,16 @@ impl LedgerTables<'_> {
         if let Some((_, known)) = self.find_first(first)?
             && known != id
         {
-            return Ok(FeedbackOutcome::AlreadyCredited(self.count_credited(known)?));
+            // The conversation may have got further turns since.
+            for turn in turns {
+                if let [_] = self.served_choices(turn.interaction)?[..] {
+                    return Ok(match self.is_same(known, turn)? {
+                        true => FeedbackOutcome::AlreadyCredited(self.count_credited(known)?),
+                        false => FeedbackOutcome::Reused,
+                    });
+                }
+            }
+            return Ok(FeedbackOutcome::Reused);
         }
         let mut credited = 0;
         for turn in turns {
@@ -77,7 +90,12 @@ impl LedgerTables<'_> {
         if let Some((sample, known)) = self.find_first(first)?
             && known != id
         {
-            return Ok(FeedbackOutcome::Duplicate(sample));
+            let same = self.is_same(known, first)? && self.is_same(id_of_turn(known, 1), second)?;
+            return Ok(if same {
+                FeedbackOutcome::Duplicate(sample)
+            } else {
+                FeedbackOutcome::Reused
+            });
         }
         let mut samples = Vec::with_capacity(2);
         for entry in pair {
@@ -102,6 +120,23 @@ impl LedgerTables<'_> {
             .map_or(FeedbackOutcome::UnknownChoice, |s| FeedbackOutcome::Recorded(*s)))
     }
 
+    /// Whether a row recorded the same rating of the same completion by the same rater.
+    pub(super) fn is_same(&self, row: RewardId, entry: &FeedbackEntry) -> Result<bool, StoreError> {
+        let row: Option<Reward> = reader::get(&self.feedback, row.0.as_bytes())?;
+        let sample = self.served_choice(entry.interaction, entry.choice)?;
+        Ok(row.is_some_and(|row| {
+            Some(row.sample) == sample
+                && row.name == entry.name
+                && row.value == entry.value
+                && row.comment == entry.comment
+                && row.key_id == entry.key_id
+        }))
+    }
+
+    pub(super) fn has_row(&self, row: RewardId) -> Result<bool, StoreError> {
+        Ok(self.feedback.get(row.0.as_bytes())?.is_some())
+    }
+
     /// Number of rows that an earlier conversation's feedback created.
     fn count_credited(&self, id: RewardId) -> Result<usize, StoreError> {
         let mut count = 0;
@@ -119,14 +154,14 @@ impl LedgerTables<'_> {
         self.find_idempotent(entry.key_id.as_deref(), entry.idempotency_key.as_deref())
     }
 
-    /// The sample and row of an API key's first feedback with this idempotency key.
+    /// The sample and row of the first feedback of a rater's API key with this idempotency key.
     pub(super) fn find_idempotent(
         &self,
-        key_id: Option<&str>,
+        rater: Option<&str>,
         key: Option<&str>,
     ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
         let Some(key) = key else { return Ok(None) };
-        let found = self.idempotency.get((key_id, key))?;
+        let found = self.idempotency.get((rater.and_then(key_of_rater), key))?;
         Ok(found.map(|guard| {
             let (sample, reward) = guard.value();
             (SampleId(Uuid::from_bytes(*sample)), RewardId(Uuid::from_bytes(*reward)))
@@ -179,8 +214,8 @@ impl LedgerTables<'_> {
         self.feedback_of.insert((sample.0.as_bytes(), id.0.as_bytes()), ())?;
         self.count_written("feedback");
         if let Some(key) = entry.idempotency_key.as_deref() {
-            self.idempotency
-                .insert((entry.key_id.as_deref(), key), (sample.0.as_bytes(), id.0.as_bytes()))?;
+            let api_key = entry.key_id.as_deref().and_then(key_of_rater);
+            self.idempotency.insert((api_key, key), (sample.0.as_bytes(), id.0.as_bytes()))?;
         }
         if posted.value.is_some() {
             let rater = (sample.0.as_bytes(), entry.name.as_str(), entry.key_id.as_deref());

@@ -5,7 +5,9 @@
 
 use redb::ReadableTable;
 
-use hone_core::types::{Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, SampleId};
+use hone_core::types::{
+    Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, SampleId, key_of_rater,
+};
 
 use super::tables::LedgerTables;
 use crate::error::StoreError;
@@ -207,8 +209,10 @@ impl LedgerTables<'_> {
     /// Whether all ratings of a completion and part are by quarantined keys.
     fn is_quarantined(&self, sample: SampleId, part: &str) -> Result<bool, StoreError> {
         for rating in reader::ratings(&self.ratings, &self.feedback, sample, part)? {
-            let Some(key) = rating.key_id else { return Ok(false) };
-            if self.quarantine.get(key.as_str())?.is_none() {
+            let Some(rater) = rating.key_id else { return Ok(false) };
+            let key = key_of_rater(&rater).unwrap_or(&rater);
+            if self.quarantine.get(rater.as_str())?.is_none() && self.quarantine.get(key)?.is_none()
+            {
                 return Ok(false);
             }
         }

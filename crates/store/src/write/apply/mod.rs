@@ -66,7 +66,7 @@ impl LedgerTables<'_> {
         if row.source == PromptSource::Live {
             self.same_prompt.insert((&row.prompt_digest(), id), ())?;
             if !row.is_text() {
-                self.by_key.insert((row.key_id.as_deref(), id), ())?;
+                self.by_key.insert((row.api_key(), id), ())?;
             }
         }
         if row.held_out {
@@ -81,7 +81,7 @@ impl LedgerTables<'_> {
         let id = row.id.0.as_bytes();
         self.interactions.insert(id, encode(row)?.as_slice())?;
         if let Some(session) = row.session() {
-            self.sessions.insert((row.key_id.as_deref(), session, id), ())?;
+            self.sessions.insert((row.api_key(), session, id), ())?;
         }
         Ok(())
     }
@@ -96,7 +96,7 @@ impl LedgerTables<'_> {
             return Ok(());
         };
         if let Some(session) = row.session() {
-            self.sessions.remove((row.key_id.as_deref(), session, id.0.as_bytes()))?;
+            self.sessions.remove((row.api_key(), session, id.0.as_bytes()))?;
         }
         row.metadata = metadata.clone();
         self.put_interaction(&row)

@@ -1,9 +1,9 @@
-//! Applies the beginning and the end of an API key's quarantine.
+//! Applies the beginning and the end of the quarantine of an API key or of one of its end users.
 
 use redb::ReadableTable;
 use uuid::Uuid;
 
-use hone_core::types::{GroupState, Sample, SampleId};
+use hone_core::types::{GroupState, Sample, SampleId, concerns_rater};
 
 use super::tables::LedgerTables;
 use crate::error::StoreError;
@@ -30,7 +30,7 @@ impl LedgerTables<'_> {
         for entry in self.ratings.iter()? {
             let key = entry?.0;
             let (sample, name, rater) = key.value();
-            if rater == Some(key_id) {
+            if rater.is_some_and(|rater| concerns_rater(key_id, rater)) {
                 rated.push((SampleId(Uuid::from_bytes(*sample)), name.to_owned()));
             }
         }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use hone_core::types::{Group, GroupId, SampleId, TokenId, UnixMillis};
+use hone_core::types::{Group, GroupId, SampleId, TokenId, UnixMillis, include_rater};
 use hone_store::{QUARANTINED, Store, StoreError};
 
 use crate::TrainSample;
@@ -42,8 +42,8 @@ impl BatchCorrection {
         if sample.ids.is_empty() || prompt.prompt_ids.is_empty() {
             return Ok(Err(UNSCORED));
         }
-        let key = store.correction(sample.id)?.and_then(|row| row.key_id);
-        if key.is_some_and(|key| quarantined.contains(&key)) {
+        let rater = store.correction(sample.id)?.and_then(|row| row.key_id);
+        if rater.is_some_and(|rater| include_rater(quarantined, &rater)) {
             return Ok(Err(QUARANTINED));
         }
         Ok(Ok(Self {
@@ -65,6 +65,7 @@ impl BatchCorrection {
             prompt_ids: self.prompt_ids.clone(),
             ids: self.ids.clone(),
             logprobs: Vec::new(),
+            masked: Vec::new(),
             temperature: 1.0,
             advantage: 0.0,
             version: u64::MAX,
@@ -110,6 +111,7 @@ mod tests {
                 stop: Vec::new(),
                 held_out: false,
                 chat: Default::default(),
+                grammar: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),
@@ -120,6 +122,7 @@ mod tests {
                 ids: vec![1],
                 logprobs: vec![-1.0],
                 kept: Vec::new(),
+                forced: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion(7),

@@ -9,7 +9,7 @@ use prometheus::IntCounterVec;
 
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
-    SampleId, TokenId, UnixMillis,
+    SampleId, TokenId, TokenSpan, UnixMillis, include_rater,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
@@ -40,7 +40,7 @@ pub(crate) struct GroupMember {
 pub(crate) struct FeedbackOrigin {
     /// Time of arrival.
     pub(crate) created: UnixMillis,
-    /// The rater's API key.
+    /// Identifies the rater.
     pub(crate) key_id: Option<String>,
 }
 
@@ -121,6 +121,7 @@ impl TrainBatch {
                     prompt_ids: group.prompt_ids.clone(),
                     ids: member.sample.ids.clone(),
                     logprobs: full_logprobs(&member.sample),
+                    masked: masked(&member.sample),
                     temperature: member.sample.params.temperature,
                     advantage: (*advantage)?,
                     version: member.sample.version.0,
@@ -208,9 +209,17 @@ impl TrainBatch {
     }
 }
 
-/// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without
-/// truncation by top-p, top-k or min-p: the recorded ones are renormalized over the kept tokens, so
-/// the logarithm of the kept mass is added.
+/// For each of a sample's tokens whether its grammar forced it; empty if it forced none.
+pub(crate) fn masked(sample: &Sample) -> Vec<bool> {
+    if sample.forced.is_empty() {
+        return Vec::new();
+    }
+    TokenSpan::mask(&sample.forced, sample.ids.len())
+}
+
+/// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without grammar and
+/// without truncation by top-p, top-k or min-p: the recorded ones are renormalized over the kept tokens,
+/// so the logarithm of the kept mass is added.
 pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
@@ -467,7 +476,9 @@ fn leave_out(
 ) -> Result<bool, StoreError> {
     let mut ratings = store.ratings_of(reward.sample, &reward.name)?;
     let all = ratings.len();
-    ratings.retain(|rating| rating.key_id.as_ref().is_none_or(|key| !quarantined.contains(key)));
+    ratings.retain(|rating| {
+        rating.key_id.as_ref().is_none_or(|rater| !include_rater(quarantined, rater))
+    });
     if ratings.len() == all {
         return Ok(false);
     }

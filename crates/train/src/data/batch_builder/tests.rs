@@ -40,6 +40,7 @@ fn interaction(id: InteractionId) -> Op {
         stop: Vec::new(),
         held_out: false,
         chat: Default::default(),
+        grammar: None,
     }))
 }
 
@@ -53,6 +54,7 @@ fn sample(interaction: InteractionId, version: u64) -> Sample {
         ids: vec![1],
         logprobs: vec![-1.0],
         kept: Vec::new(),
+        forced: Vec::new(),
         text: String::new(),
         finish: FinishReason::Stop,
         version: PolicyVersion(version),

@@ -33,7 +33,8 @@ pub(crate) struct ForwardBackward<'a> {
     /// Indices of the samples that the pass computes.
     pub active: &'a [usize],
     pub adaptive: AdaptiveCoefficients,
-    /// Completion length of each sample; 0 for corrections and for samples that are not trained on.
+    /// Number of each sample's tokens that are trained on; 0 for corrections and for samples that are not
+    /// trained on.
     pub lengths: Vec<usize>,
     /// The divisor of the `dr_grpo` loss.
     pub max_completion_tokens: usize,
@@ -179,7 +180,10 @@ impl ForwardBackward<'_> {
         let saved = self.forward_saving(&layout, self.dropout(*stream).as_mut(), 0)?;
         let (_, entropies) = columns(&self.stats(&layout, &saved.hidden().detach())?)?;
         let trained = self.rows(indices).filter(|(index, _)| self.lengths[*index] > 0);
-        Ok(trained.flat_map(|(_, rows)| entropies[rows].to_vec()).collect())
+        let own = |(index, rows): (usize, Range<usize>)| {
+            self.samples[index].unmasked(&entropies[rows]).into_owned()
+        };
+        Ok(trained.flat_map(own).collect())
     }
 
     fn layout(&self, indices: &[usize]) -> Result<PackedBatch> {
@@ -223,30 +227,40 @@ impl ForwardBackward<'_> {
                 objective.add_correction(&logprobs[rows], &mut gradients, &mut output.totals);
                 continue;
             }
-            let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
             let without_dropout = without_dropout.as_ref().map(|all| &all[rows.clone()]);
             let cached = self.cache.old.get(&index).map(Vec::as_slice);
             let old = cached.or(without_dropout).filter(|_| self.needs_old(index));
+            output.logprobs.old.extend(old.map(|old| (index, old.to_vec())));
+            // From here on without masked tokens.
+            let recorded: Vec<f64> = sample.logprobs.iter().map(|l| f64::from(*l)).collect();
+            let recorded = sample.unmasked(&recorded);
+            let old = old.map(|all| sample.unmasked(all));
+            let old = old.as_deref();
+            let reference = reference.map(|all| sample.unmasked(all));
             // The weight of a late sample is a constant factor of its surrogate, as is the advantage.
             // It replaces the sampler correction.
             let late = old.filter(|_| sample.late);
             let weight =
                 late.map_or(1.0, |old| late_weight(old, &recorded, self.config.feedback_clip_max));
             output.late_weights.extend(late.map(|_| (index, weight)));
+            let own_logprobs = sample.unmasked(&logprobs[rows.clone()]);
+            let own_entropies = sample.unmasked(&entropies[rows]);
             let sequence = LossSequence {
-                logprobs: &logprobs[rows.clone()],
-                entropies: &entropies[rows],
+                logprobs: &own_logprobs,
+                entropies: &own_entropies,
                 recorded: late.unwrap_or(&recorded),
                 old,
-                reference,
+                reference: reference.as_deref(),
                 advantage: weight * sample.advantage,
             };
+            let first = gradients.len();
             objective.add_sequence(index, &sequence, &mut gradients, &mut output.totals);
-            output.logprobs.old.extend(old.map(|old| (index, old.to_vec())));
+            sample.insert_masked(&mut gradients, first);
             if let Some(recomputed) = without_dropout
                 && self.current_version == Some(sample.version)
             {
-                let difference = output.totals.add_difference(&recorded, recomputed);
+                let recomputed = sample.unmasked(recomputed);
+                let difference = output.totals.add_difference(&recorded, &recomputed);
                 output.differences.push((index, difference));
             }
         }

@@ -66,6 +66,7 @@ impl Learner {
         let trains_on = |index: &usize| {
             let sample = &samples[*index];
             !(masks_truncated && sample.truncated || without_corrections && sample.correction)
+                && sample.trained_tokens() > 0
         };
         let mut active: Vec<usize> = (0..samples.len()).filter(trains_on).collect();
         let learning_rate = schedule::learning_rate(&self.config, self.steps)
@@ -136,7 +137,7 @@ impl Learner {
         while !active.is_empty() {
             let mut lengths = vec![0; samples.len()];
             for index in active.iter().filter(|index| !samples[**index].correction) {
-                lengths[*index] = samples[*index].ids.len();
+                lengths[*index] = samples[*index].trained_tokens();
             }
             let mut pass = ForwardBackward {
                 model: &self.model,

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::ok;
 use futures::stream::{StreamExt, TryStreamExt, iter};
 
 use hone_core::types::{
     FinishReason, GroupId, Interaction, PolicyVersion, SamplingParams, TokenId,
 };
-use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
+use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority, SampleError};
 use hone_reward::{Route, Routes, ScoreInput};
 use hone_store::{Store, StoreError};
 
@@ -123,7 +124,8 @@ impl Examiner {
         Ok(interaction.map(|interaction| self.prompt(interaction, false)))
     }
 
-    /// Completes every prompt with both versions, with the same seed.
+    /// Completes every prompt with both versions, with the same seed. A prompt is left out if its grammar
+    /// cannot be followed, so that no client's grammar can stop all publications.
     pub(super) async fn complete(
         &self,
         examination: &Examination<'_>,
@@ -131,16 +133,24 @@ impl Examiner {
     ) -> Result<Vec<ComparedPrompt>, EngineError> {
         let slots = self.engine.info().slots.max(1);
         let compare = |(index, prompt): (u64, &ExamPrompt)| {
-            let request = self.request(prompt, examination.version.0 << 20 | index);
             let (prompt, temperature) = (prompt.clone(), self.temperature);
             async move {
+                let request = self.request(&prompt, examination.version.0 << 20 | index).await?;
                 let candidate = examination.publisher.complete_staged(request.clone()).await?;
                 let active = self.complete_active(request).await?;
                 Ok(ComparedPrompt { prompt, candidate, active, temperature })
             }
         };
         let numbered: Vec<_> = (0..).zip(prompts).collect();
-        iter(numbered.into_iter().map(compare)).buffered(slots).try_collect().await
+        let compared = iter(numbered.into_iter().map(compare)).buffered(slots);
+        let usable = compared.map(|result: Result<ComparedPrompt, EngineError>| match result {
+            Err(error) if error.is_of_grammar() => {
+                tracing::warn!(%error, "an exam leaves a prompt out");
+                Ok(None)
+            }
+            result => result.map(Some),
+        });
+        usable.try_filter_map(ok).try_collect().await
     }
 
     /// Completes a prompt with the active version, again if a client needed the slot.
@@ -159,19 +169,35 @@ impl Examiner {
         }
     }
 
-    fn request(&self, prompt: &ExamPrompt, seed: u64) -> GenerateRequest {
-        GenerateRequest {
-            prompt_ids: prompt.interaction.prompt_ids.clone(),
-            params: SamplingParams {
-                temperature: self.temperature,
-                max_tokens: self.max_tokens,
-                seed,
-                ..SamplingParams::default()
-            },
-            stop: prompt.interaction.stop.clone(),
+    async fn request(
+        &self,
+        prompt: &ExamPrompt,
+        seed: u64,
+    ) -> Result<GenerateRequest, EngineError> {
+        let interaction = &prompt.interaction;
+        let codec = self.engine.codec();
+        let grammar = match &interaction.grammar {
+            Some(spec) => {
+                let grammar = codec.compile_grammar(spec).await;
+                Some(grammar.map_err(|error| EngineError::Sample(SampleError::Grammar(error)))?)
+            }
+            None => None,
+        };
+        let params = SamplingParams {
+            temperature: self.temperature,
+            max_tokens: self.max_tokens,
+            seed,
+            ..SamplingParams::default()
+        };
+        Ok(GenerateRequest {
+            prompt_ids: interaction.prompt_ids.clone(),
+            params: params.ending_as(&interaction.params),
+            stop: interaction.stop.clone(),
             top_logprobs: 0,
             priority: Priority::Shadow,
+            owner: None,
             version: None,
-        }
+            grammar,
+        })
     }
 }

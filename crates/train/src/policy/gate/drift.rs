@@ -103,7 +103,7 @@ fn length(completion: &Completion) -> f64 {
 }
 
 /// KL(candidate || policy) in nats per token by Schulman's estimator k3 on the candidate's tokens,
-/// each at most [`MAX_TOKEN_KL`].
+/// each at most [`MAX_TOKEN_KL`]. Tokens that a grammar forced are no samples of the candidate.
 fn divergence(
     examination: &Examination<'_>,
     compared: &[ComparedPrompt],
@@ -118,7 +118,9 @@ fn divergence(
         }
         let (prompt, temperature) = (compared.prompt_ids(), compared.temperature);
         let others = examination.candidate.score(policy, prompt, &ids, temperature)?;
-        values.extend(sampled.iter().zip(others).map(|((_, own), other)| {
+        let free = compared.candidate.tokens.iter().map(|token| !token.forced);
+        let tokens = sampled.iter().zip(others).zip(free).filter(|(_, is_free)| *is_free);
+        values.extend(tokens.map(|(((_, own), other), _)| {
             let d = f64::from(other - own);
             // Infinite or NaN log-probabilities must fail the check.
             if d.is_nan() { f64::NAN } else { (d.exp_m1() - d).min(MAX_TOKEN_KL) }

@@ -67,6 +67,7 @@ async fn users(world: &World, value: impl Fn(PolicyVersion) -> f64) -> [u64; 2] 
         let version = world.policies.assign(&format!("user-{}", n % 50));
         let request = GenerateRequest {
             version,
+            grammar: None,
             priority: Priority::Live,
             ..GenerateRequest::probe(&[1], &SamplingParams::default())
         };

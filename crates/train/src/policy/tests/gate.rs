@@ -187,6 +187,7 @@ fn held_out_prompt(n: u64) -> Interaction {
         stop: Vec::new(),
         held_out: true,
         chat: Default::default(),
+        grammar: None,
     }
 }
 

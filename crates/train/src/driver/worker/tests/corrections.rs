@@ -36,6 +36,7 @@ impl World {
                 stop: Vec::new(),
                 held_out: false,
                 chat: Default::default(),
+                grammar: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),
@@ -46,6 +47,7 @@ impl World {
                 ids: vec![9, 2],
                 logprobs: vec![-2.0, -2.0],
                 kept: Vec::new(),
+                forced: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion::BASE,

@@ -274,6 +274,7 @@ impl World {
             stop: Vec::new(),
             held_out: false,
             chat: Default::default(),
+            grammar: None,
         }))];
         let mut members = Vec::new();
         for value in rewards {
@@ -288,6 +289,7 @@ impl World {
                 ids: vec![token, 5],
                 logprobs: vec![-2.0, -2.0],
                 kept: Vec::new(),
+                forced: Vec::new(),
                 text: String::new(),
                 finish: FinishReason::Stop,
                 version: PolicyVersion(version),

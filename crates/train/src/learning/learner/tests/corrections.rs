@@ -11,6 +11,7 @@ fn correction(prompt: &[u32], ids: &[u32]) -> TrainSample {
         prompt_ids: prompt.to_vec(),
         ids: ids.to_vec(),
         logprobs: Vec::new(),
+        masked: Vec::new(),
         temperature: 1.0,
         advantage: 0.0,
         version: u64::MAX,

@@ -69,6 +69,7 @@ fn repeated_steps_learn_a_preferred_answer() {
         prompt_ids: vec![5, 6, 7],
         logprobs: vec![0.0; ids.len()],
         ids,
+        masked: Vec::new(),
         temperature: 1.0,
         advantage,
         version: 0,

@@ -107,6 +107,7 @@ fn samples() -> Vec<TrainSample> {
             prompt_ids: sample.prompt_ids.clone(),
             ids: sample.ids.clone(),
             logprobs: sample.logprobs.clone(),
+            masked: Vec::new(),
             temperature: sample.temperature,
             advantage: sample.advantage,
             version: 1,

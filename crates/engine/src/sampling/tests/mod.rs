@@ -1,3 +1,5 @@
+mod permitted;
+
 use proptest::prelude::*;
 use rand::Rng as _;
 
@@ -53,7 +55,7 @@ fn truncated_by_definition(logits: &[f32], params: &SamplingParams) -> Option<Ve
 fn truncated(logits: &[f32], params: &SamplingParams) -> (Vec<(TokenId, f64)>, f64) {
     let mut sampler = TokenSampler::new(params, 0).unwrap();
     sampler.logits = logits.to_vec();
-    let total = sampler.weigh().unwrap();
+    let total = sampler.weigh().unwrap().total;
     sampler.list_candidates();
     let mut candidates = sampler.candidates;
     let kept = truncate(&mut candidates, params, total);

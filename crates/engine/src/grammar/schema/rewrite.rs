@@ -1,0 +1,355 @@
+//! Checks a schema keyword by keyword and rewrites it for the grammar library.
+//!
+//! The library ignores keywords that it does not know, and reports others without their place. So every
+//! keyword is handled here: enforced, dropped as an annotation, or refused with its path. The result
+//! contains enforced keywords only. Some are rewritten so that the library enforces them exactly:
+//!
+//! - References may name any place of the document; the library gets each place as a definition.
+//! - `oneOf` becomes `anyOf` if no value can satisfy two of its schemas.
+//! - Numbers without bounds have no exponent, because `1e999` is no number in most programs.
+//! - Dates and times become patterns; `.` in a pattern matches what it matches in ECMAScript.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::disjoint::overlapping;
+use super::formats::{FORMATS, StringFormat, format};
+use super::pointer::{member, resolve};
+use super::values;
+use crate::grammar::error::GrammarError;
+
+/// Most schemas in a document, with those of its definitions.
+const MAX_SCHEMAS: usize = 4096;
+/// Most schemas that contain each other.
+const MAX_DEPTH: usize = 64;
+/// Most schemas of a `oneOf`.
+const MAX_OPTIONS: usize = 256;
+
+/// Keywords that constrain nothing.
+const ANNOTATIONS: [&str; 16] = [
+    "$anchor",
+    "$comment",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "default",
+    "deprecated",
+    "description",
+    "discriminator",
+    "example",
+    "examples",
+    "externalDocs",
+    "readOnly",
+    "title",
+    "writeOnly",
+    "xml",
+];
+
+/// Keywords of JSON Schema that no grammar here can enforce.
+const UNSUPPORTED: [&str; 18] = [
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "$vocabulary",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+
+/// Keywords that list further schemas for the same value.
+const APPLICATORS: [&str; 6] = ["$ref", "allOf", "anyOf", "oneOf", "const", "enum"];
+
+type Rewritten = Result<Value, GrammarError>;
+
+/// A document that is being rewritten.
+pub(super) struct SchemaRewriter<'a> {
+    root: &'a Value,
+    /// The definition of each place that is referred to, by its pointer.
+    names: BTreeMap<String, String>,
+    /// Definitions that are still to be written: the name, the path and the schema.
+    pending: Vec<(String, String, &'a Value)>,
+    schemas: usize,
+    /// The least common multiple of every `multipleOf`.
+    multiple: u64,
+}
+
+impl<'a> SchemaRewriter<'a> {
+    pub fn new(root: &'a Value) -> Self {
+        Self { root, names: BTreeMap::new(), pending: Vec::new(), schemas: 0, multiple: 1 }
+    }
+
+    /// The rewritten document.
+    ///
+    /// # Errors
+    /// [`GrammarError::Schema`] with the path of a keyword that cannot be enforced.
+    pub fn document(mut self) -> Result<Map<String, Value>, GrammarError> {
+        let mut top = match self.schema(self.root, "#", 0)? {
+            Value::Object(map) => map,
+            Value::Bool(true) => Map::new(),
+            _ => return Err(GrammarError::schema("#", "the schema accepts no value")),
+        };
+        let mut definitions = Map::new();
+        while let Some((name, path, schema)) = self.pending.pop() {
+            let schema = self.schema(schema, &path, 0)?;
+            definitions.insert(name, schema);
+        }
+        if !definitions.is_empty() {
+            top.insert("$defs".to_owned(), Value::Object(definitions));
+        }
+        Ok(top)
+    }
+
+    fn schema(&mut self, schema: &'a Value, path: &str, depth: usize) -> Rewritten {
+        self.schemas += 1;
+        if self.schemas > MAX_SCHEMAS {
+            let reason = format!("the document has more than {MAX_SCHEMAS} schemas");
+            return Err(GrammarError::schema(path, reason));
+        }
+        if depth > MAX_DEPTH {
+            let reason = format!("more than {MAX_DEPTH} schemas contain each other");
+            return Err(GrammarError::schema(path, reason));
+        }
+        let map = match schema {
+            Value::Bool(_) => return Ok(schema.clone()),
+            Value::Object(map) => map,
+            _ => return Err(GrammarError::schema(path, "a schema is an object or a boolean")),
+        };
+        let mut out = RewrittenSchema::default();
+        for (key, value) in map {
+            let at = member(path, key);
+            if !(annotates(key, value, path, &at)? || values::copy(key, value, &at, &mut out.map)?)
+            {
+                self.keyword(key, value, map, &at, depth, &mut out)?;
+            }
+        }
+        values::check_property_counts(map, path)?;
+        Ok(without_exponents(out.finish()))
+    }
+
+    /// Handles a keyword that contains or refers to schemas, or that is replaced.
+    fn keyword(
+        &mut self,
+        key: &str,
+        value: &'a Value,
+        map: &'a Map<String, Value>,
+        at: &str,
+        depth: usize,
+        out: &mut RewrittenSchema,
+    ) -> Result<(), GrammarError> {
+        match key {
+            "$ref" => out.set(key, self.reference(value, at)?),
+            "additionalProperties" => out.set(key, self.schema(value, at, depth + 1)?),
+            "properties" => out.set(key, self.named(value, at, depth)?),
+            "patternProperties" => {
+                let Value::Object(schemas) = self.named(value, at, depth)? else { return Ok(()) };
+                let patterns = schemas.into_iter().map(|(pattern, schema)| {
+                    Ok((values::pattern(&pattern, &member(at, &pattern))?, schema))
+                });
+                out.set(key, Value::Object(patterns.collect::<Result<_, GrammarError>>()?));
+            }
+            "items" if value.is_array() => {
+                out.set("prefixItems", self.list(value, at, depth)?);
+                if let Some(more) = map.get("additionalItems") {
+                    let at = format!("{}/additionalItems", parent(at));
+                    out.set("items", self.schema(more, &at, depth + 1)?);
+                }
+            }
+            "items" => out.set(key, self.schema(value, at, depth + 1)?),
+            "prefixItems" if map.get("items").is_some_and(Value::is_array) => {
+                return Err(GrammarError::schema(at, "prefixItems excludes a list in items"));
+            }
+            "prefixItems" => out.set(key, self.list(value, at, depth)?),
+            "additionalItems" if map.get("items").is_some_and(Value::is_array) => {}
+            "additionalItems" => {
+                return Err(GrammarError::schema(at, "additionalItems needs a list in items"));
+            }
+            "allOf" => {
+                let Value::Array(all) = self.list(value, at, depth)? else { return Ok(()) };
+                out.all.extend(all);
+            }
+            "anyOf" => out.set(key, self.list(value, at, depth)?),
+            "oneOf" => {
+                let options = self.one_of(value, at, depth)?;
+                out.all.push(json!({ "anyOf": options }));
+            }
+            "pattern" => out.set(key, Value::String(values::pattern_of(value, at)?)),
+            "format" => match value.as_str().and_then(format) {
+                Some(StringFormat::Known) => out.set(key, value.clone()),
+                Some(StringFormat::Pattern(pattern)) => {
+                    out.all.push(json!({ "pattern": pattern }));
+                }
+                None => {
+                    let reason =
+                        format!("format is {value}: it must be one of {}", FORMATS.join(", "));
+                    return Err(GrammarError::schema(at, reason));
+                }
+            },
+            "multipleOf" => out.set(key, self.multiple_of(value, at)?),
+            _ if UNSUPPORTED.contains(&key) => {
+                return Err(GrammarError::schema(at, format!("{key} is not supported")));
+            }
+            _ => return Err(GrammarError::schema(at, format!("{key} is not a known keyword"))),
+        }
+        Ok(())
+    }
+
+    /// A reference to a definition of the result, or to the whole document.
+    fn reference(&mut self, value: &Value, at: &str) -> Rewritten {
+        let found = value.as_str().and_then(|reference| resolve(self.root, reference));
+        let Some((pointer, target)) = found else {
+            let reason = format!("$ref is {value}: it must name a place of this document");
+            return Err(GrammarError::schema(at, reason));
+        };
+        if pointer.is_empty() {
+            return Ok(json!("#"));
+        }
+        let next = self.names.len();
+        let name = self.names.entry(pointer.clone()).or_insert_with(|| {
+            let name = format!("d{next}");
+            self.pending.push((name.clone(), format!("#{pointer}"), target));
+            name
+        });
+        Ok(json!(format!("#/$defs/{name}")))
+    }
+
+    /// Schemas by name.
+    fn named(&mut self, value: &'a Value, at: &str, depth: usize) -> Rewritten {
+        let Value::Object(schemas) = value else {
+            return Err(GrammarError::schema(at, "an object of schemas was expected"));
+        };
+        let rewritten = schemas.iter().map(|(name, schema)| {
+            Ok((name.clone(), self.schema(schema, &member(at, name), depth + 1)?))
+        });
+        Ok(Value::Object(rewritten.collect::<Result<_, GrammarError>>()?))
+    }
+
+    /// A list of at least one schema.
+    fn list(&mut self, value: &'a Value, at: &str, depth: usize) -> Rewritten {
+        let schemas = value.as_array().filter(|schemas| !schemas.is_empty());
+        let Some(schemas) = schemas else {
+            return Err(GrammarError::schema(at, "a list of at least one schema was expected"));
+        };
+        let numbered = schemas.iter().enumerate();
+        let rewritten =
+            numbered.map(|(i, schema)| self.schema(schema, &format!("{at}/{i}"), depth + 1));
+        Ok(Value::Array(rewritten.collect::<Result<_, GrammarError>>()?))
+    }
+
+    /// The options of a `oneOf` of which each value satisfies at most one.
+    fn one_of(&mut self, value: &'a Value, at: &str, depth: usize) -> Rewritten {
+        if let Value::Array(options) = value {
+            if options.len() > MAX_OPTIONS {
+                let reason = format!("oneOf has more than {MAX_OPTIONS} schemas");
+                return Err(GrammarError::schema(at, reason));
+            }
+            if let Some((first, second)) = overlapping(self.root, options) {
+                let reason = format!(
+                    "oneOf is supported if its schemas differ in their type, in their values or in \
+                     those of a required property, but schemas {first} and {second} may accept the \
+                     same value; use anyOf"
+                );
+                return Err(GrammarError::schema(at, reason));
+            }
+        }
+        self.list(value, at, depth)
+    }
+
+    fn multiple_of(&mut self, value: &Value, at: &str) -> Rewritten {
+        let divisor = values::divisor(value, at)?;
+        let (mut a, mut b) = (self.multiple, divisor);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        let multiple = self.multiple.checked_mul(divisor / a);
+        match multiple.filter(|multiple| u32::try_from(*multiple).is_ok()) {
+            Some(multiple) => self.multiple = multiple,
+            None => {
+                let reason = "the least common multiple of every multipleOf is too large";
+                return Err(GrammarError::schema(at, reason));
+            }
+        }
+        Ok(value.clone())
+    }
+}
+
+/// A schema of the result.
+#[derive(Default)]
+struct RewrittenSchema {
+    map: Map<String, Value>,
+    /// Schemas that the value must satisfy too.
+    all: Vec<Value>,
+}
+
+impl RewrittenSchema {
+    fn set(&mut self, key: &str, value: Value) {
+        self.map.insert(key.to_owned(), value);
+    }
+
+    fn finish(mut self) -> Map<String, Value> {
+        if !self.all.is_empty() {
+            self.map.insert("allOf".to_owned(), Value::Array(self.all));
+        }
+        self.map
+    }
+}
+
+/// The path without its last name.
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(parent, _)| parent)
+}
+
+/// Whether a keyword constrains nothing. `path` is that of its schema.
+fn annotates(key: &str, value: &Value, path: &str, at: &str) -> Result<bool, GrammarError> {
+    match key {
+        // Definitions are read where something refers to them.
+        "$defs" | "definitions" => Ok(true),
+        "$schema" if values::is_draft(value) => Ok(true),
+        "$schema" => {
+            Err(GrammarError::schema(at, format!("$schema is {value}: it is not a known draft")))
+        }
+        // Below the top it would change which document references belong to.
+        "$id" | "id" if path == "#" => Ok(true),
+        "uniqueItems" | "nullable" if *value == Value::Bool(false) => Ok(true),
+        "uniqueItems" | "nullable" | "$id" | "id" => {
+            Err(GrammarError::schema(at, format!("{key} is not supported")))
+        }
+        _ => Ok(ANNOTATIONS.contains(&key) || key.starts_with("x-")),
+    }
+}
+
+/// Replaces a number without bounds, which the library would permit to have an exponent, by those at
+/// least 0 or at most 0.
+fn without_exponents(mut map: Map<String, Value>) -> Value {
+    let is_bounded = values::NUMBER_KEYWORDS.iter().any(|key| map.contains_key(*key));
+    let applies = APPLICATORS.iter().any(|key| map.contains_key(*key));
+    if is_bounded || applies {
+        return Value::Object(map);
+    }
+    let halves = [json!({"type": "number", "minimum": 0}), json!({"type": "number", "maximum": 0})];
+    match map.get("type") {
+        Some(Value::String(name)) if name == "number" => json!({ "anyOf": halves }),
+        Some(Value::Array(names)) if names.iter().any(|name| name == "number") => {
+            let others: Vec<Value> =
+                names.iter().filter(|name| *name != "number").cloned().collect();
+            map.insert("type".to_owned(), Value::Array(others.clone()));
+            let mut options = halves.to_vec();
+            if !others.is_empty() {
+                options.push(Value::Object(map));
+            }
+            json!({ "anyOf": options })
+        }
+        _ => Value::Object(map),
+    }
+}

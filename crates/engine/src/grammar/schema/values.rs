@@ -1,0 +1,216 @@
+//! The values of keywords that contain no schema.
+
+use serde_json::{Map, Value, json};
+
+use crate::grammar::error::GrammarError;
+
+/// The types of JSON Schema.
+const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+/// The drafts of JSON Schema.
+const DRAFTS: [&str; 5] = [
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
+];
+/// Largest magnitude of an integer that every JSON reader represents exactly, 2^53.
+const MAX_INTEGER: f64 = 9_007_199_254_740_992.0;
+/// Most characters of a number without exponent.
+const MAX_DIGITS: usize = 32;
+/// Largest length of a string.
+const MAX_LENGTH: u64 = 100_000;
+/// Largest number of items or properties.
+const MAX_ITEMS: u64 = 30_000;
+/// Most values of an `enum`.
+const MAX_VALUES: usize = 2000;
+/// Longest pattern, in bytes.
+const MAX_PATTERN: usize = 2000;
+/// Most bytes of a compiled pattern.
+const MAX_COMPILED_PATTERN: usize = 1 << 20;
+/// Largest divisor of `multipleOf`.
+const MAX_DIVISOR: u64 = 1_000_000;
+
+/// The keywords that bound a number.
+pub(super) const NUMBER_KEYWORDS: [&str; 5] =
+    ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+
+/// Whether `$schema` names a draft.
+pub(super) fn is_draft(value: &Value) -> bool {
+    value.as_str().is_some_and(|name| DRAFTS.contains(&name.trim_end_matches('#')))
+}
+
+/// Checks a keyword that is enforced as it is, and copies it. Returns false for any other keyword.
+pub(super) fn copy(
+    key: &str,
+    value: &Value,
+    at: &str,
+    map: &mut Map<String, Value>,
+) -> Result<bool, GrammarError> {
+    match key {
+        "type" => types(value, at)?,
+        "const" => literal(value, at)?,
+        "enum" => {
+            let values = value.as_array().filter(|v| !v.is_empty() && v.len() <= MAX_VALUES);
+            let Some(values) = values else {
+                let reason = format!("enum must be a list of 1 to {MAX_VALUES} values");
+                return Err(GrammarError::schema(at, reason));
+            };
+            values.iter().try_for_each(|value| literal(value, at))?;
+        }
+        "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => number(value, at)?,
+        "minLength" | "maxLength" => count(value, at, MAX_LENGTH)?,
+        "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
+            count(value, at, MAX_ITEMS)?;
+        }
+        "required" => {
+            if !value.as_array().is_some_and(|names| names.iter().all(Value::is_string)) {
+                return Err(GrammarError::schema(at, "required must be a list of strings"));
+            }
+        }
+        _ => return Ok(false),
+    }
+    map.insert(key.to_owned(), value.clone());
+    Ok(true)
+}
+
+fn types(value: &Value, at: &str) -> Result<(), GrammarError> {
+    let known = |value: &Value| value.as_str().is_some_and(|name| TYPES.contains(&name));
+    let valid = match value {
+        Value::Array(names) => !names.is_empty() && names.iter().all(known),
+        single => known(single),
+    };
+    if valid {
+        return Ok(());
+    }
+    let reason = format!("type is {value}: it must be one or several of {}", TYPES.join(", "));
+    Err(GrammarError::schema(at, reason))
+}
+
+/// Checks the numbers in a literal value.
+fn literal(value: &Value, at: &str) -> Result<(), GrammarError> {
+    match value {
+        Value::Number(_) => number(value, at),
+        Value::Array(items) => items.iter().try_for_each(|item| literal(item, at)),
+        Value::Object(map) => map.values().try_for_each(|item| literal(item, at)),
+        _ => Ok(()),
+    }
+}
+
+fn number(value: &Value, at: &str) -> Result<(), GrammarError> {
+    let fits = |number: &f64| {
+        number.abs() <= MAX_INTEGER
+            && number.to_string().trim_start_matches('-').len() <= MAX_DIGITS
+    };
+    if value.as_f64().is_some_and(|number| fits(&number)) {
+        return Ok(());
+    }
+    let reason = format!(
+        "{value} must be a number of at most {MAX_DIGITS} characters between -2^53 and 2^53"
+    );
+    Err(GrammarError::schema(at, reason))
+}
+
+fn count(value: &Value, at: &str, most: u64) -> Result<(), GrammarError> {
+    if value.as_u64().is_some_and(|count| count <= most) {
+        return Ok(());
+    }
+    Err(GrammarError::schema(at, format!("{value} must be a whole number from 0 to {most}")))
+}
+
+/// The divisor of a `multipleOf`.
+pub(super) fn divisor(value: &Value, at: &str) -> Result<u64, GrammarError> {
+    let whole = value.as_u64().filter(|divisor| (1..=MAX_DIVISOR).contains(divisor));
+    whole.ok_or_else(|| {
+        let reason =
+            format!("multipleOf is {value}: it must be a whole number from 1 to {MAX_DIVISOR}");
+        GrammarError::schema(at, reason)
+    })
+}
+
+/// The value of `pattern` for the grammar library.
+pub(super) fn pattern_of(value: &Value, at: &str) -> Result<String, GrammarError> {
+    match value.as_str() {
+        Some(text) => pattern(text, at),
+        None => Err(GrammarError::schema(at, "pattern must be a string")),
+    }
+}
+
+/// A pattern for the grammar library, whose `.` matches line breaks other than `\n`.
+pub(super) fn pattern(text: &str, at: &str) -> Result<String, GrammarError> {
+    let refuse = |reason: String| Err(GrammarError::schema(at, reason));
+    if text.len() > MAX_PATTERN {
+        return refuse(format!("the pattern is longer than {MAX_PATTERN} bytes"));
+    }
+    // The library would hide what this group matches.
+    if text.contains("(?P<stop>") || text.contains("(?<stop>") {
+        return refuse("a group of a pattern must not be named stop".to_owned());
+    }
+    let compiled = regex::RegexBuilder::new(text).size_limit(MAX_COMPILED_PATTERN).build();
+    if let Err(error) = compiled {
+        return refuse(format!("the pattern {text:?} is not supported: {error}"));
+    }
+    let (mut out, mut escaped, mut in_class) = (String::with_capacity(text.len()), false, false);
+    for c in text.chars() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '[' => in_class = true,
+            ']' => in_class = false,
+            '.' if !in_class => {
+                out.push_str(r"[^\n\r\u2028\u2029]");
+                continue;
+            }
+            _ => {}
+        }
+        out.push(c);
+    }
+    Ok(out)
+}
+
+/// Checks the numbers of properties, which the library can enforce in some cases only.
+///
+/// # Errors
+/// [`GrammarError::Schema`] with the path of the keyword.
+pub(super) fn check_property_counts(
+    map: &Map<String, Value>,
+    path: &str,
+) -> Result<(), GrammarError> {
+    let mut required: Vec<&str> = match map.get("required") {
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    required.sort_unstable();
+    required.dedup();
+    let beyond = |key: &str| {
+        let count = map.get(key)?.as_u64()?;
+        Some(count.saturating_sub(required.len() as u64))
+    };
+    let (least, most) = (beyond("minProperties").unwrap_or(0), beyond("maxProperties"));
+    if least == 0 && most.is_none() {
+        return Ok(());
+    }
+    let key = if map.contains_key("minProperties") { "minProperties" } else { "maxProperties" };
+    let refuse =
+        |reason: &str| Err(GrammarError::schema(&format!("{path}/{key}"), reason.to_owned()));
+    let has_patterns = map.get("patternProperties").is_some_and(|value| *value != json!({}));
+    let is_open = map.get("additionalProperties") != Some(&Value::Bool(false)) || has_patterns;
+    let optional = match map.get("properties") {
+        Some(Value::Object(listed)) => {
+            listed.keys().any(|name| required.binary_search(&name.as_str()).is_err())
+        }
+        _ => false,
+    };
+    let one_of_several = least <= 1 && most.unwrap_or(1) == 1 && !is_open;
+    if optional && !one_of_several {
+        return refuse(
+            "minProperties and maxProperties are supported if every listed property is required, or \
+             to require one of several optional properties without additional ones",
+        );
+    }
+    // Names of additional properties may repeat, and a reader of JSON keeps one of equal names.
+    if !optional && least > 1 && is_open {
+        return refuse("minProperties may require at most one property that is not in required");
+    }
+    Ok(())
+}

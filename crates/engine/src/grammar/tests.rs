@@ -1,0 +1,391 @@
+//! Grammars over the tokens of real tokenizers.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+
+use hone_core::types::{GrammarSpec, TokenId};
+
+use super::*;
+use crate::{Codec, ModelDir};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+}
+
+fn load(dir: &Path) -> Arc<Codec> {
+    Arc::new(Codec::load(&ModelDir::open(dir).unwrap()).unwrap())
+}
+
+/// A byte-level tokenizer with few merges.
+fn codec() -> &'static Arc<Codec> {
+    static CODEC: OnceLock<Arc<Codec>> = OnceLock::new();
+    CODEC.get_or_init(|| load(&fixtures().join("qwen2-tiny")))
+}
+
+fn compile(codec: &Arc<Codec>, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GrammarError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(codec.compile_grammar(spec))
+}
+
+fn schema(schema: &Value) -> GrammarSpec {
+    GrammarSpec::JsonSchema(schema.to_string())
+}
+
+fn choice(texts: &[&str]) -> GrammarSpec {
+    GrammarSpec::Choice(texts.iter().map(|text| (*text).to_owned()).collect())
+}
+
+fn allowed(codec: &Codec, matcher: &mut GrammarMatcher) -> Vec<TokenId> {
+    let set = matcher.allowed().unwrap();
+    let ids: Vec<TokenId> = (0..codec.vocab() as TokenId).filter(|id| set.contains(*id)).collect();
+    assert_eq!(ids.len(), set.count());
+    ids
+}
+
+fn may_end(codec: &Codec, ids: &[TokenId]) -> bool {
+    ids.iter().any(|id| codec.stop_ids().contains(id))
+}
+
+/// Draws permitted tokens until the text ends, which is preferred, or `most` tokens are drawn. Returns the
+/// tokens without the stop token, and whether the text ended.
+fn walk(
+    codec: &Arc<Codec>,
+    grammar: &CompiledGrammar,
+    seed: u64,
+    most: usize,
+) -> (Vec<TokenId>, bool) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let (mut matcher, mut drawn) = (grammar.matcher(), Vec::new());
+    while drawn.len() < most {
+        let ids = allowed(codec, &mut matcher);
+        if may_end(codec, &ids)
+            && (random.random_ratio(1, 2) || ids.len() == codec.stop_ids().len())
+        {
+            return (drawn, true);
+        }
+        let others: Vec<TokenId> =
+            ids.into_iter().filter(|id| !codec.stop_ids().contains(id)).collect();
+        let id = *others.choose(&mut random).unwrap();
+        matcher.push(id).unwrap();
+        drawn.push(id);
+    }
+    (drawn, false)
+}
+
+/// The single-byte tokens of a text.
+fn bytes(codec: &Codec, text: &str) -> Vec<TokenId> {
+    let of = |byte: u8| (0..codec.vocab() as TokenId).find(|id| codec.token_bytes(*id) == [byte]);
+    text.bytes().map(|byte| of(byte).unwrap()).collect()
+}
+
+/// Whether a grammar accepts a text, whatever its tokens.
+fn accepts(spec: &GrammarSpec, text: &str) -> bool {
+    let mut matcher = compile(codec(), spec).unwrap().matcher();
+    for id in bytes(codec(), text) {
+        if matcher.push(id).is_err() {
+            return false;
+        }
+    }
+    matcher.allowed().is_ok_and(|set| codec().stop_ids().iter().all(|id| set.contains(*id)))
+}
+
+#[test]
+fn a_choice_permits_beginnings_of_its_texts_and_ends_after_a_whole_one() {
+    let texts = ["yes", "yes, please", "no", "ünïcode"];
+    let grammar = compile(codec(), &choice(&texts)).unwrap();
+    for seed in 0..200 {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let (mut matcher, mut text) = (grammar.matcher(), Vec::new());
+        loop {
+            let ids = allowed(codec(), &mut matcher);
+            let is_whole = texts.iter().any(|whole| whole.as_bytes() == text);
+            assert_eq!(may_end(codec(), &ids), is_whole, "{text:?}");
+            for id in ids.iter().filter(|id| !codec().stop_ids().contains(id)) {
+                let longer = [text.clone(), codec().token_bytes(*id)].concat();
+                assert!(longer.len() > text.len());
+                assert!(texts.iter().any(|whole| whole.as_bytes().starts_with(&longer)));
+            }
+            let id = *ids.choose(&mut random).unwrap();
+            if codec().stop_ids().contains(&id) {
+                break;
+            }
+            text.extend(codec().token_bytes(id));
+            matcher.push(id).unwrap();
+        }
+    }
+    // Every text can be reached.
+    assert!(texts.iter().all(|text| accepts(&choice(&texts), text)));
+    assert!(!accepts(&choice(&texts), "yes,") && !accepts(&choice(&texts), "nope"));
+}
+
+#[test]
+fn forced_text_has_the_tokens_of_the_tokenizer() {
+    for text in ["What is 12 + 7?", "{\"name\": \"größe\"}", "<|im_start|>user\n<|im_end|>", " a "]
+    {
+        let grammar = compile(codec(), &choice(&[text])).unwrap();
+        let (mut matcher, mut ids) = (grammar.matcher(), Vec::new());
+        loop {
+            let next = allowed(codec(), &mut matcher);
+            if may_end(codec(), &next) {
+                assert_eq!(next.len(), codec().stop_ids().len(), "only the end is permitted");
+                break;
+            }
+            assert_eq!(next.len(), 1, "{text}: one token is permitted");
+            matcher.push(next[0]).unwrap();
+            ids.push(next[0]);
+        }
+        assert_eq!(codec().decode(&ids).unwrap(), text);
+        if !text.contains("<|") {
+            assert_eq!(ids, codec().encode(text).unwrap());
+        }
+    }
+}
+
+#[test]
+fn equal_tokens_permit_equal_tokens_whatever_other_sequences_did() {
+    let grammar = compile(codec(), &schema(&random_schema(3))).unwrap();
+    let (ids, _) = walk(codec(), &grammar, 1, 300);
+    let masks = |ids: &[TokenId]| -> Vec<Vec<TokenId>> {
+        let mut matcher = grammar.matcher();
+        let step = |id: &TokenId| {
+            let before = allowed(codec(), &mut matcher);
+            matcher.push(*id).unwrap();
+            before
+        };
+        ids.iter().map(step).collect()
+    };
+    let first = masks(&ids);
+    for seed in 0..5 {
+        walk(codec(), &grammar, seed, 50);
+    }
+    assert_eq!(masks(&ids), first);
+    assert!(first.iter().zip(&ids).all(|(mask, id)| mask.contains(id)));
+    // A token that is not permitted is an error, and stays one.
+    let mut matcher = grammar.matcher();
+    let wrong = bytes(codec(), "x")[0];
+    assert!(matches!(matcher.push(wrong), Err(GrammarError::Failed(_))));
+    assert!(matcher.allowed().is_err());
+}
+
+/// `HONE_SOAK` sets the number of schemas, by default 100.
+#[test]
+fn every_text_of_a_random_schema_validates() {
+    let count = std::env::var("HONE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(100);
+    let mut ended = 0;
+    for seed in 0..count {
+        let schema_value = random_schema(seed);
+        let grammar = compile(codec(), &schema(&schema_value)).unwrap();
+        let validator =
+            jsonschema::options().should_validate_formats(true).build(&schema_value).unwrap();
+        for start in 0..3 {
+            let (ids, is_whole) = walk(codec(), &grammar, seed * 3 + start, 3000);
+            let text = codec().decode(&ids).unwrap();
+            if is_whole {
+                ended += 1;
+                let value: Value = serde_json::from_str(&text)
+                    .unwrap_or_else(|error| panic!("{error}: {text}\n{schema_value}"));
+                let errors: Vec<String> =
+                    validator.iter_errors(&value).map(|error| error.to_string()).collect();
+                assert!(errors.is_empty(), "{errors:?}: {text}\n{schema_value}");
+            }
+        }
+    }
+    assert!(ended >= 3 * count * 9 / 10, "{ended} of {} texts ended", 3 * count);
+}
+
+#[test]
+fn schemas_of_common_libraries_are_followed() {
+    // As pydantic writes a tagged union with a recursive member.
+    let tree = json!({
+        "$defs": {
+            "Leaf": {"type": "object", "title": "Leaf", "required": ["kind", "value"],
+                "properties": {"kind": {"const": "leaf", "type": "string"},
+                               "value": {"type": "integer", "title": "Value"}}},
+            "Node": {"type": "object", "required": ["kind", "children"],
+                "properties": {"kind": {"const": "node", "type": "string"}, "children": {
+                    "type": "array", "items": {"oneOf": [{"$ref": "#/$defs/Leaf"},
+                                                         {"$ref": "#/$defs/Node"}],
+                        "discriminator": {"propertyName": "kind"}}}}},
+        },
+        "$ref": "#/$defs/Node",
+    });
+    let spec = schema(&tree);
+    for text in [
+        r#"{"kind":"node","children":[]}"#,
+        r#"{"kind": "node", "children": [{"kind": "leaf", "value": -3}, {"kind":"node","children":[]}]}"#,
+        "{\n  \"kind\": \"node\",\n  \"children\": []\n}",
+    ] {
+        assert!(accepts(&spec, text), "{text}");
+    }
+    for text in [r#"{"kind":"leaf","value":1}"#, r#"{"kind":"node"}"#, "{ }", "{    \"kind\""] {
+        assert!(!accepts(&spec, text), "{text}");
+    }
+    let any = GrammarSpec::JsonObject;
+    assert!(accepts(&any, r#"{"a": [1, -2.5, "x\n", {"b": null}], "é": true}"#));
+    assert!(!accepts(&any, "[1]") && !accepts(&any, "{\"a\": 1e9}") && !accepts(&any, "{\"a\"}"));
+}
+
+#[test]
+fn regular_expressions_and_lark_grammars_match_whole_texts() {
+    let regex = GrammarSpec::Regex("[a-c]{2,3}(/[0-9]+)?".to_owned());
+    assert!(accepts(&regex, "abc/42") && accepts(&regex, "ab"));
+    assert!(!accepts(&regex, "a") && !accepts(&regex, "abcc") && !accepts(&regex, "ab/"));
+    let anchored = GrammarSpec::Regex("^(yes|no)$".to_owned());
+    assert!(accepts(&anchored, "no") && !accepts(&anchored, "no!"));
+    let lark = "start: item (\",\" item)*\nitem: /[0-9]+/ | \"(\" start \")\"\n";
+    let lark = GrammarSpec::Lark(lark.to_owned());
+    assert!(accepts(&lark, "1,(2,33),4") && !accepts(&lark, "1,(2"));
+}
+
+#[test]
+fn grammars_that_match_nothing_or_are_malformed_are_refused() {
+    for spec in [
+        choice(&[]),
+        choice(&["a", ""]),
+        GrammarSpec::Choice(vec!["a".to_owned(); 1001]),
+        GrammarSpec::Regex(String::new()),
+        GrammarSpec::Regex("(".to_owned()),
+        GrammarSpec::Regex("a(?=b)".to_owned()),
+        GrammarSpec::Regex("(?P<stop>a)".to_owned()),
+        GrammarSpec::Regex("a".repeat(20_000)),
+        GrammarSpec::Lark("  ".to_owned()),
+        GrammarSpec::Lark("start: missing".to_owned()),
+        GrammarSpec::Lark("root ::= \"a\"".to_owned()),
+        GrammarSpec::Lark("start: start".to_owned()),
+        GrammarSpec::JsonSchema("{\"$ref\": \"#\"}".to_owned()),
+        GrammarSpec::JsonSchema(
+            "{\"type\": \"integer\", \"minimum\": 2, \"maximum\": 1}".to_owned(),
+        ),
+        GrammarSpec::JsonSchema("5".to_owned()),
+        schema(&json!({"type": "string", "minLength": 3, "maxLength": 2})),
+    ] {
+        let error = compile(codec(), &spec).unwrap_err();
+        assert!(error.is_refusal(), "{spec:?}: {error:?}");
+        assert!(!error.to_string().contains("non-verbose"), "{error}");
+    }
+}
+
+#[test]
+fn a_grammar_is_compiled_once() {
+    let spec = choice(&["one", "two"]);
+    let first = compile(codec(), &spec).unwrap();
+    assert!(Arc::ptr_eq(&first, &compile(codec(), &spec).unwrap()));
+    assert_eq!(first.spec(), &spec);
+    // A chain of thousand references is compiled, and does not exhaust the stack.
+    let mut definitions = serde_json::Map::new();
+    for i in 0..1000 {
+        let next = json!({"type": "array", "items": {"$ref": format!("#/$defs/d{}", i + 1)}});
+        definitions.insert(format!("d{i}"), next);
+    }
+    definitions.insert("d1000".to_owned(), json!({"type": "null"}));
+    let chain = json!({"$defs": definitions, "$ref": "#/$defs/d0"});
+    assert!(accepts(&schema(&chain), "[[]]"));
+}
+
+/// Tokenizers of every family: byte-level ones and SentencePiece's with and without a leading space.
+#[test]
+fn texts_of_every_tokenizer_validate() {
+    let schema_value = json!({"type": "object", "required": ["n", "s"], "additionalProperties": false,
+        "properties": {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 5}}});
+    let families = fixtures().join("families");
+    let dirs = std::fs::read_dir(families).unwrap().map(|entry| entry.unwrap().path());
+    let mut checked = 0;
+    for dir in dirs.filter(|dir| dir.join("tokenizer.json").is_file()) {
+        let codec = load(&dir);
+        let grammar = match compile(&codec, &schema(&schema_value)) {
+            Ok(grammar) => grammar,
+            // The vocabulary of a fixture may lack the letters of the schema.
+            Err(GrammarError::Refused(reason)) => {
+                assert!(reason.contains("matches no text"), "{}: {reason}", dir.display());
+                continue;
+            }
+            Err(error) => panic!("{}: {error}", dir.display()),
+        };
+        for seed in 0..20 {
+            let (ids, ended) = walk(&codec, &grammar, seed, 2000);
+            if ended {
+                checked += 1;
+                let text = codec.decode(&ids).unwrap();
+                let value: Value = serde_json::from_str(&text).unwrap();
+                assert!(jsonschema::is_valid(&schema_value, &value), "{}: {text}", dir.display());
+            }
+        }
+    }
+    assert!(checked >= 20, "{checked} texts");
+}
+
+fn call(name: &str, text: FreeText) -> CallGrammar {
+    let arguments = json!({"type": "object", "required": ["name", "arguments"],
+        "additionalProperties": false, "properties": {"name": {"const": name},
+            "arguments": {"type": "object", "required": ["x"], "additionalProperties": false,
+                          "properties": {"x": {"type": "integer"}}}}});
+    let text_piece = |text: &str| CallPiece::Text(text.to_owned());
+    CallGrammar {
+        trigger: Some(text_piece("<tool_call>")),
+        calls: vec![vec![
+            text_piece("\n"),
+            CallPiece::Json(arguments),
+            text_piece("\n</tool_call>"),
+        ]],
+        separator: Some("\n".to_owned()),
+        text,
+    }
+}
+
+#[test]
+fn calls_stand_alone_after_text_or_in_place_of_it() {
+    let one = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+    let two = format!("{one}\n{one}");
+    let (after, broken) = (format!("Let me see. {one}"), "Let me <tool_call> see.");
+    let cases: [(FreeText, &[&str], &[&str]); 3] = [
+        (FreeText::Never, &[one, &two], &[&after, "text", "", broken]),
+        (FreeText::Before, &[one, &two, &after], &["text", "", broken]),
+        (FreeText::Instead, &[one, &two, &after, "text", "", "a < b"], &[broken, "<tool_call>"]),
+    ];
+    for (text, accepted, refused) in cases {
+        let spec = call("add", text).spec().unwrap();
+        for accepted in accepted {
+            assert!(accepts(&spec, accepted), "{text:?} {accepted:?}\n{spec:?}");
+        }
+        for refused in refused {
+            assert!(!accepts(&spec, refused), "{text:?} {refused:?}\n{spec:?}");
+        }
+    }
+    let single = CallGrammar { separator: None, ..call("add", FreeText::Never) };
+    assert!(accepts(&single.spec().unwrap(), one) && !accepts(&single.spec().unwrap(), &two));
+}
+
+#[test]
+fn calls_may_begin_with_a_token_or_with_json() {
+    let special = codec().encode("<|im_start|>").unwrap()[0];
+    let list = json!({"type": "array", "items": {"type": "integer"}, "minItems": 1});
+    let calls = vec![vec![CallPiece::Json(list)]];
+    let by_token = CallGrammar {
+        trigger: Some(CallPiece::Token(special)),
+        calls: calls.clone(),
+        separator: None,
+        text: FreeText::Instead,
+    };
+    let grammar = compile(codec(), &by_token.spec().unwrap()).unwrap();
+    let mut matcher = grammar.matcher();
+    let ids = [bytes(codec(), "ok "), vec![special], bytes(codec(), "[1]")].concat();
+    ids.iter().for_each(|id| matcher.push(*id).unwrap());
+    let end = allowed(codec(), &mut matcher);
+    assert_eq!(end.len(), codec().stop_ids().len());
+    assert!(accepts(&by_token.spec().unwrap(), "[1] is text here"));
+
+    let by_json = CallGrammar { trigger: None, ..by_token };
+    let spec = by_json.spec().unwrap();
+    assert!(accepts(&spec, "[1, 2]") && accepts(&spec, "text") && !accepts(&spec, "[1"));
+
+    let wrong = CallGrammar { calls: Vec::new(), ..by_json.clone() };
+    assert!(matches!(wrong.spec(), Err(GrammarError::Refused(_))));
+    let unsupported = vec![vec![CallPiece::Json(json!({"not": {}}))]];
+    let wrong = CallGrammar { calls: unsupported, ..by_json };
+    assert!(matches!(wrong.spec(), Err(GrammarError::Schema { .. })));
+}

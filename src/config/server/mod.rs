@@ -1,0 +1,180 @@
+//! `[server]`: the HTTP server, its keys and its limits.
+
+mod expiry;
+mod keys;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use hone_core::config::range::between;
+use hone_core::config::{Checked, Problem, quoted};
+
+pub use expiry::KeyExpiry;
+pub use keys::{KeyConfig, KeyHash, KeyLimits, KeyScope, hash_key};
+
+/// `[server]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Address and port; port 0 picks a free one.
+    pub bind: SocketAddr,
+    /// Whether `bind` may be an address beyond loopback although no key is required.
+    pub insecure: bool,
+    /// Names in the header `Host` of requests without a key, in addition to loopback and `bind`.
+    pub hosts: Vec<String>,
+    /// Bearer keys with every scope of `/v1`.
+    pub client_keys: Vec<String>,
+    /// Bearer keys with the scope of `/admin`.
+    pub admin_keys: Vec<String>,
+    /// Keys with names, scopes, expiry and limits.
+    pub keys: Vec<KeyConfig>,
+    /// A file with further entries of `keys`; empty for none.
+    pub keys_file: PathBuf,
+    /// Largest request body in bytes.
+    pub max_body_bytes: usize,
+    /// `max_tokens` of requests that contain none.
+    pub default_max_tokens: u32,
+    /// Largest `max_tokens` of a request; 0 is the model's context.
+    pub max_tokens: u32,
+    /// Whether requests without the field `store` are recorded and learned from.
+    pub store: bool,
+    /// Further names of the served model.
+    pub model_aliases: Vec<String>,
+    /// Seconds that a stream may wait for a slot before its headers are sent.
+    pub stream_headers_after_seconds: u64,
+    /// Seconds without an event of a stream after which a comment is sent.
+    pub stream_keep_alive_seconds: u64,
+    /// Seconds that shutdown waits for running requests and the trainer's step together.
+    pub shutdown_grace_seconds: u64,
+    /// Limits of connections.
+    pub connections: ConnectionsConfig,
+}
+
+/// `[server.connections]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConnectionsConfig {
+    /// Connections at once.
+    pub max: usize,
+    /// Seconds that a client may take to send the head of a request.
+    pub head_seconds: u64,
+    /// Seconds that a connection may stay open without a request.
+    pub idle_seconds: u64,
+    /// Seconds that a client may read nothing of a response that is ready.
+    pub write_seconds: u64,
+}
+
+impl Default for ConnectionsConfig {
+    fn default() -> Self {
+        Self { max: 1024, head_seconds: 10, idle_seconds: 75, write_seconds: 30 }
+    }
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            insecure: false,
+            hosts: Vec::new(),
+            client_keys: Vec::new(),
+            admin_keys: Vec::new(),
+            keys: Vec::new(),
+            keys_file: PathBuf::new(),
+            max_body_bytes: 1 << 20,
+            default_max_tokens: 256,
+            max_tokens: 0,
+            store: true,
+            model_aliases: Vec::new(),
+            stream_headers_after_seconds: 5,
+            stream_keep_alive_seconds: 15,
+            shutdown_grace_seconds: 30,
+            connections: ConnectionsConfig::default(),
+        }
+    }
+}
+
+impl ConnectionsConfig {
+    fn check(&self) -> Checked {
+        between("server.connections.max", self.max, 1, 1 << 20)?;
+        for (name, seconds) in [
+            ("head_seconds", self.head_seconds),
+            ("idle_seconds", self.idle_seconds),
+            ("write_seconds", self.write_seconds),
+        ] {
+            between(&format!("server.connections.{name}"), seconds, 1, 86_400)?;
+        }
+        Ok(())
+    }
+}
+
+impl ServerConfig {
+    pub(super) fn check(&self) -> Checked {
+        for (name, keys) in [("client_keys", &self.client_keys), ("admin_keys", &self.admin_keys)] {
+            for (i, key) in keys.iter().enumerate() {
+                keys::check_bearer(&format!("server.{name}[{i}]"), key)?;
+            }
+        }
+        if self.client_keys.iter().any(|key| self.admin_keys.contains(key)) {
+            return Err(Problem::new(
+                "server.admin_keys",
+                " shares a key with server.client_keys: each must have its own",
+            ));
+        }
+        keys::check_entries(&self.keys)?;
+        self.check_distinct(&[])?;
+        for (i, host) in self.hosts.iter().enumerate() {
+            let name = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
+            let is_host = !host.is_empty() && host.bytes().all(name);
+            if !is_host && host.parse::<IpAddr>().is_err() {
+                let allowed = "a host name or an address, without a port";
+                let key = format!("server.hosts[{i}]");
+                return Err(Problem::value(&key, quoted(host), allowed));
+            }
+        }
+        for (i, alias) in self.model_aliases.iter().enumerate() {
+            let known = self.model_aliases.iter().take(i).any(|earlier| earlier == alias);
+            if alias.is_empty() || known {
+                let key = format!("server.model_aliases[{i}]");
+                return Err(Problem::value(&key, quoted(alias), "a name that occurs once"));
+            }
+        }
+        between("server.max_body_bytes", self.max_body_bytes, 1024, 1 << 30)?;
+        between("server.default_max_tokens", self.default_max_tokens, 1, 1 << 20)?;
+        between("server.max_tokens", self.max_tokens, 0, 1 << 20)?;
+        if (1..self.default_max_tokens).contains(&self.max_tokens) {
+            let allowed =
+                format!("0, or at least server.default_max_tokens ({})", self.default_max_tokens);
+            return Err(Problem::value("server.max_tokens", self.max_tokens, &allowed));
+        }
+        let after = self.stream_headers_after_seconds;
+        between("server.stream_headers_after_seconds", after, 0, 3600)?;
+        between("server.stream_keep_alive_seconds", self.stream_keep_alive_seconds, 1, 3600)?;
+        between("server.shutdown_grace_seconds", self.shutdown_grace_seconds, 0, 3600)?;
+        self.connections.check()
+    }
+
+    /// The entries of `keys` and of `keys_file`, without those of `client_keys` and `admin_keys`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or an entry is invalid or shares its name or key with another.
+    pub fn read_keys(&self) -> Result<Vec<KeyConfig>, Problem> {
+        let mut entries = self.keys.clone();
+        if !self.keys_file.as_os_str().is_empty() {
+            let read = keys::read_file(&self.keys_file)?;
+            self.check_distinct(&read)?;
+            entries.extend(read);
+        }
+        Ok(entries)
+    }
+
+    /// Checks that all keys differ, together with those of `keys_file`.
+    fn check_distinct(&self, file: &[KeyConfig]) -> Checked {
+        let plain = self.client_keys.iter().chain(&self.admin_keys).map(|key| hash_key(key));
+        keys::check_distinct(plain.collect(), self.keys.iter().chain(file))
+    }
+}
+
+#[cfg(test)]
+mod tests;

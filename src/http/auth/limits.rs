@@ -1,0 +1,294 @@
+//! The limits of one key: requests and tokens a minute, and completions at once.
+//!
+//! Requests and tokens have a bucket each, which holds the allowance of a minute and fills evenly. Tokens
+//! are reserved when a completion begins, by an estimate, and settled when it has ended. Its bucket may
+//! fall below zero, so that the rate is exact in the long run whatever the estimate was.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::config::KeyLimits;
+use crate::http::error::ApiError;
+
+/// The limits of a key, and what it has used of them.
+#[derive(Debug)]
+pub(in crate::http) struct KeyLimiter {
+    /// Name of the key.
+    name: String,
+    limits: KeyLimits,
+    state: Mutex<LimiterState>,
+}
+
+#[derive(Debug)]
+struct LimiterState {
+    requests: MinuteBucket,
+    tokens: MinuteBucket,
+    /// Completions that wait or run.
+    running: u32,
+}
+
+/// An allowance that fills evenly.
+#[derive(Debug)]
+struct MinuteBucket {
+    /// Capacity, and what flows in within a minute; 0 is no limit.
+    limit: f64,
+    level: f64,
+    updated: Instant,
+}
+
+/// The right of one request to sample completions. Dropping it settles what it used.
+#[derive(Debug)]
+pub(in crate::http) struct KeyPermit {
+    limiter: Arc<KeyLimiter>,
+    reserved: f64,
+    /// Tokens of the prompt and the completions so far.
+    pub(in crate::http) used: usize,
+}
+
+impl MinuteBucket {
+    fn new(limit: u32, now: Instant) -> Self {
+        let limit = f64::from(limit);
+        Self { limit, level: limit, updated: now }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let seconds = now.saturating_duration_since(self.updated).as_secs_f64();
+        self.level = (self.level + self.limit * seconds / 60.0).min(self.limit);
+        self.updated = self.updated.max(now);
+    }
+
+    /// Takes `amount`, or as much as the bucket can hold. Returns what it took, or the time until the
+    /// bucket will have enough.
+    fn take(&mut self, amount: f64, now: Instant) -> Result<f64, Duration> {
+        if self.limit == 0.0 {
+            return Ok(0.0);
+        }
+        self.refill(now);
+        let amount = amount.min(self.limit);
+        if self.level < amount {
+            return Err(self.until(amount));
+        }
+        self.level -= amount;
+        Ok(amount)
+    }
+
+    /// The time until the bucket will have `amount`.
+    fn until(&self, amount: f64) -> Duration {
+        let seconds = (amount - self.level).max(0.0) * 60.0 / self.limit;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+impl KeyLimiter {
+    pub(super) fn new(name: &str, limits: KeyLimits) -> Arc<Self> {
+        let now = Instant::now();
+        let state = LimiterState {
+            requests: MinuteBucket::new(limits.requests_per_minute, now),
+            tokens: MinuteBucket::new(limits.tokens_per_minute, now),
+            running: 0,
+        };
+        Arc::new(Self { name: name.to_owned(), limits, state: Mutex::new(state) })
+    }
+
+    /// Whether this is the state of a key with this name and these limits.
+    pub(super) fn is_of(&self, name: &str, limits: KeyLimits) -> bool {
+        self.name == name && self.limits == limits
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LimiterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one request.
+    pub(super) fn count_request(&self, now: Instant) -> Result<(), ApiError> {
+        let Err(wait) = self.lock().requests.take(1.0, now) else { return Ok(()) };
+        let (name, most) = (&self.name, self.limits.requests_per_minute);
+        let message = format!("the key {name:?} may send {most} requests a minute");
+        Err(ApiError::limited("requests_per_minute", message, wait))
+    }
+
+    /// Begins a request for completions that takes about `tokens` tokens.
+    pub(in crate::http) fn begin(
+        self: &Arc<Self>,
+        tokens: u64,
+        now: Instant,
+    ) -> Result<KeyPermit, ApiError> {
+        let mut state = self.lock();
+        let (name, most) = (&self.name, self.limits.concurrency);
+        if most > 0 && state.running >= most {
+            let message =
+                format!("the key {name:?} may have {most} requests for completions at once");
+            return Err(ApiError::limited("concurrency", message, Duration::ZERO));
+        }
+        let reserved = state.tokens.take(tokens as f64, now).map_err(|wait| {
+            let most = self.limits.tokens_per_minute;
+            let message = format!(
+                "the key {name:?} may use {most} tokens a minute; this request may take {tokens}"
+            );
+            ApiError::limited("tokens_per_minute", message, wait)
+        })?;
+        state.running += 1;
+        Ok(KeyPermit { limiter: Arc::clone(self), reserved, used: 0 })
+    }
+
+    /// Adds OpenAI's headers with the limits, what is left of them, and when they will be whole again.
+    pub(super) fn add_headers(&self, headers: &mut HeaderMap, now: Instant) {
+        let mut state = self.lock();
+        let LimiterState { requests, tokens, .. } = &mut *state;
+        let names = [
+            [
+                "x-ratelimit-limit-requests",
+                "x-ratelimit-remaining-requests",
+                "x-ratelimit-reset-requests",
+            ],
+            [
+                "x-ratelimit-limit-tokens",
+                "x-ratelimit-remaining-tokens",
+                "x-ratelimit-reset-tokens",
+            ],
+        ];
+        for (bucket, [limit, remaining, reset]) in [requests, tokens].into_iter().zip(names) {
+            if bucket.limit == 0.0 {
+                continue;
+            }
+            bucket.refill(now);
+            let values = [
+                (limit, format!("{:.0}", bucket.limit)),
+                (remaining, format!("{:.0}", bucket.level.max(0.0).floor())),
+                (reset, shown(bucket.until(bucket.limit))),
+            ];
+            for (name, value) in values {
+                // Digits and letters are a valid value.
+                if let Ok(value) = HeaderValue::from_str(&value) {
+                    headers.insert(HeaderName::from_static(name), value);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for KeyPermit {
+    fn drop(&mut self) {
+        let mut state = self.limiter.lock();
+        state.running = state.running.saturating_sub(1);
+        let tokens = &mut state.tokens;
+        tokens.level = (tokens.level + self.reserved - self.used as f64).min(tokens.limit);
+    }
+}
+
+/// A duration as OpenAI writes it, such as `20ms`, `1s` or `6m0s`.
+fn shown(time: Duration) -> String {
+    if time.as_secs() == 0 && time.subsec_millis() > 0 {
+        return format!("{}ms", time.subsec_millis());
+    }
+    match time.as_secs_f64().ceil() as u64 {
+        seconds if seconds < 60 => format!("{seconds}s"),
+        seconds => format!("{}m{}s", seconds / 60, seconds % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use axum::response::IntoResponse;
+
+    use super::*;
+
+    fn limiter(requests: u32, tokens: u32, concurrency: u32) -> Arc<KeyLimiter> {
+        let limits =
+            KeyLimits { requests_per_minute: requests, tokens_per_minute: tokens, concurrency };
+        KeyLimiter::new("web", limits)
+    }
+
+    /// The seconds after which a refused request may be sent again.
+    fn retry<T>(result: Result<T, ApiError>) -> Option<String> {
+        let response = result.err()?.into_response();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        Some(response.headers()["retry-after"].to_str().unwrap().to_owned())
+    }
+
+    fn headers(limiter: &KeyLimiter, now: Instant) -> Vec<String> {
+        let mut headers = HeaderMap::new();
+        limiter.add_headers(&mut headers, now);
+        let line = |(name, value): (&HeaderName, &HeaderValue)| {
+            format!(
+                "{}={}",
+                name.as_str().trim_start_matches("x-ratelimit-"),
+                value.to_str().unwrap()
+            )
+        };
+        let mut lines: Vec<String> = headers.iter().map(line).collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn requests_are_limited_to_the_rate() {
+        let (limiter, start) = (limiter(3, 0, 0), Instant::now());
+        for _ in 0..3 {
+            assert_eq!(retry(limiter.count_request(start)), None);
+        }
+        assert_eq!(retry(limiter.count_request(start)).as_deref(), Some("20"));
+        let later = start + Duration::from_secs(30);
+        assert_eq!(retry(limiter.count_request(later)), None);
+        assert_eq!(retry(limiter.count_request(later)).as_deref(), Some("10"));
+        // A time before the last one, as of another thread, changes nothing.
+        assert_eq!(retry(limiter.count_request(start)).as_deref(), Some("10"));
+        assert_eq!(retry(limiter.count_request(later)).as_deref(), Some("10"));
+        let rested = later + Duration::from_secs(3600);
+        assert_eq!((0..9).filter(|_| limiter.count_request(rested).is_ok()).count(), 3);
+    }
+
+    #[test]
+    fn tokens_are_reserved_and_settled() {
+        let (limiter, start) = (limiter(0, 600, 0), Instant::now());
+        let mut first = limiter.begin(400, start).unwrap();
+        assert_eq!(retry(limiter.begin(300, start)).as_deref(), Some("10"));
+        first.used = 100;
+        drop(first);
+        let mut second = limiter.begin(500, start).unwrap();
+        // It takes more than it reserved, so the bucket is in debt.
+        second.used = 700;
+        drop(second);
+        assert_eq!(
+            headers(&limiter, start),
+            ["limit-tokens=600", "remaining-tokens=0", "reset-tokens=1m20s"]
+        );
+        assert_eq!(retry(limiter.begin(1, start)).as_deref(), Some("21"));
+        // A request larger than the bucket waits until it is full.
+        let rested = start + Duration::from_secs(80);
+        let huge = limiter.begin(1_000_000, rested).unwrap();
+        drop(huge);
+        assert_eq!(headers(&limiter, rested)[1], "remaining-tokens=600");
+    }
+
+    #[test]
+    fn completions_at_once_are_limited() {
+        let (limiter, now) = (limiter(0, 0, 2), Instant::now());
+        let first = limiter.begin(10, now).unwrap();
+        let _second = limiter.begin(10, now).unwrap();
+        assert_eq!(retry(limiter.begin(10, now)).as_deref(), Some("1"));
+        drop(first);
+        assert!(limiter.begin(10, now).is_ok());
+        assert!(headers(&limiter, now).is_empty());
+    }
+
+    #[test]
+    fn without_limits_nothing_is_refused() {
+        let (limiter, now) = (limiter(0, 0, 0), Instant::now());
+        let permits: Vec<_> = (0..100).map(|_| limiter.begin(u64::MAX, now).unwrap()).collect();
+        assert!((0..100).all(|_| limiter.count_request(now).is_ok()));
+        drop(permits);
+        assert!(headers(&limiter, now).is_empty());
+    }
+
+    #[test]
+    fn durations_have_openais_form() {
+        for (ms, text) in [(0, "0s"), (20, "20ms"), (999, "999ms"), (1000, "1s"), (1001, "2s")] {
+            assert_eq!(shown(Duration::from_millis(ms)), text);
+        }
+        assert_eq!(shown(Duration::from_secs(360)), "6m0s");
+    }
+}

@@ -1,0 +1,294 @@
+//! What a connection does, so that one that does nothing for too long can be closed.
+//!
+//! [`WatchedStream`] reports reads and writes, and [`ActiveBody`] the end of a response. [`Activity`] keeps
+//! since when the connection waits for its client.
+
+use std::io;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How long a connection may wait for its client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// For the rest of a request's head, from its first byte or from the beginning of the connection on.
+    pub head: Duration,
+    /// For the next request.
+    pub idle: Duration,
+    /// For the client to read more of a response.
+    pub write: Duration,
+}
+
+/// The reason why a connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overdue {
+    /// The head of a request did not arrive.
+    Head,
+    /// No further request arrived.
+    Idle,
+    /// The client does not read.
+    Write,
+}
+
+impl Overdue {
+    /// The label of the metric.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Head => "head",
+            Self::Idle => "idle",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// What one connection does.
+#[derive(Clone, Debug)]
+pub(super) struct Activity(Arc<Mutex<ActivityState>>);
+
+#[derive(Debug)]
+struct ActivityState {
+    /// Requests without the end of their response.
+    requests: usize,
+    /// Whether the head of a request is expected, rather than that a client may send another request.
+    in_head: bool,
+    /// Since when the connection waits for a request.
+    since: Instant,
+    /// Since when the client reads nothing.
+    blocked: Option<Instant>,
+}
+
+/// A request until the end of its response.
+#[derive(Debug)]
+pub(super) struct ActiveRequest(Activity);
+
+/// A response whose request is active until its end.
+pub(super) struct ActiveBody {
+    body: Body,
+    _request: ActiveRequest,
+}
+
+/// A stream that reports reads and writes.
+pub(super) struct WatchedStream<S> {
+    inner: S,
+    activity: Activity,
+}
+
+impl Activity {
+    pub fn new() -> Self {
+        let state =
+            ActivityState { requests: 0, in_head: true, since: Instant::now(), blocked: None };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ActivityState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request begins.
+    pub fn begin(&self) -> ActiveRequest {
+        let mut state = self.lock();
+        state.requests += 1;
+        state.in_head = false;
+        drop(state);
+        ActiveRequest(self.clone())
+    }
+
+    /// Whether the client may send another request and has not begun to.
+    pub fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.requests == 0 && !state.in_head
+    }
+
+    /// Why the connection should be closed now; `None` if it should not.
+    pub fn overdue(&self, patience: &Patience) -> Option<Overdue> {
+        let state = self.lock();
+        if state.blocked.is_some_and(|since| since.elapsed() >= patience.write) {
+            return Some(Overdue::Write);
+        }
+        let (limit, reason) = match state.in_head {
+            true => (patience.head, Overdue::Head),
+            false => (patience.idle, Overdue::Idle),
+        };
+        (state.requests == 0 && state.since.elapsed() >= limit).then_some(reason)
+    }
+
+    fn received(&self) {
+        let mut state = self.lock();
+        if state.requests == 0 && !state.in_head {
+            state.in_head = true;
+            state.since = Instant::now();
+        }
+    }
+
+    fn wrote<T>(&self, result: &Poll<T>) {
+        let mut state = self.lock();
+        match result {
+            Poll::Pending => {
+                state.blocked.get_or_insert_with(Instant::now);
+            }
+            Poll::Ready(_) => state.blocked = None,
+        }
+    }
+}
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.requests = state.requests.saturating_sub(1);
+        state.since = Instant::now();
+    }
+}
+
+impl ActiveBody {
+    pub fn new(body: Body, request: ActiveRequest) -> Self {
+        Self { body, _request: request }
+    }
+}
+
+impl hyper::body::Body for ActiveBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl<S> WatchedStream<S> {
+    pub fn new(inner: S, activity: Activity) -> Self {
+        Self { inner, activity }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.activity.received();
+        }
+        result
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.activity.wrote(&result);
+        result
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+        self.activity.wrote(&result);
+        result
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.inner).poll_flush(cx);
+        // A flush without anything to write is no progress.
+        if result.is_pending() {
+            self.activity.wrote(&result);
+        }
+        result
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn patience(head: Duration, idle: Duration, write: Duration) -> Patience {
+        Patience { head, idle, write }
+    }
+
+    #[test]
+    fn each_state_of_a_connection_has_its_own_patience() {
+        let (none, activity) = (Duration::ZERO, Activity::new());
+        // A new connection has to send a request.
+        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(Overdue::Head));
+        assert_eq!(activity.overdue(&patience(LONG, none, none)), None);
+        assert!(!activity.is_idle());
+        // While a request is answered, only the client's reading counts.
+        let request = activity.begin();
+        let second = activity.begin();
+        assert_eq!(activity.overdue(&patience(none, none, none)), None);
+        activity.wrote(&Poll::<()>::Pending);
+        assert_eq!(activity.overdue(&patience(none, none, none)), Some(Overdue::Write));
+        activity.wrote(&Poll::Ready(()));
+        assert_eq!(activity.overdue(&patience(none, none, none)), None);
+        drop((request, second));
+        // The next request may take longer, until it begins.
+        assert!(activity.is_idle());
+        assert_eq!(activity.overdue(&patience(LONG, none, LONG)), Some(Overdue::Idle));
+        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), None);
+        activity.received();
+        assert!(!activity.is_idle());
+        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(Overdue::Head));
+    }
+
+    #[tokio::test]
+    async fn a_blocked_write_ends_with_the_next_bytes() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let (client, server) = tokio::io::duplex(8);
+        let (activity, mut client) = (Activity::new(), client);
+        let mut watched = WatchedStream::new(server, activity.clone());
+        let request = activity.begin();
+        let writes = tokio::spawn(async move {
+            watched.write_all(&[1; 16]).await.unwrap();
+            watched
+        });
+        let none = patience(LONG, LONG, Duration::ZERO);
+        while activity.overdue(&none).is_none() {
+            tokio::task::yield_now().await;
+        }
+        let mut read = [0; 16];
+        client.read_exact(&mut read).await.unwrap();
+        let mut watched = writes.await.unwrap();
+        assert_eq!(activity.overdue(&none), None);
+        drop(request);
+        client.write_all(&[1]).await.unwrap();
+        watched.read_exact(&mut read[..1]).await.unwrap();
+        assert_eq!(activity.overdue(&patience(Duration::ZERO, LONG, LONG)), Some(Overdue::Head));
+    }
+}

@@ -1,0 +1,154 @@
+//! Serves the router on a listener, bounds its connections, and drains it at shutdown.
+//!
+//! A connection ends if its client does not send the head of a request, a further request, or does not
+//! read the response, each for too long ([`activity`]). A generation whose client does not read is then
+//! cancelled and recorded, as if the client had disconnected.
+
+mod activity;
+mod connection;
+mod startup;
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::serve::Listener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use hone_core::metrics::Metrics;
+
+use crate::config::ConnectionsConfig;
+
+use activity::Patience;
+use connection::Connections;
+
+pub use startup::Startup;
+
+/// Interval at which shutdown polls the number of requests in flight.
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
+/// Consecutive polls without a request after which shutdown stops waiting for open connections.
+const IDLE_POLLS: u32 = 10;
+
+/// Serves requests on `listener`, probes also before the model is loaded, until `shutdown` completes. Then it accepts no new connection,
+/// lets running requests finish for up to `server.shutdown_grace_seconds`, and returns.
+///
+/// # Errors
+/// Never: connections that cannot be accepted are logged.
+pub async fn serve(
+    listener: TcpListener,
+    startup: Startup,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let (ready, metrics) = (startup.ready.clone(), startup.metrics.clone());
+    let grace = Duration::from_secs(startup.config.shutdown_grace_seconds);
+    let limits = startup.config.connections;
+    let connections = Connections { startup, patience: patience(limits), crowded: Notify::new() };
+    let (began, begins) = oneshot::channel();
+    let shutdown = async move {
+        shutdown.await;
+        ready.store(false, Ordering::Release);
+        // The receiver is dropped only after the server has ended.
+        let _ended = began.send(()).is_err();
+    };
+    tokio::select! {
+        () = accept(listener, Arc::new(connections), limits.max, shutdown) => {}
+        () = drained(begins, grace, &metrics) => {}
+    }
+    Ok(())
+}
+
+fn patience(limits: ConnectionsConfig) -> Patience {
+    Patience {
+        head: Duration::from_secs(limits.head_seconds),
+        idle: Duration::from_secs(limits.idle_seconds),
+        write: Duration::from_secs(limits.write_seconds),
+    }
+}
+
+/// Serves up to `most` connections until `shutdown` completes, and then those that are open until they end.
+/// Dropping the future ends them.
+async fn accept(
+    mut listener: TcpListener,
+    connections: Arc<Connections>,
+    most: usize,
+    shutdown: impl Future<Output = ()>,
+) {
+    let places = Arc::new(Semaphore::new(most));
+    let (ends, ended) = watch::channel(false);
+    let mut open = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let (stream, peer, place) = tokio::select! {
+            () = shutdown.as_mut() => break,
+            next = next_connection(&mut listener, &connections, &places) => next,
+        };
+        while open.try_join_next().is_some() {}
+        let (connections, ended) = (Arc::clone(&connections), ended.clone());
+        open.spawn(async move {
+            connections.serve(stream, peer, ended).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    // The receivers are those of open connections and `ended`.
+    let _sent = ends.send(true).is_ok();
+    while open.join_next().await.is_some() {}
+}
+
+/// Accepts a connection, and waits for a place if all are taken. Then idle connections are asked to end, and
+/// further clients wait in the system's queue.
+async fn next_connection(
+    listener: &mut TcpListener,
+    connections: &Connections,
+    places: &Arc<Semaphore>,
+) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
+    let (stream, peer) = Listener::accept(listener).await;
+    // Nagle's algorithm would delay each streamed token until the client acknowledges the previous
+    // one: up to 40 ms on Linux.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let place = match Arc::clone(places).try_acquire_owned() {
+        Ok(place) => Some(place),
+        Err(_) => freed(connections, places).await,
+    };
+    (stream, peer, place)
+}
+
+/// Asks idle connections to end until there is a place.
+async fn freed(connections: &Connections, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    let mut asks = tokio::time::interval(POLL_INTERVAL);
+    loop {
+        tokio::select! {
+            // The semaphore is never closed.
+            place = Arc::clone(places).acquire_owned() => return place.ok(),
+            _ = asks.tick() => connections.crowded.notify_waiters(),
+        }
+    }
+}
+
+/// Completes when no request has run for [`IDLE_POLLS`] polls after `begins`, or when the grace
+/// period is over. The server itself waits for every open connection, even for those that never
+/// send a request.
+async fn drained(begins: oneshot::Receiver<()>, grace: Duration, metrics: &Metrics) {
+    if begins.await.is_err() {
+        return std::future::pending().await;
+    }
+    let deadline = Instant::now() + grace;
+    let mut idle = 0;
+    while idle < IDLE_POLLS {
+        let running = metrics.http_in_flight.get();
+        if Instant::now() >= deadline {
+            tracing::warn!(running, "the shutdown grace period is over: requests are aborted");
+            return;
+        }
+        idle = if running == 0 { idle + 1 } else { 0 };
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}

@@ -1,0 +1,43 @@
+//! A server that answers probes before its model is loaded.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use hyper_util::service::TowerToHyperService;
+
+use hone_core::metrics::Metrics;
+
+use crate::config::ServerConfig;
+use crate::http::routes::{router, starting};
+use crate::http::state::AppState;
+
+/// A server from its first connection on. Until [`Self::finish`], it answers `/livez`, `/metrics`, and
+/// everything else with 503. Clones share it.
+#[derive(Clone)]
+pub struct Startup {
+    pub(super) config: Arc<ServerConfig>,
+    pub(super) metrics: Arc<Metrics>,
+    /// [`AppState::ready`].
+    pub(super) ready: Arc<AtomicBool>,
+    starting: Router,
+    loaded: Arc<OnceLock<Router>>,
+}
+
+impl Startup {
+    /// A server that is loading. `ready` is also that of the later [`AppState`].
+    pub fn new(config: Arc<ServerConfig>, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> Self {
+        let starting = starting(metrics.clone());
+        Self { config, metrics, ready, starting, loaded: Arc::default() }
+    }
+
+    /// Answers every route from now on. A second call has no effect.
+    pub fn finish(&self, state: AppState) {
+        let _loaded = self.loaded.get_or_init(|| router(state));
+    }
+
+    /// The routes of a request that arrives now.
+    pub(super) fn app(&self) -> TowerToHyperService<Router> {
+        TowerToHyperService::new(self.loaded.get().unwrap_or(&self.starting).clone())
+    }
+}

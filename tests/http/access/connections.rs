@@ -1,0 +1,177 @@
+//! Limits of connections, early headers and comments of streams, and the limit of `max_tokens`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use hone_engine::Engine;
+
+use crate::server::{Server, ask, eventually, within_a_minute};
+
+/// Connects and sends `text`.
+async fn connect(server: &Server, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(server.addr).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Reads until `end`.
+async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let (mut text, mut buffer) = (String::new(), [0; 1024]);
+    while !text.contains(end) {
+        let read = within_a_minute(end, stream.read(&mut buffer)).await.unwrap();
+        assert!(read > 0, "the connection ended before {end}: {text}");
+        text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+    text
+}
+
+/// Waits until the server ends the connection.
+async fn ended(stream: &mut TcpStream) {
+    let mut rest = Vec::new();
+    let read = within_a_minute("the end of the connection", stream.read_to_end(&mut rest)).await;
+    // A connection with unread data may be reset instead.
+    assert!(read.is_err() || rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+}
+
+const PROBE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+
+async fn closed(server: &Server, reason: &str) -> Option<f64> {
+    server.metric(&format!("hone_http_closed_connections_total{{reason=\"{reason}\"}}")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_finish_its_head_is_disconnected() {
+    let server = Server::with(|s| s.server.connections.head_seconds = 1).await;
+    let mut silent = connect(&server, "").await;
+    let mut slow = connect(&server, "GET /livez HTTP/1.1\r\nhost: local").await;
+    ended(&mut silent).await;
+    ended(&mut slow).await;
+    assert_eq!(closed(&server, "head").await, Some(2.0));
+    // A connection may wait longer for its next request.
+    let mut idle = connect(&server, PROBE).await;
+    read_until(&mut idle, "\"ok\"}").await;
+    let mut third = connect(&server, "").await;
+    ended(&mut third).await;
+    idle.write_all(PROBE.as_bytes()).await.unwrap();
+    read_until(&mut idle, "\"ok\"}").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_connection_is_closed() {
+    let server = Server::with(|s| s.server.connections.idle_seconds = 1).await;
+    let mut idle = connect(&server, PROBE).await;
+    read_until(&mut idle, "\"ok\"}").await;
+    ended(&mut idle).await;
+    assert_eq!(closed(&server, "idle").await, Some(1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_nothing_is_disconnected_and_its_completion_recorded() {
+    let server = Server::with(|s| {
+        s.server.connections.write_seconds = 1;
+        s.fake.context = 1_000_000;
+        s.fake.script = Arc::new(|_, _| " and".repeat(20_000));
+    })
+    .await;
+    let more = json!({"stream": true, "max_tokens": 100_000, "logprobs": true, "top_logprobs": 20});
+    let body = ask(more).to_string();
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = connect(&server, &request).await;
+    read_until(&mut stream, "HTTP/1.1 200 OK").await;
+    eventually("the client is disconnected", || server.metrics.http_disconnects.get() == 1).await;
+    assert_eq!(closed(&server, "write").await, Some(1.0));
+    eventually("nothing runs", || server.engine.load().live_running == 0).await;
+    server.store.commit(Vec::new()).await.unwrap();
+    let stats = server.store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples), (1, 1));
+    drop(stream);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_make_place_for_further_clients() {
+    let server = Server::with(|s| s.server.connections.max = 2).await;
+    let mut idle = Vec::new();
+    for _ in 0..2 {
+        let mut stream = connect(&server, PROBE).await;
+        read_until(&mut stream, "\"ok\"}").await;
+        idle.push(stream);
+    }
+    let mut third = connect(&server, PROBE).await;
+    read_until(&mut third, "\"ok\"}").await;
+    drop((third, idle));
+    eventually("all are closed", || server.metrics.http_connections.get() == 0).await;
+    let crowded = closed(&server, "crowded").await;
+    assert!(crowded.is_some_and(|count| count >= 1.0), "{crowded:?}");
+}
+
+/// One slot, and streams whose headers are sent at once.
+async fn eager(queue_timeout: Option<Duration>) -> Server {
+    Server::with(|s| {
+        s.fake.slots = 1;
+        s.fake.delay = Duration::from_millis(20);
+        s.fake.queue_timeout = queue_timeout;
+        s.fake.script = Arc::new(|request, _| match request.params.seed {
+            1 => "and so on ".repeat(10_000),
+            _ => "done".to_owned(),
+        });
+        s.fake.context = 1_000_000;
+        s.server.stream_headers_after_seconds = 0;
+        s.server.stream_keep_alive_seconds = 1;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_waits_has_headers_and_comments() {
+    let server = eager(None).await;
+    let held =
+        server.send_chat(&ask(json!({"stream": true, "seed": 1, "max_tokens": 90_000}))).await;
+    eventually("it runs", || server.engine.load().live_running == 1).await;
+    let mut waiting = server.send_chat(&ask(json!({"stream": true}))).await;
+    assert_eq!(waiting.status(), 200);
+    assert!(!waiting.headers().contains_key("x-hone-policy-version"));
+    let comment = within_a_minute("a comment", waiting.chunk()).await.unwrap().unwrap();
+    assert_eq!(comment.as_ref(), b": keep-alive\n\n");
+    drop(held);
+    let rest = within_a_minute("the end", waiting.text()).await.unwrap();
+    assert!(rest.contains("hone-v0") && rest.contains("\"content\":\"d"), "{rest}");
+    assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    eventually("the first one was recorded", || server.metrics.http_disconnects.get() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_after_the_headers_is_an_event() {
+    let server = eager(Some(Duration::from_millis(50))).await;
+    let held =
+        server.send_chat(&ask(json!({"stream": true, "seed": 1, "max_tokens": 90_000}))).await;
+    eventually("it runs", || server.engine.load().live_running == 1).await;
+    let refused = server.send_chat(&ask(json!({"stream": true}))).await;
+    assert_eq!(refused.status(), 200);
+    let text = within_a_minute("the end", refused.text()).await.unwrap();
+    assert!(text.starts_with("data: {\"error\":") && !text.contains("[DONE]"), "{text}");
+    assert!(text.contains("\"code\":\"queue_timeout\""), "{text}");
+    let limited = "hone_http_limited_requests_total{reason=\"queue_timeout\"}";
+    assert_eq!(server.metric(limited).await, Some(1.0));
+    assert_eq!(server.metrics.http_disconnects.get(), 0);
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_too_many_tokens_are_refused() {
+    let server = Server::with(|s| s.server.max_tokens = 300).await;
+    assert_eq!(server.chat(&ask(json!({"max_tokens": 300}))).await.0, 200);
+    for name in ["max_tokens", "max_completion_tokens"] {
+        let (status, answer) = server.chat(&ask(json!({name: 301}))).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(name)), "{answer}");
+        let message = format!("{name} is 301: it must be at most 300 (server.max_tokens)");
+        assert_eq!(answer["error"]["message"], message);
+    }
+}
