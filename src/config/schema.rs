@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use hone_dataset::DatasetConfig;
-use hone_engine::{EngineConfig, ToolFormatSetting};
+use hone_engine::EngineConfig;
 use hone_hub::HubConfig;
 use hone_model::weights::{LoadOptions, Quantize};
 use hone_reward::routes::{RouteConfig, RouteList};
@@ -67,46 +67,6 @@ pub struct ModelConfig {
     pub name: String,
     /// Whether the frozen matrices are quantized while they are loaded. mistral.rs cannot serve these.
     pub quantize: Quantize,
-}
-
-/// `[server]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ServerConfig {
-    /// Address and port; port 0 picks a free one.
-    pub bind: SocketAddr,
-    /// Bearer keys for `/v1`; without any, no key is required.
-    pub client_keys: Vec<String>,
-    /// Bearer keys for `/admin`; without any, only loopback clients are accepted.
-    pub admin_keys: Vec<String>,
-    /// Largest request body in bytes.
-    pub max_body_bytes: usize,
-    /// `max_tokens` of requests that contain none.
-    pub default_max_tokens: u32,
-    /// How the model writes calls of functions.
-    pub tool_format: ToolFormatSetting,
-    /// Whether requests without the field `store` are recorded and learned from.
-    pub store: bool,
-    /// Further names of the served model.
-    pub model_aliases: Vec<String>,
-    /// Seconds that shutdown waits for running requests and the trainer's step together.
-    pub shutdown_grace_seconds: u64,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            client_keys: Vec::new(),
-            admin_keys: Vec::new(),
-            max_body_bytes: 1 << 20,
-            default_max_tokens: 256,
-            tool_format: ToolFormatSetting::Auto,
-            store: true,
-            model_aliases: Vec::new(),
-            shutdown_grace_seconds: 30,
-        }
-    }
 }
 
 /// `[data]`.
