@@ -16,7 +16,8 @@ pub use load::{environment_names, load, load_from, parse};
 pub use run::{EarlyStopConfig, RunConfig};
 pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
 pub use server::{
-    ConnectionsConfig, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key,
+    ConnectionsConfig, GraderLimits, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope,
+    ServerConfig, hash_key,
 };
 pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::{ConfigError, validate};

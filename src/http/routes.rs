@@ -3,12 +3,12 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use hone_core::metrics::Metrics;
@@ -17,8 +17,10 @@ use super::admin::quarantine;
 use super::chat::stored;
 use super::error::ApiError;
 use super::generate::{models, text, tokenize};
+use super::graders::GraderQueue;
 use super::state::AppState;
 use super::{admin, auth, chat, feedback, graders, health, observe};
+use crate::config::ServerConfig;
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
@@ -39,8 +41,7 @@ pub fn router(state: AppState) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/feedback", post(feedback::create).get(feedback::list))
-        .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
-        .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))
+        .merge(grader_routes(&state.config))
         .route("/admin/train", get(admin::status))
         .route("/admin/train/pause", post(admin::pause))
         .route("/admin/train/resume", post(admin::resume))
@@ -64,6 +65,17 @@ pub fn router(state: AppState) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
         .with_state(state)
+}
+
+/// The routes of graders, with limits of their own.
+fn grader_routes(config: &ServerConfig) -> Router<Arc<AppState>> {
+    let queue = GraderQueue::new(&config.graders);
+    let limit = DefaultBodyLimit::max(config.graders.max_bytes.min(config.max_body_bytes));
+    Router::new()
+        .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
+        .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))
+        .layer(limit)
+        .layer(Extension(queue))
 }
 
 /// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.

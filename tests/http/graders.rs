@@ -2,18 +2,21 @@
 
 use std::sync::{Arc, Mutex};
 
+use async_trait::async_trait;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::post;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
+use hone::config::GraderLimits;
 use hone_core::metrics::Metrics;
+use hone_reward::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest};
 use hone_reward::sandbox::{Setup as SandboxSetup, testing};
 use hone_reward::tools::GradersConfig;
 use hone_reward::{GraderEndpoint, LazySandbox, Tools};
 
-use crate::server::Server;
+use crate::server::{Server, eventually};
 
 async fn post_json(server: &Server, path: &str, body: &Value) -> (u16, Value) {
     let url = format!("http://{}/v1/fine_tuning/alpha/graders/{path}", server.addr);
@@ -174,4 +177,72 @@ async fn the_first_python_grader_starts_the_sandbox() {
     let graded = run(&server, grader, json!({}), "abcd").await;
     assert_eq!(graded["reward"], Value::Null, "{graded}");
     assert_eq!(graded["metadata"]["errors"]["python_grader_runtime_error"], true, "{graded}");
+}
+
+/// A model that never answers, and what it was asked.
+#[derive(Default)]
+struct StuckModel(Mutex<Vec<String>>);
+
+#[async_trait]
+impl ModelClient for StuckModel {
+    async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
+        self.0.lock().unwrap().push(request.model.clone());
+        std::future::pending().await
+    }
+}
+
+/// A grader by a model; it grades with a text comparison too.
+fn judged(model: &str) -> Value {
+    json!({
+        "type": "multi", "name": "both", "calculate_output": "same + judged",
+        "graders": {
+            "same": check(),
+            "judged": {
+                "type": "score_model", "name": "judged", "model": model, "range": [0, 1],
+                "input": [{"role": "user", "content": "Rate: {{ sample.output_text }}"}],
+            },
+        },
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn graders_are_limited() {
+    let model = Arc::new(StuckModel::default());
+    let server = Server::with(|s| {
+        s.graders = Backends { model: Some(model.clone()), code: None };
+        let models = vec!["judge".to_owned(), "self".to_owned()];
+        s.server.graders = GraderLimits { models, max_bytes: 4096, concurrency: 1, queue: 1 };
+    })
+    .await;
+    for path in ["run", "validate"] {
+        let body = json!({"grader": judged("gpt-4o")});
+        let (status, answer) = post_json(&server, path, &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("grader")), "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        let expected = "grader asks the model \"gpt-4o\": it must be \"judge\" or \"self\" \
+                        (server.graders.models)";
+        assert_eq!(message, expected);
+    }
+    let body =
+        json!({"grader": check(), "item": {"answer": "7"}, "model_sample": "7".repeat(4096)});
+    assert_eq!(post_json(&server, "run", &body).await.0, 413);
+    // One runs, one waits, and a third is refused.
+    let body = json!({
+        "grader": judged("judge"), "item": {"answer": "7"}, "model_sample": "7",
+    });
+    let url = server.url("/v1/fine_tuning/alpha/graders/run");
+    let send = || tokio::spawn(server.client.post(&url).json(&body).send());
+    let first = send();
+    eventually("it asks", || model.0.lock().unwrap().len() == 1).await;
+    let held = [send(), send(), send()];
+    let limited = "hone_http_limited_requests_total{reason=\"graders\"}";
+    let refused = || server.metrics.http_limited.with_label_values(&["graders"]).get() == 2;
+    eventually("two are refused", refused).await;
+    assert_eq!(server.metric(limited).await, Some(2.0));
+    let (status, answer) = post_json(&server, "validate", &json!({"grader": check()})).await;
+    assert_eq!((status, &answer["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+    // The end of the first lets the one that waits run.
+    first.abort();
+    eventually("the next one asks", || model.0.lock().unwrap().len() == 2).await;
+    held.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::between;
+use hone_core::config::range::{between, texts};
 use hone_core::config::{Checked, Problem, quoted};
 use hone_engine::ToolFormatSetting;
 
@@ -53,6 +53,39 @@ pub struct ServerConfig {
     pub shutdown_grace_seconds: u64,
     /// Limits of connections.
     pub connections: ConnectionsConfig,
+    /// Limits of graders that clients send.
+    pub graders: GraderLimits,
+}
+
+/// `[server.graders]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GraderLimits {
+    /// Models that graders may ask; empty for every model.
+    pub models: Vec<String>,
+    /// Largest request in bytes.
+    pub max_bytes: usize,
+    /// Graders that run at once.
+    pub concurrency: usize,
+    /// Graders that may wait.
+    pub queue: usize,
+}
+
+impl Default for GraderLimits {
+    fn default() -> Self {
+        Self { models: Vec::new(), max_bytes: 256 << 10, concurrency: 4, queue: 32 }
+    }
+}
+
+impl GraderLimits {
+    fn check(&self) -> Checked {
+        if !self.models.is_empty() {
+            texts("server.graders.models", &self.models, 1000)?;
+        }
+        between("server.graders.max_bytes", self.max_bytes, 1024, 1 << 30)?;
+        between("server.graders.concurrency", self.concurrency, 1, 1024)?;
+        between("server.graders.queue", self.queue, 0, 1 << 20)
+    }
 }
 
 /// `[server.connections]`.
@@ -95,6 +128,7 @@ impl Default for ServerConfig {
             stream_keep_alive_seconds: 15,
             shutdown_grace_seconds: 30,
             connections: ConnectionsConfig::default(),
+            graders: GraderLimits::default(),
         }
     }
 }
@@ -156,7 +190,8 @@ impl ServerConfig {
         between("server.stream_headers_after_seconds", after, 0, 3600)?;
         between("server.stream_keep_alive_seconds", self.stream_keep_alive_seconds, 1, 3600)?;
         between("server.shutdown_grace_seconds", self.shutdown_grace_seconds, 0, 3600)?;
-        self.connections.check()
+        self.connections.check()?;
+        self.graders.check()
     }
 
     /// The entries of `keys` and of `keys_file`, without those of `client_keys` and `admin_keys`.

@@ -4,5 +4,6 @@ mod connections;
 mod keys;
 mod limits;
 mod load;
+mod names;
 mod probes;
 mod raters;

@@ -21,7 +21,7 @@ mod run;
 mod schema;
 mod template;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use run::GradeInput;
@@ -76,10 +76,25 @@ impl Grader {
         self.any(|kind| matches!(kind, GraderKind::Python { .. }))
     }
 
+    /// The names of the models that it asks.
+    pub fn models<'a>(&'a self) -> BTreeSet<&'a str> {
+        let asked = |kind: &'a GraderKind| match kind {
+            GraderKind::ScoreModel { prompt, .. } | GraderKind::LabelModel { prompt, .. } => {
+                Some(prompt.model.as_str())
+            }
+            _ => None,
+        };
+        self.kinds().into_iter().filter_map(asked).collect()
+    }
+
     fn any(&self, wanted: impl Fn(&GraderKind) -> bool) -> bool {
+        self.kinds().into_iter().any(wanted)
+    }
+
+    fn kinds(&self) -> Vec<&GraderKind> {
         match &self.spec.kind {
-            GraderKind::Multi { parts, .. } => parts.iter().any(|part| wanted(&part.kind)),
-            kind => wanted(kind),
+            GraderKind::Multi { parts, .. } => parts.iter().map(|part| &part.kind).collect(),
+            kind => vec![kind],
         }
     }
 

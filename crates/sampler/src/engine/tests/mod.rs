@@ -232,7 +232,11 @@ async fn running_sequences_keep_their_version_and_new_ones_use_the_active_one() 
     assert_ne!(expected[0], expected[1]);
     let engine = start(small());
     let mut seen = [0; 3];
-    for round in 0..6 {
+    for round in 0..ATTEMPTS as u64 {
+        // Which versions the requests get depends on the speed of the machine.
+        if round >= 6 && seen.iter().all(|n| *n > 0) {
+            break;
+        }
         let version = PolicyVersion(round % 3 + 1);
         engine.publish(version, Some(&loras[version.0 as usize - 1])).unwrap();
         let mut tasks = Vec::new();
@@ -244,7 +248,7 @@ async fn running_sequences_keep_their_version_and_new_ones_use_the_active_one() 
         }
         // Publishes the next version while these run.
         let next = (round + 1) % 3 + 1;
-        tokio::time::sleep(Duration::from_micros(300 * round)).await;
+        tokio::time::sleep(Duration::from_micros(300 * (round % 6))).await;
         engine.publish(PolicyVersion(next), Some(&loras[next as usize - 1])).unwrap();
         for task in tasks {
             let (i, completion) = task.await.unwrap();

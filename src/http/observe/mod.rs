@@ -1,4 +1,6 @@
-//! Counts, times and logs every request.
+//! Counts, times, names and logs every request.
+
+mod names;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,11 +13,14 @@ use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::Stream;
+use tracing::{Instrument as _, Span};
 
 use hone_core::metrics::Metrics;
 
 use super::auth::ApiKey;
 use super::error::LimitReason;
+
+use names::RequestNames;
 
 /// Route label of requests that match no route; raw paths as labels would be unbounded.
 const UNMATCHED: &str = "unmatched";
@@ -32,8 +37,11 @@ pub(super) async fn observe(
         .extensions()
         .get::<MatchedPath>()
         .map_or_else(|| UNMATCHED.to_owned(), |p| p.as_str().to_owned());
-    let mut in_flight = InFlight::new(metrics, request.method().clone(), route);
-    let response = next.run(request).await;
+    let names = RequestNames::of(request.headers());
+    let span = names.span();
+    let mut in_flight = InFlight::new(metrics, request.method().clone(), route, span.clone());
+    let mut response = next.run(request).instrument(span).await;
+    names.add_to(response.headers_mut());
     in_flight.status = response.status().as_u16();
     if let Some(LimitReason(reason)) = response.extensions().get() {
         in_flight.metrics.http_limited.with_label_values(&[*reason]).inc();
@@ -56,12 +64,14 @@ struct InFlight {
     status: u16,
     /// The caller's key, once it is known.
     key: Option<Arc<ApiKey>>,
+    span: Span,
 }
 
 impl InFlight {
-    fn new(metrics: Arc<Metrics>, method: Method, route: String) -> Self {
+    fn new(metrics: Arc<Metrics>, method: Method, route: String, span: Span) -> Self {
         metrics.http_in_flight.inc();
-        Self { metrics, method, route, started: Instant::now(), status: CLIENT_GONE, key: None }
+        let (started, status) = (Instant::now(), CLIENT_GONE);
+        Self { metrics, method, route, started, status, key: None, span }
     }
 }
 
@@ -74,6 +84,7 @@ impl Drop for InFlight {
         self.metrics.http_request_duration.with_label_values(&[route]).observe(seconds);
         let (method, ms) = (&self.method, (seconds * 1e5).round() / 100.0);
         let key = self.key.as_ref().map(|key| key.name.as_str());
+        let _entered = self.span.enter();
         if route.starts_with("/v1/") || route.starts_with("/admin/") {
             tracing::info!(%method, route, status, ms, key, "request");
         } else {
@@ -92,10 +103,19 @@ impl Stream for MeasuredBody {
     type Item = Result<Bytes, axum::Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let _entered = self.in_flight.as_ref().map(|in_flight| in_flight.span.clone().entered());
         let next = Pin::new(&mut self.inner).poll_next(cx);
         if let Poll::Ready(None) = next {
             self.in_flight = None;
         }
         next
+    }
+}
+
+impl Drop for MeasuredBody {
+    fn drop(&mut self) {
+        // What the body logs at its end belongs to the request too.
+        let _entered = self.in_flight.as_ref().map(|in_flight| in_flight.span.clone().entered());
+        self.inner = Body::empty().into_data_stream();
     }
 }
