@@ -92,7 +92,14 @@ async fn malformed_lists_are_refused() {
         assert_eq!(status, 400, "{answer}");
         lines.push(error(&answer));
     }
-    assert_snapshot!(lines.join("\n"), @r#""#);
+    assert_snapshot!(lines.join("\n"), @r#"
+    feedback has 0 entries: it must have from 1 to 1000 | feedback | invalid_value
+    feedback has 0 entries: it must have from 1 to 1000 | feedback | invalid_value
+    feedback is an object: it must be a list | feedback | invalid_value
+    name is not a field: the fields are feedback | name | unsupported_parameter
+    feedback has 1001 entries: it must have from 1 to 1000 | feedback | invalid_value
+    the body must be a JSON object or a list of such objects | - | invalid_body
+    "#);
 }
 
 /// A request to `path` with a key.

@@ -154,7 +154,11 @@ async fn metadata_is_replaced() {
         assert_eq!(status, 400);
         lines.push(error(&answer));
     }
-    assert_snapshot!(lines.join("\n"), @r#""#);
+    assert_snapshot!(lines.join("\n"), @r#"
+    metadata is missing: it must be an object of strings | metadata | invalid_value
+    metadata.x is 1: it must be a string of at most 512 characters | metadata.x | invalid_value
+    model is not a field: the fields are metadata | model | unsupported_parameter
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,5 +232,13 @@ async fn malformed_queries_are_refused() {
         assert_eq!(status, 400, "{answer}");
         lines.push(error(&answer));
     }
-    assert_snapshot!(lines.join("\n"), @r#""#);
+    assert_snapshot!(lines.join("\n"), @r#"
+    limit is "0": it must be from 1 to 100 | limit | invalid_value
+    limit is "101": it must be from 1 to 100 | limit | invalid_value
+    limit is "x": it must be from 1 to 100 | limit | invalid_value
+    order is "up": it must be "asc" or "desc" | order | invalid_value
+    after is "x": it must be a completion's id | after | invalid_value
+    before is not a field: the fields are after, limit, order, model, metadata[KEY] | before | unsupported_parameter
+    metadata is not a field: the fields are after, limit, order, model, metadata[KEY] | metadata | unsupported_parameter
+    "#);
 }

@@ -76,7 +76,21 @@ async fn malformed_requests_are_refused() {
         assert_eq!(status, if body["model"] == "other" { 404 } else { 400 }, "{answer}");
         lines.push(error(&answer));
     }
-    assert_snapshot!(lines.join("\n"), @r#""#);
+    assert_snapshot!(lines.join("\n"), @r#"
+    prompt is missing: it must be a text; or messages must be given | prompt | invalid_value
+    prompt is 5: it must be a string | prompt | invalid_value
+    messages is a list: it must be absent beside prompt | messages | invalid_value
+    add_generation_prompt is true: it must be absent beside prompt | add_generation_prompt | invalid_value
+    model is "other": it must be "default" or "fake" | model | model_not_found
+    text is not a field: the fields are model, prompt, messages, add_generation_prompt, add_special_tokens, return_token_strs | text | unsupported_parameter
+    add_special_tokens is true: it must be false beside messages: the chat template writes the special tokens | add_special_tokens | invalid_value
+    messages is a list: it must be a list of at least one message | messages | invalid_value
+    tokens is missing: it must be a list of ids | tokens | invalid_value
+    tokens is "1": it must be a list | tokens | invalid_value
+    tokens[1] is -1: it must be a token id below 280 | tokens[1] | invalid_value
+    tokens[1] is 2.5: it must be a token id below 280 | tokens[1] | invalid_value
+    tokens[0] is 280: it must be a token id below 280 | tokens[0] | invalid_value
+    "#);
     let (status, answer) = server.post("/detokenize", &json!({"tokens": []})).await;
     assert_eq!((status, answer), (200, json!({"prompt": ""})));
     assert_eq!(server.get("/tokenize").await.0, 405);
