@@ -4,7 +4,6 @@
 mod access;
 mod admin;
 mod chat;
-mod constraints;
 mod corrections;
 mod disconnects;
 mod endpoints;

@@ -459,11 +459,13 @@ mod tests {
         let refused = run(GenerateRequest { grammar, ..endless }).await;
         assert!(matches!(refused, Err(EngineError::Invalid(_))));
         let mut stopped = probe(&[1]);
-        stopped.params.stop_token_ids = fake.codec.encode("1").unwrap();
+        let ids = fake.codec.encode("{\"a\": 12}").unwrap();
+        let before = fake.codec.decode(&ids[..ids.len() - 1]).unwrap();
+        stopped.params.stop_token_ids = ids[ids.len() - 1..].to_vec();
         let completion = run(stopped.clone()).await.unwrap();
-        assert_eq!((completion.text.as_str(), completion.finish), ("{\"a\": ", FinishReason::Stop));
+        assert_eq!((completion.text, completion.finish), (before, FinishReason::Stop));
         stopped.params.include_stop = true;
-        assert_eq!(run(stopped).await.unwrap().text, "{\"a\": 1");
+        assert_eq!(run(stopped).await.unwrap().text, "{\"a\": 12}");
     }
 
     #[tokio::test]

@@ -69,31 +69,28 @@ fn contents() -> Vec<Op> {
 
 /// The operations that made the file of schema 3: the records whose stored form changed since schema 1.
 fn contents_of_schema_3() -> Vec<Op> {
+    let mut asked = interaction(1);
+    asked.stop = vec!["</answer>".to_owned(), "∎".to_owned()];
     let mut exam = interaction(2);
-    exam.stop = vec!["STOP".to_owned(), "é".to_owned()];
     exam.held_out = true;
     let mut truncated = served(10, 1);
-    truncated.kept = vec![0.5, 1.0, 0.25];
+    truncated.kept = vec![0.5, 1.0, f32::MIN_POSITIVE];
+    truncated.params.top_k = 5;
+    truncated.params.logit_bias = BTreeMap::from([(7, -2.5)]);
     let mut checked = policy(1, PolicyState::RolledBack);
     checked.pinned = true;
     checked.checks = vec![PolicyCheck {
         name: "parity/serving".to_owned(),
-        passed: true,
-        value: Some(1e-6),
-        bound: Some(1e-3),
-        detail: "2 prompts".to_owned(),
+        passed: false,
+        value: Some(0.25),
+        bound: None,
+        detail: "one prompt".to_owned(),
     }];
-    let thumb = FeedbackEntry {
-        idempotency_key: Some("first".to_owned()),
-        key_id: Some("key-1".to_owned()),
-        ..thumbs(1, 0.5, 7000)
-    };
     vec![
-        Op::Interaction(Box::new(interaction(1))),
+        Op::Interaction(Box::new(asked)),
         Op::Interaction(Box::new(exam)),
         Op::Sample(Box::new(truncated)),
         Op::Sample(Box::new(shadow(11, 1))),
-        feedback(thumb),
         Op::Group(Box::new(group(1, 1, &[10, 11], &["exact"]))),
         Op::Policy(Box::new(policy(0, PolicyState::Active))),
         Op::Policy(Box::new(checked)),

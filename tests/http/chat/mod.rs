@@ -1,5 +1,7 @@
 //! Completions without streaming.
 
+mod constraints;
+
 use serde_json::{Value, json};
 
 use hone_core::types::{FinishReason, InteractionId, PromptSource, SampleOrigin};
