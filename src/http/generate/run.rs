@@ -172,13 +172,11 @@ impl RequestRun {
                 tokens.extend(update.tokens);
             }
         }
-        let wants_token_ids = self.wants_token_ids;
         let choices = self.choices.iter_mut().zip(tokens).zip(0..);
         let finished = choices.map(|((choice, tokens), index)| FinishedChoice {
             index,
             text: std::mem::take(&mut choice.text),
             tokens,
-            token_ids: if wants_token_ids { choice.tokens.ids.clone() } else { Vec::new() },
             finish: choice.finish.unwrap_or(FinishReason::Stop),
         });
         Ok(finished.collect())

@@ -50,8 +50,6 @@ pub struct FinishedChoice {
     pub text: String,
     /// All tokens except the stop token; empty unless log-probabilities are requested.
     pub tokens: Vec<Token>,
-    /// All tokens; empty unless requested.
-    pub token_ids: Vec<TokenId>,
     pub finish: FinishReason,
 }
 
