@@ -78,6 +78,10 @@ pub struct KeyConfig {
     /// The time from which on the key is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<KeyExpiry>,
+    /// Whether the key's requests may be recorded and learned from; absent: yes. With `false` nothing of
+    /// them is kept, whatever a request says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<bool>,
     /// Requests a minute; 0 is no limit.
     pub requests_per_minute: u32,
     /// Tokens of prompts and completions a minute; 0 is no limit.

@@ -29,6 +29,8 @@ pub(in crate::http) struct ApiKey {
     pub(in crate::http) id: String,
     pub(super) scopes: Vec<KeyScope>,
     pub(super) expires: Option<KeyExpiry>,
+    /// Whether its requests may be recorded and learned from.
+    pub(in crate::http) store: bool,
     pub(in crate::http) limiter: Arc<KeyLimiter>,
 }
 
@@ -134,6 +136,7 @@ impl ApiKey {
             id: hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect(),
             scopes: entry.scopes.clone(),
             expires: entry.expires,
+            store: entry.store.unwrap_or(true),
             limiter: kept.map_or_else(|| KeyLimiter::new(name, limits), Arc::clone),
         })
     }

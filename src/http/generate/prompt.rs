@@ -90,10 +90,12 @@ pub struct PromptContext {
 
 impl PromptContext {
     /// Whether the request is recorded and learned from. The client decides with the field `store`, or
-    /// else `server.store` does. A route that keeps nothing overrules both.
+    /// else `server.store` does. A route or a key that keeps nothing overrules both.
     pub fn is_kept(&self, state: &AppState) -> bool {
         let route = state.routes.find(&self.model, &self.metadata);
-        self.store.unwrap_or(state.config.store) && route.is_none_or(|route| route.store)
+        self.store.unwrap_or(state.config.store)
+            && route.is_none_or(|route| route.store)
+            && self.caller.key.as_ref().is_none_or(|key| key.store)
     }
 
     /// The record of a prompt. `template_hash` is empty for a prompt that no template rendered.

@@ -25,7 +25,7 @@ async fn each_piece_of_a_list_is_answered_as_if_it_were_alone() {
         {"completion_id": second, "name": "thumbs", "value": "x"},
         {"chosen": first, "rejected": second},
         {"completion_id": first, "correction": "Five."},
-        {"completion_id": first, "name": "thumbs", "value": 0, "idempotency_key": "a"},
+        {"completion_id": first, "name": "thumbs", "value": 1, "idempotency_key": "a"},
         5,
     ]);
     let (status, answer) = server.post(PATH, &json!({"feedback": list})).await;

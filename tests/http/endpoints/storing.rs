@@ -116,6 +116,20 @@ async fn feedback_on_an_unstored_completion_is_refused_with_the_reason() {
     assert_eq!(server.store.stats().unwrap().feedback, 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_may_keep_nothing() {
+    let keys = "[[server.keys]]\nname = \"a\"\nkey = \"alice\"\nscopes = [\"chat\"]\nstore = false\n\
+        [[server.keys]]\nname = \"b\"\nkey = \"bob\"\nscopes = [\"chat\"]\n";
+    let keys = hone::config::parse(keys).unwrap().server.keys;
+    let server = graded(|setup| setup.server.keys = keys).await;
+    for (key, kept) in [("alice", 0), ("bob", 1)] {
+        let request = server.client.post(server.url("/v1/chat/completions"));
+        let request = request.bearer_auth(key).json(&ask(json!({"store": true})));
+        assert_eq!(request.send().await.unwrap().status(), 200);
+        assert_eq!(recorded(&server).await.0, kept);
+    }
+}
+
 /// The cases are `(server.store, fields of the request, whether it is kept)`.
 #[tokio::test(flavor = "multi_thread")]
 async fn request_server_and_route_decide_what_is_kept() {
