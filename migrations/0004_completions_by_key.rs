@@ -1,11 +1,12 @@
-//! Schema 4: the interactions of each API key, the feedback on each sample, what was erased, and grammars.
+//! Schema 4: the interactions of each API key, the feedback on each sample, what was erased, grammars, and
+//! tools in conversations.
 //!
 //! The interactions by key start empty: those that were recorded earlier are not listed. The feedback is
 //! indexed, so that it can be erased with its sample.
 //!
-//! Interactions and samples have a third stored form, with the grammar, the tokens that it forced and further
-//! sampling parameters. Records in the earlier forms stay readable, so they are not rewritten: they have no
-//! grammar and no forced token, and the new parameters have their defaults.
+//! Interactions and samples have a third stored form, with tools and calls, the grammar, the tokens that it
+//! forced and further sampling parameters. Records in the earlier forms stay readable, so they are not
+//! rewritten: they have no tool, no grammar and no forced token, and the new parameters have their defaults.
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 
@@ -15,7 +16,7 @@ type Id = [u8; 16];
 
 /// Description for the log.
 pub(crate) const DESCRIPTION: &str =
-    "completions by key, feedback by completion, erasure, grammars and sampling parameters";
+    "completions by key, feedback by completion, erasure, grammars, sampling parameters and tools";
 
 /// Creates the tables, and fills the index of the feedback.
 pub(crate) fn run(tx: &WriteTransaction) -> Result<(), StoreError> {

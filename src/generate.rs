@@ -72,7 +72,7 @@ pub(super) fn run(args: GenerateArgs, out: &mut Output) -> Outcome {
     })?;
     let messages = match (prompt, messages) {
         (_, Some(file)) => read_messages(&file),
-        (Some(content), None) => Ok(vec![Message { role: Role::User, content }]),
+        (Some(content), None) => Ok(vec![Message::new(Role::User, content)]),
         (None, None) => read_prompt(),
     }
     .map_err(usage)?;
@@ -106,7 +106,7 @@ fn read_prompt() -> anyhow::Result<Vec<Message>> {
     let mut content = String::new();
     input.read_to_string(&mut content).context("standard input")?;
     ensure!(!content.trim().is_empty(), "PROMPT is missing: standard input is empty");
-    Ok(vec![Message { role: Role::User, content }])
+    Ok(vec![Message::new(Role::User, content)])
 }
 
 fn read_messages(file: &Path) -> anyhow::Result<Vec<Message>> {

@@ -111,7 +111,7 @@ fn prompt(codec: &Codec, seed: u64, short: bool) -> Vec<TokenId> {
         return (0..6).map(|i| 3 + ((seed as TokenId) * 7 + i * 5) % 80).collect();
     }
     let text = format!("What is {seed} + 17?");
-    let message = Message { role: Role::User, content: text };
+    let message = Message::new(Role::User, text);
     codec.prompt(&[message]).unwrap()
 }
 

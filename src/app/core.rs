@@ -111,9 +111,7 @@ impl Core {
         }
         let engine = engines.live.clone();
 
-        let probe = engine
-            .codec()
-            .prompt(&[Message { role: Role::User, content: "What is 2 + 3?".to_owned() }])?;
+        let probe = engine.codec().prompt(&[Message::new(Role::User, "What is 2 + 3?")])?;
         let examiner = examiner(config, &engines.rollouts, &store, &routes)?;
         let policies = Arc::new(
             Policies::restore(PolicySetup {

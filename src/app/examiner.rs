@@ -78,6 +78,7 @@ fn exam_prompt(
         template_hash: engine.codec().template_hash().to_owned(),
         stop: Vec::new(),
         held_out: true,
+        chat: Default::default(),
         grammar: None,
     };
     Ok(ExamPrompt {

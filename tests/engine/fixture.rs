@@ -94,7 +94,7 @@ pub async fn start(backend: EngineBackend, slots: usize, queue: usize) -> Fixtur
 }
 
 pub fn ask(text: &str) -> Vec<Message> {
-    vec![Message { role: Role::User, content: text.to_owned() }]
+    vec![Message::new(Role::User, text)]
 }
 
 impl Fixture {

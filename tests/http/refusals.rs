@@ -125,6 +125,7 @@ async fn invalid_messages_are_refused() {
     let server = Server::new().await;
     let messages = |value: Value| json!({"messages": value});
     let content = |value: Value| json!({"messages": [{"role": "user", "content": value}]});
+    let call = |value: Value| json!({"messages": [{"role": "assistant", "tool_calls": [value]}]});
     let image = json!([{"type": "image_url", "image_url": {"url": "http://x"}}]);
     let cases = [
         messages(Value::Null),
@@ -141,6 +142,14 @@ async fn invalid_messages_are_refused() {
         content(json!([{"text": "hi"}])),
         content(image),
         messages(json!([{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}])),
+        messages(json!([{"role": "assistant", "content": "", "function_call": {"name": "x"}}])),
+        messages(json!([{"role": "assistant"}])),
+        messages(json!([{"role": "user", "content": "", "tool_calls": [{"id": "x"}]}])),
+        messages(json!([{"role": "tool", "content": "3"}])),
+        call(json!({"id": "x", "type": "custom"})),
+        call(json!({"id": "x", "function": {"name": "f"}})),
+        call(json!({"id": "x", "function": {"name": "f", "arguments": {}}})),
+        call(json!({"function": {"name": "f", "arguments": "{}"}})),
     ];
     assert_snapshot!(refusals(&server, &cases).await, @r#"
     messages is missing: it must be a list of at least one message | messages | invalid_value
@@ -156,7 +165,15 @@ async fn invalid_messages_are_refused() {
     messages[0].content[0].text is missing: it must be a string | messages[0].content[0].text | invalid_value
     messages[0].content[0].type is missing: it must be "text" | messages[0].content[0].type | invalid_value
     messages[0].content[0].type is "image_url": it must be "text": nothing else is supported | messages[0].content[0].type | invalid_value
-    messages[0].tool_calls is not supported | messages[0].tool_calls | unsupported_parameter
+    messages[0].tool_calls[0].function is missing: it must be an object | messages[0].tool_calls[0].function | invalid_value
+    messages[0].function_call is not supported | messages[0].function_call | unsupported_parameter
+    messages[0].content is missing: it must be a string or a list of text parts | messages[0].content | invalid_value
+    messages[0].tool_calls is a list: it must be absent unless role is "assistant" | messages[0].tool_calls | invalid_value
+    messages[0].tool_call_id is missing: it must be the id of the call that was answered | messages[0].tool_call_id | invalid_value
+    messages[0].tool_calls[0].type is "custom": it must be "function": nothing else is supported | messages[0].tool_calls[0].type | invalid_value
+    messages[0].tool_calls[0].function.arguments is missing: it must be a string | messages[0].tool_calls[0].function.arguments | invalid_value
+    messages[0].tool_calls[0].function.arguments is an object: it must be a string | messages[0].tool_calls[0].function.arguments | invalid_value
+    messages[0].tool_calls[0].id is missing: it must be a string | messages[0].tool_calls[0].id | invalid_value
     "#);
 }
 
@@ -164,8 +181,6 @@ async fn invalid_messages_are_refused() {
 async fn unsupported_fields_are_refused() {
     let server = Server::new().await;
     let cases = [
-        json!({"tools": [{"type": "function"}]}),
-        json!({"tool_choice": "required"}),
         json!({"functions": [{"name": "f"}]}),
         json!({"response_format": {"type": "grammar"}}),
         json!({"response_format": "json"}),
@@ -177,8 +192,6 @@ async fn unsupported_fields_are_refused() {
         json!({"temprature": 1}),
     ];
     assert_snapshot!(refusals(&server, &cases).await, @r#"
-    tools is not supported: leave it out | tools | unsupported_parameter
-    tool_choice is "required": only the default is supported | tool_choice | unsupported_parameter
     functions is not supported: leave it out | functions | unsupported_parameter
     response_format.type is "grammar": it must be "text", "json_object" or "json_schema" | response_format.type | invalid_value
     response_format is "json": it must be an object | response_format | invalid_value
@@ -188,6 +201,79 @@ async fn unsupported_fields_are_refused() {
     skip_special_tokens is false: only the default is supported | skip_special_tokens | unsupported_parameter
     guided_whitespace_pattern is not supported: leave it out | guided_whitespace_pattern | unsupported_parameter
     temprature is not a known field | temprature | unsupported_parameter
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_tools_are_refused() {
+    let server = Server::new().await;
+    let function = |value: Value| json!({"type": "function", "function": value});
+    let tools = |value: Value| json!({"tools": [value]});
+    let choice =
+        |value: Value| json!({"tools": [function(json!({"name": "f"}))], "tool_choice": value});
+    let allowed = |value: Value| choice(json!({"type": "allowed_tools", "allowed_tools": value}));
+    let f = function(json!({"name": "f"}));
+    let cases = [
+        json!({"tools": "f"}),
+        tools(json!("f")),
+        tools(json!({"name": "f"})),
+        tools(json!({"type": "web_search"})),
+        tools(json!({"type": "custom", "custom": {"name": "f"}})),
+        tools(json!({"type": "function"})),
+        tools(function(json!({}))),
+        tools(function(json!({"name": "two words"}))),
+        tools(function(json!({"name": "f", "description": 5}))),
+        tools(function(json!({"name": "f", "parameters": "{}"}))),
+        tools(function(json!({"name": "f", "strict": "yes"}))),
+        tools(function(json!({"name": "f", "returns": {}}))),
+        json!({"tools": [f, f]}),
+        json!({"tools": vec![f.clone(); 129]}),
+        json!({"parallel_tool_calls": "no"}),
+        json!({"tool_choice": "required"}),
+        choice(json!("any")),
+        choice(json!(5)),
+        choice(json!("required")),
+        choice(json!({"type": "custom"})),
+        choice(json!({"type": "function", "function": {"name": "g"}})),
+        choice(f.clone()),
+        allowed(json!({"mode": "auto", "tools": []})),
+        allowed(json!({"mode": "auto", "tools": [function(json!({"name": "g"}))]})),
+        allowed(json!({"mode": "any", "tools": [f]})),
+        allowed(json!({"mode": "required", "tools": [f]})),
+        json!({"reasoning_effort": "max"}),
+        json!({"chat_template_kwargs": ["x"]}),
+        json!({"chat_template_kwargs": {"messages": []}}),
+    ];
+    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    tools is "f": it must be a list | tools | invalid_value
+    tools[0] is "f": it must be an object | tools[0] | invalid_value
+    tools[0].type is missing: it must be "function" | tools[0].type | invalid_value
+    tools[0].type is "web_search": only "function" is supported | tools[0].type | unsupported_parameter
+    tools[0].type is "custom": only "function" is supported | tools[0].type | unsupported_parameter
+    tools[0].function is missing: it must be an object | tools[0].function | invalid_value
+    tools[0].function.name is missing: it must be 1 to 64 letters (a to z, A to Z), digits, underscores and hyphens | tools[0].function.name | invalid_value
+    tools[0].function.name is "two words": it must be 1 to 64 letters (a to z, A to Z), digits, underscores and hyphens | tools[0].function.name | invalid_value
+    tools[0].function.description is 5: it must be a string | tools[0].function.description | invalid_value
+    tools[0].function.parameters is "{}": it must be an object | tools[0].function.parameters | invalid_value
+    tools[0].function.strict is "yes": it must be true or false | tools[0].function.strict | invalid_value
+    tools[0].function.returns is not a known field | tools[0].function.returns | unsupported_parameter
+    tools[1].function.name is "f": each function must have its own | tools[1].function.name | invalid_value
+    tools has 129 functions: it may have 128 | tools | invalid_value
+    parallel_tool_calls is "no": it must be true or false | parallel_tool_calls | invalid_value
+    tool_choice is "required": it must be absent, "none" or "auto" without tools | tool_choice | invalid_value
+    tool_choice is "any": it must be "none", "auto", "required", {"type": "function", …} or {"type": "allowed_tools", …} | tool_choice | invalid_value
+    tool_choice is 5: it must be "none", "auto", "required", {"type": "function", …} or {"type": "allowed_tools", …} | tool_choice | invalid_value
+    tool_choice is "required": only "none", "auto" and allowed_tools with the mode "auto" are supported | tool_choice | unsupported_parameter
+    tool_choice.type is "custom": it must be "function" or "allowed_tools" | tool_choice.type | invalid_value
+    tool_choice.function.name is "g": it must be the name of a function in tools | tool_choice.function.name | invalid_value
+    tool_choice is the function "f": only "none", "auto" and allowed_tools with the mode "auto" are supported | tool_choice | unsupported_parameter
+    tool_choice.allowed_tools.tools is a list: it must be a list of at least one function | tool_choice.allowed_tools.tools | invalid_value
+    tool_choice.allowed_tools.tools[0].function.name is "g": it must be the name of a function in tools | tool_choice.allowed_tools.tools[0].function.name | invalid_value
+    tool_choice.allowed_tools.mode is "any": it must be "auto" or "required" | tool_choice.allowed_tools.mode | invalid_value
+    tool_choice is "required": only "none", "auto" and allowed_tools with the mode "auto" are supported | tool_choice | unsupported_parameter
+    reasoning_effort is "max": it must be one of "none", "minimal", "low", "medium", "high", "xhigh" | reasoning_effort | invalid_value
+    chat_template_kwargs is a list: it must be an object | chat_template_kwargs | invalid_value
+    chat_template_kwargs.messages is not a variable that a request can set | chat_template_kwargs.messages | unsupported_parameter
     "#);
 }
 
@@ -261,7 +347,7 @@ fn any_json() -> impl Strategy<Value = Value> {
         (-3..30i64).prop_map(Value::from),
         "[a-z]{0,6}".prop_map(Value::from),
         "\\PC{0,12}".prop_map(Value::from),
-        prop::sample::select(vec!["default", "user", "system", "text", "thumbs", "hi"])
+        prop::sample::select(vec!["default", "user", "system", "text", "thumbs", "hi", "function"])
             .prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 24, 4, |inner| {
@@ -272,6 +358,9 @@ fn any_json() -> impl Strategy<Value = Value> {
             "text",
             "include_usage",
             "answer",
+            "function",
+            "tool_calls",
+            "tool_call_id",
             "7",
             "json",
             "properties",
@@ -287,7 +376,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-const FIELDS: [&str; 41] = [
+const FIELDS: [&str; 44] = [
     "guided_choice",
     "guided_grammar",
     "guided_json",
@@ -320,6 +409,9 @@ const FIELDS: [&str; 41] = [
     "presence_penalty",
     "frequency_penalty",
     "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "chat_template_kwargs",
     "response_format",
     "user",
     "completion_id",

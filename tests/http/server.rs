@@ -29,6 +29,8 @@ use hone_store::{Store, StoreConfig};
 use hone_train::policy::{PolicyError, VersionRating};
 use hone_train::{TrainError, TrainState, TrainStatus};
 
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
+
 /// The settings that a test can change before the server starts.
 pub struct Setup {
     pub fake: FakeConfig,
@@ -192,8 +194,22 @@ impl Server {
     }
 
     pub async fn with(change: impl FnOnce(&mut Setup)) -> Self {
-        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
-        let codec = Codec::load(&ModelDir::open(Path::new(model)).unwrap()).unwrap();
+        Self::open(ModelDir::open(Path::new(MODEL)).unwrap(), change).await
+    }
+
+    /// A server whose model has another chat template, and room for long prompts.
+    pub async fn with_template(template: &str, change: impl FnOnce(&mut Setup)) -> Self {
+        let mut model = ModelDir::open(Path::new(MODEL)).unwrap();
+        model.chat_template = template.to_owned();
+        let change = |setup: &mut Setup| {
+            setup.fake.context = 8192;
+            change(setup);
+        };
+        Self::open(model, change).await
+    }
+
+    async fn open(model: ModelDir, change: impl FnOnce(&mut Setup)) -> Self {
+        let codec = Codec::load(&model).unwrap();
         let mut setup = Setup {
             fake: FakeConfig::new(&codec),
             server: ServerConfig::default(),

@@ -28,7 +28,8 @@ fn masked(text: &str) -> String {
     created.replace_all(&id.replace_all(text, "ID"), r#""created":0"#).into_owned()
 }
 
-fn chunks(text: &str) -> Vec<Value> {
+/// The events of a stream, without `[DONE]`.
+pub fn chunks(text: &str) -> Vec<Value> {
     text.split("\n\n")
         .filter_map(|event| event.strip_prefix("data: "))
         .filter(|data| *data != "[DONE]")

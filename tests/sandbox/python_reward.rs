@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 fn input(text: &str, metadata: &[(&str, &str)]) -> ScoreInput {
     let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-    let message = |role, content: &str| Message { role, content: content.to_owned() };
+    let message = |role, content: &str| Message::new(role, content);
     ScoreInput {
         messages: Arc::new(vec![message(Role::System, "Be brief."), message(Role::User, "6 * 7?")]),
         metadata: Arc::new(pairs.collect::<BTreeMap<_, _>>()),

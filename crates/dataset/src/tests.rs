@@ -265,7 +265,7 @@ fn prompts_of_a_separate_file_are_never_trained_on() {
 
 #[test]
 fn ids_are_stable_and_round_trip() {
-    let id = PromptId::of(&[Message { role: Role::User, content: "x".into() }]);
+    let id = PromptId::of(&[Message::new(Role::User, "x")]);
     assert_eq!(id.to_string(), "391e5898628ea3369200353981545d04", "saved states contain ids");
     assert_eq!(PromptId::parse(&id.to_string()), Some(id));
     let json = serde_json::to_string(&id).unwrap();
@@ -275,7 +275,7 @@ fn ids_are_stable_and_round_trip() {
     }
     // The boundaries between messages are part of the content.
     let two = |a: &str, b: &str| {
-        let user = |content: &str| Message { role: Role::User, content: content.into() };
+        let user = |content: &str| Message::new(Role::User, content);
         PromptId::of(&[user(a), user(b)])
     };
     assert_ne!(two("ab", "c"), two("a", "bc"));

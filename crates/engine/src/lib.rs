@@ -6,7 +6,8 @@
 //! [`FakeEngine`] implements them without a model for tests. [`ModelDir`] reads a model directory and
 //! [`Codec`] translates between messages and token ids. [`admission`] schedules slots, [`sampling`]
 //! draws tokens from logits, [`grammar`] constrains them, and [`run`] turns drawn tokens into the events
-//! of a [`Generation`].
+//! of a [`Generation`]. [`tools`] has the formats of calls, and [`answer`] divides an answer into reasoning,
+//! text and calls.
 //!
 //! # Threads and tasks
 //!
@@ -29,6 +30,7 @@
 //! - Dropping a [`Generation`] cancels it and frees its slot.
 
 pub mod admission;
+pub mod answer;
 mod api;
 pub mod codec;
 mod config;
@@ -40,6 +42,7 @@ pub mod run;
 pub mod sampling;
 pub mod template;
 pub mod testing;
+pub mod tools;
 
 pub use api::{
     Completion, Engine, EngineLoad, Event, GenerateRequest, Generation, ModelInfo, Priority, Probe,
@@ -52,3 +55,4 @@ pub use grammar::{CompiledGrammar, GrammarError};
 pub use model_dir::ModelDir;
 pub use recorded::TokenRecords;
 pub use testing::FakeEngine;
+pub use tools::{ToolFormat, ToolFormatSetting};

@@ -157,6 +157,7 @@ fn interaction(
         template_hash: codec.template_hash().to_owned(),
         stop: Vec::new(),
         held_out: false,
+        chat: Default::default(),
         grammar: None,
     })
 }

@@ -131,6 +131,7 @@ mod tests {
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,
+            chat: Default::default(),
             grammar: None,
         };
         PromptJob::live(Arc::new(interaction), Vec::new(), route)

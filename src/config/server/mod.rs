@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::{between, texts};
 use hone_core::config::{Checked, Problem, quoted};
+use hone_engine::ToolFormatSetting;
 
 pub use expiry::KeyExpiry;
 pub use keys::{KeyConfig, KeyHash, KeyLimits, KeyScope, hash_key};
@@ -38,6 +39,8 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// `max_tokens` of requests that contain none.
     pub default_max_tokens: u32,
+    /// How the model writes calls of functions.
+    pub tool_format: ToolFormatSetting,
     /// Largest `max_tokens` of a request; 0 is the model's context.
     pub max_tokens: u32,
     /// Whether requests without the field `store` are recorded and learned from.
@@ -120,6 +123,7 @@ impl Default for ServerConfig {
             keys_file: PathBuf::new(),
             max_body_bytes: 1 << 20,
             default_max_tokens: 256,
+            tool_format: ToolFormatSetting::Auto,
             max_tokens: 0,
             store: true,
             model_aliases: Vec::new(),

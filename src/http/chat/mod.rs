@@ -1,13 +1,17 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body (`constraint` its grammar), `wire` defines the shapes of responses,
-//! `stream` sends them as server-sent events. [`generate`](super::generate) samples and records.
-//! `stored` has the endpoints of recorded completions.
+//! `request` validates the body with `messages`, `tools` and `constraint` (its grammar), `answer` divides
+//! what is sampled into the parts of a message, `wire` defines the shapes of responses, `stream` sends them
+//! as server-sent events. [`generate`](super::generate) samples and records. `stored` has the endpoints of
+//! recorded completions.
 
+mod answer;
 mod constraint;
+pub(super) mod messages;
 pub(super) mod request;
 pub(super) mod stored;
 mod stream;
+pub(super) mod tools;
 mod wire;
 
 use std::sync::Arc;
@@ -17,8 +21,10 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
+use hone_engine::answer::AnswerForm;
 use hone_engine::{CompiledGrammar, Engine};
 
+use self::answer::Answers;
 use self::constraint::RequestedGrammar;
 use self::request::ChatRequest;
 use self::wire::ChatCompletion;
@@ -26,7 +32,7 @@ use super::auth::Caller;
 use super::body::JsonObject;
 use super::error::ApiError;
 use super::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
-use super::generate::prompt::{PromptContext, tokenize};
+use super::generate::prompt::{PromptContext, size, tokenize, tool_format};
 use super::generate::run::RequestRun;
 use super::generate::types::SamplingRequest;
 use super::generate::{models, with_version};
@@ -42,27 +48,29 @@ pub(super) async fn create(
     let vocab = state.engine.info().vocab;
     let request = request::read(&body, state.config.default_max_tokens, vocab)?;
     models::check(&state, &request.model)?;
-    let bytes: usize = request.messages.iter().map(|message| message.content.len()).sum();
     let wanted = WantedTokens {
         params: &request.params,
         choices: request.choices as usize,
-        prompt_tokens: bytes / BYTES_PER_TOKEN,
+        prompt_tokens: size(&request.messages, &request.chat) / BYTES_PER_TOKEN,
     };
     let permit = admit(&state, &caller, &body, &wanted)?;
     let grammar = compile(&state.engine, request.grammar.as_ref()).await?;
-    let prompt_ids = tokenize(&state, &request.messages).await?;
-    let ChatRequest { model, messages, params, stop, metadata, user, store, .. } = request;
+    let prompt_ids = tokenize(&state, &request.messages, &request.chat, true).await?;
+    let codec = state.engine.codec();
+    let form = AnswerForm::new(codec, &prompt_ids, &request.chat, tool_format(&state));
+    let ChatRequest { model, messages, chat, params, stop, metadata, user, store, .. } = request;
     let context = PromptContext {
         model,
         metadata,
         params,
         stop,
+        chat,
         caller,
         user: user.clone(),
         store,
         grammar: request.grammar.map(|grammar| grammar.spec),
     };
-    let template = state.engine.codec().template_hash();
+    let template = codec.template_hash();
     let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
     let run = SamplingRequest {
         prompts: vec![interaction.clone()],
@@ -73,13 +81,18 @@ pub(super) async fn create(
         user,
         stored: context.is_kept(&state),
     };
+    let answers = Answers::new(&form, interaction.id, run.choices);
     let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
     if request.stream {
-        let (version, response) = stream::respond(run, interaction, request.include_usage).await?;
+        let (version, response) =
+            stream::respond(run, interaction, answers, request.include_usage).await?;
         return Ok(with_version(response, version));
     }
-    let choices = run.finish().await?;
-    let completion = ChatCompletion::new(&run, &interaction, choices);
+    let (choices, usage) = answers.collect(&mut run).await?;
+    let completion = ChatCompletion {
+        prompt_token_ids: run.wants_token_ids().then(|| interaction.prompt_ids.clone()),
+        ..ChatCompletion::new(&interaction, run.version(), choices, usage)
+    };
     Ok(with_version(Json(completion).into_response(), Some(run.version())))
 }
 

@@ -4,15 +4,16 @@
 //! the response, is refused: always ([`UNSUPPORTED`]) or unless it has its default value
 //! ([`ACCEPTED_IF`]). A field that would change nothing is accepted ([`IGNORED`]). Every other field
 //! is refused as unknown, as in OpenAI's API, so that a misspelled field is not silently ignored.
-//! Extra fields of messages are ignored, because clients send back messages as they received them.
+//! `messages` and `tools` read the conversation and what is added to it.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{Message, Role, SamplingParams, TokenId};
+use hone_core::types::{ChatOptions, Message, SamplingParams, TokenId};
 
 use super::constraint::{self, RequestedGrammar};
+use super::{messages, tools};
 use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
 
@@ -28,7 +29,8 @@ pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
 const MAX_STOP_TOKENS: usize = 64;
 
 /// Fields that [`read`] uses.
-const KNOWN: [&str; 33] = [
+const KNOWN: [&str; 38] = [
+    "chat_template_kwargs",
     "frequency_penalty",
     "guided_choice",
     "guided_grammar",
@@ -46,7 +48,9 @@ const KNOWN: [&str; 33] = [
     "min_tokens",
     "model",
     "n",
+    "parallel_tool_calls",
     "presence_penalty",
+    "reasoning_effort",
     "repetition_penalty",
     "response_format",
     "return_token_ids",
@@ -58,6 +62,8 @@ const KNOWN: [&str; 33] = [
     "stream_options",
     "structured_outputs",
     "temperature",
+    "tool_choice",
+    "tools",
     "top_logprobs",
     "top_k",
     "top_p",
@@ -66,19 +72,17 @@ const KNOWN: [&str; 33] = [
 
 /// Fields without effect: they control OpenAI's service, its billing and its caches, or features
 /// that a supported request does not use.
-const IGNORED: [&str; 8] = [
-    "parallel_tool_calls",
+const IGNORED: [&str; 6] = [
     "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "reasoning_effort",
     "safety_identifier",
     "service_tier",
     "verbosity",
 ];
 
 /// Fields that would change the response. Refused unless null, false or empty.
-const UNSUPPORTED: [&str; 17] = [
+const UNSUPPORTED: [&str; 16] = [
     "allowed_token_ids",
     "audio",
     "bad_words",
@@ -91,7 +95,6 @@ const UNSUPPORTED: [&str; 17] = [
     "logits_processors",
     "prompt_logprobs",
     "return_tokens_as_token_ids",
-    "tools",
     "truncate_prompt_tokens",
     "use_beam_search",
     "vllm_xargs",
@@ -103,6 +106,8 @@ const UNSUPPORTED: [&str; 17] = [
 pub(super) struct ChatRequest {
     pub(super) model: String,
     pub(super) messages: Vec<Message>,
+    /// Functions, and variables of the chat template.
+    pub(super) chat: ChatOptions,
     /// Sampling parameters, with the client's seed or a random one.
     pub(super) params: SamplingParams,
     pub(super) stop: Vec<String>,
@@ -140,7 +145,8 @@ pub(super) fn read(
     }
     Ok(ChatRequest {
         model: model.to_owned(),
-        messages: messages(&fields)?,
+        messages: messages::read(&fields)?,
+        chat: tools::read(&fields)?,
         params,
         stop: stop(&fields)?,
         grammar,
@@ -194,71 +200,12 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
 type AcceptedIf = (&'static str, fn(&Value) -> bool);
 
 /// Fields of which only the default value is supported.
-const ACCEPTED_IF: [AcceptedIf; 5] = [
+const ACCEPTED_IF: [AcceptedIf; 4] = [
     ("length_penalty", |v| v.as_f64() == Some(1.0)),
     ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
     ("skip_special_tokens", |v| v == true),
     ("spaces_between_special_tokens", |v| v == true),
-    ("tool_choice", |v| v == "none" || v == "auto"),
 ];
-
-pub(in crate::http) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let allowed = "a list of at least one message";
-    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", allowed))?;
-    if list.is_empty() {
-        return Err(fields.invalid("messages", allowed));
-    }
-    list.iter().enumerate().map(|(i, value)| message(&format!("messages[{i}]"), value)).collect()
-}
-
-fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
-    let fields = Fields::at(path, value)?;
-    let roles = "\"system\", \"developer\", \"user\", \"assistant\" or \"tool\"";
-    let role = match fields.text("role")? {
-        None => return Err(fields.missing("role", roles)),
-        Some("system") => Role::System,
-        Some("developer") => Role::Developer,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("tool") => Role::Tool,
-        Some(_) => return Err(fields.invalid("role", roles)),
-    };
-    for name in ["tool_calls", "function_call", "audio"] {
-        if fields.get(name).is_some_and(|v| v.as_array().is_none_or(|list| !list.is_empty())) {
-            let path = fields.path(name);
-            return Err(ApiError::unsupported(&path, format!("{path} is not supported")));
-        }
-    }
-    Ok(Message { role, content: content(&fields)? })
-}
-
-/// A string, or text parts, which are concatenated.
-fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
-    const ALLOWED: &str = "a string or a list of text parts";
-    match fields.get("content") {
-        None => Err(fields.missing("content", ALLOWED)),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) if !parts.is_empty() => {
-            let base = fields.path("content");
-            parts
-                .iter()
-                .enumerate()
-                .map(|(i, part)| text_part(&format!("{base}[{i}]"), part))
-                .collect()
-        }
-        Some(_) => Err(fields.invalid("content", ALLOWED)),
-    }
-}
-
-fn text_part(path: &str, value: &Value) -> Result<String, ApiError> {
-    let part = Fields::at(path, value)?;
-    match part.text("type")? {
-        Some("text") => {}
-        None => return Err(part.missing("type", "\"text\"")),
-        Some(_) => return Err(part.invalid("type", "\"text\": nothing else is supported")),
-    }
-    part.text("text")?.map(str::to_owned).ok_or_else(|| part.missing("text", "a string"))
-}
 
 pub(in crate::http) fn params(
     fields: &Fields<'_>,

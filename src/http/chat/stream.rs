@@ -1,6 +1,6 @@
-//! Streams a completion as server-sent events: for each choice a role event, text events and an
-//! event with the finish reason; then usage, if requested; then `[DONE]`. A failure after the first
-//! byte ends the stream with an `error` event and without `[DONE]`.
+//! Streams a completion as server-sent events: for each choice a role event, events with the changes of
+//! its message and an event with the finish reason; then usage, if requested; then `[DONE]`. A failure
+//! after the first byte ends the stream with an `error` event and without `[DONE]`.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use futures::stream;
 
 use hone_core::types::{Interaction, PolicyVersion};
 
+use super::answer::{Answers, MessageUpdate};
 use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice};
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
@@ -18,6 +19,7 @@ use crate::http::generate::types::{ChoiceUpdate, Usage};
 struct ChatStream {
     run: RequestRun,
     interaction: Arc<Interaction>,
+    answers: Answers,
     /// The version of the first choice to start, if that was before the headers.
     version: Option<PolicyVersion>,
     include_usage: bool,
@@ -29,10 +31,11 @@ struct ChatStream {
 pub(super) async fn respond(
     mut run: RequestRun,
     interaction: Arc<Interaction>,
+    answers: Answers,
     include_usage: bool,
 ) -> Result<(Option<PolicyVersion>, Response), ApiError> {
     let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
-    let events = ChatStream { run, interaction, version, include_usage, ended: false };
+    let events = ChatStream { run, interaction, answers, version, include_usage, ended: false };
     let events = stream::unfold(events, |mut events| async move {
         let text = events.next().await?;
         Some((text, events))
@@ -44,9 +47,9 @@ impl ChatStream {
     /// The next whole events, at least one; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while !self.ended {
-            match self.run.next().await {
-                Some(Ok(update)) => {
-                    let events = self.events(update);
+            let update = self.run.next().await;
+            match update.map(|update| update.and_then(|update| self.events(update))) {
+                Some(Ok(events)) => {
                     if !events.is_empty() {
                         return Some(events);
                     }
@@ -61,7 +64,8 @@ impl ChatStream {
                     let mut events = String::new();
                     if self.include_usage {
                         let version = self.version.unwrap_or_else(|| self.run.version());
-                        events = self.chunk(version, Vec::new(), Some(self.run.usage()));
+                        let usage = self.answers.usage(self.run.usage());
+                        events = self.chunk(version, Vec::new(), Some(usage));
                     }
                     events.push_str(&sse::event(sse::DONE));
                     return Some(events);
@@ -71,27 +75,33 @@ impl ChatStream {
         None
     }
 
-    fn events(&self, update: ChoiceUpdate) -> String {
+    fn events(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
+        let ChoiceUpdate { index, version, started, .. } = update;
+        let update = self.answers.update(update)?;
+        let MessageUpdate { mut deltas, tokens, token_ids, finish } = update;
         let mut events = String::new();
-        let mut token_ids = self.run.wants_token_ids().then_some(update.token_ids);
         let mut add = |delta, logprobs, token_ids, finish_reason| {
-            let choice =
-                StreamChoice { index: update.index, delta, logprobs, finish_reason, token_ids };
-            events.push_str(&self.chunk(update.version, vec![choice], None));
+            let choice = StreamChoice { index, delta, logprobs, finish_reason, token_ids };
+            events.push_str(&self.chunk(version, vec![choice], None));
         };
-        if update.started {
-            add(Delta { role: Some("assistant"), content: Some(String::new()) }, None, None, None);
+        let text = |text: String| Delta { content: Some(text), ..Delta::default() };
+        if started {
+            add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None, None);
         }
-        if !update.text.is_empty() || !update.tokens.is_empty() {
-            let codec = self.run.state.engine.codec();
-            let logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &update.tokens));
-            let delta = Delta { role: None, content: Some(update.text) };
-            add(delta, logprobs, token_ids.as_mut().map(std::mem::take), None);
+        if deltas.is_empty() && !tokens.is_empty() {
+            deltas.push(text(String::new()));
         }
-        if let Some(finish) = update.finish {
-            add(Delta::default(), None, token_ids, Some(finish.as_str()));
+        // The first change has the log-probabilities and ids of all tokens that completed the changes.
+        let codec = self.run.state.engine.codec();
+        let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &tokens));
+        let mut token_ids = self.run.wants_token_ids().then_some(token_ids);
+        for delta in deltas {
+            add(delta, logprobs.take(), token_ids.as_mut().map(std::mem::take), None);
         }
-        events
+        if let Some(finish) = finish {
+            add(Delta::default(), None, token_ids, Some(finish));
+        }
+        Ok(events)
     }
 
     fn chunk(

@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 
-use hone_core::types::{Interaction, TokenId};
+use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
-use crate::http::generate::run::RequestRun;
-use crate::http::generate::types::{FinishedChoice, Usage, shown_logprob};
+use crate::http::generate::types::{Usage, shown_logprob};
 
 /// The response without streaming.
 #[derive(Serialize)]
@@ -24,29 +23,22 @@ pub(super) struct ChatCompletion {
 }
 
 impl ChatCompletion {
-    /// The response of a run that has ended.
+    /// The response to a request.
     pub(super) fn new(
-        run: &RequestRun,
         interaction: &Interaction,
-        choices: Vec<FinishedChoice>,
+        version: PolicyVersion,
+        choices: Vec<Choice>,
+        usage: Usage,
     ) -> Self {
-        let codec = run.state.engine.codec();
-        let choices = choices.into_iter().map(|choice| Choice {
-            index: choice.index,
-            message: AssistantMessage { role: "assistant", content: choice.text, refusal: None },
-            logprobs: run.wants_logprobs().then(|| Logprobs::new(codec, &choice.tokens)),
-            finish_reason: choice.finish.as_str(),
-            token_ids: run.wants_token_ids().then_some(choice.token_ids),
-        });
         Self {
             id: interaction.id.completion_id(),
             object: "chat.completion",
             created: interaction.created / 1000,
             model: interaction.model.clone(),
-            system_fingerprint: run.version().fingerprint(),
-            choices: choices.collect(),
-            usage: run.usage(),
-            prompt_token_ids: run.wants_token_ids().then(|| interaction.prompt_ids.clone()),
+            system_fingerprint: version.fingerprint(),
+            choices,
+            usage,
+            prompt_token_ids: None,
         }
     }
 }
@@ -67,8 +59,25 @@ pub(super) struct Choice {
 #[derive(Serialize)]
 pub(super) struct AssistantMessage {
     pub(super) role: &'static str,
-    pub(super) content: String,
+    pub(super) content: Option<String>,
     pub(super) refusal: Option<()>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
+}
+
+impl AssistantMessage {
+    /// A message of text alone.
+    pub(super) fn of(content: String) -> Self {
+        Self {
+            role: "assistant",
+            content: Some(content),
+            refusal: None,
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+        }
+    }
 }
 
 /// One event of a stream.
@@ -107,6 +116,51 @@ pub(super) struct Delta {
     pub(super) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tool_calls: Option<[CallDelta; 1]>,
+}
+
+impl Delta {
+    /// The beginning of a call.
+    pub(super) fn call(index: usize, id: &str, name: &str) -> Self {
+        Self::of(CallDelta {
+            index,
+            id: Some(id.to_owned()),
+            r#type: Some("function"),
+            function: FunctionDelta { name: Some(name.to_owned()), arguments: String::new() },
+        })
+    }
+
+    /// More of a call's arguments.
+    pub(super) fn arguments(index: usize, arguments: String) -> Self {
+        let function = FunctionDelta { name: None, arguments };
+        Self::of(CallDelta { index, id: None, r#type: None, function })
+    }
+
+    fn of(call: CallDelta) -> Self {
+        Self { tool_calls: Some([call]), ..Self::default() }
+    }
+}
+
+/// The new part of one call.
+#[derive(Serialize)]
+pub(super) struct CallDelta {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: FunctionDelta,
+}
+
+/// The new part of a call's function.
+#[derive(Serialize)]
+struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
 }
 
 /// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams, TokenId,
-    now_ms, rater_id,
+    ChatOptions, GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams,
+    TokenId, now_ms, rater_id,
 };
-use hone_engine::{Codec, EngineError};
+use hone_engine::{Codec, EngineError, ToolFormat};
 
 use crate::http::auth::Caller;
 use crate::http::body::invalid;
@@ -18,11 +18,31 @@ use crate::http::state::AppState;
 /// Texts longer than this are tokenized on a blocking thread.
 const INLINE_BYTES: usize = 16 << 10;
 
-/// The tokens of a conversation, with the generation prompt.
-pub async fn tokenize(state: &AppState, messages: &[Message]) -> Result<Vec<TokenId>, ApiError> {
-    let size = messages.iter().map(|m| m.content.len()).sum();
-    let messages = messages.to_vec();
-    encode(state, size, move |codec| codec.prompt(&messages)).await
+/// How the model writes calls of functions.
+pub fn tool_format(state: &AppState) -> ToolFormat {
+    state.config.tool_format.or(state.engine.codec().tool_format())
+}
+
+/// The tokens of a conversation; `generate` adds the generation prompt.
+pub async fn tokenize(
+    state: &AppState,
+    messages: &[Message],
+    options: &ChatOptions,
+    generate: bool,
+) -> Result<Vec<TokenId>, ApiError> {
+    let size = size(messages, options);
+    let (messages, options, format) = (messages.to_vec(), options.clone(), tool_format(state));
+    encode(state, size, move |codec| codec.chat(&messages, &options, format, generate)).await
+}
+
+/// The length in bytes of the texts, calls and functions of a conversation.
+pub fn size(messages: &[Message], options: &ChatOptions) -> usize {
+    let said = messages.iter().map(|message| message.content.len());
+    let calls = messages.iter().flat_map(|message| &message.tool_calls);
+    let schemas = options.tools.iter().filter_map(|tool| tool.parameters.as_ref());
+    said.sum::<usize>()
+        + calls.map(|call| call.arguments.len()).sum::<usize>()
+        + schemas.map(|schema| schema.to_string().len()).sum::<usize>()
 }
 
 /// Runs `work`, whose texts have `size` bytes together, where it delays no other request.
@@ -57,6 +77,8 @@ pub struct PromptContext {
     pub metadata: BTreeMap<String, String>,
     pub params: SamplingParams,
     pub stop: Vec<String>,
+    /// Functions, and variables of the chat template.
+    pub chat: ChatOptions,
     pub caller: Caller,
     /// The client's name of its end user.
     pub user: Option<String>,
@@ -101,6 +123,7 @@ impl PromptContext {
             template_hash: template_hash.to_owned(),
             stop: self.stop.clone(),
             held_out: false,
+            chat: self.chat.clone(),
             grammar: self.grammar.clone(),
         };
         interaction.held_out = kept

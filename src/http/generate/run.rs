@@ -172,13 +172,11 @@ impl RequestRun {
                 tokens.extend(update.tokens);
             }
         }
-        let wants_token_ids = self.wants_token_ids;
         let choices = self.choices.iter_mut().zip(tokens).zip(0..);
         let finished = choices.map(|((choice, tokens), index)| FinishedChoice {
             index,
             text: std::mem::take(&mut choice.text),
             tokens,
-            token_ids: if wants_token_ids { choice.tokens.ids.clone() } else { Vec::new() },
             finish: choice.finish.unwrap_or(FinishReason::Stop),
         });
         Ok(finished.collect())
@@ -231,6 +229,7 @@ impl RequestRun {
         let prompt = self.prompts.get(index / self.choices_per_prompt);
         let continues_text = prompt.is_some_and(|prompt| prompt.interaction.is_text());
         let Some(choice) = self.choices.get_mut(index) else { return Err(ApiError::internal()) };
+        let mut id = None;
         let text = match event {
             ChoiceEvent::Started(version) => {
                 choice.version = Some(version);
@@ -242,6 +241,7 @@ impl RequestRun {
                     token.text.insert(0, ' ');
                 }
                 choice.push(&token);
+                id = Some(token.id);
                 let text = std::mem::take(&mut token.text);
                 if wants_logprobs && !codec.stop_ids().contains(&token.id) {
                     choice.pending.push(token);
@@ -267,7 +267,7 @@ impl RequestRun {
         let tokens = if complete { std::mem::take(&mut choice.pending) } else { Vec::new() };
         let token_ids = if complete && wants_token_ids { choice.take_ids() } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(ChoiceUpdate { index, version, started, text, tokens, token_ids, finish })
+        Ok(ChoiceUpdate { index, version, started, id, text, tokens, token_ids, finish })
     }
 
     fn record_first_token(&mut self) {

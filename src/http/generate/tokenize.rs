@@ -10,20 +10,23 @@ use serde::Serialize;
 use hone_core::types::TokenId;
 
 use super::models;
+use super::prompt;
 use super::prompt::{encode, token_ids};
 use crate::http::body::{Fields, JsonObject};
-use crate::http::chat::request::messages;
+use crate::http::chat::{messages, tools};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The fields of `/tokenize`.
-const FIELDS: [&str; 6] = [
+const FIELDS: [&str; 8] = [
     "model",
     "prompt",
     "messages",
     "add_generation_prompt",
     "add_special_tokens",
     "return_token_strs",
+    "tools",
+    "chat_template_kwargs",
 ];
 
 /// The response of `/tokenize`.
@@ -70,10 +73,8 @@ pub async fn tokenize(
             return Err(fields.invalid("add_special_tokens", allowed));
         }
         (None, Some(_)) => {
-            let messages = messages(&fields)?;
-            let size = messages.iter().map(|message| message.content.len()).sum();
-            let generate = generate.unwrap_or(true);
-            encode(&state, size, move |codec| codec.turns(&messages, generate)).await?
+            let (messages, options) = (messages::read(&fields)?, tools::read(&fields)?);
+            prompt::tokenize(&state, &messages, &options, generate.unwrap_or(true)).await?
         }
     };
     let spelled = fields.boolean("return_token_strs")?.unwrap_or(false).then(|| {

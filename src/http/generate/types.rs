@@ -31,6 +31,9 @@ pub struct ChoiceUpdate {
     pub index: u32,
     pub version: PolicyVersion,
     pub started: bool,
+    /// The token that was sampled; `None` at the start and at the end.
+    pub id: Option<TokenId>,
+    /// Text that became complete with this token, or at the end.
     pub text: String,
     /// The tokens that `text` completes, without stop tokens; empty unless log-probabilities are
     /// requested.
@@ -47,8 +50,6 @@ pub struct FinishedChoice {
     pub text: String,
     /// All tokens except the stop token; empty unless log-probabilities are requested.
     pub tokens: Vec<Token>,
-    /// All tokens; empty unless requested.
-    pub token_ids: Vec<TokenId>,
     pub finish: FinishReason,
 }
 
@@ -67,10 +68,24 @@ pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
     pub total_tokens: usize,
+    /// Absent if the model has no reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokens>,
+}
+
+/// Parts of the completion's tokens.
+#[derive(Clone, Copy, Serialize)]
+pub struct CompletionTokens {
+    pub reasoning_tokens: usize,
 }
 
 impl Usage {
     pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+        Self {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            completion_tokens_details: None,
+        }
     }
 }

@@ -51,6 +51,7 @@ impl Book {
             template_hash: String::new(),
             stop: Vec::new(),
             held_out,
+            chat: Default::default(),
             grammar: None,
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));

@@ -48,7 +48,7 @@ fn input(mut row: Map<String, Value>, codec: &Codec) -> anyhow::Result<ScoreInpu
     let completion = row.remove("completion");
     let mut messages = match (row.remove("messages"), row.remove("prompt")) {
         (Some(messages), _) => conversation("messages", messages)?,
-        (None, Some(Value::String(content))) => vec![Message { role: Role::User, content }],
+        (None, Some(Value::String(content))) => vec![Message::new(Role::User, content)],
         (None, Some(prompt @ Value::Array(_))) => conversation("prompt", prompt)?,
         (None, Some(other)) => {
             bail!("`prompt` is {other}: it must be a text or a list of messages")
@@ -66,7 +66,7 @@ fn input(mut row: Map<String, Value>, codec: &Codec) -> anyhow::Result<ScoreInpu
         }
         // The form of datasets for supervised training.
         None => match messages.pop() {
-            Some(Message { role: Role::Assistant, content }) => content,
+            Some(Message { role: Role::Assistant, content, .. }) => content,
             _ => bail!(
                 "`completion` is missing: it must be the completion's text, a message or a list of \
                  messages"

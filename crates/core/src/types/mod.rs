@@ -12,6 +12,7 @@ mod records;
 mod sampling;
 mod spans;
 mod time;
+mod tools;
 
 pub use chat::{Message, Role};
 pub use grammar::GrammarSpec;
@@ -25,3 +26,4 @@ pub use records::{
 pub use sampling::{FinishReason, SamplingParams};
 pub use spans::TokenSpan;
 pub use time::{UnixMillis, now_ms};
+pub use tools::{ChatOptions, Tool, ToolCall, ToolChoice};

@@ -13,6 +13,7 @@ use super::rater::key_of_rater;
 use super::sampling::{FinishReason, SamplingParams};
 use super::spans::TokenSpan;
 use super::time::UnixMillis;
+use super::tools::ChatOptions;
 
 /// Where a prompt came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +55,9 @@ pub struct Interaction {
     pub stop: Vec<String>,
     /// Whether only exams use the prompt, so that a policy is not examined on what it was trained on.
     pub held_out: bool,
+    /// The request's functions and the variables of its chat template.
+    #[serde(default, skip_serializing_if = "ChatOptions::is_default")]
+    pub chat: ChatOptions,
     /// What constrains the completions, and the siblings that they are compared with.
     pub grammar: Option<GrammarSpec>,
 }

@@ -126,7 +126,7 @@ pub(super) fn parse_messages(
         })?;
         let content = content(item.get("content").unwrap_or(&Value::Null))
             .map_err(|reason| BadRow::column(place, at(".content"), reason))?;
-        messages.push(Message { role, content });
+        messages.push(Message::new(role, content));
     }
     match messages.last().map(|last| last.role) {
         None => Err(bad("is empty")),

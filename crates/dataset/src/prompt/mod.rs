@@ -110,7 +110,7 @@ impl<'a> PromptBuilder<'a> {
         };
         self.metadata(row)?;
         let content = self.render(EXAMPLE, row)?;
-        own.push(Message { role: Role::Assistant, content });
+        own.push(Message::new(Role::Assistant, content));
         self.examples.extend(own);
         self.missing_examples -= 1;
         Ok(())
@@ -127,7 +127,7 @@ impl<'a> PromptBuilder<'a> {
 
     fn conversation(&self, row: &DatasetRow) -> Result<Vec<Message>, BadRow> {
         let c = self.config;
-        let user = |content| vec![Message { role: Role::User, content }];
+        let user = |content| vec![Message::new(Role::User, content)];
         if !c.template.is_empty() {
             return self.render(TEMPLATE, row).map(user);
         }
@@ -248,8 +248,8 @@ pub fn with_configured_context(config: &DatasetConfig, own: Vec<Message>) -> Vec
 /// The messages of `dataset.few_shot`.
 fn examples(config: &DatasetConfig) -> Vec<Message> {
     let turns = |example: &FewShot| {
-        let user = Message { role: Role::User, content: example.user.clone() };
-        [user, Message { role: Role::Assistant, content: example.assistant.clone() }]
+        let user = Message::new(Role::User, example.user.clone());
+        [user, Message::new(Role::Assistant, example.assistant.clone())]
     };
     config.few_shot.iter().flat_map(turns).collect()
 }
@@ -260,7 +260,7 @@ fn with_context(system_prompt: &str, examples: &[Message], own: Vec<Message>) ->
     let systems = own.iter().take_while(|message| is_system(message.role)).count();
     let mut messages = Vec::with_capacity(own.len() + examples.len() + 1);
     if systems == 0 && !system_prompt.is_empty() {
-        messages.push(Message { role: Role::System, content: system_prompt.to_owned() });
+        messages.push(Message::new(Role::System, system_prompt));
     }
     let mut own = own.into_iter();
     messages.extend(own.by_ref().take(systems));

@@ -12,7 +12,7 @@ fn prompts(count: usize) -> Vec<Arc<Prompt>> {
 }
 
 fn prompt(n: usize, count: usize) -> Arc<Prompt> {
-    let messages = vec![Message { role: Role::User, content: n.to_string() }];
+    let messages = vec![Message::new(Role::User, n.to_string())];
     let level = if 2 * n < count { "easy" } else { "hard" };
     Arc::new(Prompt {
         id: PromptId::of(&messages),

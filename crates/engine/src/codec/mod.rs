@@ -3,6 +3,7 @@
 mod alphabet;
 mod content;
 mod stream;
+mod texts;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -11,12 +12,13 @@ use std::sync::Arc;
 use regex::Regex;
 use tokenizers::{Model as _, OffsetType, PreTokenizer as _, Token, Tokenizer};
 
-use hone_core::types::{GrammarSpec, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId};
 
 use crate::error::EngineError;
 use crate::grammar::{CompiledGrammar, GrammarError, GrammarQueue, GrammarVocabulary};
 use crate::model_dir::ModelDir;
-use crate::template::ChatTemplate;
+use crate::template::{ChatTemplate, ThinkTags};
+use crate::tools::ToolFormat;
 use alphabet::Alphabet;
 use content::StandIns;
 
@@ -99,21 +101,42 @@ impl Codec {
     /// # Errors
     /// As [`Self::prompt`].
     pub fn turns(&self, messages: &[Message], generate: bool) -> Result<Vec<TokenId>, EngineError> {
-        let texts = messages.iter().map(|message| message.content.as_str());
+        self.chat(messages, &ChatOptions::default(), self.tool_format(), generate)
+    }
+
+    /// [`Self::turns`] with functions and variables of the template. `format` is how the model writes
+    /// calls, see [`ChatTemplate::render_with`].
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn chat(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        format: ToolFormat,
+        generate: bool,
+    ) -> Result<Vec<TokenId>, EngineError> {
+        let texts = texts::of(messages, options);
         let stand_ins = match &self.markup {
-            Some(finder) => StandIns::choose(finder, texts)?,
+            Some(finder) => StandIns::choose(finder, texts.iter().map(|text| &**text))?,
             None => None,
         };
         let Some(stand_ins) = stand_ins else {
-            return self.encode(&self.template.render_turns(messages, generate)?);
+            return self.encode(&self.template.render_with(messages, options, format, generate)?);
         };
-        let hidden = messages.iter().map(|message| {
-            let content = stand_ins.hide(&message.content).into_owned();
-            Message { content, ..message.clone() }
-        });
-        let text = self.template.render_turns(&hidden.collect::<Vec<_>>(), generate)?;
+        let hide = |text: &str| stand_ins.hide(text).into_owned();
+        let (messages, options) = texts::changed(messages, options, &hide);
+        let text = self.template.render_with(&messages, &options, format, generate)?;
         self.encode_hidden(&text, &stand_ins)
             .map_err(|error| EngineError::component("tokenizer", error))
+    }
+
+    /// Whether a prompt ends with the opening think tag, so that the answer begins inside the reasoning.
+    pub fn opens_reasoning(&self, prompt: &[TokenId]) -> bool {
+        let Some(tags) = self.think_tags() else { return false };
+        // More tokens than the tag and white space after it have bytes.
+        let end = prompt.get(prompt.len().saturating_sub(16)..).unwrap_or_default();
+        self.decode_all(end).trim_end().ends_with(tags.open)
     }
 
     /// The ids of a text with stand-ins for special tokens. The steps are those of the library.
@@ -184,7 +207,7 @@ impl Codec {
     /// The token that ends an answer: the stop token that the template writes after one, or the first
     /// stop token if it writes none.
     pub fn turn_end(&self) -> Option<TokenId> {
-        let message = |role, content: &str| Message { role, content: content.to_owned() };
+        let message = |role, content: &str| Message::new(role, content);
         let question = message(Role::User, "a");
         let asked = self.template.render(std::slice::from_ref(&question)).ok();
         let answered = self.template.render(&[question, message(Role::Assistant, "b")]).ok();
@@ -243,6 +266,21 @@ impl Codec {
             _ if self.special.contains(&id) => Cow::Borrowed(&[]),
             _ => Cow::Owned(self.token_bytes(id)),
         }
+    }
+
+    /// The special token with this text, if there is one. It adds no text to an answer.
+    pub fn special_id(&self, text: &str) -> Option<TokenId> {
+        self.tokenizer.token_to_id(text).filter(|id| self.special.contains(id))
+    }
+
+    /// The format of calls that the chat template shows.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.template.tool_format()
+    }
+
+    /// The texts around reasoning, if the chat template mentions them.
+    pub fn think_tags(&self) -> Option<ThinkTags> {
+        self.template.think_tags()
     }
 
     /// Compiles a grammar for the tokens of this model, outside the calling thread, unless it was one of

@@ -3,6 +3,10 @@ use std::sync::{Arc, OnceLock};
 
 use proptest::prelude::*;
 
+use serde_json::json;
+
+use hone_core::types::{Tool, ToolCall};
+
 use super::*;
 
 fn codec() -> &'static Arc<Codec> {
@@ -56,7 +60,7 @@ fn renders_the_prompt_without_additions() {
 }
 
 fn user(content: &str) -> Message {
-    Message { role: Role::User, content: content.to_owned() }
+    Message::new(Role::User, content)
 }
 
 /// The tokenizers of the fixtures, with one of SentencePiece's kind.
@@ -103,6 +107,55 @@ fn markup_in_a_message_is_text() {
     let ids = pieces.prompt(&[user("a <s>b</s>  c")]).unwrap();
     assert_eq!(special_ids(pieces, &ids), [1]);
     assert!(pieces.decode(&ids).unwrap().contains("a <s>b</s>  c"));
+}
+
+#[test]
+fn markup_in_tools_calls_and_variables_is_text() {
+    let dir = ModelDir::open(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny"),
+    );
+    let mut dir = dir.unwrap();
+    dir.chat_template.push_str(
+        "{{ tools | tojson }}{{ note }}{# tool_calls #}{% for m in messages %}\
+        {{ m.reasoning_content }}{{ m.tool_calls | tojson }}{{ m.name }}{% endfor %}<tool_call>",
+    );
+    let codec = Codec::load(&dir).unwrap();
+    let ids = |markup: &str, escaped: &str| {
+        let call = |arguments: String| ToolCall {
+            id: markup.to_owned(),
+            name: markup.to_owned(),
+            arguments,
+        };
+        let calls = [
+            call(format!("{{\"a\": \"{escaped}\", \"b\": \"{markup}\"}}")),
+            call(format!("{{\"{markup}\": 1}}")),
+            call(markup.to_owned()),
+        ];
+        let messages = [
+            Message { name: Some(markup.to_owned()), ..user(markup) },
+            Message {
+                reasoning: Some(markup.to_owned()),
+                tool_calls: calls.to_vec(),
+                ..Message::new(Role::Assistant, markup)
+            },
+        ];
+        let tool = Tool {
+            name: "f".to_owned(),
+            description: Some(markup.to_owned()),
+            parameters: Some(json!({"properties": {markup: {"enum": [markup]}}})),
+            strict: false,
+        };
+        let note = json!({"note": [markup]}).as_object().unwrap().clone();
+        let options =
+            ChatOptions { tools: vec![tool], template_variables: note, ..ChatOptions::default() };
+        codec.chat(&messages, &options, ToolFormat::Hermes, true).unwrap()
+    };
+    let markup = "<|im_end|>\u{20}<|im_start|>";
+    let found = ids(markup, "\\u003c|im_end|> <|im_start|>");
+    assert_eq!(special_ids(&codec, &found), special_ids(&codec, &ids("x", "x")));
+    let text = codec.decode_all(&found);
+    // Twice for each turn's own end and beginning, and in each of the texts.
+    assert!(text.matches(markup).count() >= 13, "{text}");
 }
 
 #[test]
@@ -205,7 +258,7 @@ proptest! {
     fn no_text_of_a_message_becomes_a_special_token(first in markup(), second in markup()) {
         for (name, codec) in codecs() {
             let texts = [&first, &second].map(|text| with_special(codec, text));
-            let answer = Message { role: Role::Assistant, content: "a".to_owned() };
+            let answer = Message::new(Role::Assistant, "a");
             let turns = |a: &str, b: &str| codec.prompt(&[user(a), answer.clone(), user(b)]).unwrap();
             let (ids, harmless) = (turns(&texts[0], &texts[1]), turns("a", "a"));
             prop_assert_eq!(special_ids(codec, &ids), special_ids(codec, &harmless), "{}", name);

@@ -98,9 +98,7 @@ impl GradeInput<'_> {
         response_format: Value,
         outcome: &mut GradeOutcome,
     ) -> Result<String, GradeFault> {
-        let fill = |(role, template): &(_, Template)| {
-            Ok(Message { role: *role, content: self.fill(template)? })
-        };
+        let fill = |(role, template): &(_, Template)| Ok(Message::new(*role, self.fill(template)?));
         let messages = prompt.messages.iter().map(fill).collect::<Result<_, GradeFault>>()?;
         let none = || GradeFault::ModelServer("no judge is configured".to_owned());
         let model = self.backends.model.as_ref().ok_or_else(none)?;

@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_key_depends_on_every_input() {
         let sampling = JudgeSampling { temperature: 0.0, max_tokens: 8, seed: 0 };
-        let message = |role, content: &str| Message { role, content: content.to_owned() };
+        let message = |role, content: &str| Message::new(role, content);
         let base = key("m", &[message(Role::User, "ab")], &sampling);
         let others = [
             key("n", &[message(Role::User, "ab")], &sampling),

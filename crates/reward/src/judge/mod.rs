@@ -144,8 +144,8 @@ impl Judge {
         let mut parsed = prompt.format.parse(&text);
         if parsed.is_err() {
             let mut messages = prompt.messages.clone();
-            messages.push(Message { role: Role::Assistant, content: text });
-            messages.push(Message { role: Role::User, content: prompt.format.reminder() });
+            messages.push(Message::new(Role::Assistant, text));
+            messages.push(Message::new(Role::User, prompt.format.reminder()));
             text = self.complete(&messages).await?;
             parsed = prompt.format.parse(&text);
         }

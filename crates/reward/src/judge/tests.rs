@@ -82,8 +82,8 @@ fn asked(prompt: &str, text: &str, metadata: &[(&str, &str)]) -> ScoreInput {
     let owned = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
     ScoreInput {
         messages: Arc::new(vec![
-            Message { role: Role::System, content: "Add.".to_owned() },
-            Message { role: Role::User, content: prompt.to_owned() },
+            Message::new(Role::System, "Add."),
+            Message::new(Role::User, prompt),
         ]),
         metadata: Arc::new(owned.collect::<BTreeMap<_, _>>()),
         text: text.to_owned(),

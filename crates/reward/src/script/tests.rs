@@ -8,7 +8,7 @@ use hone_core::types::Message;
 use super::*;
 
 fn input(text: &str) -> ScoreInput {
-    let message = |role, content: &str| Message { role, content: content.into() };
+    let message = |role, content: &str| Message::new(role, content);
     ScoreInput {
         messages: Arc::new(vec![
             message(Role::System, "be brief"),

@@ -116,7 +116,7 @@ fn lengths(body: &Value) -> Response {
 fn input(text: &str, answer: Option<&str>) -> ScoreInput {
     let metadata = answer.map(|a| ("answer".to_owned(), a.to_owned()));
     ScoreInput {
-        messages: Arc::new(vec![Message { role: Role::User, content: "6+1=".to_owned() }]),
+        messages: Arc::new(vec![Message::new(Role::User, "6+1=")]),
         metadata: Arc::new(metadata.into_iter().collect()),
         text: text.to_owned(),
         ids: vec![1; 4],

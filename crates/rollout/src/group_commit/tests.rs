@@ -38,6 +38,7 @@ fn interaction() -> Interaction {
         template_hash: String::new(),
         stop: Vec::new(),
         held_out: false,
+        chat: Default::default(),
         grammar: None,
     }
 }

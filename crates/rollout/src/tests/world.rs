@@ -168,13 +168,14 @@ impl World {
             route: route.to_owned(),
             model: "default".to_owned(),
             key_id: None,
-            messages: vec![Message { role: Role::User, content }],
+            messages: vec![Message::new(Role::User, content)],
             metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
             params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
             prompt_ids: vec![1, number / 200 % 200, number % 200],
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,
+            chat: Default::default(),
             grammar: None,
         }
     }

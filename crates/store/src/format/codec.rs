@@ -6,9 +6,8 @@ use serde::de::DeserializeOwned;
 use hone_core::types::{Group, Interaction, PolicyRecord, Reward, Sample, StepRecord};
 
 use super::former::{InteractionV1, InteractionV2, PolicyRecordV1, SampleV1, SampleV2};
-use super::records::{
-    GroupV1, InteractionV3, PolicyRecordV2, RewardV1, SampleV3, StepRecordV1, StoredForm,
-};
+use super::records::{GroupV1, InteractionV3, PolicyRecordV2, RewardV1, SampleV3, StepRecordV1};
+use super::stored::StoredForm;
 use crate::error::StoreError;
 
 /// A record that a table stores.

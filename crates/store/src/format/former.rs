@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use hone_core::types::{Interaction, PolicyRecord, Sample, SamplingParams};
+use hone_core::types::{ChatOptions, Interaction, Message, PolicyRecord, Sample, SamplingParams};
 
-use super::records::{
-    FinishReasonV1, MessageV1, PolicyStateV1, PromptSourceV1, SampleOriginV1, StoredForm,
-};
+use super::records::{FinishReasonV1, PolicyStateV1, PromptSourceV1, RoleV1, SampleOriginV1};
+use super::stored::StoredForm;
 
 /// An earlier version of a struct, which is only read: the stored fields in their order, then how the
 /// record is made of them.
@@ -25,6 +24,12 @@ macro_rules! former_struct {
         }
     };
 }
+
+former_struct!(
+    MessageV1 { role: RoleV1, content: String } => Message |v1| {
+        Message::new(v1.role.load(), v1.content)
+    }
+);
 
 former_struct!(
     SamplingParamsV1 {
@@ -75,13 +80,14 @@ former_struct!(
         route: v1.route,
         model: v1.model,
         key_id: v1.key_id,
-        messages: v1.messages.load(),
+        messages: v1.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v1.metadata,
         params: v1.params.load(),
         prompt_ids: v1.prompt_ids,
         template_hash: v1.template_hash,
         stop: Vec::new(),
         held_out: false,
+        chat: ChatOptions::default(),
         grammar: None,
     }
 );
@@ -108,13 +114,14 @@ former_struct!(
         route: v2.route,
         model: v2.model,
         key_id: v2.key_id,
-        messages: v2.messages.load(),
+        messages: v2.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v2.metadata,
         params: v2.params.load(),
         prompt_ids: v2.prompt_ids,
         template_hash: v2.template_hash,
         stop: v2.stop,
         held_out: v2.held_out,
+        chat: ChatOptions::default(),
         grammar: None,
     }
 );

@@ -4,3 +4,4 @@ pub(crate) mod codec;
 mod former;
 mod records;
 pub(crate) mod schema;
+mod stored;

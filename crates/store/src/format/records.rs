@@ -1,130 +1,24 @@
-//! The stored forms of each record.
+//! The current stored forms of each record.
 //!
 //! These types mirror `hone_core::types`. postcard stores no field names, so a field that is added,
 //! removed or reordered there would silently change the format. The conversions here are
 //! exhaustive: such a change does not compile until there is a decision on how to read existing files.
 //! The order of fields and variants in this file is the format; `tests/fixtures` holds files in it. An
 //! enum may get further variants at its end. A struct that changes gets a new version, and the old one
-//! becomes a `former_struct` in [`super::former`], which names the values of the fields that it lacks.
+//! becomes a `former_struct` in [`former`](super::former), which names the values of the fields that it
+//! lacks.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use hone_core::types::{
-    FinishReason, GrammarSpec, Group, GroupId, GroupState, Interaction, InteractionId, Message,
-    PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, PromptSource, Reward, RewardId,
-    RewardSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, StepRecord, TokenSpan,
+    ChatOptions, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message, PolicyCheck,
+    PolicyRecord, PolicyState, PromptSource, Reward, RewardSource, Role, Sample, SampleOrigin,
+    SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
 };
 
-/// The stored form of `P`.
-pub(crate) trait StoredForm<P>: Sized {
-    /// Converts a record for writing.
-    fn store(plain: &P) -> Self;
-    /// Converts a stored record to its current form.
-    fn load(self) -> P;
-}
-
-macro_rules! stored_as_is {
-    ($($t:ty),+ $(,)?) => {$(
-        impl StoredForm<$t> for $t {
-            fn store(plain: &$t) -> Self {
-                plain.clone()
-            }
-            fn load(self) -> $t {
-                self
-            }
-        }
-    )+};
-}
-
-stored_as_is!(
-    bool,
-    u32,
-    u64,
-    f32,
-    f64,
-    String,
-    BTreeMap<String, String>,
-    BTreeMap<String, f64>,
-    BTreeMap<u32, f32>,
-);
-
-macro_rules! stored_id {
-    ($($t:ident),+) => {$(
-        impl StoredForm<$t> for [u8; 16] {
-            fn store(plain: &$t) -> Self {
-                plain.0.into_bytes()
-            }
-            fn load(self) -> $t {
-                $t(Uuid::from_bytes(self))
-            }
-        }
-    )+};
-}
-
-stored_id!(InteractionId, SampleId, GroupId, RewardId);
-
-impl StoredForm<PolicyVersion> for u64 {
-    fn store(plain: &PolicyVersion) -> Self {
-        plain.0
-    }
-    fn load(self) -> PolicyVersion {
-        PolicyVersion(self)
-    }
-}
-
-impl<P, S: StoredForm<P>> StoredForm<Vec<P>> for Vec<S> {
-    fn store(plain: &Vec<P>) -> Self {
-        plain.iter().map(S::store).collect()
-    }
-    fn load(self) -> Vec<P> {
-        self.into_iter().map(S::load).collect()
-    }
-}
-
-impl<P, S: StoredForm<P>> StoredForm<Option<P>> for Option<S> {
-    fn store(plain: &Option<P>) -> Self {
-        plain.as_ref().map(S::store)
-    }
-    fn load(self) -> Option<P> {
-        self.map(S::load)
-    }
-}
-
-macro_rules! mirror_enum {
-    ($stored:ident = $plain:ident { $($variant:ident),+ $(,)? }) => {
-        #[derive(Serialize, Deserialize)]
-        pub(crate) enum $stored { $($variant),+ }
-
-        impl StoredForm<$plain> for $stored {
-            fn store(plain: &$plain) -> Self {
-                match plain { $($plain::$variant => Self::$variant),+ }
-            }
-            fn load(self) -> $plain {
-                match self { $(Self::$variant => $plain::$variant),+ }
-            }
-        }
-    };
-}
-
-macro_rules! mirror_struct {
-    ($stored:ident = $plain:ident { $($field:ident: $type:ty),+ $(,)? }) => {
-        #[derive(Serialize, Deserialize)]
-        pub(crate) struct $stored { $($field: $type),+ }
-
-        impl StoredForm<$plain> for $stored {
-            fn store(plain: &$plain) -> Self {
-                let $plain { $($field),+ } = plain;
-                Self { $($field: StoredForm::store($field)),+ }
-            }
-            fn load(self) -> $plain {
-                $plain { $($field: self.$field.load()),+ }
-            }
-        }
-    };
-}
+use super::stored::{StoredForm, mirror_enum, mirror_struct};
 
 mirror_enum!(RoleV1 = Role { System, Developer, User, Assistant, Tool });
 mirror_enum!(FinishReasonV1 = FinishReason { Stop, Length, Cancelled });
@@ -135,7 +29,64 @@ mirror_enum!(
     PolicyStateV1 = PolicyState { Candidate, Active, Retired, Rejected, Canary, RolledBack }
 );
 
-mirror_struct!(MessageV1 = Message { role: RoleV1, content: String });
+mirror_struct!(ToolCallV3 = ToolCall { id: String, name: String, arguments: String });
+
+mirror_struct!(
+    MessageV3 = Message {
+        role: RoleV1,
+        content: String,
+        name: Option<String>,
+        reasoning: Option<String>,
+        tool_calls: Vec<ToolCallV3>,
+        tool_call_id: Option<String>,
+    }
+);
+
+mirror_struct!(
+    ToolV3 = Tool {
+        name: String,
+        description: Option<String>,
+        parameters: Option<String>,
+        strict: bool,
+    }
+);
+
+/// The stored form of [`ToolChoice`].
+#[derive(Serialize, Deserialize)]
+pub(crate) enum ToolChoiceV3 {
+    None,
+    Auto,
+    Required,
+    Function(String),
+}
+
+impl StoredForm<ToolChoice> for ToolChoiceV3 {
+    fn store(plain: &ToolChoice) -> Self {
+        match plain {
+            ToolChoice::None => Self::None,
+            ToolChoice::Auto => Self::Auto,
+            ToolChoice::Required => Self::Required,
+            ToolChoice::Function(name) => Self::Function(name.clone()),
+        }
+    }
+    fn load(self) -> ToolChoice {
+        match self {
+            Self::None => ToolChoice::None,
+            Self::Auto => ToolChoice::Auto,
+            Self::Required => ToolChoice::Required,
+            Self::Function(name) => ToolChoice::Function(name),
+        }
+    }
+}
+
+mirror_struct!(
+    ChatOptionsV3 = ChatOptions {
+        tools: Vec<ToolV3>,
+        tool_choice: ToolChoiceV3,
+        parallel_tool_calls: bool,
+        template_variables: String,
+    }
+);
 
 mirror_struct!(
     SamplingParamsV2 = SamplingParams {
@@ -197,13 +148,14 @@ mirror_struct!(
         route: String,
         model: String,
         key_id: Option<String>,
-        messages: Vec<MessageV1>,
+        messages: Vec<MessageV3>,
         metadata: BTreeMap<String, String>,
         params: SamplingParamsV2,
         prompt_ids: Vec<u32>,
         template_hash: String,
         stop: Vec<String>,
         held_out: bool,
+        chat: ChatOptionsV3,
         grammar: Option<GrammarSpecV1>,
     }
 );

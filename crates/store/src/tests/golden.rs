@@ -19,7 +19,7 @@ fn contents() -> Vec<Op> {
     dataset.source = PromptSource::Dataset;
     dataset.key_id = None;
     dataset.messages = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool]
-        .map(|role| Message { role, content: format!("{role:?} says ∑ 🦀") })
+        .map(|role| Message::new(role, format!("{role:?} says ∑ 🦀")))
         .to_vec();
     let mut cut = sample(11, 1, SampleOrigin::Served, 1);
     cut.finish = FinishReason::Length;
@@ -119,7 +119,7 @@ fn write_the_fixture() {
 }
 
 /// Copies a fixture, so that the test does not migrate it.
-fn copy_fixture(schema: u32) -> (tempfile::TempDir, PathBuf) {
+pub(super) fn copy_fixture(schema: u32) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     std::fs::copy(fixture(schema), &path).unwrap();

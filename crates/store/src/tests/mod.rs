@@ -11,6 +11,7 @@ mod maintain;
 mod migrate;
 mod model;
 mod ratings;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -70,8 +71,8 @@ fn interaction(n: u64) -> Interaction {
         model: "default".to_owned(),
         key_id: Some("key-1".to_owned()),
         messages: vec![
-            Message { role: Role::System, content: "add".to_owned() },
-            Message { role: Role::User, content: format!("{n} + 1 = ? é") },
+            Message::new(Role::System, "add"),
+            Message::new(Role::User, format!("{n} + 1 = ? é")),
         ],
         metadata: BTreeMap::from([("answer".to_owned(), (n + 1).to_string())]),
         params: SamplingParams {
@@ -83,6 +84,7 @@ fn interaction(n: u64) -> Interaction {
         template_hash: "0123456789abcdef".to_owned(),
         stop: Vec::new(),
         held_out: false,
+        chat: Default::default(),
         grammar: None,
     }
 }

@@ -19,6 +19,7 @@ use crate::http::auth::Caller;
 use crate::http::body::{Fields, JsonObject, QueryObject};
 use crate::http::error::ApiError;
 use crate::http::feedback::recording::{find_interaction, unknown_completion};
+use crate::http::generate::prompt::tool_format;
 use crate::http::state::AppState;
 
 /// Completions that one request for a page reads at most, because filters may admit few.
@@ -68,10 +69,15 @@ pub async fn messages(
         .enumerate()
         .map(|(place, message)| {
             let id = format!("{completion}-{place}");
-            (
-                id.clone(),
-                StoredMessage { id, role: message.role.as_str(), content: message.content },
-            )
+            let message = StoredMessage {
+                id: id.clone(),
+                role: message.role.as_str(),
+                content: message.content,
+                name: message.name,
+                tool_calls: message.tool_calls,
+                tool_call_id: message.tool_call_id,
+            };
+            (id, message)
         })
         .collect();
     if newest_first {
@@ -140,7 +146,8 @@ async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Inte
 
 fn stored(state: &AppState, interaction: Interaction) -> Result<StoredCompletion, StoreError> {
     let samples = state.store.samples_of(interaction.id)?;
-    Ok(StoredCompletion::new(interaction, samples))
+    let format = tool_format(state);
+    Ok(StoredCompletion::new(interaction, samples, state.engine.codec(), format))
 }
 
 /// A page of the caller's completions.

@@ -1,11 +1,15 @@
 //! The shapes of stored completions.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 
-use hone_core::types::{Interaction, Sample, SampleOrigin};
+use hone_core::types::{Interaction, Sample, SampleOrigin, ToolCall};
+use hone_engine::answer::AnswerForm;
+use hone_engine::{Codec, ToolFormat};
 
+use crate::http::chat::answer::Answer;
 use crate::http::chat::wire::{AssistantMessage, ChatCompletion, Choice};
 use crate::http::generate::types::Usage;
 
@@ -24,31 +28,34 @@ pub struct StoredCompletion {
 }
 
 impl StoredCompletion {
-    /// The completion of a prompt with its samples. Those that no client received are left out.
-    pub(super) fn new(interaction: Interaction, mut samples: Vec<Sample>) -> Self {
+    /// The completion of a prompt with its samples. Those that no client received are left out. The message
+    /// is divided as for its client, unless another model with another template sampled it.
+    pub(super) fn new(
+        interaction: Interaction,
+        mut samples: Vec<Sample>,
+        codec: &Arc<Codec>,
+        format: ToolFormat,
+    ) -> Self {
         samples.retain(|sample| sample.origin == SampleOrigin::Served);
         samples.sort_by_key(|sample| sample.choice);
         let tokens = samples.iter().map(|sample| sample.ids.len()).sum();
         let version = samples.first().map(|sample| sample.version).unwrap_or_default();
-        let choices = samples.into_iter().map(|sample| Choice {
-            index: sample.choice,
-            message: AssistantMessage { role: "assistant", content: sample.text, refusal: None },
-            logprobs: None,
-            finish_reason: sample.finish.as_str(),
-            token_ids: None,
+        let is_own = interaction.template_hash == codec.template_hash();
+        let form = AnswerForm::new(codec, &interaction.prompt_ids, &interaction.chat, format);
+        let choices = samples.into_iter().map(|sample| {
+            let index = sample.choice;
+            let (message, finish_reason) = if is_own {
+                Answer::recorded(codec, &form, &sample, &interaction.stop)
+            } else {
+                (AssistantMessage::of(sample.text), sample.finish.as_str())
+            };
+            Choice { index, message, logprobs: None, finish_reason, token_ids: None }
         });
+        let usage = Usage::new(interaction.prompt_ids.len(), tokens);
+        let completion = ChatCompletion::new(&interaction, version, choices.collect(), usage);
         let Interaction { params, metadata, .. } = interaction;
         Self {
-            completion: ChatCompletion {
-                id: interaction.id.completion_id(),
-                object: "chat.completion",
-                created: interaction.created / 1000,
-                model: interaction.model,
-                system_fingerprint: version.fingerprint(),
-                choices: choices.collect(),
-                usage: Usage::new(interaction.prompt_ids.len(), tokens),
-                prompt_token_ids: None,
-            },
+            completion,
             metadata,
             temperature: params.temperature,
             top_p: params.top_p,
@@ -67,6 +74,12 @@ pub struct StoredMessage {
     pub(super) id: String,
     pub(super) role: &'static str,
     pub(super) content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tool_call_id: Option<String>,
 }
 
 /// A part of a list, in OpenAI's shape.

@@ -15,7 +15,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use hone_core::types::{Interaction, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, Interaction, Message, Role, TokenId};
 
 use self::head::TextHead;
 use self::request::{TextPrompt, TextRequest};
@@ -51,6 +51,7 @@ pub async fn create(
         metadata,
         params,
         stop,
+        chat: ChatOptions::default(),
         caller,
         user: user.clone(),
         store,
@@ -115,7 +116,7 @@ fn interaction(
     if ids.len() >= length {
         return Err(ApiError::too_long("prompt", ids.len(), length));
     }
-    let message = Message { role: Role::User, content: text };
+    let message = Message::new(Role::User, text);
     Ok(context.interaction(state, vec![message], ids, ""))
 }
 

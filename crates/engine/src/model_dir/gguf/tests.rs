@@ -192,7 +192,7 @@ fn a_sentence_piece_tokenizer_encodes_and_decodes_as_the_library() {
         pieces += &stream.finish().text;
         assert_eq!(pieces, decoded);
     }
-    let message = Message { role: Role::User, content: "The dog".to_owned() };
+    let message = Message::new(Role::User, "The dog");
     let dog = codec.encode("The dog").unwrap();
     assert_eq!(codec.encode_text("The dog", true).unwrap(), [vec![1], dog.clone()].concat());
     assert_eq!(codec.prompt(&[message]).unwrap(), [vec![1, 3], dog].concat());

@@ -216,7 +216,7 @@ mod tests {
 
     fn input(text: &str, metadata: &[(&str, &str)]) -> ScoreInput {
         let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-        let message = |role, content: &str| Message { role, content: content.to_owned() };
+        let message = |role, content: &str| Message::new(role, content);
         ScoreInput {
             messages: Arc::new(vec![message(Role::System, "Be brief."), message(Role::User, "2?")]),
             metadata: Arc::new(pairs.collect::<BTreeMap<_, _>>()),

@@ -110,6 +110,7 @@ mod tests {
                 template_hash: String::new(),
                 stop: Vec::new(),
                 held_out: false,
+                chat: Default::default(),
                 grammar: None,
             })),
             Op::Sample(Box::new(Sample {

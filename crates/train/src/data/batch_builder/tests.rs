@@ -39,6 +39,7 @@ fn interaction(id: InteractionId) -> Op {
         template_hash: String::new(),
         stop: Vec::new(),
         held_out: false,
+        chat: Default::default(),
         grammar: None,
     }))
 }

@@ -186,6 +186,7 @@ fn held_out_prompt(n: u64) -> Interaction {
         template_hash: String::new(),
         stop: Vec::new(),
         held_out: true,
+        chat: Default::default(),
         grammar: None,
     }
 }

@@ -35,6 +35,7 @@ impl World {
                 template_hash: String::new(),
                 stop: Vec::new(),
                 held_out: false,
+                chat: Default::default(),
                 grammar: None,
             })),
             Op::Sample(Box::new(Sample {

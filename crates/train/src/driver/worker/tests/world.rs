@@ -273,6 +273,7 @@ impl World {
             template_hash: String::new(),
             stop: Vec::new(),
             held_out: false,
+            chat: Default::default(),
             grammar: None,
         }))];
         let mut members = Vec::new();

@@ -1,0 +1,51 @@
+//! Tools and calls in the ledger.
+
+use serde_json::json;
+
+use hone_core::types::{ChatOptions, Tool, ToolCall, ToolChoice};
+
+use super::golden::copy_fixture;
+use super::*;
+
+#[test]
+fn a_migrated_file_holds_tools_and_calls() {
+    let (_dir, path) = copy_fixture(3);
+    let store = open(&path);
+    let mut row = interaction(3);
+    let call = ToolCall {
+        id: "call_1".to_owned(),
+        name: "add".to_owned(),
+        arguments: "{\"b\": 2, \"a\": 1}".to_owned(),
+    };
+    row.messages.push(Message {
+        reasoning: Some("Adding.".to_owned()),
+        tool_calls: vec![call],
+        ..Message::new(Role::Assistant, "")
+    });
+    row.messages.push(Message {
+        name: Some("add".to_owned()),
+        tool_call_id: Some("call_1".to_owned()),
+        ..Message::new(Role::Tool, "3")
+    });
+    let parameters = json!({"type": "object", "properties": {"b": {}, "a": {"minimum": -1.5}}});
+    let add = Tool {
+        name: "add".to_owned(),
+        description: Some("Adds.".to_owned()),
+        parameters: Some(parameters.clone()),
+        strict: true,
+    };
+    let now = Tool { name: "now".to_owned(), description: None, parameters: None, strict: false };
+    let variables = json!({"enable_thinking": false, "level": "é"});
+    row.chat = ChatOptions {
+        tools: vec![add, now],
+        tool_choice: ToolChoice::Function("add".to_owned()),
+        parallel_tool_calls: false,
+        template_variables: variables.as_object().unwrap().clone(),
+    };
+    store.commit_blocking(vec![Op::Interaction(Box::new(row.clone()))]).unwrap();
+    let found = store.interaction(row.id).unwrap().unwrap();
+    assert_eq!(found, row);
+    // The order of keys is part of the prompt.
+    let stored = found.chat.tools[0].parameters.as_ref().unwrap().to_string();
+    assert_eq!(stored, parameters.to_string());
+}

@@ -1,0 +1,194 @@
+//! Reads the fields of a chat request that add functions and template variables to its messages.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use hone_core::types::{ChatOptions, Tool, ToolChoice};
+
+use crate::http::body::Fields;
+use crate::http::error::ApiError;
+
+/// OpenAI's limits: functions of a request, characters of a function's name.
+const MAX_TOOLS: usize = 128;
+const MAX_NAME: usize = 64;
+/// Values of `reasoning_effort`.
+const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+/// Variables of the chat template that have values already.
+const RESERVED: [&str; 4] = ["add_generation_prompt", "documents", "messages", "tools"];
+
+/// Reads `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort` and `chat_template_kwargs`.
+pub(in crate::http) fn read(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
+    let mut tools = tools(fields)?;
+    let tool_choice = tool_choice(fields, &mut tools)?;
+    refuse_forced(&tool_choice)?;
+    Ok(ChatOptions {
+        tools,
+        tool_choice,
+        parallel_tool_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
+        template_variables: template_variables(fields)?,
+    })
+}
+
+/// A forced call needs a grammar that permits nothing else.
+fn refuse_forced(choice: &ToolChoice) -> Result<(), ApiError> {
+    let shown = match choice {
+        ToolChoice::None | ToolChoice::Auto => return Ok(()),
+        ToolChoice::Required => "\"required\"".to_owned(),
+        ToolChoice::Function(name) => format!("the function {name:?}"),
+    };
+    let message = format!(
+        "tool_choice is {shown}: only \"none\", \"auto\" and allowed_tools with the mode \"auto\" are \
+         supported"
+    );
+    Err(ApiError::unsupported("tool_choice", message))
+}
+
+fn tools(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {
+    let Some(list) = fields.list("tools")? else { return Ok(Vec::new()) };
+    if list.len() > MAX_TOOLS {
+        let message = format!("tools has {} functions: it may have {MAX_TOOLS}", list.len());
+        return Err(ApiError::field("tools", message));
+    }
+    let mut names = BTreeSet::new();
+    let mut tools = Vec::with_capacity(list.len());
+    for (index, value) in list.iter().enumerate() {
+        let path = format!("tools[{index}]");
+        let tool = tool(&path, value)?;
+        if !names.insert(tool.name.clone()) {
+            let path = format!("{path}.function.name");
+            let message = format!("{path} is {:?}: each function must have its own", tool.name);
+            return Err(ApiError::field(&path, message));
+        }
+        tools.push(tool);
+    }
+    Ok(tools)
+}
+
+fn tool(path: &str, value: &Value) -> Result<Tool, ApiError> {
+    let outer = Fields::at(path, value)?;
+    match outer.text("type")? {
+        Some("function") => {}
+        None => return Err(outer.missing("type", "\"function\"")),
+        Some(kind) => {
+            let path = outer.path("type");
+            let message = format!("{path} is {kind:?}: only \"function\" is supported");
+            return Err(ApiError::unsupported(&path, message));
+        }
+    }
+    refuse_others(&outer, &["type", "function"])?;
+    let function = function(&outer)?;
+    refuse_others(&function, &["name", "description", "parameters", "strict"])?;
+    Ok(Tool {
+        name: name(&function)?.to_owned(),
+        description: function.text("description")?.map(str::to_owned),
+        parameters: function.object("parameters")?.map(|map| Value::Object(map.clone())),
+        strict: function.boolean("strict")?.unwrap_or(false),
+    })
+}
+
+/// The object `function` in a tool or a choice.
+fn function<'a>(outer: &Fields<'a>) -> Result<Fields<'a>, ApiError> {
+    let value = outer.get("function").ok_or_else(|| outer.missing("function", "an object"))?;
+    Fields::at(&outer.path("function"), value)
+}
+
+fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
+    let allowed =
+        format!("1 to {MAX_NAME} letters (a to z, A to Z), digits, underscores and hyphens");
+    let name = function.text("name")?.ok_or_else(|| function.missing("name", &allowed))?;
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_part) {
+        return Err(function.invalid("name", allowed));
+    }
+    Ok(name)
+}
+
+fn refuse_others(fields: &Fields<'_>, known: &[&str]) -> Result<(), ApiError> {
+    let Some(other) = fields.names().find(|name| !known.contains(name)) else { return Ok(()) };
+    let path = fields.path(other);
+    Err(ApiError::unsupported(&path, format!("{path} is not a known field")))
+}
+
+/// Reads `tool_choice`; `allowed_tools` removes the other functions from `tools`.
+fn tool_choice(fields: &Fields<'_>, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
+    let allowed = "\"none\", \"auto\", \"required\", {\"type\": \"function\", …} or {\"type\": \
+                   \"allowed_tools\", …}";
+    let Some(value) = fields.get("tool_choice") else { return Ok(ToolChoice::Auto) };
+    let choice = match value {
+        Value::String(text) if text == "none" => return Ok(ToolChoice::None),
+        Value::String(text) if text == "auto" => return Ok(ToolChoice::Auto),
+        Value::String(text) if text == "required" => ToolChoice::Required,
+        Value::Object(_) => {
+            let choice = Fields::at("tool_choice", value)?;
+            match choice.text("type")? {
+                Some("function") => ToolChoice::Function(known_function(&choice, tools)?),
+                Some("allowed_tools") => allowed_tools(&choice, tools)?,
+                Some(_) => {
+                    return Err(choice.invalid("type", "\"function\" or \"allowed_tools\""));
+                }
+                None => return Err(choice.missing("type", "\"function\" or \"allowed_tools\"")),
+            }
+        }
+        _ => return Err(fields.invalid("tool_choice", allowed)),
+    };
+    if tools.is_empty() {
+        return Err(fields.invalid("tool_choice", "absent, \"none\" or \"auto\" without tools"));
+    }
+    Ok(choice)
+}
+
+/// The function that a choice names, which must be one of `tools`.
+fn known_function(choice: &Fields<'_>, tools: &[Tool]) -> Result<String, ApiError> {
+    let function = function(choice)?;
+    let name = name(&function)?;
+    if !tools.iter().any(|tool| tool.name == name) {
+        return Err(function.invalid("name", "the name of a function in tools"));
+    }
+    Ok(name.to_owned())
+}
+
+/// `{"mode": …, "tools": […]}` of the choice `allowed_tools`.
+fn allowed_tools(choice: &Fields<'_>, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
+    let value = choice.get("allowed_tools");
+    let value = value.ok_or_else(|| choice.missing("allowed_tools", "an object"))?;
+    let inner = Fields::at(&choice.path("allowed_tools"), value)?;
+    refuse_others(&inner, &["mode", "tools"])?;
+    let list = inner.list("tools")?.ok_or_else(|| inner.missing("tools", "a list of functions"))?;
+    let mut names = BTreeSet::new();
+    for (index, value) in list.iter().enumerate() {
+        let entry = Fields::at(&inner.path(&format!("tools[{index}]")), value)?;
+        if entry.text("type")?.is_some_and(|kind| kind != "function") {
+            return Err(entry.invalid("type", "\"function\": nothing else is supported"));
+        }
+        names.insert(known_function(&entry, tools)?);
+    }
+    if names.is_empty() {
+        return Err(inner.invalid("tools", "a list of at least one function"));
+    }
+    tools.retain(|tool| names.contains(&tool.name));
+    match inner.text("mode")? {
+        Some("auto") => Ok(ToolChoice::Auto),
+        Some("required") => Ok(ToolChoice::Required),
+        None => Err(inner.missing("mode", "\"auto\" or \"required\"")),
+        Some(_) => Err(inner.invalid("mode", "\"auto\" or \"required\"")),
+    }
+}
+
+/// `chat_template_kwargs`, and `reasoning_effort` under its own name.
+fn template_variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+    if let Some(name) = RESERVED.iter().find(|name| variables.contains_key(**name)) {
+        let path = format!("chat_template_kwargs.{name}");
+        let message = format!("{path} is not a variable that a request can set");
+        return Err(ApiError::unsupported(&path, message));
+    }
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        if !EFFORTS.contains(&effort) {
+            let allowed = EFFORTS.map(|effort| format!("{effort:?}")).join(", ");
+            return Err(fields.invalid("reasoning_effort", format!("one of {allowed}")));
+        }
+        variables.entry("reasoning_effort").or_insert_with(|| Value::from(effort));
+    }
+    Ok(variables)
+}
