@@ -7,6 +7,7 @@
 
 mod answer;
 mod constraint;
+mod forced;
 pub(super) mod messages;
 pub(super) mod request;
 pub(super) mod stored;
@@ -54,10 +55,14 @@ pub(super) async fn create(
         prompt_tokens: size(&request.messages, &request.chat) / BYTES_PER_TOKEN,
     };
     let permit = admit(&state, &caller, &body, &wanted)?;
-    let grammar = compile(&state.engine, request.grammar.as_ref()).await?;
+    let format = tool_format(&state);
+    let forced = forced::read(state.engine.codec(), format, &request.chat)?;
+    let requested = request.grammar.or(forced);
+    let grammar = compile(&state.engine, requested.as_ref()).await?;
     let prompt_ids = tokenize(&state, &request.messages, &request.chat, true).await?;
     let codec = state.engine.codec();
-    let form = AnswerForm::new(codec, &prompt_ids, &request.chat, tool_format(&state));
+    let form = AnswerForm::new(codec, &prompt_ids, &request.chat, format);
+    let form = if grammar.is_some() { form.constrained(&request.chat) } else { form };
     let ChatRequest { model, messages, chat, params, stop, metadata, user, store, .. } = request;
     let context = PromptContext {
         model,
@@ -68,7 +73,7 @@ pub(super) async fn create(
         caller,
         user: user.clone(),
         store,
-        grammar: request.grammar.map(|grammar| grammar.spec),
+        grammar: requested.map(|grammar| grammar.spec),
     };
     let template = codec.template_hash();
     let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));

@@ -139,14 +139,20 @@ pub(super) fn read(
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let grammar = constraint::read(&fields)?;
     let params = params(&fields, default_max_tokens, vocab)?;
-    if grammar.is_some() && (params.min_tokens > 0 || params.ignore_eos) {
+    let chat = tools::read(&fields)?;
+    if let Some(grammar) = grammar.as_ref().filter(|_| chat.forces_call()) {
+        let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
+        return Err(fields.invalid("tool_choice", allowed));
+    }
+    let is_constrained = grammar.is_some() || chat.forces_call();
+    if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
         let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
         return Err(fields.invalid(name, "absent if the text is constrained"));
     }
     Ok(ChatRequest {
         model: model.to_owned(),
         messages: messages::read(&fields)?,
-        chat: tools::read(&fields)?,
+        chat,
         params,
         stop: stop(&fields)?,
         grammar,

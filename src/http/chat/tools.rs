@@ -21,27 +21,12 @@ const RESERVED: [&str; 4] = ["add_generation_prompt", "documents", "messages", "
 pub(in crate::http) fn read(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     let mut tools = tools(fields)?;
     let tool_choice = tool_choice(fields, &mut tools)?;
-    refuse_forced(&tool_choice)?;
     Ok(ChatOptions {
         tools,
         tool_choice,
         parallel_tool_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
         template_variables: template_variables(fields)?,
     })
-}
-
-/// A forced call needs a grammar that permits nothing else.
-fn refuse_forced(choice: &ToolChoice) -> Result<(), ApiError> {
-    let shown = match choice {
-        ToolChoice::None | ToolChoice::Auto => return Ok(()),
-        ToolChoice::Required => "\"required\"".to_owned(),
-        ToolChoice::Function(name) => format!("the function {name:?}"),
-    };
-    let message = format!(
-        "tool_choice is {shown}: only \"none\", \"auto\" and allowed_tools with the mode \"auto\" are \
-         supported"
-    );
-    Err(ApiError::unsupported("tool_choice", message))
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {

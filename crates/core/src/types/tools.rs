@@ -115,4 +115,9 @@ impl ChatOptions {
     pub fn callable(&self) -> &[Tool] {
         if self.tool_choice == ToolChoice::None { &[] } else { &self.tools }
     }
+
+    /// Whether the model must call a function.
+    pub fn forces_call(&self) -> bool {
+        matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Function(_))
+    }
 }

@@ -70,6 +70,14 @@ impl AnswerForm {
         Self { codec: Arc::clone(codec), reasoning, calls }
     }
 
+    /// The form of answers that a grammar constrains: without reasoning, and with calls only if the options
+    /// force one.
+    #[must_use]
+    pub fn constrained(self, options: &ChatOptions) -> Self {
+        let calls = self.calls.filter(|_| options.forces_call());
+        Self { codec: self.codec, reasoning: None, calls }
+    }
+
     /// Whether answers may have reasoning.
     pub fn may_reason(&self) -> bool {
         self.reasoning.is_some()

@@ -41,7 +41,10 @@ impl StoredCompletion {
         let tokens = samples.iter().map(|sample| sample.ids.len()).sum();
         let version = samples.first().map(|sample| sample.version).unwrap_or_default();
         let is_own = interaction.template_hash == codec.template_hash();
-        let form = AnswerForm::new(codec, &interaction.prompt_ids, &interaction.chat, format);
+        let mut form = AnswerForm::new(codec, &interaction.prompt_ids, &interaction.chat, format);
+        if interaction.grammar.is_some() {
+            form = form.constrained(&interaction.chat);
+        }
         let choices = samples.into_iter().map(|sample| {
             let index = sample.choice;
             let (message, finish_reason) = if is_own {

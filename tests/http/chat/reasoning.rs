@@ -85,3 +85,16 @@ async fn the_template_gets_the_requests_variables() {
     let expected = json!({"opened": true, "reasoning_effort": "high"});
     assert_eq!(Value::Object(interaction.chat.template_variables.clone()), expected);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_constrained_answer_has_no_reasoning() {
+    let text = "{\"a\": \"<think>\"}";
+    let server = server(text).await;
+    let body = ask(json!({"response_format": {"type": "json_object"},
+        "chat_template_kwargs": {"opened": true}}));
+    let (status, answer) = server.chat(&body).await;
+    assert_eq!(status, 200, "{answer}");
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], text);
+    assert!(message.get("reasoning_content").is_none());
+}
