@@ -1,6 +1,8 @@
 //! Completions without streaming.
 
 mod constraints;
+mod reasoning;
+mod tools;
 
 use serde_json::{Value, json};
 
