@@ -47,7 +47,7 @@ fn wrong_entries_are_refused_without_showing_keys() {
     assert_snapshot!(error(&format!("key = 'a'\nsha256 = '{HASH}'")), @"server.keys[0] has key and sha256: set one of them");
     assert_snapshot!(error("key = 'a'\nexpires = 'soon'"), @r#"server.keys[0].expires is "soon": it must be a date such as 2027-01-31, which is its midnight in UTC, or a time with an offset such as 2027-01-31T12:00:00Z"#);
     assert_snapshot!(error("key = 'a'\nconcurrency = 70000"), @"server.keys[0].concurrency is 70000: it must be from 0 to 65536");
-    assert_snapshot!(error("key = 'a'\nquota = 5"), @"server.keys[0].quota is not a key: the keys there are name, key, sha256, scopes, expires, requests_per_minute, tokens_per_minute, concurrency");
+    assert_snapshot!(error("key = 'a'\nquota = 5"), @"server.keys[0].quota is not a key: the keys there are name, key, sha256, scopes, expires, store, requests_per_minute, tokens_per_minute, concurrency");
 }
 
 #[test]

@@ -136,7 +136,7 @@ async fn calls_are_returned_and_recorded() {
     assert!(chat.parallel_tool_calls && chat.tools[0].strict);
     let exported = serde_json::to_value(&interaction).unwrap();
     assert_eq!(exported["chat"]["tools"][0]["parameters"]["properties"]["b"]["type"], "number");
-    // Graders and the ledger get the text as it was sampled.
+    // Graders and the ledger get the text as sampled.
     assert_eq!(server.store.samples_of(id).unwrap()[0].text, CALLS);
 }
 

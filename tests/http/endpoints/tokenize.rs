@@ -82,7 +82,7 @@ async fn malformed_requests_are_refused() {
     messages is a list: it must be absent beside prompt | messages | invalid_value
     add_generation_prompt is true: it must be absent beside prompt | add_generation_prompt | invalid_value
     model is "other": it must be "default" or "fake" | model | model_not_found
-    text is not a field: the fields are model, prompt, messages, add_generation_prompt, add_special_tokens, return_token_strs | text | unsupported_parameter
+    text is not a field: the fields are model, prompt, messages, add_generation_prompt, add_special_tokens, return_token_strs, tools, chat_template_kwargs | text | unsupported_parameter
     add_special_tokens is true: it must be false beside messages: the chat template writes the special tokens | add_special_tokens | invalid_value
     messages is a list: it must be a list of at least one message | messages | invalid_value
     tokens is missing: it must be a list of ids | tokens | invalid_value
