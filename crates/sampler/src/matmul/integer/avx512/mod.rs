@@ -128,15 +128,12 @@ impl OutputTile<'_> {
         &self,
         product: &mut Product<'_>,
     ) {
-        let blocks = self.blocks;
         // SAFETY: the caller's guarantees.
         let sums = unsafe {
-            if blocks.rows == LANES {
-                // With a constant, offsets between words are known when this is compiled.
-                let blocks = RowBlocks { rows: LANES, mask: u16::MAX, ..blocks };
-                self.sums::<F, C, U>(blocks)
+            if self.blocks.rows == LANES {
+                self.sums::<F, C, U, true>()
             } else {
-                self.sums::<F, C, U>(blocks)
+                self.sums::<F, C, U, false>()
             }
         };
         let out = &mut product.out[self.rows.at * product.width + self.column..];
@@ -144,16 +141,20 @@ impl OutputTile<'_> {
     }
 
     /// The products of a group of rows and a group of columns, `U` columns at a time. The sums of several
-    /// columns do not wait for each other.
+    /// columns do not wait for each other. With `WHOLE` there are 16 rows.
     ///
     /// # Safety
     /// As for [`Self::compute`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn sums<F: IntegerFormat, const C: usize, const U: usize>(
+    unsafe fn sums<F: IntegerFormat, const C: usize, const U: usize, const WHOLE: bool>(
         &self,
-        mut blocks: RowBlocks,
     ) -> [__m512; C] {
+        let mut blocks = self.blocks;
+        if WHOLE {
+            // With a constant, offsets between words are known when this is compiled.
+            blocks = RowBlocks { rows: LANES, mask: u16::MAX, ..blocks };
+        }
         let mut x = ColumnPointers::new(self.x);
         let mut sums = [_mm512_setzero_ps(); C];
         for _ in 0..self.x.scales.len() / C / F::PARTS {
