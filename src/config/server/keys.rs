@@ -59,7 +59,7 @@ pub struct KeyLimits {
     pub requests_per_minute: u32,
     /// Tokens of prompts and completions a minute.
     pub tokens_per_minute: u32,
-    /// Completions at once.
+    /// Requests for completions at once.
     pub concurrency: u32,
 }
 
@@ -86,7 +86,7 @@ pub struct KeyConfig {
     pub requests_per_minute: u32,
     /// Tokens of prompts and completions a minute; 0 is no limit.
     pub tokens_per_minute: u32,
-    /// Completions at once; 0 is no limit.
+    /// Requests for completions at once; 0 is no limit.
     pub concurrency: u32,
 }
 

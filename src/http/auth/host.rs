@@ -22,6 +22,11 @@ impl HostRule {
         Self { bind: config.bind.ip(), hosts: config.hosts.clone() }
     }
 
+    /// Whether `server.hosts` has names.
+    pub(super) fn are_listed(&self) -> bool {
+        !self.hosts.is_empty()
+    }
+
     /// The host of a request that is not allowed. A request without a host is allowed, because browsers
     /// always send one.
     pub(super) fn refused(&self, uri: &Uri, headers: &HeaderMap) -> Option<String> {

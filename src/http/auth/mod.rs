@@ -190,8 +190,9 @@ impl Authenticator {
     }
 
     fn check_client_without_key(&self, head: &RequestHead<'_>) -> Result<Caller, ApiError> {
-        // Beyond loopback the operator accepts every client, whatever name it uses.
-        if self.is_local { self.check_host(head) } else { Ok(Caller::default()) }
+        // Beyond loopback the operator accepts every client, whatever name it uses, unless names are listed.
+        let checks = self.is_local || self.hosts.are_listed();
+        if checks { self.check_host(head) } else { Ok(Caller::default()) }
     }
 
     fn check_admin_without_key(&self, head: &RequestHead<'_>) -> Result<Caller, ApiError> {

@@ -53,8 +53,10 @@ impl KeyRing {
     /// # Errors
     /// As [`Self::load`]. The keys then stay as they are.
     pub fn reload(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
-        let keys = KeySet::read(config, &self.current())?;
+        let before = self.current();
+        let keys = KeySet::read(config, &before)?;
         keys.check_exposure(self.bind, self.insecure)?;
+        keys.check_protection(&before)?;
         let count = keys.0.len();
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
         Ok(count)
@@ -99,6 +101,23 @@ impl KeySet {
              server.client_keys, server.keys or server.keys_file, or accept every client with \
              server.insecure or --insecure"
         )))
+    }
+
+    /// Refuses a reload after which routes need no key that needed one before. A file that is empty while it
+    /// is being written must not open the server; a restart can.
+    fn check_protection(&self, before: &Self) -> Result<(), ConfigError> {
+        for (path, required, still) in [
+            ("/v1", before.requires_client_keys(), self.requires_client_keys()),
+            ("/admin", before.requires_admin_keys(), self.requires_admin_keys()),
+        ] {
+            if required && !still {
+                return Err(ConfigError::Invalid(format!(
+                    "the new keys have none for {path}, which would then need no key: restart to remove \
+                     all keys"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Whether `/v1` requires a key.
@@ -185,6 +204,8 @@ mod tests {
         let missing = config("[server]\nkeys_file = 'no-such-file.toml'");
         let error = ring.reload(&missing).unwrap_err().to_string();
         assert!(error.contains("no-such-file.toml"), "{error}");
+        let error = ring.reload(&config("")).unwrap_err().to_string();
+        assert!(error.contains("/v1"), "{error}");
         assert!(has("open"));
     }
 

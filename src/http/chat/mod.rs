@@ -22,8 +22,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
+use hone_core::types::{ChatOptions, ToolChoice};
 use hone_engine::answer::AnswerForm;
-use hone_engine::{CompiledGrammar, Engine};
+use hone_engine::{CompiledGrammar, Engine, ToolFormat};
 
 use self::answer::Answers;
 use self::constraint::RequestedGrammar;
@@ -56,7 +57,7 @@ pub(super) async fn create(
     };
     let permit = admit(&state, &caller, &body, &wanted)?;
     let format = tool_format(&state);
-    let forced = forced::read(state.engine.codec(), format, &request.chat)?;
+    let forced = force(&state, format, &request.chat).await?;
     let requested = request.grammar.or(forced);
     let grammar = compile(&state.engine, requested.as_ref()).await?;
     let prompt_ids = tokenize(&state, &request.messages, &request.chat, true).await?;
@@ -99,6 +100,20 @@ pub(super) async fn create(
         ..ChatCompletion::new(&interaction, run.version(), choices, usage)
     };
     Ok(with_version(Json(completion).into_response(), Some(run.version())))
+}
+
+/// The grammar that the choice of functions forces. Large schemas take long to check.
+async fn force(
+    state: &AppState,
+    format: ToolFormat,
+    options: &ChatOptions,
+) -> Result<Option<RequestedGrammar>, ApiError> {
+    if matches!(options.tool_choice, ToolChoice::None | ToolChoice::Auto) {
+        return Ok(None);
+    }
+    let (codec, options) = (state.engine.codec().clone(), options.clone());
+    let read = tokio::task::spawn_blocking(move || forced::read(&codec, format, &options)).await;
+    read.map_err(|error| ApiError::logged("checking functions panicked", &error))?
 }
 
 async fn compile(

@@ -1,6 +1,7 @@
 //! One choice of a request: its generation and its state.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::stream;
 use futures::stream::{BoxStream, Stream, StreamExt};
@@ -22,7 +23,7 @@ pub(super) enum ChoiceEvent {
 /// A choice while it is sampled.
 #[derive(Default)]
 pub(super) struct ChoiceState {
-    params: SamplingParams,
+    pub(super) params: SamplingParams,
     pub(super) version: Option<PolicyVersion>,
     pub(super) tokens: TokenRecords,
     pub(super) text: String,
@@ -94,12 +95,26 @@ pub(super) fn choice_seed(seed: u64, index: usize) -> u64 {
 
 /// The events of one choice, each with `index`. Dropping the stream cancels the choice, whether it
 /// waits or runs.
+///
+/// `begun` is shared by all choices of a request and set by the first that starts. From then on a choice
+/// that has waited as long as the queue permits waits again, because its request has been admitted.
 pub(super) fn choice_events(
     engine: Arc<dyn Engine>,
     request: GenerateRequest,
     index: usize,
+    begun: Arc<AtomicBool>,
 ) -> BoxStream<'static, (usize, ChoiceEvent)> {
-    let started = async move { engine.generate(request).await };
+    let started = async move {
+        loop {
+            match engine.generate(request.clone()).await {
+                Err(EngineError::QueueTimeout { .. }) if begun.load(Ordering::Relaxed) => {}
+                result => {
+                    begun.fetch_or(result.is_ok(), Ordering::Relaxed);
+                    return result;
+                }
+            }
+        }
+    };
     stream::once(started)
         .flat_map(|result| match result {
             Ok(generation) => {

@@ -35,14 +35,24 @@ pub async fn tokenize(
     encode(state, size, move |codec| codec.chat(&messages, &options, format, generate)).await
 }
 
-/// The length in bytes of the texts, calls and functions of a conversation.
+/// The length in bytes of what a chat template may write: texts, names, reasoning, calls, functions and
+/// variables.
 pub fn size(messages: &[Message], options: &ChatOptions) -> usize {
-    let said = messages.iter().map(|message| message.content.len());
-    let calls = messages.iter().flat_map(|message| &message.tool_calls);
-    let schemas = options.tools.iter().filter_map(|tool| tool.parameters.as_ref());
-    said.sum::<usize>()
-        + calls.map(|call| call.arguments.len()).sum::<usize>()
-        + schemas.map(|schema| schema.to_string().len()).sum::<usize>()
+    let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let said = messages.iter().map(|message| {
+        let calls = message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
+        message.content.len()
+            + length(&message.name)
+            + length(&message.reasoning)
+            + calls.sum::<usize>()
+    });
+    let functions = options.tools.iter().map(|tool| {
+        let schema = tool.parameters.as_ref().map_or(0, |schema| schema.to_string().len());
+        tool.name.len() + length(&tool.description) + schema
+    });
+    let variables = options.template_variables.iter();
+    let variables = variables.map(|(name, value)| name.len() + value.to_string().len());
+    said.sum::<usize>() + functions.sum::<usize>() + variables.sum::<usize>()
 }
 
 /// Runs `work`, whose texts have `size` bytes together, where it delays no other request.

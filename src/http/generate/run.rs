@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
@@ -56,6 +57,7 @@ impl RequestRun {
     pub fn new(state: Arc<AppState>, request: &SamplingRequest, arrived: Instant) -> Self {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
+        let begun = Arc::new(AtomicBool::new(false));
         for interaction in &request.prompts {
             // One version for all choices, and for all requests of a session or user.
             let session = interaction.session().or(request.user.as_deref());
@@ -77,7 +79,8 @@ impl RequestRun {
                     version,
                     grammar: request.grammar.clone(),
                 };
-                events.push(choice_events(state.engine.clone(), generation, index));
+                let engine = state.engine.clone();
+                events.push(choice_events(engine, generation, index, begun.clone()));
                 choices.push(ChoiceState::new(params));
             }
         }
@@ -243,7 +246,10 @@ impl RequestRun {
                 choice.push(&token);
                 id = Some(token.id);
                 let text = std::mem::take(&mut token.text);
-                if wants_logprobs && !codec.stop_ids().contains(&token.id) {
+                // A stop token is reported where its text is: if the request includes it.
+                let is_stop = codec.stop_ids().contains(&token.id)
+                    || choice.params.stop_token_ids.contains(&token.id);
+                if wants_logprobs && !(is_stop && text.is_empty()) {
                     choice.pending.push(token);
                 }
                 self.record_first_token();

@@ -267,6 +267,8 @@ impl Admission {
     /// the live requests that still wait.
     fn dispatch(self: &Arc<Self>, state: &mut AdmissionState) {
         let color = state.active;
+        // A request whose client has gone must not cost its owner a turn.
+        state.forget_abandoned();
         while state.slots(color).free_slot().is_some() {
             let Some((priority, owner, sender)) = state.next_waiting() else { break };
             if sender.is_closed() {

@@ -108,7 +108,7 @@ impl CallReader {
                     Scan::Done => match serde_json::from_str(&self.token) {
                         Ok(key) => {
                             self.key = key;
-                            self.go(Stage::Colon)
+                            if self.is_repeated() { Read::Bad } else { self.go(Stage::Colon) }
                         }
                         Err(_) => Read::Bad,
                     },
@@ -149,6 +149,13 @@ impl CallReader {
             }
             Stage::Comma => self.comma(c),
         }
+    }
+
+    /// Whether the key says again what the call has already. The first arguments may have been sent, so
+    /// others cannot replace them.
+    fn is_repeated(&self) -> bool {
+        let is_arguments = ARGUMENTS.contains(&self.key.as_str());
+        self.key == "name" && self.name.is_some() || is_arguments && self.has_arguments
     }
 
     fn go(&mut self, stage: Stage) -> Read {

@@ -46,7 +46,11 @@ pub(super) fn changed(
         id: change(&call.id),
         name: change(&call.name),
         arguments: match escaped(&call.arguments) {
-            Some(value) => changed_json(&value, change).to_string(),
+            // Unchanged arguments keep their spelling.
+            Some(value) => {
+                let changed = changed_json(&value, change);
+                if changed == value { call.arguments.clone() } else { changed.to_string() }
+            }
             None => change(&call.arguments),
         },
     };

@@ -26,9 +26,10 @@ pub(super) fn token(id: TokenId) -> String {
 /// A JSON value that a schema accepts.
 ///
 /// # Errors
-/// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced.
+/// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced, or
+/// [`GrammarError::Refused`] if the schema is too long.
 pub(super) fn json(schema: &Value) -> Result<String, GrammarError> {
-    Ok(format!("%json {}", schema::prepared(schema)?))
+    Ok(format!("%json {}", schema::prepared_text(&schema.to_string())?))
 }
 
 /// The grammar of one of several texts.

@@ -1,9 +1,5 @@
 //! The texts of each format.
 
-use serde_json::{Value, json};
-
-use hone_core::types::Tool;
-
 use super::ToolFormat;
 
 /// What the parser of answers has to know about a format. White space is allowed between all parts.
@@ -23,7 +19,7 @@ pub struct CallSyntax {
 /// How Hone writes calls itself: `open`, the calls with `separator` between them, `close`.
 ///
 /// Each call is a JSON object of a name and arguments. A grammar that forces calls consists of the same
-/// parts, with [`Self::schema`] for each call. Texts in `markers` are single special tokens in some
+/// parts. Texts in `markers` are single special tokens in some
 /// vocabularies ([`Codec::special_id`](crate::Codec::special_id)), and then a grammar needs the token
 /// instead of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,49 +95,9 @@ impl ToolFormat {
     }
 }
 
-impl CallFraming {
-    /// The JSON schema of a call of `tool`, with the keys in the order in which models write them.
-    /// Arguments satisfy the function's own schema if `constrained`, else they are any object.
-    pub fn schema(&self, tool: &Tool, constrained: bool) -> Value {
-        let any = json!({"type": "object"});
-        let arguments = match &tool.parameters {
-            Some(parameters) if constrained => parameters.clone(),
-            Some(_) => any,
-            None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
-        };
-        json!({
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, self.arguments: arguments},
-            "required": ["name", self.arguments],
-            "additionalProperties": false,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_schema_of_a_call_names_the_function() {
-        let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
-        let mut tool = Tool {
-            name: "add".to_owned(),
-            description: None,
-            parameters: Some(parameters.clone()),
-            strict: false,
-        };
-        let framing = ToolFormat::Llama3.framing();
-        let schema = framing.schema(&tool, true);
-        let keys: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["name", "parameters"]);
-        assert_eq!(schema["properties"]["parameters"], parameters);
-        let loose = framing.schema(&tool, false);
-        assert_eq!(loose["properties"]["parameters"], json!({"type": "object"}));
-        tool.parameters = None;
-        let none = framing.schema(&tool, true);
-        assert_eq!(none["properties"]["parameters"]["additionalProperties"], false);
-    }
 
     #[test]
     fn every_marker_is_part_of_the_texts() {

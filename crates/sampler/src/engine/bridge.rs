@@ -57,7 +57,8 @@ impl Engine for BridgedEngine {
                 Err(
                     EngineError::Invalid(_)
                     | EngineError::Overloaded { .. }
-                    | EngineError::ShareExceeded { .. },
+                    | EngineError::ShareExceeded { .. }
+                    | EngineError::QueueTimeout { .. },
                 ) => {}
                 result => return result,
             }

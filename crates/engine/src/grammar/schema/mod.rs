@@ -40,7 +40,7 @@ pub(super) fn prepared_text(text: &str) -> Result<Value, GrammarError> {
 ///
 /// # Errors
 /// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced.
-pub(super) fn prepared(schema: &Value) -> Result<Value, GrammarError> {
+fn prepared(schema: &Value) -> Result<Value, GrammarError> {
     SchemaRewriter::new(schema).document().map(with_options)
 }
 
