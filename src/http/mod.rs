@@ -3,29 +3,27 @@
 //!
 //! `routes` lists every route and `serve` runs them. `auth` checks keys and `observe` measures and
 //! logs each request. `body` reads JSON bodies. `error` alone maps errors to status codes. `generate`
-//! samples for every endpoint that generates text.
+//! samples for every endpoint that generates text. `operator` has `/admin`, probes and metrics.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's
 //! shape; a completion is queued for the ledger before its last byte is sent, or leaves nothing there
 //! if it is not to be stored; of an API key, only the first digits of its hash are stored or logged.
 
-mod admin;
 mod auth;
 mod body;
 mod chat;
-mod control;
 mod error;
 mod feedback;
 mod generate;
 mod graders;
-mod health;
 mod observe;
+mod operator;
 mod routes;
 mod serve;
 mod state;
 
 pub use auth::KeyRing;
-pub use control::{PolicyControl, ServedSink, TrainControl};
+pub use operator::control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
 pub use serve::{Startup, serve};
 pub use state::{AppState, DiskLimit, LearningLimits};

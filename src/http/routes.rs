@@ -13,13 +13,14 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use hone_core::metrics::Metrics;
 
-use super::admin::quarantine;
 use super::chat::stored;
 use super::error::ApiError;
 use super::generate::{models, text, tokenize};
 use super::graders::GraderQueue;
+use super::operator::admin::{self, quarantine};
+use super::operator::health;
 use super::state::AppState;
-use super::{admin, auth, chat, feedback, graders, health, observe};
+use super::{auth, chat, feedback, graders, observe};
 use crate::config::ServerConfig;
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.

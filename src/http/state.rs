@@ -12,7 +12,7 @@ use hone_reward::grader::Backends;
 use hone_store::Store;
 
 use super::auth::KeyRing;
-use super::control::{PolicyControl, ServedSink, TrainControl};
+use super::operator::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
 /// The configuration that decides whether feedback is trained on.

@@ -14,16 +14,18 @@ use hone_core::memory;
 use hone_core::metrics::Metrics;
 use hone_store::StoreTrouble;
 
-use super::error::ApiError;
-use super::state::{AppState, DiskLimit};
+use crate::http::error::ApiError;
+use crate::http::state::{AppState, DiskLimit};
 
 /// `GET /livez`: the process runs.
-pub(super) async fn live() -> Json<Value> {
+pub(in crate::http) async fn live() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
 /// `GET /readyz`: requests can be served and recorded.
-pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+pub(in crate::http) async fn ready(
+    State(state): State<Arc<AppState>>,
+) -> Result<Json<Value>, ApiError> {
     let reasons = unready(&state);
     if reasons.is_empty() {
         Ok(Json(json!({ "status": "ready" })))
@@ -33,7 +35,7 @@ pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Result<Json<Val
 }
 
 /// Every route except `/livez` and `/metrics` while the model is loading.
-pub(super) async fn loading() -> ApiError {
+pub(in crate::http) async fn loading() -> ApiError {
     ApiError::unavailable("not ready: the model is loading")
 }
 
@@ -64,7 +66,7 @@ fn too_full(limit: &DiskLimit) -> Option<String> {
 }
 
 /// `GET /metrics`, in Prometheus' text format.
-pub(super) async fn metrics(
+pub(in crate::http) async fn metrics(
     State(state): State<Arc<AppState>>,
 ) -> Result<impl IntoResponse, ApiError> {
     if let Ok(free) = free_bytes(&state.disk.dir) {
@@ -74,7 +76,7 @@ pub(super) async fn metrics(
 }
 
 /// `GET /metrics` while the model is loading.
-pub(super) async fn early_metrics(
+pub(in crate::http) async fn early_metrics(
     State(metrics): State<Arc<Metrics>>,
 ) -> Result<impl IntoResponse, ApiError> {
     encoded(&metrics)

@@ -1,6 +1,6 @@
 //! The operator's routes: `/admin/train`, `/admin/policies` and `/admin/feedback/quarantine`.
 
-pub(super) mod quarantine;
+pub(in crate::http) mod quarantine;
 
 use std::sync::Arc;
 
@@ -11,51 +11,53 @@ use serde::Serialize;
 use hone_core::types::{PolicyRecord, PolicyVersion};
 use hone_train::TrainStatus;
 
-use super::error::ApiError;
-use super::state::AppState;
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
 
 type JsonResult<T> = Result<Json<T>, ApiError>;
 
 /// Response of `GET /admin/policies`.
 #[derive(Serialize)]
-pub(super) struct PolicyList {
+pub(in crate::http) struct PolicyList {
     object: &'static str,
     active: u64,
     data: Vec<PolicyRecord>,
 }
 
 /// `GET /admin/train`
-pub(super) async fn status(State(state): State<Arc<AppState>>) -> Json<TrainStatus> {
+pub(in crate::http) async fn status(State(state): State<Arc<AppState>>) -> Json<TrainStatus> {
     Json(state.train.status())
 }
 
 /// `POST /admin/train/pause`
-pub(super) async fn pause(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+pub(in crate::http) async fn pause(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
     state.train.pause()?;
     tracing::info!("training paused");
     Ok(Json(state.train.status()))
 }
 
 /// `POST /admin/train/resume`
-pub(super) async fn resume(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+pub(in crate::http) async fn resume(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
     state.train.resume()?;
     tracing::info!("training resumed");
     Ok(Json(state.train.status()))
 }
 
 /// `POST /admin/train/step`
-pub(super) async fn step(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+pub(in crate::http) async fn step(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
     run_detached(async move { state.train.step().await }).await
 }
 
 /// `GET /admin/policies`
-pub(super) async fn policies(State(state): State<Arc<AppState>>) -> JsonResult<PolicyList> {
+pub(in crate::http) async fn policies(
+    State(state): State<Arc<AppState>>,
+) -> JsonResult<PolicyList> {
     let active = state.policies.active().0;
     Ok(Json(PolicyList { object: "list", active, data: state.policies.list()? }))
 }
 
 /// `POST /admin/policies/{version}/activate`
-pub(super) async fn activate(
+pub(in crate::http) async fn activate(
     State(state): State<Arc<AppState>>,
     Path(version): Path<String>,
 ) -> JsonResult<PolicyRecord> {
@@ -66,7 +68,7 @@ pub(super) async fn activate(
 }
 
 /// `POST /admin/policies/{version}/pin`
-pub(super) async fn pin(
+pub(in crate::http) async fn pin(
     State(state): State<Arc<AppState>>,
     Path(version): Path<String>,
 ) -> JsonResult<PolicyRecord> {
@@ -75,7 +77,7 @@ pub(super) async fn pin(
 }
 
 /// `POST /admin/policies/{version}/unpin`
-pub(super) async fn unpin(
+pub(in crate::http) async fn unpin(
     State(state): State<Arc<AppState>>,
     Path(version): Path<String>,
 ) -> JsonResult<PolicyRecord> {
