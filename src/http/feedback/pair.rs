@@ -159,6 +159,9 @@ fn comparable<'s>(
     if a.grammar != b.grammar {
         return Err(refuse("their response formats must be equal"));
     }
+    if a.end_rules() != b.end_rules() {
+        return Err(refuse("stop, stop_token_ids, min_tokens and ignore_eos must be equal"));
+    }
     if a.route != b.route || a.api_key() != b.api_key() {
         return Err(refuse("they must have the same route and API key"));
     }
