@@ -268,7 +268,9 @@ impl From<EngineError> for ApiError {
             EngineError::PromptTooLong { prompt, context } => {
                 Self::too_long("messages", prompt, context)
             }
-            EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
+            EngineError::Invalid(_) | EngineError::TooManyChoices { .. } => {
+                Self::body(message).code("invalid_value")
+            }
             EngineError::Sample(SampleError::Grammar(error)) => {
                 Self::body(error.to_string()).code("grammar_failed")
             }

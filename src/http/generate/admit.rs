@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use hone_core::types::SamplingParams;
+use hone_engine::EngineError;
 
 use crate::http::auth::{Caller, KeyPermit};
 use crate::http::error::ApiError;
@@ -32,8 +33,21 @@ pub fn admit(
     let longest = u64::from(wanted.params.max_tokens).min(state.engine.info().context as u64);
     let completions = (wanted.choices as u64).saturating_mul(longest);
     let permit = caller.begin(completions.saturating_add(wanted.prompt_tokens as u64))?;
-    state.engine.admits(&caller.owner(), wanted.choices)?;
+    state.engine.admits(&caller.owner(), wanted.choices).map_err(|error| refusal(error, body))?;
     Ok(permit)
+}
+
+/// The answer to a request that the engine does not admit. If it never can, repeating it is of no use, so
+/// the answer names the field.
+fn refusal(error: EngineError, body: &Map<String, Value>) -> ApiError {
+    let EngineError::TooManyChoices { choices, most } = error else { return error.into() };
+    let several = body.get("n").and_then(Value::as_u64).is_some_and(|n| n > 1);
+    let name = if several { "n" } else { "prompt" };
+    let message = format!(
+        "{name} asks for {choices} choices at once: there can be at most {most} (engine.slots, and \
+         engine.queue or a key's share of it)"
+    );
+    ApiError::field(name, message)
 }
 
 /// Refuses a request for more tokens than the server permits; 0 permits all.
