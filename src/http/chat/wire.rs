@@ -63,7 +63,8 @@ impl Choice {
         logprobs: Option<Logprobs>,
         wants_token_ids: bool,
     ) -> Self {
-        let WholeMessage { reasoning, content, calls, token_ids, end, .. } = whole;
+        let WholeMessage { items, token_ids, end, .. } = whole;
+        let (reasoning, content, calls) = WholeMessage::split(items);
         Self {
             index,
             message: AssistantMessage::new(reasoning, content, calls),
