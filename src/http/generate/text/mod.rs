@@ -41,10 +41,11 @@ pub async fn create(
     models::check(&state, &request.model)?;
     let wanted = WantedTokens {
         params: &request.params,
+        max_tokens_field: "max_tokens",
         choices: request.choices as usize * request.prompts.len(),
         prompt_tokens: request.prompts.iter().map(TextPrompt::estimated_tokens).sum(),
     };
-    let permit = admit(&state, &caller, &body, &wanted)?;
+    let permit = admit(&state, &caller, &wanted)?;
     let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
     let context = PromptContext {
         model,
