@@ -132,11 +132,16 @@ pub(super) async fn authenticate(
     response
 }
 
+/// Whether a path needs no key, as probes and metrics.
+pub(super) fn is_public(path: &str) -> bool {
+    PUBLIC.contains(&path)
+}
+
 fn access(path: &str) -> Access {
     let below = |prefix: &str| {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    if PUBLIC.contains(&path) {
+    if is_public(path) {
         Access::Public
     } else if below("/admin") {
         Access::Scopes(&[KeyScope::Admin])
