@@ -59,7 +59,8 @@ pub(super) async fn record(
     choice: u32,
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
     let unknown = || unknown_completion("completion_id", id);
-    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let interaction =
+        find_interaction(state, id).await.map_err(Refusal::Failed)?.ok_or_else(unknown)?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;

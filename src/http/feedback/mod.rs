@@ -138,7 +138,8 @@ async fn completion(
     choice: u32,
 ) -> Recorded {
     let unknown = || unknown_completion("completion_id", id);
-    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let interaction =
+        find_interaction(state, id).await.map_err(Refusal::Failed)?.ok_or_else(unknown)?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);

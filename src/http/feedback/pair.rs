@@ -133,7 +133,7 @@ async fn find(
     let id: InteractionId = completion_id(fields, name).map_err(Refusal::Invalid)?;
     let choice = fields.integer(choice_name, 0..=i64::from(u32::MAX)).map_err(Refusal::Invalid)?;
     let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
-    let interaction = find_interaction(state, id).await?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
     let interaction = interaction.ok_or_else(|| unknown_completion(name, id))?;
     let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
