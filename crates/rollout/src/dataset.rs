@@ -159,5 +159,6 @@ fn interaction(
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     })
 }

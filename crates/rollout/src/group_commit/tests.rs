@@ -40,6 +40,7 @@ fn interaction() -> Interaction {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

@@ -177,6 +177,7 @@ impl World {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         }
     }
 

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
-    ChatOptions, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message, PolicyCheck,
-    PolicyRecord, PolicyState, PromptSource, Reward, RewardSource, Role, Sample, SampleOrigin,
-    SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
+    ChatOptions, Continuation, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message,
+    PolicyCheck, PolicyRecord, PolicyState, PromptSource, Reward, RewardSource, Role, Sample,
+    SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
 };
 
 use super::stored::{StoredForm, mirror_enum, mirror_struct};
@@ -141,7 +141,17 @@ impl StoredForm<GrammarSpec> for GrammarSpecV1 {
 }
 
 mirror_struct!(
-    InteractionV3 = Interaction {
+    ContinuationV1 = Continuation {
+        conversation: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        prefix_tokens: u32,
+        edited: bool,
+    }
+);
+
+mirror_struct!(
+    InteractionV4 = Interaction {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
@@ -157,6 +167,7 @@ mirror_struct!(
         held_out: bool,
         chat: ChatOptionsV3,
         grammar: Option<GrammarSpecV1>,
+        continues: Option<ContinuationV1>,
     }
 );
 

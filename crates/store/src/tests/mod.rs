@@ -86,6 +86,7 @@ fn interaction(n: u64) -> Interaction {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

@@ -41,6 +41,7 @@ fn interaction(id: InteractionId) -> Op {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }))
 }
 
