@@ -1,19 +1,21 @@
 //! `POST /v1/chat/completions`.
 //!
-//! `request` validates the body with `messages`, `tools` and `constraint` (its grammar), `answer` divides
+//! `fields` declares the fields of the body. `request` validates it with `messages`, `tools` and `constraint`
+//! (its grammar), `answer` divides
 //! what is sampled into the parts of a message, `wire` defines the shapes of responses, `stream` sends them
 //! as server-sent events. [`generate`](super::generate) samples and records. `stored` has the endpoints of
 //! recorded completions.
 
 mod answer;
 mod constraint;
+pub(super) mod fields;
 mod forced;
 pub(super) mod messages;
 pub(super) mod request;
 pub(super) mod stored;
 mod stream;
 pub(super) mod tools;
-mod wire;
+pub(super) mod wire;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
@@ -228,7 +229,7 @@ impl Group {
 }
 
 /// Life cycle of a policy version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyState {
     /// Written, not served yet.
@@ -265,7 +266,7 @@ impl PolicyState {
 }
 
 /// The result of one check that a version had to pass before all traffic gets it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyCheck {
     /// The check, such as `parity/serving`.
     pub name: String,
@@ -280,7 +281,7 @@ pub struct PolicyCheck {
 }
 
 /// One version of the policy and its origin.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyRecord {
     /// The key.
     pub version: PolicyVersion,
