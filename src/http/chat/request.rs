@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{SamplingParams, TokenId};
+use hone_core::types::{Endpoint, SamplingParams, TokenId};
 
 use super::conversation::{Conversation, FieldNames};
 use super::{constraint, messages, tools};
@@ -133,6 +133,7 @@ pub(super) fn read(
     }
     let conversation = Conversation {
         model: model.to_owned(),
+        endpoint: Endpoint::Completions,
         messages: messages::read(&fields)?,
         chat,
         params,
