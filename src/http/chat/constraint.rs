@@ -46,10 +46,10 @@ enum Described {
 
 /// The grammar of a request and the field that describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct RequestedGrammar {
-    pub(super) spec: GrammarSpec,
+pub struct RequestedGrammar {
+    pub spec: GrammarSpec,
     /// The path of the field, for error messages.
-    pub(super) field: String,
+    pub field: String,
 }
 
 /// The grammar of a request; `None` if the text is free.

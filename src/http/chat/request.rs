@@ -6,38 +6,20 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{ChatOptions, Message, SamplingParams, TokenId};
+use hone_core::types::{Endpoint, SamplingParams, TokenId};
 
-use super::constraint::{self, RequestedGrammar};
+use super::conversation::{Conversation, FieldNames};
 use super::fields::{FIELDS, MAX_STOP, MAX_STOP_TOKENS, METADATA};
-use super::{messages, tools};
+use super::{constraint, messages, tools};
 use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
 
 /// A valid request.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChatRequest {
-    pub(super) model: String,
-    pub(super) messages: Vec<Message>,
-    /// Functions, and variables of the chat template.
-    pub(super) chat: ChatOptions,
-    /// Sampling parameters, with the client's seed or a random one.
-    pub(super) params: SamplingParams,
-    pub(super) stop: Vec<String>,
-    /// What constrains the text.
-    pub(super) grammar: Option<RequestedGrammar>,
-    pub(super) choices: u32,
-    /// Number of alternatives per token; `None` if no log-probabilities are requested.
-    pub(super) logprobs: Option<u8>,
-    pub(super) metadata: BTreeMap<String, String>,
-    /// The client's id of its end user, who meets one version throughout a canary.
-    pub(super) user: Option<String>,
-    /// Whether the client wants the completion to be kept.
-    pub(super) store: Option<bool>,
+    pub(super) conversation: Conversation,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
-    /// Whether the response has the tokens of prompt and choices.
-    pub(super) token_ids: bool,
 }
 
 /// Validates a body. `vocab` bounds the token ids of `logit_bias`.
@@ -61,8 +43,9 @@ pub(super) fn read(
         let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
         return Err(fields.invalid(name, "absent if the text is constrained"));
     }
-    Ok(ChatRequest {
+    let conversation = Conversation {
         model: model.to_owned(),
+        endpoint: Endpoint::Completions,
         messages: messages::read(&fields)?,
         chat,
         params,
@@ -70,13 +53,22 @@ pub(super) fn read(
         grammar,
         choices: to_u32(fields.whole("n")).unwrap_or(1),
         logprobs: logprobs(&fields)?,
+        token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
         metadata: metadata(&fields)?,
         user: fields.text("user")?.map(str::to_owned),
         store: fields.boolean("store")?,
-        stream,
-        include_usage: include_usage(&fields, stream)?,
-        token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
-    })
+        fields: field_names(&fields),
+    };
+    Ok(ChatRequest { conversation, stream, include_usage: include_usage(&fields, stream)? })
+}
+
+fn field_names(fields: &Fields<'_>) -> FieldNames {
+    let newer = fields.get("max_completion_tokens").is_some();
+    FieldNames {
+        max_tokens: if newer { "max_completion_tokens" } else { "max_tokens" },
+        messages: "messages",
+        parameters: "function.parameters",
+    }
 }
 
 pub(in crate::http) fn params(

@@ -6,6 +6,7 @@ use serde::Serialize;
 use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
+use super::answer::{MessagePart, WholeMessage};
 use crate::http::generate::types::{Usage, shown_logprob};
 
 /// The response without streaming.
@@ -59,6 +60,25 @@ pub(super) struct Choice {
     pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
+impl Choice {
+    pub(super) fn new(
+        index: u32,
+        whole: WholeMessage,
+        logprobs: Option<Logprobs>,
+        wants_token_ids: bool,
+    ) -> Self {
+        let WholeMessage { items, token_ids, end, .. } = whole;
+        let (reasoning, content, calls) = WholeMessage::split(items);
+        Self {
+            index,
+            message: AssistantMessage::new(reasoning, content, calls),
+            logprobs,
+            finish_reason: end.as_str(),
+            token_ids: wants_token_ids.then_some(token_ids),
+        }
+    }
+}
+
 /// The message of a [`Choice`].
 #[derive(Serialize, JsonSchema)]
 pub(super) struct AssistantMessage {
@@ -73,15 +93,20 @@ pub(super) struct AssistantMessage {
 }
 
 impl AssistantMessage {
-    /// A message of text alone.
-    pub(super) fn of(content: String) -> Self {
+    /// The message of a choice. Its content is null if it only calls functions.
+    pub(super) fn new(reasoning: String, content: String, tool_calls: Vec<ToolCall>) -> Self {
         Self {
             role: "assistant",
-            content: Some(content),
+            content: (!content.is_empty() || tool_calls.is_empty()).then_some(content),
             refusal: None,
-            reasoning_content: None,
-            tool_calls: Vec::new(),
+            reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
+            tool_calls,
         }
+    }
+
+    /// A message of text alone.
+    pub(super) fn of(content: String) -> Self {
+        Self::new(String::new(), content, Vec::new())
     }
 }
 
@@ -131,24 +156,34 @@ pub(super) struct Delta {
 }
 
 impl Delta {
-    /// The beginning of a call.
-    pub(super) fn call(index: usize, id: &str, name: &str) -> Self {
-        Self::of(CallDelta {
-            index,
-            id: Some(id.to_owned()),
-            r#type: Some("function"),
-            function: FunctionDelta { name: Some(name.to_owned()), arguments: String::new() },
-        })
+    /// More of the text.
+    pub(super) fn text(content: String) -> Self {
+        Self { content: Some(content), ..Self::default() }
     }
 
-    /// More of a call's arguments.
-    pub(super) fn arguments(index: usize, arguments: String) -> Self {
-        let function = FunctionDelta { name: None, arguments };
-        Self::of(CallDelta { index, id: None, r#type: None, function })
-    }
-
-    fn of(call: CallDelta) -> Self {
+    fn call(call: CallDelta) -> Self {
         Self { tool_calls: Some([call]), ..Self::default() }
+    }
+}
+
+impl From<MessagePart> for Delta {
+    fn from(part: MessagePart) -> Self {
+        match part {
+            MessagePart::Reasoning(text) => {
+                Self { reasoning_content: Some(text), ..Self::default() }
+            }
+            MessagePart::Text(text) => Self::text(text),
+            MessagePart::Call { index, id, name } => Self::call(CallDelta {
+                index,
+                id: Some(id),
+                r#type: Some("function"),
+                function: FunctionDelta { name: Some(name), arguments: String::new() },
+            }),
+            MessagePart::Arguments { index, json: arguments } => {
+                let function = FunctionDelta { name: None, arguments };
+                Self::call(CallDelta { index, id: None, r#type: None, function })
+            }
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 
 use super::chat::Message;
+use super::endpoint::Endpoint;
 use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::rater::key_of_rater;
@@ -39,6 +40,9 @@ pub struct Interaction {
     pub route: String,
     /// The model name in the client's request.
     pub model: String,
+    /// The API of the request.
+    #[serde(default, skip_serializing_if = "Endpoint::is_completions")]
+    pub endpoint: Endpoint,
     /// Identifies the client's API key and its end user without revealing them ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
     /// The conversation.
@@ -82,7 +86,12 @@ impl Interaction {
 
     /// The id that the client got.
     pub fn completion_id(&self) -> String {
-        if self.is_text() { self.id.text_completion_id() } else { self.id.completion_id() }
+        match self.endpoint {
+            Endpoint::Completions if self.is_text() => self.id.text_completion_id(),
+            Endpoint::Completions => self.id.completion_id(),
+            Endpoint::Responses(_) => self.id.response_id(),
+            Endpoint::Messages => self.id.message_id(),
+        }
     }
 
     /// The conversation that this prompt belongs to: `metadata.session_id`, unless it is empty.

@@ -116,7 +116,7 @@ pub async fn update(
     Ok(Json(stored(&state, Interaction { metadata, ..interaction })?))
 }
 
-/// `DELETE /v1/chat/completions/{id}`; erases text completions, too.
+/// `DELETE /v1/chat/completions/{id}`; erases the completions of the other endpoints, too.
 pub async fn delete(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
@@ -143,7 +143,7 @@ async fn find(state: &AppState, caller: &Caller, text: &str) -> Result<Interacti
 /// [`find`] for chat completions only.
 async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
     let interaction = find(state, caller, text).await?;
-    if interaction.is_text() {
+    if interaction.is_text() || !interaction.endpoint.is_completions() {
         return Err(ApiError::no_such_completion("id", text));
     }
     Ok(interaction)

@@ -10,7 +10,7 @@ use hone_core::types::{Interaction, Sample, SampleOrigin, ToolCall};
 use hone_engine::answer::AnswerForm;
 use hone_engine::{Codec, ToolFormat};
 
-use crate::http::chat::answer::Answer;
+use crate::http::chat::answer::recorded;
 use crate::http::chat::wire::{AssistantMessage, ChatCompletion, Choice};
 use crate::http::generate::types::Usage;
 
@@ -48,11 +48,12 @@ impl StoredCompletion {
         }
         let choices = samples.into_iter().map(|sample| {
             let index = sample.choice;
-            let (message, finish_reason) = if is_own {
-                Answer::recorded(codec, &form, &sample, &interaction.stop)
-            } else {
-                (AssistantMessage::of(sample.text), sample.finish.as_str())
-            };
+            if is_own {
+                let message = recorded(codec, &form, &sample, &interaction.stop);
+                return Choice::new(index, message, None, false);
+            }
+            let (message, finish_reason) =
+                (AssistantMessage::of(sample.text), sample.finish.as_str());
             Choice { index, message, logprobs: None, finish_reason, token_ids: None }
         });
         let usage = Usage::new(interaction.prompt_ids.len(), tokens);
