@@ -39,19 +39,6 @@ impl<'a> Fields<'a> {
         Ok(fields)
     }
 
-    /// [`Self::new`] for an object that may have only the fields `names`.
-    pub(in crate::http) fn only(
-        map: &'a Map<String, Value>,
-        names: &[&str],
-    ) -> Result<Self, ApiError> {
-        let fields = Self::new(map);
-        if let Some(name) = fields.names().find(|name| !names.contains(name)) {
-            let message = format!("{name} is not a field: the fields are {}", names.join(", "));
-            return Err(ApiError::unsupported(name, message));
-        }
-        Ok(fields)
-    }
-
     fn check(&self, field: &Field) -> Result<(), ApiError> {
         let name = field.name;
         let Some(value) = self.get(name) else { return Ok(()) };
