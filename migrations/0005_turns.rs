@@ -2,8 +2,9 @@
 //!
 //! Both tables start empty: conversations that were recorded earlier are tokenized again when they go on.
 //!
-//! Interactions have a fourth stored form, with the completion that they go on from. Records in the earlier
-//! forms stay readable, so they are not rewritten: they go on from none.
+//! Interactions have a fourth stored form, with the API of the request and the completion that they go on
+//! from. Records in the earlier forms stay readable, so they are not rewritten: they are of the completions API
+//! and go on from none.
 
 use redb::{TableDefinition, WriteTransaction};
 

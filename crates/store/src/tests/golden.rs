@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hone_core::types::{Continuation, GrammarSpec, PolicyCheck, TokenSpan};
+use hone_core::types::{Continuation, Endpoint, GrammarSpec, PolicyCheck, TokenSpan};
 
 use super::*;
 use crate::format::codec::{decode, encode};
@@ -190,14 +190,17 @@ fn constrained() -> Vec<Op> {
     ops
 }
 
-/// Schema 4 had no files of its own. Its prompts end before the completion that they go on from, which is
-/// absent in one byte.
+/// Schema 4 had no file of its own. Its prompts lack the API, which is here the byte that another API
+/// changes, and the completion that they go on from, which is absent in the last byte.
 #[test]
 fn prompts_of_schema_4_are_read() {
     for op in constrained() {
         let Op::Interaction(row) = op else { continue };
         let mut bytes = encode(&*row).unwrap();
-        assert_eq!((bytes[0], bytes.pop()), (4, Some(0)));
+        let other = Interaction { endpoint: Endpoint::Messages, ..(*row).clone() };
+        let other = encode(&other).unwrap();
+        let place = bytes.iter().zip(&other).position(|(own, other)| own != other).unwrap();
+        assert_eq!((bytes[0], bytes.remove(place), bytes.pop()), (4, 0, Some(0)));
         bytes[0] = 3;
         assert_eq!(decode::<Interaction>(&bytes).unwrap(), *row);
         let continues = Some(Continuation {
