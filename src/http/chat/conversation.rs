@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hone_core::types::{ChatOptions, Interaction, Message, SamplingParams, ToolChoice};
+use hone_core::types::{
+    ChatOptions, Endpoint, Interaction, Message, SamplingParams, ToolChoice, session_of,
+};
 use hone_engine::answer::AnswerForm;
 use hone_engine::{CompiledGrammar, Engine, ToolFormat};
 
@@ -14,8 +16,9 @@ use super::forced;
 use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
+use crate::http::generate::continuation::{ChatPrompt, chat_prompt};
 use crate::http::generate::models;
-use crate::http::generate::prompt::{PromptContext, size, tokenize, tool_format};
+use crate::http::generate::prompt::{PromptContext, size, tool_format};
 use crate::http::generate::run::RequestRun;
 use crate::http::generate::types::SamplingRequest;
 use crate::http::state::AppState;
@@ -24,6 +27,7 @@ use crate::http::state::AppState;
 #[derive(Debug, PartialEq)]
 pub struct Conversation {
     pub model: String,
+    pub endpoint: Endpoint,
     pub messages: Vec<Message>,
     /// Functions, and variables of the chat template.
     pub chat: ChatOptions,
@@ -74,14 +78,16 @@ pub async fn begin(
     conversation: Conversation,
     arrived: Instant,
 ) -> Result<AnswerRun, ApiError> {
-    let Conversation { model, messages, chat, params, stop, metadata, user, store, .. } =
-        conversation;
+    let Conversation {
+        model, endpoint, messages, chat, params, stop, metadata, user, store, ..
+    } = conversation;
     let fields = conversation.fields;
     models::check(&state, &model)?;
     let wanted = WantedTokens {
         params: &params,
         max_tokens_field: fields.max_tokens,
         choices: conversation.choices as usize,
+        choices_field: "n",
         prompt_tokens: size(&messages, &chat) / BYTES_PER_TOKEN,
     };
     let permit = admit(&state, &caller, &wanted)?;
@@ -89,7 +95,8 @@ pub async fn begin(
     let forced = force(&state, format, &chat, fields.parameters).await?;
     let requested = conversation.grammar.or(forced);
     let grammar = compile(&state.engine, requested.as_ref()).await?;
-    let prompt_ids = tokenize(&state, &messages, &chat, true).await?;
+    let ChatPrompt { ids: prompt_ids, continues } =
+        chat_prompt(&state, &caller, &messages, &chat, session_of(&metadata)).await?;
     let longest = state.engine.info().context;
     if prompt_ids.len() >= longest {
         return Err(ApiError::too_long(fields.messages, prompt_ids.len(), longest));
@@ -99,6 +106,7 @@ pub async fn begin(
     let form = if grammar.is_some() { form.constrained(&chat) } else { form };
     let context = PromptContext {
         model,
+        endpoint,
         metadata,
         params,
         stop,
@@ -109,7 +117,8 @@ pub async fn begin(
         grammar: requested.map(|grammar| grammar.spec),
     };
     let template = codec.template_hash();
-    let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
+    let interaction = context.interaction(&state, messages, prompt_ids, template);
+    let interaction = Arc::new(Interaction { continues, ..interaction });
     let request = SamplingRequest {
         prompts: vec![interaction.clone()],
         choices: conversation.choices,

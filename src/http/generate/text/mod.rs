@@ -15,7 +15,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use hone_core::types::{ChatOptions, Interaction, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, Endpoint, Interaction, Message, Role, TokenId};
 
 use self::head::TextHead;
 use self::request::{TextPrompt, TextRequest};
@@ -43,12 +43,14 @@ pub async fn create(
         params: &request.params,
         max_tokens_field: "max_tokens",
         choices: request.choices as usize * request.prompts.len(),
+        choices_field: if request.choices > 1 { "n" } else { "prompt" },
         prompt_tokens: request.prompts.iter().map(TextPrompt::estimated_tokens).sum(),
     };
     let permit = admit(&state, &caller, &wanted)?;
     let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
     let context = PromptContext {
         model,
+        endpoint: Endpoint::Completions,
         metadata,
         params,
         stop,
