@@ -197,7 +197,7 @@ async fn unsupported_fields_are_refused() {
     response_format is "json": it must be an object | response_format | invalid_value
     audio is not supported: leave it out | audio | unsupported_parameter
     modalities is ["text","audio"]: only the default is supported | modalities | unsupported_parameter
-    best_of is not supported: leave it out | best_of | unsupported_parameter
+    best_of is 3: only the default is supported | best_of | unsupported_parameter
     skip_special_tokens is false: only the default is supported | skip_special_tokens | unsupported_parameter
     guided_whitespace_pattern is not supported: leave it out | guided_whitespace_pattern | unsupported_parameter
     temprature is not a known field | temprature | unsupported_parameter
