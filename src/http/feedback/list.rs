@@ -51,7 +51,7 @@ pub async fn list(
     let fields = Fields::of(&query, LIST_FIELDS)?;
     let id = completion_id(&fields, NAME)?;
     let interaction = find_interaction(&state, id).await?;
-    let interaction = interaction.ok_or_else(|| unknown_completion(NAME, id))?;
+    let interaction = interaction.ok_or_else(|| unknown_completion(&fields, NAME))?;
     let key_id = caller.key_id.as_deref();
     let mut found = Vec::new();
     for sample in state.store.samples_of(id)? {

@@ -138,7 +138,7 @@ async fn find(
     let id: InteractionId = completion_id(fields, name).map_err(Refusal::Invalid)?;
     let choice = u32::try_from(fields.whole(choice_name).unwrap_or(0)).unwrap_or(u32::MAX);
     let interaction = find_interaction(state, id).await?;
-    let interaction = interaction.ok_or_else(|| unknown_completion(name, id))?;
+    let interaction = interaction.ok_or_else(|| unknown_completion(fields, name))?;
     let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use hone_core::types::{SamplingParams, TokenId};
 
 use crate::http::body::{Field, FieldTable, Fields, invalid};
-use crate::http::chat::fields::{MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, token_schema};
+use crate::http::chat::fields::{CHOICES, MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, token_schema};
 use crate::http::chat::request::{include_usage, metadata, params, stop, to_u32};
 use crate::http::error::ApiError;
 use crate::http::generate::admit::BYTES_PER_TOKEN;
@@ -29,6 +29,7 @@ pub(in crate::http) const FIELDS: FieldTable = &[
         Field::refused("suffix"),
     ],
     SAMPLING,
+    CHOICES,
 ];
 
 fn prompt_schema() -> Value {
