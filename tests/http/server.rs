@@ -188,18 +188,23 @@ pub struct Server {
     _dir: tempfile::TempDir,
 }
 
+/// The model of the tests.
+pub fn model() -> ModelDir {
+    ModelDir::open(Path::new(MODEL)).unwrap()
+}
+
 impl Server {
     pub async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
     pub async fn with(change: impl FnOnce(&mut Setup)) -> Self {
-        Self::open(ModelDir::open(Path::new(MODEL)).unwrap(), change).await
+        Self::open(model(), change).await
     }
 
     /// A server whose model has another chat template, and room for long prompts.
     pub async fn with_template(template: &str, change: impl FnOnce(&mut Setup)) -> Self {
-        let mut model = ModelDir::open(Path::new(MODEL)).unwrap();
+        let mut model = model();
         model.chat_template = template.to_owned();
         let change = |setup: &mut Setup| {
             setup.fake.context = 8192;
