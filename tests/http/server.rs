@@ -43,13 +43,21 @@ pub struct Setup {
     pub min_free: u64,
 }
 
+/// Adds to what a fake was called with: the first 10,000 values, so that long tests do not fill the memory.
+fn note<T>(list: &Mutex<Vec<T>>, value: T) {
+    let mut list = list.lock().unwrap();
+    if list.len() < 10_000 {
+        list.push(value);
+    }
+}
+
 /// Records the submitted completions.
 #[derive(Default)]
 pub struct FakeRollout(Mutex<Vec<(Arc<Interaction>, Vec<Sample>)>>);
 
 impl ServedSink for FakeRollout {
     fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
-        self.0.lock().unwrap().push((interaction, served));
+        note(&self.0, (interaction, served));
     }
 }
 
@@ -160,14 +168,14 @@ impl PolicyControl for FakePolicies {
         }
     }
     fn assign(&self, key: &str) -> Option<PolicyVersion> {
-        self.assigned.lock().unwrap().push(key.to_owned());
+        note(&self.assigned, key.to_owned());
         None
     }
     fn rate(&self, rating: &VersionRating) {
-        self.ratings.lock().unwrap().push(rating.clone());
+        note(&self.ratings, rating.clone());
     }
     fn answered(&self, version: PolicyVersion, failed: bool) {
-        self.answers.lock().unwrap().push((version, failed));
+        note(&self.answers, (version, failed));
     }
 }
 
