@@ -1,16 +1,19 @@
 //! Steps that every kind of feedback shares: lookup, commit, and whether it will be trained on.
 
+use serde_json::Value;
+
 use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin};
 use hone_store::{FeedbackOutcome, Op, StoreError};
 
 use super::prospect::untrained_reason;
 use crate::config::KeyScope;
 use crate::http::auth::Caller;
+use crate::http::body::Fields;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The reason why nothing was recorded, as the metric counts it.
-pub(in crate::http) enum Refusal {
+pub(super) enum Refusal {
     Invalid(ApiError),
     Unknown(ApiError),
     Failed(ApiError),
@@ -65,12 +68,13 @@ pub(super) fn reused(key: Option<&str>) -> Refusal {
 }
 
 /// The refusal for a completion that is not in the ledger; the field `name` has its id.
-pub(in crate::http) fn unknown_completion(name: &str, id: InteractionId) -> Refusal {
-    let text = id.completion_id();
-    Refusal::Unknown(if id.is_unstored() {
-        ApiError::unstored_completion(name, &text)
+pub(super) fn unknown_completion(fields: &Fields<'_>, name: &str) -> Refusal {
+    let text = fields.get(name).and_then(Value::as_str).unwrap_or_default();
+    let is_unstored = InteractionId::from_completion_id(text).is_some_and(|id| id.is_unstored());
+    Refusal::Unknown(if is_unstored {
+        ApiError::unstored_completion(name, text)
     } else {
-        ApiError::no_such_completion(name, &text)
+        ApiError::no_such_completion(name, text)
     })
 }
 

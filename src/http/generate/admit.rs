@@ -1,8 +1,6 @@
 //! What a request may use: the limits of the server, of its key and of the queue. All are checked before the
 //! work of rendering and tokenizing a prompt.
 
-use serde_json::{Map, Value};
-
 use hone_core::types::SamplingParams;
 
 use crate::http::auth::{Caller, KeyPermit};
@@ -15,6 +13,8 @@ pub const BYTES_PER_TOKEN: usize = 4;
 /// What a request asks for, as far as it is known before its prompts are tokenized.
 pub struct WantedTokens<'a> {
     pub params: &'a SamplingParams,
+    /// The field of the token limit, for error messages.
+    pub max_tokens_field: &'a str,
     /// Number of choices of all prompts together.
     pub choices: usize,
     /// Estimated tokens of all prompts together.
@@ -25,10 +25,9 @@ pub struct WantedTokens<'a> {
 pub fn admit(
     state: &AppState,
     caller: &Caller,
-    body: &Map<String, Value>,
     wanted: &WantedTokens<'_>,
 ) -> Result<Option<KeyPermit>, ApiError> {
-    check_max_tokens(body, wanted.params.max_tokens, state.config.max_tokens)?;
+    check_max_tokens(wanted, state.config.max_tokens)?;
     let longest = u64::from(wanted.params.max_tokens).min(state.engine.info().context as u64);
     let completions = (wanted.choices as u64).saturating_mul(longest);
     let permit = caller.begin(completions.saturating_add(wanted.prompt_tokens as u64))?;
@@ -37,12 +36,11 @@ pub fn admit(
 }
 
 /// Refuses a request for more tokens than the server permits; 0 permits all.
-fn check_max_tokens(body: &Map<String, Value>, wanted: u32, most: u32) -> Result<(), ApiError> {
-    if most == 0 || wanted <= most {
+fn check_max_tokens(wanted: &WantedTokens<'_>, most: u32) -> Result<(), ApiError> {
+    let (name, max_tokens) = (wanted.max_tokens_field, wanted.params.max_tokens);
+    if most == 0 || max_tokens <= most {
         return Ok(());
     }
-    let newer = body.get("max_completion_tokens").is_some_and(|value| !value.is_null());
-    let name = if newer { "max_completion_tokens" } else { "max_tokens" };
-    let message = format!("{name} is {wanted}: it must be at most {most} (server.max_tokens)");
+    let message = format!("{name} is {max_tokens}: it must be at most {most} (server.max_tokens)");
     Err(ApiError::field(name, message))
 }
