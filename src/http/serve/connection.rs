@@ -22,8 +22,9 @@ use hone_core::metrics::Metrics;
 use super::activity::{ActiveBody, Activity, Overdue, Patience, WatchedStream};
 use super::places::{Place, Places};
 use super::startup::Startup;
-use crate::http::auth::is_public;
 
+/// What is answered on a reserved place.
+const PROBES: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 /// How long a connection on a reserved place may take to send the head of its request.
 const RESERVED_HEAD: Duration = Duration::from_secs(1);
 
@@ -111,7 +112,7 @@ impl Connections {
         request: Request<Incoming>,
         place: &mut Place,
     ) -> Result<Response, Infallible> {
-        let is_open = is_public(request.uri().path()) || self.places.open(place).await;
+        let is_open = PROBES.contains(&request.uri().path()) || self.places.open(place).await;
         let app = if is_open { self.startup.app() } else { self.startup.crowded() };
         let mut response = app.call(request).await?;
         if place.is_reserved() {

@@ -1,4 +1,9 @@
-//! The table of routes and the middleware around all of them.
+//! The routes and the middleware around all of them. `table` lists every route, each a `route`; `document` is
+//! their OpenAPI document.
+
+mod document;
+mod route;
+mod table;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,21 +12,18 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
 use axum::{Extension, Router};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use hone_core::metrics::Metrics;
 
-use super::chat::stored;
+use self::document::ApiDocument;
+use self::route::ApiRoute;
 use super::error::ApiError;
-use super::generate::{models, text, tokenize};
-use super::graders::GraderQueue;
-use super::operator::admin::{self, quarantine};
 use super::operator::health;
 use super::state::AppState;
-use super::{auth, chat, feedback, graders, observe};
-use crate::config::ServerConfig;
+use super::{auth, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
@@ -30,36 +32,13 @@ pub fn router(state: AppState) -> Router {
     let authenticator = Arc::new(authenticator);
     let cors = auth::CorsRule::new(&state.config.cors_origins);
     let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
-    Router::new()
-        .route("/v1/chat/completions", post(chat::create).get(stored::list))
-        .route(
-            "/v1/chat/completions/{id}",
-            get(stored::retrieve).post(stored::update).delete(stored::delete),
-        )
-        .route("/v1/chat/completions/{id}/messages", get(stored::messages))
-        .route("/v1/completions", post(text::create))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*model}", get(models::retrieve))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/v1/feedback", post(feedback::create).get(feedback::list))
-        .merge(grader_routes(&state.config))
-        .route("/admin/train", get(admin::status))
-        .route("/admin/train/pause", post(admin::pause))
-        .route("/admin/train/resume", post(admin::resume))
-        .route("/admin/train/step", post(admin::step))
-        .route("/admin/policies", get(admin::policies))
-        .route("/admin/policies/{version}/activate", post(admin::activate))
-        .route("/admin/policies/{version}/pin", post(admin::pin))
-        .route("/admin/policies/{version}/unpin", post(admin::unpin))
-        .route("/admin/feedback/quarantine", get(quarantine::list))
-        .route(
-            "/admin/feedback/quarantine/{key}",
-            post(quarantine::flag).delete(quarantine::release),
-        )
-        .route("/livez", get(health::live))
-        .route("/readyz", get(health::ready))
-        .route("/metrics", get(health::metrics))
+    let routes = table::routes(&state.config);
+    let document = ApiDocument::new(&routes);
+    let add = |router: Router<_>, route: ApiRoute| router.route(route.path, route.handler);
+    routes
+        .into_iter()
+        .fold(Router::new(), add)
+        .layer(Extension(document))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(limit)
@@ -68,17 +47,6 @@ pub fn router(state: AppState) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
         .with_state(state)
-}
-
-/// The routes of graders, with limits of their own.
-fn grader_routes(config: &ServerConfig) -> Router<Arc<AppState>> {
-    let queue = GraderQueue::new(&config.graders);
-    let limit = DefaultBodyLimit::max(config.graders.max_bytes.min(config.max_body_bytes));
-    Router::new()
-        .route("/v1/fine_tuning/alpha/graders/run", post(graders::run))
-        .route("/v1/fine_tuning/alpha/graders/validate", post(graders::validate))
-        .layer(limit)
-        .layer(Extension(queue))
 }
 
 /// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.
@@ -110,3 +78,6 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response {
     tracing::error!(panic = text.unwrap_or("no message"), "a handler panicked");
     ApiError::internal().into_response()
 }
+
+#[cfg(test)]
+mod tests;
