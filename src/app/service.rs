@@ -12,6 +12,8 @@ use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
+use hone_engine::Engine;
+use hone_store::Store;
 use hone_train::policy::Promotion;
 
 use super::core::Core;
@@ -75,6 +77,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
         config: server_config,
+        recent_turns: Default::default(),
         keys: Arc::clone(&keys),
         disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
         ready,
@@ -108,6 +111,16 @@ fn holdout_share(config: &Config) -> f64 {
 }
 
 impl Service {
+    /// The engine that answers clients.
+    pub fn engine(&self) -> Arc<dyn Engine> {
+        self.core.engine.clone()
+    }
+
+    /// The ledger.
+    pub fn store(&self) -> &Store {
+        &self.core.store
+    }
+
     /// Replaces the API keys by those of `config`, whose other values are not used. Running requests
     /// continue.
     ///

@@ -12,6 +12,7 @@ use hone_reward::grader::Backends;
 use hone_store::Store;
 
 use super::auth::KeyRing;
+use super::generate::continuation::RecentTurns;
 use super::operator::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
@@ -60,6 +61,8 @@ pub struct AppState {
     pub holdout_share: f64,
     /// Addresses and limits.
     pub config: Arc<ServerConfig>,
+    /// Turns of conversations that may still be queued for the ledger.
+    pub recent_turns: RecentTurns,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,
     /// What `/readyz` requires of the disk.

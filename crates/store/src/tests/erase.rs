@@ -31,6 +31,10 @@ fn correction(of: u64, key: &str) -> Op {
     }))
 }
 
+fn turn(digest: u8, of: u64, choice: Option<u32>) -> Op {
+    Op::Turn { digest: [digest; 16], interaction: interaction_id(of), choice }
+}
+
 /// A rating whose comment is `quagga remark`.
 fn rate(of: u64, key: &str, value: f64, created: u64) -> FeedbackEntry {
     FeedbackEntry {
@@ -77,6 +81,9 @@ fn nothing_of_an_erased_prompt_remains() {
     let commit = |ops: Vec<Op>| store.commit_blocking(ops).unwrap().feedback;
     commit(secret_prompt(1, 1));
     commit(prompt_ops(2, 0));
+    commit(vec![turn(7, 1, None), turn(8, 1, Some(0)), turn(7, 2, None)]);
+    assert_eq!(store.turns([7; 16], 1).unwrap(), [(interaction_id(2), None)], "the newest first");
+    assert_eq!(store.turns([8; 16], 9).unwrap(), [(interaction_id(1), Some(0))]);
     commit(vec![
         feedback(rate(1, "alice", 0.0, 1)),
         feedback(rate(1, "alice", 1.0, 2)),
@@ -101,6 +108,8 @@ fn nothing_of_an_erased_prompt_remains() {
         assert!(store.rewards_of(sample_id(sample)).unwrap().is_empty());
     }
     assert!(store.ratings_of(sample_id(10), "thumbs").unwrap().is_empty());
+    assert_eq!(store.turns([7; 16], 9).unwrap(), [(interaction_id(2), None)]);
+    assert_eq!(store.turns([8; 16], 9).unwrap(), []);
     assert!(store.turns_of(Some("key-1"), "quagga session", 9).unwrap().is_empty());
     assert!(store.held_out("default", 9).unwrap().is_empty());
     assert_eq!(store.completions_of(Some("key-1"), None, false, 9).unwrap(), [interaction_id(2)]);
@@ -118,9 +127,10 @@ fn nothing_of_an_erased_prompt_remains() {
     assert_eq!(metrics.train.corrections.with_label_values(&["erased"]).get(), 1);
 
     // What arrives later is ignored, and so is a second erasure.
-    let late = vec![Op::Sample(Box::new(shadow(12, 1))), erase(1)];
+    let late = vec![Op::Sample(Box::new(shadow(12, 1))), turn(9, 1, None), erase(1)];
     commit([secret_prompt(1, 0), late].concat());
     assert_eq!(store.stats().unwrap().samples, 1);
+    assert_eq!(store.turns([9; 16], 9).unwrap(), []);
     let again = rate(1, "alice", 1.0, 2);
     assert_eq!(commit(vec![feedback(again.clone())]), [FeedbackOutcome::UnknownCompletion]);
     // Its idempotency keys are forgotten.

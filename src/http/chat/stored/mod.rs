@@ -12,7 +12,7 @@ use axum::{Extension, Json};
 use hone_core::types::{Interaction, InteractionId, PromptSource, now_ms};
 use hone_store::{Op, StoreError};
 
-use self::query::{CompletionQuery, PAGE, PageQuery};
+use self::query::{CompletionQuery, MESSAGES, PageQuery};
 use self::wire::{DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
 use super::fields::metadata_schema;
 use super::request::metadata;
@@ -64,7 +64,7 @@ pub async fn messages(
     PathText(id): PathText,
     QueryObject(query): QueryObject,
 ) -> Result<Json<ListPage<StoredMessage>>, ApiError> {
-    let fields = Fields::of(&query, &[PAGE])?;
+    let fields = Fields::of(&query, MESSAGES)?;
     let page = PageQuery::read(&fields)?;
     let interaction = find_chat(&state, &caller, &id).await?;
     let completion = interaction.completion_id();

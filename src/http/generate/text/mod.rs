@@ -4,9 +4,9 @@
 //! alone are trained on. Each of several prompts has its own record and id.
 
 mod head;
-mod request;
+pub(in crate::http) mod request;
 mod stream;
-mod wire;
+pub(in crate::http) mod wire;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -113,6 +113,7 @@ mod tests {
                 held_out: false,
                 chat: Default::default(),
                 grammar: None,
+                continues: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),

@@ -42,6 +42,7 @@ fn interaction(id: InteractionId) -> Op {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }))
 }
 
@@ -393,8 +394,12 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
             values: values.iter().copied().map(Some).collect(),
             cap_weights: vec![1.0; values.len()],
         }],
+        conversations: Vec::new(),
     };
-    assert_eq!(batch.rewards(), [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
+    let found = batch.rewards().into_iter();
+    let found: Vec<_> =
+        found.map(|row| GroupRewards { conversations: Vec::new(), ..row }).collect();
+    assert_eq!(found, [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
     // A member without an advantage has no sample.
     let values = vec![vec![None, Some(0.5)], vec![Some(-1.0)]];
     let advantages = Advantages { values, ..Advantages::default() };
