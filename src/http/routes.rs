@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -20,7 +20,7 @@ use super::graders::GraderQueue;
 use super::operator::admin::{self, quarantine};
 use super::operator::health;
 use super::state::AppState;
-use super::{auth, chat, feedback, graders, observe};
+use super::{auth, chat, feedback, graders, messages, observe};
 use crate::config::ServerConfig;
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
@@ -38,6 +38,8 @@ pub fn router(state: AppState) -> Router {
         )
         .route("/v1/chat/completions/{id}/messages", get(stored::messages))
         .route("/v1/completions", post(text::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
         .route("/tokenize", post(tokenize::tokenize))
@@ -67,6 +69,7 @@ pub fn router(state: AppState) -> Router {
         .layer(from_fn_with_state(cors, auth::share))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
+        .layer(from_fn(messages::shape_errors))
         .with_state(state)
 }
 
@@ -88,6 +91,7 @@ pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
         .route("/metrics", get(health::early_metrics))
         .fallback(health::loading)
         .layer(from_fn_with_state(metrics.clone(), observe::observe))
+        .layer(from_fn(messages::shape_errors))
         .with_state(metrics)
 }
 

@@ -10,7 +10,7 @@ use crate::http::body::Fields;
 use crate::http::error::ApiError;
 
 /// OpenAI's limits: functions of a request, characters of a function's name.
-const MAX_TOOLS: usize = 128;
+pub(in crate::http) const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 64;
 /// Values of `reasoning_effort`.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
@@ -78,7 +78,8 @@ fn function<'a>(outer: &Fields<'a>) -> Result<Fields<'a>, ApiError> {
     Fields::at(&outer.path("function"), value)
 }
 
-fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
+/// The name of a function, which is required.
+pub(in crate::http) fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
     let allowed =
         format!("1 to {MAX_NAME} letters (a to z, A to Z), digits, underscores and hyphens");
     let name = function.text("name")?.ok_or_else(|| function.missing("name", &allowed))?;
@@ -89,7 +90,8 @@ fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
     Ok(name)
 }
 
-fn refuse_others(fields: &Fields<'_>, known: &[&str]) -> Result<(), ApiError> {
+/// Refuses fields other than `known`.
+pub(in crate::http) fn refuse_others(fields: &Fields<'_>, known: &[&str]) -> Result<(), ApiError> {
     let Some(other) = fields.names().find(|name| !known.contains(name)) else { return Ok(()) };
     let path = fields.path(other);
     Err(ApiError::unsupported(&path, format!("{path} is not a known field")))

@@ -80,10 +80,15 @@ impl InteractionId {
         format!("cmpl-{}", self.0.simple())
     }
 
-    /// The inverse of [`Self::completion_id`] and [`Self::text_completion_id`]; `None` for any other
-    /// text.
+    /// The id that clients of Anthropic's messages see: `msg_` and 32 hexadecimal digits.
+    pub fn message_id(self) -> String {
+        format!("msg_{}", self.0.simple())
+    }
+
+    /// The inverse of [`Self::completion_id`], [`Self::text_completion_id`] and [`Self::message_id`]; `None`
+    /// for any other text.
     pub fn from_completion_id(text: &str) -> Option<Self> {
-        let hex = text.strip_prefix("chatcmpl-").or_else(|| text.strip_prefix("cmpl-"))?;
+        let hex = ["chatcmpl-", "cmpl-", "msg_"].iter().find_map(|kind| text.strip_prefix(kind))?;
         (hex.len() == 32).then(|| Uuid::try_parse(hex).ok().map(Self))?
     }
 }
@@ -123,8 +128,15 @@ mod tests {
         for id in [kept, unkept] {
             assert_eq!(InteractionId::from_completion_id(&id.completion_id()), Some(id));
             assert_eq!(InteractionId::from_completion_id(&id.text_completion_id()), Some(id));
+            assert_eq!(InteractionId::from_completion_id(&id.message_id()), Some(id));
         }
-        for text in ["", "chatcmpl-", "cmpl-0", "resp_0190a2b3c4d57e6f8091a2b3c4d5e6f7"] {
+        for text in [
+            "",
+            "chatcmpl-",
+            "cmpl-0",
+            "msg-0190a2b3c4d57e6f8091a2b3c4d5e6f7",
+            "resp_0190a2b3c4d57e6f8091a2b3c4d5e6f7",
+        ] {
             assert_eq!(InteractionId::from_completion_id(text), None, "{text}");
         }
     }
