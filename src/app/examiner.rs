@@ -70,6 +70,7 @@ fn exam_prompt(
         source: PromptSource::Dataset,
         route: route.name.clone(),
         model: engine.info().name.clone(),
+        endpoint: Default::default(),
         key_id: None,
         messages: prompt.messages.clone(),
         metadata: prompt.metadata.clone(),

@@ -123,6 +123,7 @@ mod tests {
             source: PromptSource::Live,
             route: "r".to_owned(),
             model: String::new(),
+            endpoint: Default::default(),
             key_id: None,
             messages: Vec::new(),
             metadata: BTreeMap::new(),

@@ -59,18 +59,40 @@ pub struct MessageUpdate {
     pub end: Option<MessageEnd>,
 }
 
+/// A part of a message, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MessageItem {
+    Reasoning(String),
+    Text(String),
+    Call(ToolCall),
+}
+
 /// A whole message.
 pub struct WholeMessage {
-    pub reasoning: String,
+    /// The parts in their order. Reasoning, if there is any, is the first one.
+    pub items: Vec<MessageItem>,
     /// The number of tokens up to the end of the reasoning.
     pub reasoning_tokens: usize,
-    pub content: String,
-    pub calls: Vec<ToolCall>,
     /// All tokens except the stop token; empty unless log-probabilities are requested.
     pub tokens: Vec<Token>,
     /// The sampled tokens; empty unless requested.
     pub token_ids: Vec<TokenId>,
     pub end: MessageEnd,
+}
+
+impl WholeMessage {
+    /// The reasoning, the text around the calls, and the calls.
+    pub fn split(items: Vec<MessageItem>) -> (String, String, Vec<ToolCall>) {
+        let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+        for item in items {
+            match item {
+                MessageItem::Reasoning(text) => reasoning.push_str(&text),
+                MessageItem::Text(text) => content.push_str(&text),
+                MessageItem::Call(call) => calls.push(call),
+            }
+        }
+        (reasoning, content, calls)
+    }
 }
 
 /// The messages of all choices.
@@ -122,9 +144,7 @@ struct Answer {
     parser: AnswerParser,
     /// What the ids of calls are made of.
     ids: Digest,
-    reasoning: String,
-    content: String,
-    calls: Vec<ToolCall>,
+    items: Vec<MessageItem>,
     /// Tokens whose changes are not certain yet.
     pending: Vec<Token>,
     pending_ids: Vec<TokenId>,
@@ -162,9 +182,7 @@ impl Answer {
         Self {
             parser: AnswerParser::new(form),
             ids: Digest::new().bytes(interaction.0.as_bytes()).bytes(choice.to_le_bytes()),
-            reasoning: String::new(),
-            content: String::new(),
-            calls: Vec::new(),
+            items: Vec::new(),
             pending: Vec::new(),
             pending_ids: Vec::new(),
             tokens: Vec::new(),
@@ -213,10 +231,8 @@ impl Answer {
 
     fn into_message(self) -> WholeMessage {
         WholeMessage {
-            reasoning: self.reasoning,
+            items: self.items,
             reasoning_tokens: self.parser.reasoning_tokens(),
-            content: self.content,
-            calls: self.calls,
             tokens: self.tokens,
             token_ids: self.token_ids,
             end: self.end.unwrap_or(MessageEnd::Stop),
@@ -226,21 +242,29 @@ impl Answer {
     fn add(&mut self, part: AnswerPart) -> MessagePart {
         match part {
             AnswerPart::Reasoning(text) => {
-                self.reasoning.push_str(&text);
+                match self.items.last_mut() {
+                    Some(MessageItem::Reasoning(so_far)) => so_far.push_str(&text),
+                    _ => self.items.push(MessageItem::Reasoning(text.clone())),
+                }
                 MessagePart::Reasoning(text)
             }
             AnswerPart::Text(text) => {
-                self.content.push_str(&text);
+                match self.items.last_mut() {
+                    Some(MessageItem::Text(so_far)) => so_far.push_str(&text),
+                    _ => self.items.push(MessageItem::Text(text.clone())),
+                }
                 MessagePart::Text(text)
             }
             AnswerPart::Call { index, name } => {
                 let id = self.call_id(index);
-                let (own, named) = (id.clone(), name.clone());
-                self.calls.push(ToolCall { id: own, name: named, arguments: String::new() });
+                let call =
+                    ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
+                self.items.push(MessageItem::Call(call));
                 MessagePart::Call { index, id, name }
             }
+            // A call's arguments follow it before anything else does.
             AnswerPart::Arguments { index, json } => {
-                if let Some(call) = self.calls.get_mut(index) {
+                if let Some(MessageItem::Call(call)) = self.items.last_mut() {
                     call.arguments.push_str(&json);
                 }
                 MessagePart::Arguments { index, json }

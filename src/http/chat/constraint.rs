@@ -1,11 +1,11 @@
 //! What constrains the text of a chat request: `response_format`, and vLLM's `guided_*` and
 //! `structured_outputs`.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use hone_core::types::GrammarSpec;
 
-use crate::http::body::Fields;
+use crate::http::body::{Fields, or_null};
 use crate::http::error::ApiError;
 
 /// vLLM's older fields, each with the grammar that it describes.
@@ -172,10 +172,62 @@ fn choice(value: &Value) -> Option<GrammarSpec> {
     texts.collect::<Option<Vec<String>>>().map(GrammarSpec::Choice)
 }
 
+/// The JSON schema of `response_format`.
+pub(super) fn format_schema() -> Value {
+    let described = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": NAME_CHARS},
+            "description": {"type": ["string", "null"]},
+            "schema": json_schema(),
+            "strict": {"type": ["boolean", "null"]},
+        },
+        "required": ["name", "schema"],
+        "additionalProperties": false,
+    });
+    json!({"anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"const": "json_schema"}, "json_schema": described},
+            "required": ["type", "json_schema"],
+        },
+    ]})
+}
+
+/// The JSON schema of a JSON schema: an object, or its text.
+pub(super) fn json_schema() -> Value {
+    json!({"type": ["object", "boolean", "string"]})
+}
+
+/// The JSON schema of `guided_choice`.
+pub(super) fn choice_schema() -> Value {
+    json!({"type": "array", "items": {"type": "string"}, "minItems": 1})
+}
+
+/// The JSON schema of `structured_outputs`.
+pub(super) fn outputs_schema() -> Value {
+    let grammars = STRUCTURED.iter().map(|(name, described)| {
+        let schema = match described {
+            Described::Schema => json_schema(),
+            Described::Regex | Described::Lark => json!({"type": "string"}),
+            Described::Choice => choice_schema(),
+            Described::AnyObject => json!({"type": "boolean"}),
+        };
+        (*name, or_null(schema))
+    });
+    let options = OPTIONS.iter().map(|name| (*name, json!({"enum": [false, null]})));
+    let properties: Map<String, Value> =
+        grammars.chain(options).map(|(name, schema)| (name.to_owned(), schema)).collect();
+    json!({"type": "object", "properties": properties, "additionalProperties": false})
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn of(body: Value) -> Result<Option<RequestedGrammar>, ApiError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hone_core::types::{ChatOptions, Interaction, Message, SamplingParams, ToolChoice};
+use hone_core::types::{ChatOptions, Endpoint, Interaction, Message, SamplingParams, ToolChoice};
 use hone_engine::answer::AnswerForm;
 use hone_engine::{CompiledGrammar, Engine, ToolFormat};
 
@@ -24,6 +24,7 @@ use crate::http::state::AppState;
 #[derive(Debug, PartialEq)]
 pub struct Conversation {
     pub model: String,
+    pub endpoint: Endpoint,
     pub messages: Vec<Message>,
     /// Functions, and variables of the chat template.
     pub chat: ChatOptions,
@@ -74,8 +75,9 @@ pub async fn begin(
     conversation: Conversation,
     arrived: Instant,
 ) -> Result<AnswerRun, ApiError> {
-    let Conversation { model, messages, chat, params, stop, metadata, user, store, .. } =
-        conversation;
+    let Conversation {
+        model, endpoint, messages, chat, params, stop, metadata, user, store, ..
+    } = conversation;
     let fields = conversation.fields;
     models::check(&state, &model)?;
     let wanted = WantedTokens {
@@ -99,6 +101,7 @@ pub async fn begin(
     let form = if grammar.is_some() { form.constrained(&chat) } else { form };
     let context = PromptContext {
         model,
+        endpoint,
         metadata,
         params,
         stop,

@@ -1,8 +1,8 @@
 //! `POST /v1/chat/completions`, and what every endpoint of conversations shares.
 //!
-//! `request` validates the body with `messages`, `tools` and `constraint` (its grammar), `wire` defines the
-//! shapes of responses, `stream` sends them as server-sent events. `stored` has the endpoints of recorded
-//! completions.
+//! `fields` declares the fields of a request, `request` validates them with `messages`, `tools` and
+//! `constraint` (its grammar), `wire` defines the shapes of responses, `stream` sends them as server-sent
+//! events. `stored` has the endpoints of recorded completions.
 //!
 //! Shared are `conversation`, which admits a request and starts to sample its answers (with `forced`, the
 //! grammar of an answer that must call a function), and `answer`, which divides what is sampled into the
@@ -11,13 +11,14 @@
 pub(super) mod answer;
 pub(super) mod constraint;
 pub(super) mod conversation;
+pub(super) mod fields;
 mod forced;
 pub(super) mod messages;
 pub(super) mod request;
 pub(super) mod stored;
 mod stream;
 pub(super) mod tools;
-mod wire;
+pub(super) mod wire;
 
 use std::sync::Arc;
 use std::time::Instant;

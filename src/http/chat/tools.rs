@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use hone_core::types::{ChatOptions, Tool, ToolChoice};
 
@@ -13,7 +13,7 @@ use crate::http::error::ApiError;
 pub(in crate::http) const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 64;
 /// Values of `reasoning_effort`.
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+pub(super) const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 /// Variables of the chat template that have values already.
 const RESERVED: [&str; 4] = ["add_generation_prompt", "documents", "messages", "tools"];
 
@@ -171,11 +171,73 @@ fn template_variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiErro
         return Err(ApiError::unsupported(&path, message));
     }
     if let Some(effort) = fields.text("reasoning_effort")? {
-        if !EFFORTS.contains(&effort) {
-            let allowed = EFFORTS.map(|effort| format!("{effort:?}")).join(", ");
-            return Err(fields.invalid("reasoning_effort", format!("one of {allowed}")));
-        }
         variables.entry("reasoning_effort").or_insert_with(|| Value::from(effort));
     }
     Ok(variables)
+}
+
+/// The JSON schema of `tools`.
+pub(in crate::http) fn schema() -> Value {
+    let function = json!({
+        "type": "object",
+        "properties": {
+            "name": name_schema(),
+            "description": {"type": ["string", "null"]},
+            "parameters": {
+                "type": ["object", "null"],
+                "description": "The JSON schema of the arguments.",
+            },
+            "strict": {"type": ["boolean", "null"]},
+        },
+        "required": ["name"],
+        "additionalProperties": false,
+    });
+    json!({"type": "array", "maxItems": MAX_TOOLS, "items": {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "function": function},
+        "required": ["type", "function"],
+        "additionalProperties": false,
+    }})
+}
+
+/// The JSON schema of `tool_choice`.
+pub(super) fn choice_schema() -> Value {
+    let function = json!({
+        "type": "object",
+        "properties": {"name": name_schema()},
+        "required": ["name"],
+    });
+    let named = json!({
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "function": function},
+        "required": ["type", "function"],
+    });
+    let allowed = json!({
+        "type": "object",
+        "properties": {
+            "mode": {"enum": ["auto", "required"]},
+            "tools": {"type": "array", "items": named, "minItems": 1},
+        },
+        "required": ["mode", "tools"],
+        "additionalProperties": false,
+    });
+    json!({"anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        named,
+        {
+            "type": "object",
+            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": allowed},
+            "required": ["type", "allowed_tools"],
+        },
+    ]})
+}
+
+/// The JSON schema of `chat_template_kwargs`.
+pub(in crate::http) fn variables_schema() -> Value {
+    json!({"type": "object", "propertyNames": {"not": {"enum": RESERVED}}})
+}
+
+/// The JSON schema of a function's name.
+pub(in crate::http) fn name_schema() -> Value {
+    json!({"type": "string", "pattern": format!("^[a-zA-Z0-9_-]{{1,{MAX_NAME}}}$")})
 }

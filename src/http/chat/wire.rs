@@ -1,5 +1,6 @@
 //! The shapes of OpenAI's responses.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
@@ -9,10 +10,12 @@ use super::answer::{MessagePart, WholeMessage};
 use crate::http::generate::types::{Usage, shown_logprob};
 
 /// The response without streaming.
-#[derive(Serialize)]
-pub(super) struct ChatCompletion {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct ChatCompletion {
     pub(super) id: String,
+    #[schemars(extend("const" = "chat.completion"))]
     pub(super) object: &'static str,
+    /// Seconds since 1970.
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) system_fingerprint: String,
@@ -45,11 +48,12 @@ impl ChatCompletion {
 }
 
 /// A choice of a [`ChatCompletion`].
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Choice {
     pub(super) index: u32,
     pub(super) message: AssistantMessage,
     pub(super) logprobs: Option<Logprobs>,
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls"]))]
     pub(super) finish_reason: &'static str,
     /// vLLM's extension: the sampled tokens, stop token included.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,7 +67,8 @@ impl Choice {
         logprobs: Option<Logprobs>,
         wants_token_ids: bool,
     ) -> Self {
-        let WholeMessage { reasoning, content, calls, token_ids, end, .. } = whole;
+        let WholeMessage { items, token_ids, end, .. } = whole;
+        let (reasoning, content, calls) = WholeMessage::split(items);
         Self {
             index,
             message: AssistantMessage::new(reasoning, content, calls),
@@ -75,8 +80,9 @@ impl Choice {
 }
 
 /// The message of a [`Choice`].
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct AssistantMessage {
+    #[schemars(extend("const" = "assistant"))]
     pub(super) role: &'static str,
     pub(super) content: Option<String>,
     pub(super) refusal: Option<()>,
@@ -105,10 +111,12 @@ impl AssistantMessage {
 }
 
 /// One event of a stream.
-#[derive(Serialize)]
-pub(super) struct ChatChunk<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct ChatChunk<'a> {
     pub(super) id: &'a str,
+    #[schemars(extend("const" = "chat.completion.chunk"))]
     pub(super) object: &'static str,
+    /// Seconds since 1970.
     pub(super) created: u64,
     pub(super) model: &'a str,
     pub(super) system_fingerprint: String,
@@ -122,11 +130,12 @@ pub(super) struct ChatChunk<'a> {
 }
 
 /// The new part of one choice.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct StreamChoice {
     pub(super) index: u32,
     pub(super) delta: Delta,
     pub(super) logprobs: Option<Logprobs>,
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", null]))]
     pub(super) finish_reason: Option<&'static str>,
     /// vLLM's extension: the tokens since the previous event.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,7 +143,7 @@ pub(super) struct StreamChoice {
 }
 
 /// The new part of a choice's message.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 pub(super) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) role: Option<&'static str>,
@@ -179,7 +188,7 @@ impl From<MessagePart> for Delta {
 }
 
 /// The new part of one call.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct CallDelta {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -190,7 +199,7 @@ pub(super) struct CallDelta {
 }
 
 /// The new part of a call's function.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -198,7 +207,7 @@ struct FunctionDelta {
 }
 
 /// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Logprobs {
     pub(super) content: Vec<TokenLogprob>,
     pub(super) refusal: Option<()>,
@@ -212,14 +221,14 @@ impl Logprobs {
 }
 
 /// One sampled token.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct TokenLogprob {
     #[serde(flatten)]
     token: TokenScore,
     top_logprobs: Vec<TokenScore>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct TokenScore {
     token: String,
     logprob: f32,

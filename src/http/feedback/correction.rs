@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{Interaction, InteractionId, Sample};
@@ -21,10 +22,12 @@ use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The response to a correction.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::http) struct CorrectionFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     completion_id: String,
     choice: u32,
@@ -41,7 +44,7 @@ pub(in crate::http) struct CorrectionFeedback {
 }
 
 /// What becomes of a rating that was posted with a correction.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct RatingProspect {
     name: String,
     /// Weight of the part in the completion's route; null if the route has no such part.

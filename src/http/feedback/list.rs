@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{Interaction, Reward, RewardSource, Sample, SampleOrigin, key_of_rater};
@@ -11,13 +12,19 @@ use hone_core::types::{Interaction, Reward, RewardSource, Sample, SampleOrigin, 
 use super::posted::completion_id;
 use super::recording::{find_interaction, unknown_completion};
 use crate::http::auth::Caller;
-use crate::http::body::{Fields, List, QueryObject};
+use crate::http::body::{Field, FieldTable, Fields, List, QueryObject};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
+const NAME: &str = "completion_id";
+/// The parameters.
+pub(in crate::http) const LIST_FIELDS: FieldTable =
+    &[&[Field::text(NAME, "The id of a completion.").required()]];
+
 /// A rating, a comment or a correction.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct FeedbackRecord {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// As in the response to its post; for a correction the id of its sample.
     id: String,
@@ -41,8 +48,7 @@ pub async fn list(
     Extension(caller): Extension<Caller>,
     QueryObject(query): QueryObject,
 ) -> Result<Json<List<FeedbackRecord>>, ApiError> {
-    const NAME: &str = "completion_id";
-    let fields = Fields::only(&query, &[NAME])?;
+    let fields = Fields::of(&query, LIST_FIELDS)?;
     let id = completion_id(&fields, NAME)?;
     let interaction = find_interaction(&state, id).await?;
     let interaction = interaction.ok_or_else(|| unknown_completion(NAME, id))?;

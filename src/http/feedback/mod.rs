@@ -12,15 +12,16 @@
 
 mod correction;
 mod list;
-mod pair;
+pub(super) mod pair;
 mod post;
-mod posted;
+pub(super) mod posted;
 mod prospect;
 mod rating;
 pub(super) mod recording;
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -38,14 +39,14 @@ use super::auth::Caller;
 use super::error::ApiError;
 use super::state::AppState;
 
-pub(super) use list::list;
-pub(super) use post::create;
+pub(super) use list::{FeedbackRecord, LIST_FIELDS, list};
+pub(super) use post::{ListedResponse, batch_schema, create};
 
 /// Largest number of turns of a conversation that one post can judge.
 const MAX_TURNS: usize = 1000;
 
 /// The response.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum FeedbackResponse {
     Completion(CompletionFeedback),
@@ -55,12 +56,14 @@ pub(super) enum FeedbackResponse {
 }
 
 /// The response to feedback on one completion.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct CompletionFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// The judged sample and the part's name: another post with the same id replaces the value.
     id: String,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     completion_id: String,
     choice: u32,
@@ -76,10 +79,12 @@ pub(super) struct CompletionFeedback {
 }
 
 /// The response to feedback on a conversation.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct SessionFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     session_id: String,
     name: String,

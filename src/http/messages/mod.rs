@@ -1,15 +1,16 @@
 //! Anthropic's Messages API: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 //!
-//! `request` validates the body with `turns` (its messages) and `tools`, and translates it into a
-//! [`Conversation`](super::chat::conversation::Conversation). `wire` defines the shapes of responses, `stream`
+//! `fields` declares the fields of requests. `request` validates a body with `turns` (its messages) and `tools`,
+//! and translates it into a [`Conversation`](super::chat::conversation::Conversation). `wire` defines the shapes of responses, `stream`
 //! sends them as server-sent events, and `error` gives errors of these routes Anthropic's shape.
 
 mod error;
+pub(super) mod fields;
 mod request;
 mod stream;
 mod tools;
 mod turns;
-mod wire;
+pub(super) mod wire;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,41 +1,20 @@
-//! Validates a Messages request, field by field.
-//!
-//! The fields are Anthropic's, with Hone's `seed` and `store`. A field that would change nothing is accepted
-//! ([`IGNORED`]), and every other one is refused as unknown, so that a misspelled field is not silently ignored.
+//! Validates a Messages request, field by field, and translates it into a [`Conversation`].
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, SamplingParams};
+use hone_core::types::{ChatOptions, Endpoint, GrammarSpec, Message, Role};
 
+use super::fields::{COUNT_FIELDS, FIELDS, MAX_STOP};
 use super::{tools, turns};
-use crate::http::body::Fields;
+use crate::http::body::{Fields, invalid};
 use crate::http::chat::constraint::RequestedGrammar;
 use crate::http::chat::conversation::{Conversation, FieldNames};
-use crate::http::chat::request;
+use crate::http::chat::request::{self, params};
 use crate::http::chat::tools::refuse_others;
 use crate::http::error::ApiError;
 
-/// Fields that determine the prompt and the form of the answer.
-const PROMPT: [&str; 7] =
-    ["messages", "model", "output_config", "system", "thinking", "tool_choice", "tools"];
-/// Further fields of a request for a message.
-const SAMPLING: [&str; 9] = [
-    "max_tokens",
-    "metadata",
-    "seed",
-    "stop_sequences",
-    "store",
-    "stream",
-    "temperature",
-    "top_k",
-    "top_p",
-];
-/// Fields without effect: they control Anthropic's caches, capacity and location.
-const IGNORED: [&str; 3] = ["cache_control", "inference_geo", "service_tier"];
-/// Most stop sequences of a request.
-const MAX_STOP: usize = 64;
 /// The entry of `metadata` that names the end user.
 const USER: &str = "user_id";
 
@@ -59,21 +38,25 @@ pub struct MessagesPrompt {
 
 /// Validates the body of a request for a message. `vocab` is the size of the vocabulary.
 pub fn read(body: &Map<String, Value>, vocab: usize) -> Result<MessagesRequest, ApiError> {
-    let fields = Fields::new(body);
-    refuse_others(&fields, &[&PROMPT[..], &SAMPLING, &IGNORED].concat())?;
+    let fields = Fields::of(body, FIELDS)?;
     let MessagesPrompt { model, messages, chat, grammar } = prompt(&fields)?;
     if messages.last().is_some_and(|last| last.role == Role::Assistant) {
         let message = "the last of messages is of the assistant: it must be of the user, because an answer \
                        cannot be continued";
         return Err(ApiError::field("messages", message));
     }
+    if fields.get("max_tokens").is_none() {
+        return Err(fields.missing("max_tokens", "a whole number of at least 1"));
+    }
     let stop = stop_sequences(&fields)?;
     let (user, metadata) = metadata(&fields)?;
     let conversation = Conversation {
         model,
+        endpoint: Endpoint::Messages,
         messages,
         chat,
-        params: params(&fields, vocab)?,
+        // `max_tokens` is present.
+        params: params(&fields, 0, vocab)?,
         grammar,
         choices: 1,
         logprobs: None,
@@ -94,9 +77,7 @@ pub fn read(body: &Map<String, Value>, vocab: usize) -> Result<MessagesRequest, 
 
 /// Validates the body of a request to count the tokens of a prompt.
 pub fn read_prompt(body: &Map<String, Value>) -> Result<MessagesPrompt, ApiError> {
-    let fields = Fields::new(body);
-    refuse_others(&fields, &[&PROMPT[..], &IGNORED].concat())?;
-    prompt(&fields)
+    prompt(&Fields::of(body, COUNT_FIELDS)?)
 }
 
 fn prompt(fields: &Fields<'_>) -> Result<MessagesPrompt, ApiError> {
@@ -128,16 +109,6 @@ fn output_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiErr
     Ok(Some(RequestedGrammar { spec, field: format.path("schema") }))
 }
 
-fn params(fields: &Fields<'_>, vocab: usize) -> Result<SamplingParams, ApiError> {
-    let longest = i64::from(u32::MAX);
-    let Some(max_tokens) = fields.integer("max_tokens", 1..=longest)? else {
-        return Err(fields.missing("max_tokens", "a whole number of at least 1"));
-    };
-    fields.number("temperature", 0.0..=1.0)?;
-    fields.integer("top_k", 0..=longest)?;
-    request::params(fields, u32::try_from(max_tokens).unwrap_or(u32::MAX), vocab)
-}
-
 fn stop_sequences(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     let allowed = format!("a list of up to {MAX_STOP} strings, none empty");
     let convert = |value: &Value| {
@@ -154,8 +125,8 @@ fn metadata(fields: &Fields<'_>) -> Result<(Option<String>, BTreeMap<String, Str
     let user = match map.get(USER) {
         None | Some(Value::Null) => None,
         Some(value) => {
-            let invalid = || crate::http::body::invalid("metadata.user_id", value, "a string");
-            Some(value.as_str().ok_or_else(invalid)?.to_owned())
+            let not_text = || invalid("metadata.user_id", value, "a string");
+            Some(value.as_str().ok_or_else(not_text)?.to_owned())
         }
     };
     let mut others = map.clone();

@@ -12,7 +12,8 @@ use crate::http::error::ApiError;
 
 const CHOICES: &str = "\"auto\", \"any\", \"tool\" or \"none\"";
 const THINKING: &str = "\"enabled\", \"disabled\" or \"adaptive\"";
-const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
+/// Values of `output_config.effort`.
+pub const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 
 /// Fields of a tool. The last two change nothing: caches are automatic, and arguments are streamed as they
 /// are sampled.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -16,10 +17,12 @@ use crate::http::generate::types::Usage;
 pub const INVALID_JSON: &str = "INVALID_JSON";
 
 /// The response to a request for a message, and the beginning of its stream.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct MessageObject {
     pub id: String,
+    #[schemars(extend("const" = "message"))]
     pub r#type: &'static str,
+    #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
     pub model: String,
     pub content: Vec<ContentBlock>,
@@ -44,7 +47,7 @@ impl MessageObject {
 }
 
 /// A part of a message.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ContentBlock {
     Thinking {
@@ -94,8 +97,9 @@ fn input(arguments: String) -> Value {
 }
 
 /// Why a message ended; nulls before its end.
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct StopInfo {
+    #[schemars(extend("enum" = ["end_turn", "max_tokens", "stop_sequence", "tool_use", null]))]
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
 }
@@ -130,7 +134,7 @@ fn reached(codec: &Arc<Codec>, stop: &[String], ids: &[TokenId]) -> Option<Strin
 }
 
 /// Token counts. Sampled stop tokens are included.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct MessageUsage {
     input_tokens: usize,
     /// Always 0, as the next field: the engine does not report what it read from its cache for a request.
@@ -143,7 +147,7 @@ pub struct MessageUsage {
 }
 
 /// Parts of the message's tokens.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct OutputTokens {
     thinking_tokens: usize,
 }
@@ -163,13 +167,13 @@ impl From<Usage> for MessageUsage {
 }
 
 /// The response to a request to count tokens.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct TokenCount {
     pub input_tokens: usize,
 }
 
 /// An event of a stream, whose name is its type.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum MessageEvent {
     MessageStart { message: MessageObject },
@@ -197,7 +201,7 @@ impl MessageEvent {
 }
 
 /// More of a content block.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum BlockDelta {
     ThinkingDelta { thinking: String },

@@ -43,6 +43,7 @@ impl Book {
             source: PromptSource::Live,
             route: "graded".to_owned(),
             model: "default".to_owned(),
+            endpoint: Default::default(),
             key_id: None,
             messages: Vec::new(),
             metadata: BTreeMap::new(),

@@ -4,6 +4,7 @@
 //! everywhere; times are Unix milliseconds.
 
 mod chat;
+mod endpoint;
 mod grammar;
 mod ids;
 mod lineage;
@@ -15,6 +16,7 @@ mod time;
 mod tools;
 
 pub use chat::{Message, Role};
+pub use endpoint::{Endpoint, ResponseOptions};
 pub use grammar::GrammarSpec;
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;

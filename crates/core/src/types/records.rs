@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
 use super::chat::Message;
+use super::endpoint::Endpoint;
 use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::rater::key_of_rater;
@@ -38,6 +40,9 @@ pub struct Interaction {
     pub route: String,
     /// The model name in the client's request.
     pub model: String,
+    /// The API of the request.
+    #[serde(default, skip_serializing_if = "Endpoint::is_completions")]
+    pub endpoint: Endpoint,
     /// Identifies the client's API key and its end user without revealing them ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
     /// The conversation.
@@ -81,7 +86,12 @@ impl Interaction {
 
     /// The id that the client got.
     pub fn completion_id(&self) -> String {
-        if self.is_text() { self.id.text_completion_id() } else { self.id.completion_id() }
+        match self.endpoint {
+            Endpoint::Completions if self.is_text() => self.id.text_completion_id(),
+            Endpoint::Completions => self.id.completion_id(),
+            Endpoint::Responses(_) => self.id.response_id(),
+            Endpoint::Messages => self.id.message_id(),
+        }
     }
 
     /// The conversation that this prompt belongs to: `metadata.session_id`, unless it is empty.
@@ -228,7 +238,7 @@ impl Group {
 }
 
 /// Life cycle of a policy version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyState {
     /// Written, not served yet.
@@ -265,7 +275,7 @@ impl PolicyState {
 }
 
 /// The result of one check that a version had to pass before all traffic gets it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyCheck {
     /// The check, such as `parity/serving`.
     pub name: String,
@@ -280,7 +290,7 @@ pub struct PolicyCheck {
 }
 
 /// One version of the policy and its origin.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyRecord {
     /// The key.
     pub version: PolicyVersion,

@@ -30,6 +30,7 @@ fn interaction() -> Interaction {
         source: PromptSource::Live,
         route: "math".to_owned(),
         model: "default".to_owned(),
+        endpoint: Default::default(),
         key_id: None,
         messages: Vec::new(),
         metadata: BTreeMap::new(),

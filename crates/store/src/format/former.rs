@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use hone_core::types::{ChatOptions, Interaction, Message, PolicyRecord, Sample, SamplingParams};
+use hone_core::types::{
+    ChatOptions, Endpoint, Interaction, Message, PolicyRecord, Sample, SamplingParams,
+};
 
 use super::records::{FinishReasonV1, PolicyStateV1, PromptSourceV1, RoleV1, SampleOriginV1};
 use super::stored::StoredForm;
@@ -79,6 +81,7 @@ former_struct!(
         source: v1.source.load(),
         route: v1.route,
         model: v1.model,
+        endpoint: Endpoint::default(),
         key_id: v1.key_id,
         messages: v1.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v1.metadata,
@@ -113,6 +116,7 @@ former_struct!(
         source: v2.source.load(),
         route: v2.route,
         model: v2.model,
+        endpoint: Endpoint::default(),
         key_id: v2.key_id,
         messages: v2.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v2.metadata,

@@ -1,22 +1,23 @@
 //! Recorded chat completions: list, read, change of metadata and erasure. Only the key that asked for a
 //! completion sees it.
 
-mod query;
-mod wire;
+pub(in crate::http) mod query;
+pub(in crate::http) mod wire;
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::{Extension, Json};
 
 use hone_core::types::{Interaction, InteractionId, PromptSource, now_ms};
 use hone_store::{Op, StoreError};
 
-use self::query::{CompletionQuery, PageQuery};
+use self::query::{CompletionQuery, PAGE, PageQuery};
 use self::wire::{DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
+use super::fields::metadata_schema;
 use super::request::metadata;
 use crate::http::auth::Caller;
-use crate::http::body::{Fields, JsonObject, QueryObject};
+use crate::http::body::{Field, FieldTable, Fields, JsonObject, PathText, QueryObject};
 use crate::http::error::ApiError;
 use crate::http::feedback::recording::{find_interaction, unknown_completion};
 use crate::http::generate::prompt::tool_format;
@@ -26,6 +27,10 @@ use crate::http::state::AppState;
 const MAX_READ: usize = 2000;
 /// Completions that are read at once.
 const CHUNK: usize = 100;
+
+/// The fields of a change.
+pub(in crate::http) const UPDATE_FIELDS: FieldTable =
+    &[&[Field::json("metadata", metadata_schema, "The new metadata.").required()]];
 
 type Completions = ListPage<StoredCompletion>;
 
@@ -46,7 +51,7 @@ pub async fn list(
 pub async fn retrieve(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
 ) -> Result<Json<StoredCompletion>, ApiError> {
     let interaction = find_chat(&state, &caller, &id).await?;
     Ok(Json(stored(&state, interaction)?))
@@ -56,10 +61,10 @@ pub async fn retrieve(
 pub async fn messages(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     QueryObject(query): QueryObject,
 ) -> Result<Json<ListPage<StoredMessage>>, ApiError> {
-    let fields = Fields::only(&query, &["after", "limit", "order"])?;
+    let fields = Fields::of(&query, &[PAGE])?;
     let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
     let interaction = find_chat(&state, &caller, &id).await?;
     let completion = interaction.completion_id();
@@ -98,10 +103,10 @@ pub async fn messages(
 pub async fn update(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     JsonObject(body): JsonObject,
 ) -> Result<Json<StoredCompletion>, ApiError> {
-    let fields = Fields::only(&body, &["metadata"])?;
+    let fields = Fields::of(&body, UPDATE_FIELDS)?;
     if fields.get("metadata").is_none() {
         return Err(fields.missing("metadata", "an object of strings"));
     }
@@ -111,11 +116,11 @@ pub async fn update(
     Ok(Json(stored(&state, Interaction { metadata, ..interaction })?))
 }
 
-/// `DELETE /v1/chat/completions/{id}`; erases text completions, too.
+/// `DELETE /v1/chat/completions/{id}`; erases the completions of the other endpoints, too.
 pub async fn delete(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
 ) -> Result<Json<DeletedCompletion>, ApiError> {
     let interaction = find(&state, &caller, &id).await?;
     state.store.commit(vec![Op::Erase(interaction.id, now_ms())]).await?;
@@ -138,7 +143,7 @@ async fn find(state: &AppState, caller: &Caller, text: &str) -> Result<Interacti
 /// [`find`] for chat completions only.
 async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
     let interaction = find(state, caller, text).await?;
-    if interaction.is_text() {
+    if interaction.is_text() || !interaction.endpoint.is_completions() {
         return Err(ApiError::no_such_completion("id", text));
     }
     Ok(interaction)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{Interaction, Sample, SampleOrigin, ToolCall};
@@ -14,7 +15,7 @@ use crate::http::chat::wire::{AssistantMessage, ChatCompletion, Choice};
 use crate::http::generate::types::Usage;
 
 /// A recorded completion: its response, and what the request asked for.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct StoredCompletion {
     #[serde(flatten)]
     completion: ChatCompletion,
@@ -72,7 +73,7 @@ impl StoredCompletion {
 }
 
 /// A message of a recorded request.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct StoredMessage {
     /// The completion's id, `-` and the message's place.
     pub(super) id: String,
@@ -87,8 +88,10 @@ pub struct StoredMessage {
 }
 
 /// A part of a list, in OpenAI's shape.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "PageOf{T}")]
 pub struct ListPage<T> {
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<T>,
     first_id: Option<String>,
@@ -111,8 +114,9 @@ impl<T> ListPage<T> {
 }
 
 /// The response to an erasure.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct DeletedCompletion {
+    #[schemars(extend("const" = "chat.completion.deleted"))]
     pub(super) object: &'static str,
     pub(super) id: String,
     pub(super) deleted: bool,

@@ -65,7 +65,7 @@ impl LedgerTables<'_> {
         self.put_interaction(row)?;
         if row.source == PromptSource::Live {
             self.same_prompt.insert((&row.prompt_digest(), id), ())?;
-            if !row.is_text() {
+            if row.endpoint.is_completions() && !row.is_text() {
                 self.by_key.insert((row.api_key(), id), ())?;
             }
         }

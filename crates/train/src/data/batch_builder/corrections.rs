@@ -102,6 +102,7 @@ mod tests {
                 source: PromptSource::Live,
                 route: String::new(),
                 model: "default".to_owned(),
+                endpoint: Default::default(),
                 key_id: Some(key.to_owned()),
                 messages: Vec::new(),
                 metadata: BTreeMap::new(),

@@ -31,6 +31,7 @@ fn interaction(id: InteractionId) -> Op {
         source: PromptSource::Live,
         route: "users".to_owned(),
         model: "default".to_owned(),
+        endpoint: Default::default(),
         key_id: None,
         messages: Vec::new(),
         metadata: BTreeMap::new(),

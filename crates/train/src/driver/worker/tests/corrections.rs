@@ -27,6 +27,7 @@ impl World {
                 source: PromptSource::Live,
                 route: "route".to_owned(),
                 model: "default".to_owned(),
+                endpoint: Default::default(),
                 key_id: None,
                 messages: Vec::new(),
                 metadata: std::collections::BTreeMap::new(),
