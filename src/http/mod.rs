@@ -28,5 +28,5 @@ mod state;
 pub use auth::KeyRing;
 pub use operator::control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
-pub use serve::{Startup, serve};
+pub use serve::{Startup, Tls, serve};
 pub use state::{AppState, DiskLimit, LearningLimits};

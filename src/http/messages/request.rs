@@ -204,6 +204,6 @@ mod tests {
             assert!(error.contains(expected), "{more}: {error}");
         }
         let error = read_prompt(&body(&json!({}))).unwrap_err().to_json();
-        assert!(error.contains("max_tokens is not a known field"), "{error}");
+        assert!(error.contains("max_tokens is not a field: the fields are model"), "{error}");
     }
 }

@@ -99,7 +99,7 @@ fn input(arguments: String) -> Value {
 /// Why a message ended; nulls before its end.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct StopInfo {
-    #[schemars(extend("enum" = ["end_turn", "max_tokens", "stop_sequence", "tool_use", null]))]
+    /// `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
 }

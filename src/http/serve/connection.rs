@@ -12,13 +12,17 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use hone_core::metrics::Metrics;
 
 use super::activity::{ActiveBody, Activity, Overdue, Patience, WatchedStream};
 use super::startup::Startup;
+
+/// The reason of a connection that is closed because its TLS handshake failed or took too long.
+const HANDSHAKE: &str = "handshake";
 
 /// What all connections share.
 pub(super) struct Connections {
@@ -35,13 +39,38 @@ impl Connections {
         (head.min(idle).min(write) / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
 
-    /// Serves requests until the client ends the connection, waits too long, or `shutdown` has a value.
+    /// Serves a client, with TLS if the server has a certificate. Its handshake may take as long as the head of a
+    /// request.
+    pub async fn serve(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        mut shutdown: watch::Receiver<bool>,
+    ) {
+        let _open = OpenConnection::new(&self.startup.metrics);
+        let Some(acceptor) = self.startup.tls.acceptor() else {
+            return self.answer(stream, peer, shutdown).await;
+        };
+        let secured = tokio::select! {
+            secured = timeout(self.patience.head, acceptor.accept(stream)) => secured,
+            _ = shutdown.changed() => return,
+        };
+        match secured {
+            Ok(Ok(stream)) => self.answer(stream, peer, shutdown).await,
+            Ok(Err(error)) => {
+                tracing::debug!(%peer, %error, "a TLS handshake failed");
+                self.count_closed(peer, HANDSHAKE);
+            }
+            Err(_) => self.count_closed(peer, HANDSHAKE),
+        }
+    }
+
+    /// Answers requests until the client ends the connection, waits too long, or `shutdown` has a value.
     /// Then the request that runs is answered.
-    pub async fn serve<S>(&self, stream: S, peer: SocketAddr, mut shutdown: watch::Receiver<bool>)
+    async fn answer<S>(&self, stream: S, peer: SocketAddr, mut shutdown: watch::Receiver<bool>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let _open = OpenConnection::new(&self.startup.metrics);
         let activity = Activity::new();
         let service = service_fn(|mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
@@ -92,6 +121,7 @@ impl Connections {
             }
         }
     }
+
     fn count_closed(&self, peer: SocketAddr, reason: &str) {
         self.startup.metrics.http_closed_connections.with_label_values(&[reason]).inc();
         tracing::debug!(%peer, reason, "a connection is closed");

@@ -7,6 +7,7 @@
 mod activity;
 mod connection;
 mod startup;
+mod tls;
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,6 +30,7 @@ use activity::Patience;
 use connection::Connections;
 
 pub use startup::Startup;
+pub use tls::Tls;
 
 /// Interval at which shutdown polls the number of requests in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
