@@ -81,6 +81,7 @@ fn exam_prompt(
         held_out: true,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     };
     Ok(ExamPrompt {
         interaction: Arc::new(interaction),

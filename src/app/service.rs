@@ -12,6 +12,8 @@ use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
+use hone_engine::Engine;
+use hone_store::Store;
 use hone_train::policy::Promotion;
 
 use super::core::Core;
@@ -78,6 +80,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
         config: server_config,
+        recent_turns: Default::default(),
         keys: Arc::clone(&keys),
         disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
         ready,
@@ -111,6 +114,16 @@ fn holdout_share(config: &Config) -> f64 {
 }
 
 impl Service {
+    /// The engine that answers clients.
+    pub fn engine(&self) -> Arc<dyn Engine> {
+        self.core.engine.clone()
+    }
+
+    /// The ledger.
+    pub fn store(&self) -> &Store {
+        &self.core.store
+    }
+
     /// The URL of the server.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_enabled() { "https" } else { "http" };

@@ -50,6 +50,7 @@ pub(super) enum ErrorCode {
     CompletionNotFound,
     SessionNotFound,
     CompletionNotStored,
+    PreviousResponseNotFound,
     MethodNotAllowed,
     RequestTimeout,
     Conflict,
@@ -183,6 +184,11 @@ impl ApiError {
         Self::not_found(message).param(param).code(ErrorCode::CompletionNotStored)
     }
 
+    /// 400 for a response that cannot be continued, as in OpenAI's API.
+    pub(super) fn no_previous_response(message: String) -> Self {
+        Self::field("previous_response_id", message).code(ErrorCode::PreviousResponseNotFound)
+    }
+
     /// 404 for a conversation.
     pub(super) fn no_such_session(session: &str) -> Self {
         let message =
@@ -237,6 +243,11 @@ impl ApiError {
     /// 503.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable, message).retry_after(1)
+    }
+
+    /// What is wrong, for people.
+    pub(super) fn message(&self) -> &str {
+        &self.message
     }
 
     /// The status code.
@@ -303,7 +314,9 @@ impl From<EngineError> for ApiError {
             EngineError::PromptTooLong { prompt, context } => {
                 Self::too_long("messages", prompt, context)
             }
-            EngineError::Invalid(_) => Self::body(message).code(ErrorCode::InvalidValue),
+            EngineError::Invalid(_) | EngineError::TooManyChoices { .. } => {
+                Self::body(message).code(ErrorCode::InvalidValue)
+            }
             EngineError::Sample(SampleError::Grammar(error)) => {
                 Self::body(error.to_string()).code(ErrorCode::GrammarFailed)
             }

@@ -160,5 +160,6 @@ fn interaction(
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     })
 }

@@ -134,6 +134,7 @@ mod tests {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         };
         PromptJob::live(Arc::new(interaction), Vec::new(), route)
     }

@@ -12,6 +12,7 @@ use crate::http::error::ApiError;
 const MAX_LISTED: usize = 10;
 
 /// The fields of one JSON object in a request body.
+#[derive(Clone)]
 pub(in crate::http) struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// Path of the object in the body, such as `messages[0].`, which errors put before names.

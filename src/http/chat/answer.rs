@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use hone_core::digest::{Digest, hex};
-use hone_core::types::{FinishReason, InteractionId, Sample, SamplingParams, TokenId, ToolCall};
+use hone_core::types::{
+    FinishReason, Interaction, InteractionId, Sample, SamplingParams, TokenId, ToolCall,
+};
 use hone_engine::answer::{AnswerForm, AnswerParser, AnswerPart};
-use hone_engine::{Codec, TextStream, Token};
+use hone_engine::{Codec, TextStream, Token, ToolFormat};
 
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
@@ -35,6 +37,16 @@ pub enum MessageEnd {
     Length,
     /// The client disconnected.
     Cancelled,
+}
+
+impl From<FinishReason> for MessageEnd {
+    fn from(finish: FinishReason) -> Self {
+        match finish {
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+            FinishReason::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 impl MessageEnd {
@@ -154,13 +166,36 @@ struct Answer {
     end: Option<MessageEnd>,
 }
 
-/// The message of a recorded choice, as its client got it.
+/// How the recorded answers to a prompt are divided, as for its client; `None` if another model with
+/// another template sampled them.
+pub fn recorded_form(
+    codec: &Arc<Codec>,
+    interaction: &Interaction,
+    format: ToolFormat,
+) -> Option<AnswerForm> {
+    let Interaction { template_hash, prompt_ids, chat, grammar, .. } = interaction;
+    let form = AnswerForm::new(codec, prompt_ids, chat, format);
+    let form = if grammar.is_some() { form.constrained(chat) } else { form };
+    (template_hash == codec.template_hash()).then_some(form)
+}
+
+/// The message of a recorded choice: the parts that its client got, or its text without a form.
 pub fn recorded(
     codec: &Arc<Codec>,
-    form: &AnswerForm,
+    form: Option<&AnswerForm>,
     sample: &Sample,
     stop: &[String],
 ) -> WholeMessage {
+    let Some(form) = form else {
+        let text = Some(sample.text.clone()).filter(|text| !text.is_empty());
+        return WholeMessage {
+            items: text.map(MessageItem::Text).into_iter().collect(),
+            reasoning_tokens: 0,
+            tokens: Vec::new(),
+            token_ids: Vec::new(),
+            end: sample.finish.into(),
+        };
+    };
     let SamplingParams { stop_token_ids, include_stop, .. } = &sample.params;
     let mut answer = Answer::new(form, sample.interaction, sample.choice);
     let mut text = TextStream::new(codec.clone(), stop).including_stop(*include_stop);
@@ -223,9 +258,7 @@ impl Answer {
     fn end_of(&self, finish: FinishReason) -> MessageEnd {
         match finish {
             FinishReason::Stop if self.parser.has_whole_calls() => MessageEnd::Calls,
-            FinishReason::Stop => MessageEnd::Stop,
-            FinishReason::Length => MessageEnd::Length,
-            FinishReason::Cancelled => MessageEnd::Cancelled,
+            other => other.into(),
         }
     }
 

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use hone_core::types::GrammarSpec;
 
+use super::tools::refuse_others;
 use crate::http::body::{Fields, or_null};
 use crate::http::error::ApiError;
 
@@ -32,7 +33,7 @@ const OPTIONS: [&str; 5] = [
     "whitespace_pattern",
 ];
 /// OpenAI's limit of the name of a schema, in characters.
-const NAME_CHARS: usize = 64;
+pub(in crate::http) const NAME_CHARS: usize = 64;
 
 /// How a field describes a grammar.
 #[derive(Clone, Copy)]
@@ -96,27 +97,24 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiE
                 return Err(format.missing("json_schema", allowed));
             };
             let schema = Fields::at("response_format.json_schema", value)?;
-            if let Some(name) = schema
-                .names()
-                .find(|name| !["name", "description", "schema", "strict"].contains(name))
-            {
-                let path = schema.path(name);
-                return Err(ApiError::unsupported(&path, format!("{path} is not a known field")));
-            }
-            if schema.short_text("name", NAME_CHARS)?.is_none() {
-                return Err(schema.missing("name", "a string"));
-            }
-            schema.text("description")?;
-            // Every schema is enforced strictly.
-            schema.boolean("strict")?;
-            let grammar = grammar(&schema, "schema", Described::Schema)?;
-            grammar.map_or_else(
-                || Err(schema.missing("schema", "a JSON schema")),
-                |found| Ok(Some(found)),
-            )
+            refuse_others(&schema, &["name", "description", "schema", "strict"])?;
+            Ok(Some(named_schema(&schema)?.1))
         }
         Some(_) => Err(format.invalid("type", TYPES)),
     }
+}
+
+/// Reads `name`, `description`, `schema` and `strict`; returns the name and the grammar.
+pub(in crate::http) fn named_schema<'a>(
+    fields: &Fields<'a>,
+) -> Result<(&'a str, RequestedGrammar), ApiError> {
+    let name = fields.short_text("name", NAME_CHARS)?;
+    let name = name.ok_or_else(|| fields.missing("name", "a string"))?;
+    fields.text("description")?;
+    // Every schema is enforced strictly.
+    fields.boolean("strict")?;
+    let grammar = grammar(fields, "schema", Described::Schema)?;
+    Ok((name, grammar.ok_or_else(|| fields.missing("schema", "a JSON schema"))?))
 }
 
 fn structured_outputs(value: &Value) -> Result<Option<RequestedGrammar>, ApiError> {
@@ -200,7 +198,7 @@ pub(super) fn format_schema() -> Value {
 }
 
 /// The JSON schema of a JSON schema: an object, or its text.
-pub(super) fn json_schema() -> Value {
+pub(in crate::http) fn json_schema() -> Value {
     json!({"type": ["object", "boolean", "string"]})
 }
 

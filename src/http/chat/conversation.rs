@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hone_core::types::{ChatOptions, Endpoint, Interaction, Message, SamplingParams, ToolChoice};
+use hone_core::types::{
+    ChatOptions, Endpoint, Interaction, Message, SamplingParams, ToolChoice, session_of,
+};
 use hone_engine::answer::AnswerForm;
 use hone_engine::{CompiledGrammar, Engine, ToolFormat};
 
@@ -14,8 +16,9 @@ use super::forced;
 use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
+use crate::http::generate::continuation::{ChatPrompt, chat_prompt};
 use crate::http::generate::models;
-use crate::http::generate::prompt::{PromptContext, size, tokenize, tool_format};
+use crate::http::generate::prompt::{PromptContext, size, tool_format};
 use crate::http::generate::run::RequestRun;
 use crate::http::generate::types::SamplingRequest;
 use crate::http::state::AppState;
@@ -84,6 +87,7 @@ pub async fn begin(
         params: &params,
         max_tokens_field: fields.max_tokens,
         choices: conversation.choices as usize,
+        choices_field: "n",
         prompt_tokens: size(&messages, &chat) / BYTES_PER_TOKEN,
     };
     let permit = admit(&state, &caller, &wanted)?;
@@ -91,7 +95,8 @@ pub async fn begin(
     let forced = force(&state, format, &chat, fields.parameters).await?;
     let requested = conversation.grammar.or(forced);
     let grammar = compile(&state.engine, requested.as_ref()).await?;
-    let prompt_ids = tokenize(&state, &messages, &chat, true).await?;
+    let ChatPrompt { ids: prompt_ids, continues } =
+        chat_prompt(&state, &caller, &messages, &chat, session_of(&metadata)).await?;
     let longest = state.engine.info().context;
     if prompt_ids.len() >= longest {
         return Err(ApiError::too_long(fields.messages, prompt_ids.len(), longest));
@@ -112,7 +117,8 @@ pub async fn begin(
         grammar: requested.map(|grammar| grammar.spec),
     };
     let template = codec.template_hash();
-    let interaction = Arc::new(context.interaction(&state, messages, prompt_ids, template));
+    let interaction = context.interaction(&state, messages, prompt_ids, template);
+    let interaction = Arc::new(Interaction { continues, ..interaction });
     let request = SamplingRequest {
         prompts: vec![interaction.clone()],
         choices: conversation.choices,

@@ -20,10 +20,11 @@ pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
 /// Most stop tokens of a request.
 pub(super) const MAX_STOP_TOKENS: usize = 64;
 /// Largest number of tokens that a field may name.
-const MAX_TOKENS: i64 = u32::MAX as i64;
+pub(in crate::http) const MAX_TOKENS: i64 = u32::MAX as i64;
 
 /// The fields of a chat request.
-pub(in crate::http) const FIELDS: FieldTable = &[CONVERSATION, SAMPLING, CONSTRAINTS, OTHERS];
+pub(in crate::http) const FIELDS: FieldTable =
+    &[CONVERSATION, SAMPLING, CHOICES, CONSTRAINTS, OTHERS];
 
 /// The conversation and what is added to it.
 pub(in crate::http) const CONVERSATION: &[Field] = &[
@@ -42,7 +43,6 @@ pub(in crate::http) const CONVERSATION: &[Field] = &[
 /// How texts are sampled, and what every request for texts has.
 pub(in crate::http) const SAMPLING: &[Field] = &[
     Field::json("model", model_schema, "The name of the model.").required(),
-    Field::integer("max_tokens", 1, MAX_TOKENS, "Most tokens of a choice."),
     Field::number("temperature", 0.0, 2.0, "0 is greedy; default 1."),
     Field::number("top_p", 0.0, 1.0, "Mass of the tokens that are kept; default 1."),
     Field::number("min_p", 0.0, 1.0, "Least share of the greatest probability; default 0."),
@@ -52,18 +52,23 @@ pub(in crate::http) const SAMPLING: &[Field] = &[
     Field::json("repetition_penalty", penalty_schema, "As in vLLM; default 1."),
     Field::json("logit_bias", bias_schema, "Token id to a bias."),
     Field::json("seed", seed_schema, "Without one the server draws it."),
-    Field::integer("n", 1, MAX_CHOICES, "Number of choices; default 1."),
     Field::json("stop", stop_schema, "The text ends before these strings."),
     Field::json("stop_token_ids", stop_tokens_schema, "Tokens that end the text, as in vLLM."),
     Field::flag("include_stop_str_in_output", "Whether the text keeps its stop string."),
     Field::json("min_tokens", least_schema, "Tokens before a stop token can be sampled."),
     Field::flag("ignore_eos", "Whether the model's own stop tokens are never sampled."),
     Field::flag("stream", "Whether events are sent while the text is sampled."),
-    Field::json("stream_options", stream_schema, "Only with `stream`."),
     Field::text("user", "The client's name of its end user."),
     Field::json("metadata", metadata_schema, "Selects the route and holds references of rewards."),
     Field::flag("store", "False keeps nothing of the request."),
     Field::ignored("service_tier"),
+];
+
+/// What requests for completions have, whose answers have choices.
+pub(in crate::http) const CHOICES: &[Field] = &[
+    Field::integer("max_tokens", 1, MAX_TOKENS, "Most tokens of a choice."),
+    Field::integer("n", 1, MAX_CHOICES, "Number of choices; default 1."),
+    Field::json("stream_options", stream_schema, "Only with `stream`."),
 ];
 
 /// What the text must follow.
@@ -85,6 +90,7 @@ const OTHERS: &[Field] = &[
     // does not use.
     Field::ignored("prediction"),
     Field::ignored("prompt_cache_key"),
+    Field::ignored("prompt_cache_options"),
     Field::ignored("prompt_cache_retention"),
     Field::ignored("safety_identifier"),
     Field::ignored("verbosity"),
@@ -102,6 +108,7 @@ const OTHERS: &[Field] = &[
     Field::refused("guided_decoding_backend"),
     Field::refused("guided_whitespace_pattern"),
     Field::refused("logits_processors"),
+    Field::refused("moderation"),
     Field::refused("prompt_logprobs"),
     Field::refused("return_tokens_as_token_ids"),
     Field::refused("truncate_prompt_tokens"),

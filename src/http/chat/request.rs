@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{Endpoint, SamplingParams, TokenId};
+use hone_core::types::{ChatOptions, Endpoint, SamplingParams, TokenId};
 
+use super::constraint::RequestedGrammar;
 use super::conversation::{Conversation, FieldNames};
 use super::fields::{FIELDS, MAX_STOP, MAX_STOP_TOKENS, METADATA};
 use super::{constraint, messages, tools};
@@ -34,15 +35,7 @@ pub(super) fn read(
     let grammar = constraint::read(&fields)?;
     let params = params(&fields, default_max_tokens, vocab)?;
     let chat = tools::read(&fields)?;
-    if let Some(grammar) = grammar.as_ref().filter(|_| chat.forces_call()) {
-        let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
-        return Err(fields.invalid("tool_choice", allowed));
-    }
-    let is_constrained = grammar.is_some() || chat.forces_call();
-    if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
-        let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
-        return Err(fields.invalid(name, "absent if the text is constrained"));
-    }
+    refuse_contradictions(&fields, grammar.as_ref(), &chat, &params)?;
     let conversation = Conversation {
         model: model.to_owned(),
         endpoint: Endpoint::Completions,
@@ -60,6 +53,25 @@ pub(super) fn read(
         fields: field_names(&fields),
     };
     Ok(ChatRequest { conversation, stream, include_usage: include_usage(&fields, stream)? })
+}
+
+/// Refuses what contradicts a grammar or a forced call.
+pub(in crate::http) fn refuse_contradictions(
+    fields: &Fields<'_>,
+    grammar: Option<&RequestedGrammar>,
+    chat: &ChatOptions,
+    params: &SamplingParams,
+) -> Result<(), ApiError> {
+    if let Some(grammar) = grammar.filter(|_| chat.forces_call()) {
+        let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
+        return Err(fields.invalid("tool_choice", allowed));
+    }
+    let is_constrained = grammar.is_some() || chat.forces_call();
+    if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
+        let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
+        return Err(fields.invalid(name, "absent if the text is constrained"));
+    }
+    Ok(())
 }
 
 fn field_names(fields: &Fields<'_>) -> FieldNames {
@@ -216,4 +228,26 @@ pub(in crate::http) fn include_usage(fields: &Fields<'_>, stream: bool) -> Resul
         return Err(fields.invalid("stream_options", "absent unless stream is true"));
     }
     Ok(Fields::at("stream_options", value)?.boolean("include_usage")?.unwrap_or(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::http::body::testing::assert_agreement;
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let base = json!({
+            "model": "default",
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "logprobs": true,
+            "stream": true,
+        });
+        // The compiler of grammars refuses an empty list.
+        let except = ["guided_choice"];
+        assert_agreement(FIELDS, &base, &except, |body| read(body, 256, 1000).map(drop));
+    }
 }

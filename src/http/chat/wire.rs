@@ -103,11 +103,6 @@ impl AssistantMessage {
             tool_calls,
         }
     }
-
-    /// A message of text alone.
-    pub(super) fn of(content: String) -> Self {
-        Self::new(String::new(), content, Vec::new())
-    }
 }
 
 /// One event of a stream.

@@ -16,7 +16,6 @@ use super::prospect::is_quarantined;
 use super::rating;
 use super::recording::{
     Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
-    unknown_completion,
 };
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
@@ -61,8 +60,8 @@ pub(super) async fn record(
     id: InteractionId,
     choice: u32,
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
-    let unknown = || unknown_completion("completion_id", id);
-    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;
@@ -96,7 +95,7 @@ pub(super) async fn record(
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
         FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
-        _ => return Err(unknown()),
+        _ => return Err(posted.unknown()),
     };
     tracing::debug!(completion_id, status, unused, "a correction");
     if let Some(rating) = &rating

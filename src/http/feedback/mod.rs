@@ -32,9 +32,7 @@ use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::recording::{
-    Refusal, check_rater, commit, find_interaction, prospect, reused, unknown_completion,
-};
+use self::recording::{Refusal, check_rater, commit, find_interaction, prospect, reused};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::state::AppState;
@@ -142,8 +140,8 @@ async fn completion(
     id: InteractionId,
     choice: u32,
 ) -> Recorded {
-    let unknown = || unknown_completion("completion_id", id);
-    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
@@ -156,7 +154,7 @@ async fn completion(
             let message = format!("choice is {choice}: the completion has no such choice");
             return Err(Refusal::Unknown(ApiError::field("choice", message)));
         }
-        _ => return Err(unknown()),
+        _ => return Err(posted.unknown()),
     };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
     if status == "recorded" {

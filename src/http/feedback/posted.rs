@@ -9,6 +9,7 @@ use hone_reward::Route;
 use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
 
+use super::recording::{Refusal, unknown_completion};
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
@@ -98,6 +99,11 @@ impl<'a> PostedFeedback<'a> {
             arrived: now_ms(),
             fields,
         })
+    }
+
+    /// The refusal of a post on a completion that is not in the ledger.
+    pub(super) fn unknown(&self) -> Refusal {
+        unknown_completion(&self.fields, "completion_id")
     }
 
     /// The error of a post that has neither a name nor a correction.

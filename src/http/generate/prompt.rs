@@ -137,6 +137,7 @@ impl PromptContext {
             held_out: false,
             chat: self.chat.clone(),
             grammar: self.grammar.clone(),
+            continues: None,
         };
         interaction.held_out = kept
             && route.is_some_and(|route| route.has_graders())

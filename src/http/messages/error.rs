@@ -5,7 +5,8 @@ use axum::extract::Request;
 use axum::http::{HeaderName, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::http::error::ApiError;
 use crate::http::observe::REQUEST_ID;
@@ -28,7 +29,9 @@ pub async fn shape_errors(request: Request, next: Next) -> Response {
     let id = response.headers().get(REQUEST_ID).cloned();
     if let Some(error) = response.extensions().get::<ApiError>() {
         let id = id.as_ref().and_then(|id| id.to_str().ok());
-        *response.body_mut() = Body::from(body(error, id).to_string());
+        // An object of strings always serializes.
+        let body = serde_json::to_string(&MessageError::new(error, id)).unwrap_or_default();
+        *response.body_mut() = Body::from(body);
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     if let Some(id) = id {
@@ -38,12 +41,27 @@ pub async fn shape_errors(request: Request, next: Next) -> Response {
 }
 
 /// The body of an error, and the data of an event that ends a stream.
-pub fn body(error: &ApiError, request_id: Option<&str>) -> Value {
-    json!({
-        "type": "error",
-        "error": {"type": kind(error.status()), "message": error.message()},
-        "request_id": request_id,
-    })
+#[derive(Serialize, JsonSchema)]
+pub struct MessageError<'a> {
+    #[schemars(extend("const" = "error"))]
+    r#type: &'static str,
+    error: ErrorDetail<'a>,
+    request_id: Option<&'a str>,
+}
+
+/// What is wrong.
+#[derive(Serialize, JsonSchema)]
+struct ErrorDetail<'a> {
+    r#type: &'static str,
+    message: &'a str,
+}
+
+impl<'a> MessageError<'a> {
+    /// The shape of `error`.
+    pub fn new(error: &'a ApiError, request_id: Option<&'a str>) -> Self {
+        let error = ErrorDetail { r#type: kind(error.status()), message: error.message() };
+        Self { r#type: "error", error, request_id }
+    }
 }
 
 /// Anthropic's type of an error with this status.

@@ -30,7 +30,7 @@ use super::generate::{models, with_version};
 use super::observe::RequestId;
 use super::state::AppState;
 
-pub(super) use error::shape_errors;
+pub(super) use error::{MessageError, shape_errors};
 
 /// `POST /v1/messages`
 pub(super) async fn create(

@@ -79,10 +79,8 @@ impl MessageStream {
                 Some(Err(error)) => {
                     self.ended = true;
                     self.run.count_limit(&error);
-                    return Some(sse::named_event(
-                        "error",
-                        &body(&error, Some(&self.request_id.0)),
-                    ));
+                    let error = MessageError::new(&error, Some(&self.request_id.0));
+                    return Some(sse::named_event("error", &error));
                 }
                 None => self.ended = true,
             }

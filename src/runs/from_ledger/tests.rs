@@ -54,6 +54,7 @@ impl Book {
             held_out,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));
         interaction

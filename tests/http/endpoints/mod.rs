@@ -6,6 +6,7 @@ mod completions;
 mod feedback;
 mod messages;
 mod models;
+mod openapi;
 mod stored;
 mod storing;
 mod tokenize;

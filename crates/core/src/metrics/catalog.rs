@@ -51,6 +51,9 @@ metric_set! {
             "Requests refused by a limit of the server or of their API key, by limit.", &["reason"]),
         http_disconnects: IntCounter("hone_http_disconnects_total",
             "Clients that disconnected before their completion ended."),
+        http_continued_prompts: IntCounterVec("hone_http_continued_prompts_total",
+            "Prompts with messages of the assistant, by what became of the tokens of recorded ones.",
+            &["outcome"]),
         feedback: IntCounterVec("hone_http_feedback_total",
             "Feedback posts, by outcome.", &["outcome"]),
 

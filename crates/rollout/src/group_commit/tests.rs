@@ -41,6 +41,7 @@ fn interaction() -> Interaction {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

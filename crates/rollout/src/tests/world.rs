@@ -178,6 +178,7 @@ impl World {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         }
     }
 

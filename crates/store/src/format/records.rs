@@ -13,9 +13,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
-    ChatOptions, Endpoint, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message,
-    PolicyCheck, PolicyRecord, PolicyState, PromptSource, ResponseOptions, Reward, RewardSource,
-    Role, Sample, SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
+    ChatOptions, Continuation, Endpoint, FinishReason, GrammarSpec, Group, GroupState, Interaction,
+    Message, PolicyCheck, PolicyRecord, PolicyState, PromptSource, ResponseOptions, Reward,
+    RewardSource, Role, Sample, SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool,
+    ToolCall, ToolChoice,
 };
 
 use super::stored::{StoredForm, mirror_enum, mirror_struct};
@@ -174,7 +175,17 @@ impl StoredForm<Endpoint> for EndpointV1 {
 }
 
 mirror_struct!(
-    InteractionV3 = Interaction {
+    ContinuationV1 = Continuation {
+        conversation: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        prefix_tokens: u32,
+        edited: bool,
+    }
+);
+
+mirror_struct!(
+    InteractionV4 = Interaction {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
@@ -191,6 +202,7 @@ mirror_struct!(
         held_out: bool,
         chat: ChatOptionsV3,
         grammar: Option<GrammarSpecV1>,
+        continues: Option<ContinuationV1>,
     }
 );
 

@@ -87,6 +87,7 @@ fn interaction(n: u64) -> Interaction {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

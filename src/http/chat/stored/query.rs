@@ -17,7 +17,7 @@ const MAX_LIMIT: usize = 100;
 const METADATA: &str = "metadata[";
 
 /// The parameters of a page.
-pub(in crate::http) const PAGE: &[Field] = &[
+const PAGE: &[Field] = &[
     Field::text("after", "The page begins after the entry with this id."),
     Field::json("limit", limit_schema, "Most entries of the page; default 20."),
     Field::one_of("order", &["asc", "desc"], "By time; default `asc`."),
@@ -31,6 +31,9 @@ pub(in crate::http) const COMPLETIONS: FieldTable = &[
     ],
 ];
 
+/// The parameters of a page of messages.
+pub(in crate::http) const MESSAGES: FieldTable = &[PAGE];
+
 fn limit_schema() -> Value {
     json!({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
 }
@@ -40,15 +43,15 @@ fn entry_schema() -> Value {
 }
 
 /// Which page of a list, and in which order.
-pub(super) struct PageQuery<'a> {
+pub(in crate::http) struct PageQuery<'a> {
     /// The id of the entry before the page.
-    pub(super) after: Option<&'a str>,
-    pub(super) limit: usize,
-    pub(super) newest_first: bool,
+    pub(in crate::http) after: Option<&'a str>,
+    pub(in crate::http) limit: usize,
+    pub(in crate::http) newest_first: bool,
 }
 
 impl<'a> PageQuery<'a> {
-    pub(super) fn read(fields: &Fields<'a>) -> Result<Self, ApiError> {
+    pub(in crate::http) fn read(fields: &Fields<'a>) -> Result<Self, ApiError> {
         let limit = fields.read("limit", format_args!("from 1 to {MAX_LIMIT}"), |value| {
             let limit: usize = value.as_str()?.parse().ok()?;
             (1..=MAX_LIMIT).contains(&limit).then_some(limit)

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
 use hone_core::types::{Interaction, Sample, SampleOrigin, ToolCall};
-use hone_engine::answer::AnswerForm;
 use hone_engine::{Codec, ToolFormat};
 
-use crate::http::chat::answer::recorded;
-use crate::http::chat::wire::{AssistantMessage, ChatCompletion, Choice};
+use super::query::PageQuery;
+use crate::http::body::invalid;
+use crate::http::chat::answer::{recorded, recorded_form};
+use crate::http::chat::wire::{ChatCompletion, Choice};
+use crate::http::error::ApiError;
 use crate::http::generate::types::Usage;
 
 /// A recorded completion: its response, and what the request asked for.
@@ -41,20 +44,10 @@ impl StoredCompletion {
         samples.sort_by_key(|sample| sample.choice);
         let tokens = samples.iter().map(|sample| sample.ids.len()).sum();
         let version = samples.first().map(|sample| sample.version).unwrap_or_default();
-        let is_own = interaction.template_hash == codec.template_hash();
-        let mut form = AnswerForm::new(codec, &interaction.prompt_ids, &interaction.chat, format);
-        if interaction.grammar.is_some() {
-            form = form.constrained(&interaction.chat);
-        }
+        let form = recorded_form(codec, &interaction, format);
         let choices = samples.into_iter().map(|sample| {
-            let index = sample.choice;
-            if is_own {
-                let message = recorded(codec, &form, &sample, &interaction.stop);
-                return Choice::new(index, message, None, false);
-            }
-            let (message, finish_reason) =
-                (AssistantMessage::of(sample.text), sample.finish.as_str());
-            Choice { index, message, logprobs: None, finish_reason, token_ids: None }
+            let message = recorded(codec, form.as_ref(), &sample, &interaction.stop);
+            Choice::new(sample.choice, message, None, false)
         });
         let usage = Usage::new(interaction.prompt_ids.len(), tokens);
         let completion = ChatCompletion::new(&interaction, version, choices.collect(), usage);
@@ -101,6 +94,30 @@ pub struct ListPage<T> {
 }
 
 impl<T> ListPage<T> {
+    /// The page that a query wants of `all` entries, each with its id, oldest first. `entry` describes one.
+    pub(in crate::http) fn cut(
+        mut all: Vec<(String, T)>,
+        query: &PageQuery<'_>,
+        entry: &str,
+    ) -> Result<Self, ApiError> {
+        if query.newest_first {
+            all.reverse();
+        }
+        if let Some(after) = query.after {
+            let Some(place) = all.iter().position(|(id, _)| id == after) else {
+                return Err(invalid(
+                    "after",
+                    &Value::from(after),
+                    format_args!("the id of {entry}"),
+                ));
+            };
+            all.drain(..=place);
+        }
+        let has_more = all.len() > query.limit;
+        all.truncate(query.limit);
+        Ok(Self::new(all, None, has_more))
+    }
+
     /// `data` has each entry with its id. The next page begins after `last`, or else after the last entry.
     pub(super) fn new(data: Vec<(String, T)>, last: Option<String>, has_more: bool) -> Self {
         Self {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use hone_core::types::{SamplingParams, TokenId};
 
 use crate::http::body::{Field, FieldTable, Fields, invalid};
-use crate::http::chat::fields::{MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, token_schema};
+use crate::http::chat::fields::{CHOICES, MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, token_schema};
 use crate::http::chat::request::{include_usage, metadata, params, stop, to_u32};
 use crate::http::error::ApiError;
 use crate::http::generate::admit::BYTES_PER_TOKEN;
@@ -29,6 +29,7 @@ pub(in crate::http) const FIELDS: FieldTable = &[
         Field::refused("suffix"),
     ],
     SAMPLING,
+    CHOICES,
 ];
 
 fn prompt_schema() -> Value {
@@ -155,5 +156,19 @@ fn prompts(fields: &Fields<'_>, vocab: usize) -> Result<Vec<TextPrompt>, ApiErro
             };
             list.iter().enumerate().map(text).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::body::testing::assert_agreement;
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let base = json!({"model": "default", "prompt": "a", "stream": true, "max_tokens": 256});
+        // It must be equal to `n`.
+        let except = ["best_of"];
+        assert_agreement(FIELDS, &base, &except, |body| read(body, 1000).map(drop));
     }
 }

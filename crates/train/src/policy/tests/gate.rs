@@ -189,6 +189,7 @@ fn held_out_prompt(n: u64) -> Interaction {
         held_out: true,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

@@ -38,6 +38,7 @@ impl World {
                 held_out: false,
                 chat: Default::default(),
                 grammar: None,
+                continues: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),

@@ -276,6 +276,7 @@ impl World {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         }))];
         let mut members = Vec::new();
         for value in rewards {
