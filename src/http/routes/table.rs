@@ -164,7 +164,7 @@ fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
             .answers::<ValidGrader>(),
     ];
     let limited = routes.into_iter().map(|route| ApiRoute {
-        handler: route.handler.layer(limit).layer(Extension(queue.clone())),
+        handler: route.handler.layer((Extension(queue.clone()), limit)),
         ..route
     });
     limited.collect()
