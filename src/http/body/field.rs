@@ -252,7 +252,9 @@ pub(in crate::http) fn or_null(mut schema: Value) -> Value {
     };
     match schema.get("type").and_then(Value::as_str).map(str::to_owned) {
         Some(kind) => {
-            schema["type"] = json!([kind, "null"]);
+            if let Some(slot) = schema.get_mut("type") {
+                *slot = json!([kind, "null"]);
+            }
             schema
         }
         None if has_enum => schema,
