@@ -235,7 +235,7 @@ async fn invalid_tools_are_refused() {
         allowed(json!({"mode": "auto", "tools": []})),
         allowed(json!({"mode": "auto", "tools": [function(json!({"name": "g"}))]})),
         allowed(json!({"mode": "any", "tools": [f]})),
-        json!({"reasoning_effort": "max"}),
+        json!({"reasoning_effort": "most"}),
         json!({"chat_template_kwargs": ["x"]}),
         json!({"chat_template_kwargs": {"messages": []}}),
     ];
@@ -263,7 +263,7 @@ async fn invalid_tools_are_refused() {
     tool_choice.allowed_tools.tools is a list: it must be a list of at least one function | tool_choice.allowed_tools.tools | invalid_value
     tool_choice.allowed_tools.tools[0].function.name is "g": it must be the name of a function in tools | tool_choice.allowed_tools.tools[0].function.name | invalid_value
     tool_choice.allowed_tools.mode is "any": it must be "auto" or "required" | tool_choice.allowed_tools.mode | invalid_value
-    reasoning_effort is "max": it must be one of "none", "minimal", "low", "medium", "high", "xhigh" | reasoning_effort | invalid_value
+    reasoning_effort is "most": it must be one of "none", "minimal", "low", "medium", "high", "xhigh", "max" | reasoning_effort | invalid_value
     chat_template_kwargs is a list: it must be an object | chat_template_kwargs | invalid_value
     chat_template_kwargs.messages is not a variable that a request can set | chat_template_kwargs.messages | unsupported_parameter
     "#);

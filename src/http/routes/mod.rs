@@ -59,6 +59,11 @@ pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
         .with_state(metrics)
 }
 
+/// The answer to every request for which there is no connection.
+pub(super) fn crowded(metrics: Arc<Metrics>) -> Router {
+    Router::new().fallback(health::crowded).layer(from_fn_with_state(metrics, observe::observe))
+}
+
 async fn no_such_route(method: Method, uri: Uri) -> ApiError {
     ApiError::not_found(format!("there is no {method} {}", uri.path()))
 }
