@@ -93,10 +93,8 @@ impl Builder {
             let name = format!("{}{status}", (route.error_body.name)());
             let reference = format!("#/components/responses/{name}");
             responses.insert(status.to_string(), json!({"$ref": reference}));
-            if !self.errors.contains_key(&name) {
-                let error = self.error(route.error_body, status);
-                self.errors.insert(name, error);
-            }
+            let error = self.error(route.error_body, status);
+            self.errors.insert(name, error);
         }
         let mut operation = json!({
             "operationId": route.id,
