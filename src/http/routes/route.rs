@@ -1,5 +1,6 @@
 //! One route: its handler, and what the OpenAPI document contains about it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::handler::Handler;
@@ -13,7 +14,7 @@ use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// Makes a schema, and adds those to which it refers to the generator.
-pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 /// A route, with one method of a path.
 pub(super) struct ApiRoute {
@@ -34,10 +35,23 @@ pub(super) struct ApiRoute {
     pub(super) answers: Vec<(&'static str, SchemaOf)>,
     /// Whether a response names the policy version.
     pub(super) has_version: bool,
-    /// The name of the shape of errors, and its schema.
-    pub(super) failure: (&'static str, SchemaOf),
-    /// Statuses of errors that other routes do not have.
+    /// Statuses of errors that follow from the purpose of the route.
     pub(super) errors: &'static [u16],
+    /// The body of an error.
+    pub(super) error_body: Named,
+}
+
+/// A type of bodies: its name and its schema.
+#[derive(Clone, Copy)]
+pub(super) struct Named {
+    pub(super) name: fn() -> Cow<'static, str>,
+    pub(super) schema: SchemaOf,
+}
+
+impl Named {
+    fn of<T: JsonSchema>() -> Self {
+        Self { name: T::schema_name, schema: SchemaGenerator::subschema_for::<T> }
+    }
 }
 
 /// What a body may be.
@@ -87,8 +101,8 @@ impl ApiRoute {
             example: None,
             answers: Vec::new(),
             has_version: false,
-            failure: ("Error", SchemaGenerator::subschema_for::<ApiError>),
             errors: &[],
+            error_body: Named::of::<ApiError>(),
         }
     }
 
@@ -145,14 +159,14 @@ impl ApiRoute {
         Self { has_version: true, ..self }
     }
 
-    /// Errors are a `T`. `name` distinguishes them from those of other shapes.
-    pub(super) fn fails_with<T: JsonSchema>(self, name: &'static str) -> Self {
-        Self { failure: (name, SchemaGenerator::subschema_for::<T>), ..self }
-    }
-
     /// The statuses of errors that follow from the purpose of the route.
     pub(super) fn errors(self, errors: &'static [u16]) -> Self {
         Self { errors, ..self }
+    }
+
+    /// Errors of the route have another shape.
+    pub(super) fn fails_as<T: JsonSchema>(self) -> Self {
+        Self { error_body: Named::of::<T>(), ..self }
     }
 }
 

@@ -116,14 +116,14 @@ fn messages() -> Vec<ApiRoute> {
             .answers::<MessageObject>()
             .streams::<MessageEvent>()
             .with_version()
-            .fails_with::<MessageError<'static>>("MessageError")
+            .fails_as::<MessageError<'static>>()
             .errors(&[404]),
         ApiRoute::post("/v1/messages/count_tokens", messages::count_tokens)
             .named("countMessageTokens", "Count the tokens of a prompt")
             .takes("MessageCountRequest", messages::fields::COUNT_FIELDS)
             .example(example(json!({})))
             .answers::<TokenCount>()
-            .fails_with::<MessageError<'static>>("MessageError")
+            .fails_as::<MessageError<'static>>()
             .errors(&[404]),
     ]
 }
@@ -196,7 +196,7 @@ fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
             .answers::<ValidGrader>(),
     ];
     let limited = routes.into_iter().map(|route| ApiRoute {
-        handler: route.handler.layer(limit).layer(Extension(queue.clone())),
+        handler: route.handler.layer((Extension(queue.clone()), limit)),
         ..route
     });
     limited.collect()
