@@ -23,6 +23,7 @@ mod ratings;
 mod recorded;
 mod rollback;
 mod storing;
+mod trajectories;
 mod webhook;
 use backend::with_each_backend;
 use daemon::{Daemon, text};
