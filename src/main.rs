@@ -15,9 +15,9 @@ use hone::app::adapters::{Export, VersionChoice};
 use hone::bench::rewards::Worst;
 use hone::bench::safety::SafetyOptions;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs,
-    BenchTrainArgs, Cli, Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs,
-    RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, BenchCommand, BenchHttpArgs, BenchInterferenceArgs, BenchSafetyArgs,
+    BenchSampleArgs, BenchTrainArgs, Cli, Command, ConfigArgs, DataArgs, DbCommand, DemoArgs,
+    EvalArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
 use hone::demo::{DaemonHandle, DemoError};
@@ -77,6 +77,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Bench { command: BenchCommand::Interference(args) } => {
             bench_interference(args, out)
         }
+        Command::Bench { command: BenchCommand::Http(args) } => bench_http(args, out),
         Command::Bench { command: BenchCommand::Safety(args) } => bench_safety(args, out),
     }
 }
@@ -409,6 +410,15 @@ fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome 
     let report = runtime()?.block_on(bench::interference::run(&args.into(), start_daemon))?;
     print_report(&report, json, out)?;
     Ok(if report.failed() > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn bench_http(args: BenchHttpArgs, out: &mut Output) -> Outcome {
+    let json = args.json;
+    let start = async |config: Config| {
+        logging::init(&config.log);
+        app::start(config).await
+    };
+    print_report(&runtime()?.block_on(bench::http::run(&args.into(), start))?, json, out)
 }
 
 fn bench_safety(args: BenchSafetyArgs, out: &mut Output) -> Outcome {

@@ -12,6 +12,8 @@ use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
+use hone_engine::Engine;
+use hone_store::Store;
 use hone_train::policy::Promotion;
 
 use super::core::Core;
@@ -109,6 +111,16 @@ fn holdout_share(config: &Config) -> f64 {
 }
 
 impl Service {
+    /// The engine that answers clients.
+    pub fn engine(&self) -> Arc<dyn Engine> {
+        self.core.engine.clone()
+    }
+
+    /// The ledger.
+    pub fn store(&self) -> &Store {
+        &self.core.store
+    }
+
     /// Replaces the API keys by those of `config`, whose other values are not used. Running requests
     /// continue.
     ///

@@ -316,7 +316,9 @@ impl From<EngineError> for ApiError {
             EngineError::PromptTooLong { prompt, context } => {
                 Self::too_long("messages", prompt, context)
             }
-            EngineError::Invalid(_) => Self::body(message).code(ErrorCode::InvalidValue),
+            EngineError::Invalid(_) | EngineError::TooManyChoices { .. } => {
+                Self::body(message).code(ErrorCode::InvalidValue)
+            }
             EngineError::Sample(SampleError::Grammar(error)) => {
                 Self::body(error.to_string()).code(ErrorCode::GrammarFailed)
             }

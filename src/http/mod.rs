@@ -1,9 +1,10 @@
 //! The HTTP surface: an OpenAI-compatible API over an [`Engine`](hone_engine::Engine), feedback,
 //! and the operator's routes.
 //!
-//! `routes` lists every route and `serve` runs them. `auth` checks keys and `observe` measures and
-//! logs each request. `body` reads JSON bodies. `error` alone maps errors to status codes. `generate`
-//! samples for every endpoint that generates text. `operator` has `/admin`, probes and metrics.
+//! `routes` lists every route, with the OpenAPI document, and `serve` runs them. `auth` checks keys and
+//! `observe` measures and logs each request. `body` declares and reads the fields of requests. `error` alone
+//! maps errors to status codes. `generate` samples for every endpoint that generates text. `operator` has
+//! `/admin`, probes and metrics.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's
 //! shape; a completion is queued for the ledger before its last byte is sent, or leaves nothing there

@@ -43,13 +43,21 @@ pub struct Setup {
     pub min_free: u64,
 }
 
+/// Adds to what a fake was called with: the first 10,000 values, so that long tests do not fill the memory.
+fn note<T>(list: &Mutex<Vec<T>>, value: T) {
+    let mut list = list.lock().unwrap();
+    if list.len() < 10_000 {
+        list.push(value);
+    }
+}
+
 /// Records the submitted completions.
 #[derive(Default)]
 pub struct FakeRollout(Mutex<Vec<(Arc<Interaction>, Vec<Sample>)>>);
 
 impl ServedSink for FakeRollout {
     fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
-        self.0.lock().unwrap().push((interaction, served));
+        note(&self.0, (interaction, served));
     }
 }
 
@@ -160,14 +168,14 @@ impl PolicyControl for FakePolicies {
         }
     }
     fn assign(&self, key: &str) -> Option<PolicyVersion> {
-        self.assigned.lock().unwrap().push(key.to_owned());
+        note(&self.assigned, key.to_owned());
         None
     }
     fn rate(&self, rating: &VersionRating) {
-        self.ratings.lock().unwrap().push(rating.clone());
+        note(&self.ratings, rating.clone());
     }
     fn answered(&self, version: PolicyVersion, failed: bool) {
-        self.answers.lock().unwrap().push((version, failed));
+        note(&self.answers, (version, failed));
     }
 }
 
@@ -188,18 +196,23 @@ pub struct Server {
     _dir: tempfile::TempDir,
 }
 
+/// The model of the tests.
+pub fn model() -> ModelDir {
+    ModelDir::open(Path::new(MODEL)).unwrap()
+}
+
 impl Server {
     pub async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
     pub async fn with(change: impl FnOnce(&mut Setup)) -> Self {
-        Self::open(ModelDir::open(Path::new(MODEL)).unwrap(), change).await
+        Self::open(model(), change).await
     }
 
     /// A server whose model has another chat template, and room for long prompts.
     pub async fn with_template(template: &str, change: impl FnOnce(&mut Setup)) -> Self {
-        let mut model = ModelDir::open(Path::new(MODEL)).unwrap();
+        let mut model = model();
         model.chat_template = template.to_owned();
         let change = |setup: &mut Setup| {
             setup.fake.context = 8192;

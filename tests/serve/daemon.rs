@@ -124,6 +124,14 @@ impl Daemon {
         }
     }
 
+    /// Resident memory in bytes, on Linux.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+        line.split_whitespace().next().map_or(0, |kb| kb.parse::<u64>().unwrap() << 10)
+    }
+
     fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         Command::new("kill").args([name, &pid]).status().unwrap();

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use hone_engine::EngineBackend;
 
+mod abuse;
 mod backend;
 mod constraints;
 mod daemon;

@@ -10,8 +10,8 @@ use hone_core::types::{
 /// Reason of groups dropped because all their feedback is quarantined.
 pub const QUARANTINED: &str = "quarantined";
 
-/// Reason of groups dropped because another group has their members, which must be recorded before. It
-/// is no outcome of a rating.
+/// Reason of groups dropped because another group has their members, which must be recorded before:
+/// otherwise they stay ready. It is no outcome of a rating.
 pub const MERGED: &str = "merged";
 
 /// Reason of groups dropped because all their members were erased, and of ratings and corrections that were

@@ -94,7 +94,7 @@ impl GraderLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConnectionsConfig {
-    /// Connections at once.
+    /// Connections at once, beside those that are reserved for probes.
     pub max: usize,
     /// Seconds that a client may take to send the head of a request.
     pub head_seconds: u64,

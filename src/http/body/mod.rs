@@ -5,6 +5,8 @@
 
 mod field;
 mod fields;
+#[cfg(test)]
+pub(super) mod testing;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

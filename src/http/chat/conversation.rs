@@ -87,6 +87,7 @@ pub async fn begin(
         params: &params,
         max_tokens_field: fields.max_tokens,
         choices: conversation.choices as usize,
+        choices_field: "n",
         prompt_tokens: size(&messages, &chat) / BYTES_PER_TOKEN,
     };
     let permit = admit(&state, &caller, &wanted)?;

@@ -90,6 +90,7 @@ const OTHERS: &[Field] = &[
     // does not use.
     Field::ignored("prediction"),
     Field::ignored("prompt_cache_key"),
+    Field::ignored("prompt_cache_options"),
     Field::ignored("prompt_cache_retention"),
     Field::ignored("safety_identifier"),
     Field::ignored("verbosity"),
@@ -107,6 +108,7 @@ const OTHERS: &[Field] = &[
     Field::refused("guided_decoding_backend"),
     Field::refused("guided_whitespace_pattern"),
     Field::refused("logits_processors"),
+    Field::refused("moderation"),
     Field::refused("prompt_logprobs"),
     Field::refused("return_tokens_as_token_ids"),
     Field::refused("truncate_prompt_tokens"),

@@ -13,8 +13,8 @@ use crate::http::error::ApiError;
 const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 64;
 /// Values of `reasoning_effort`.
-pub(in crate::http) const EFFORTS: [&str; 6] =
-    ["none", "minimal", "low", "medium", "high", "xhigh"];
+pub(in crate::http) const EFFORTS: [&str; 7] =
+    ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 /// Variables of the chat template that have values already.
 const RESERVED: [&str; 4] = ["add_generation_prompt", "documents", "messages", "tools"];
 

@@ -60,7 +60,8 @@ pub(super) async fn record(
     id: InteractionId,
     choice: u32,
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
-    let interaction = find_interaction(state, id).await?.ok_or_else(|| posted.unknown())?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;

@@ -140,7 +140,8 @@ async fn completion(
     id: InteractionId,
     choice: u32,
 ) -> Recorded {
-    let interaction = find_interaction(state, id).await?.ok_or_else(|| posted.unknown())?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);

@@ -137,7 +137,7 @@ async fn find(
 ) -> Result<Preferred, Refusal> {
     let id: InteractionId = completion_id(fields, name).map_err(Refusal::Invalid)?;
     let choice = u32::try_from(fields.whole(choice_name).unwrap_or(0)).unwrap_or(u32::MAX);
-    let interaction = find_interaction(state, id).await?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
     let interaction = interaction.ok_or_else(|| unknown_completion(fields, name))?;
     let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
@@ -162,6 +162,9 @@ fn comparable<'s>(
     }
     if a.grammar != b.grammar {
         return Err(refuse("their response formats must be equal"));
+    }
+    if a.end_rules() != b.end_rules() {
+        return Err(refuse("stop, stop_token_ids, min_tokens and ignore_eos must be equal"));
     }
     if a.route != b.route || a.api_key() != b.api_key() {
         return Err(refuse("they must have the same route and API key"));

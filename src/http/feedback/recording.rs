@@ -38,15 +38,15 @@ impl From<StoreError> for Refusal {
 pub(in crate::http) async fn find_interaction(
     state: &AppState,
     id: InteractionId,
-) -> Result<Option<Interaction>, StoreError> {
+) -> Result<Option<Interaction>, ApiError> {
     if id.is_unstored() {
         return Ok(None);
     }
-    if let Some(found) = state.store.interaction(id)? {
+    if let Some(found) = state.read_ledger(move |store| store.interaction(id)).await? {
         return Ok(Some(found));
     }
     state.store.flush().await?;
-    state.store.interaction(id)
+    state.read_ledger(move |store| store.interaction(id)).await
 }
 
 /// Refuses a completion that another key asked for, unless this one may rate every completion.

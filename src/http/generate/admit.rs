@@ -2,6 +2,7 @@
 //! work of rendering and tokenizing a prompt.
 
 use hone_core::types::SamplingParams;
+use hone_engine::EngineError;
 
 use crate::http::auth::{Caller, KeyPermit};
 use crate::http::error::ApiError;
@@ -17,6 +18,8 @@ pub struct WantedTokens<'a> {
     pub max_tokens_field: &'a str,
     /// Number of choices of all prompts together.
     pub choices: usize,
+    /// The field that asks for several choices, for error messages.
+    pub choices_field: &'a str,
     /// Estimated tokens of all prompts together.
     pub prompt_tokens: usize,
 }
@@ -31,8 +34,20 @@ pub fn admit(
     let longest = u64::from(wanted.params.max_tokens).min(state.engine.info().context as u64);
     let completions = (wanted.choices as u64).saturating_mul(longest);
     let permit = caller.begin(completions.saturating_add(wanted.prompt_tokens as u64))?;
-    state.engine.admits(&caller.owner(), wanted.choices)?;
+    state.engine.admits(&caller.owner(), wanted.choices).map_err(|error| refusal(error, wanted))?;
     Ok(permit)
+}
+
+/// The answer to a request that the engine does not admit. If it never can, repeating it is of no use, so
+/// the answer names the field.
+fn refusal(error: EngineError, wanted: &WantedTokens<'_>) -> ApiError {
+    let EngineError::TooManyChoices { choices, most } = error else { return error.into() };
+    let name = wanted.choices_field;
+    let message = format!(
+        "{name} asks for {choices} choices at once: there can be at most {most} (engine.slots, and \
+         engine.queue or a key's share of it)"
+    );
+    ApiError::field(name, message)
 }
 
 /// Refuses a request for more tokens than the server permits; 0 permits all.

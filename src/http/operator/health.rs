@@ -46,6 +46,11 @@ pub(in crate::http) async fn loading() -> ApiError {
     ApiError::unavailable("not ready: the model is loading")
 }
 
+/// A request that is no probe, while every connection is taken.
+pub(in crate::http) async fn crowded() -> ApiError {
+    ApiError::unavailable("every connection is taken (server.connections.max)")
+}
+
 /// Why requests cannot be served or recorded.
 fn unready(state: &AppState) -> Vec<String> {
     if !state.ready.load(Ordering::Acquire) {

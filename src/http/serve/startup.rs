@@ -9,7 +9,7 @@ use hyper_util::service::TowerToHyperService;
 use hone_core::metrics::Metrics;
 
 use crate::config::ServerConfig;
-use crate::http::routes::{router, starting};
+use crate::http::routes::{crowded, router, starting};
 use crate::http::state::AppState;
 
 /// A server from its first connection on. Until [`Self::finish`], it answers `/livez`, `/metrics`, and
@@ -21,14 +21,15 @@ pub struct Startup {
     /// [`AppState::ready`].
     pub(super) ready: Arc<AtomicBool>,
     starting: Router,
+    crowded: Router,
     loaded: Arc<OnceLock<Router>>,
 }
 
 impl Startup {
     /// A server that is loading. `ready` is also that of the later [`AppState`].
     pub fn new(config: Arc<ServerConfig>, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> Self {
-        let starting = starting(metrics.clone());
-        Self { config, metrics, ready, starting, loaded: Arc::default() }
+        let (starting, crowded) = (starting(metrics.clone()), crowded(metrics.clone()));
+        Self { config, metrics, ready, starting, crowded, loaded: Arc::default() }
     }
 
     /// Answers every route from now on. A second call has no effect.
@@ -39,5 +40,10 @@ impl Startup {
     /// The routes of a request that arrives now.
     pub(super) fn app(&self) -> TowerToHyperService<Router> {
         TowerToHyperService::new(self.loaded.get().unwrap_or(&self.starting).clone())
+    }
+
+    /// The answer to a request without a place.
+    pub(super) fn crowded(&self) -> TowerToHyperService<Router> {
+        TowerToHyperService::new(self.crowded.clone())
     }
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 mod completions;
 mod feedback;
 mod models;
+mod openapi;
 mod stored;
 mod storing;
 mod tokenize;

@@ -25,7 +25,7 @@ pub use records::{
     Continuation, Group, GroupState, Interaction, PolicyCheck, PolicyRecord, PolicyState,
     PromptSource, Rating, Reward, RewardSource, Sample, SampleOrigin, StepRecord, session_of,
 };
-pub use sampling::{FinishReason, SamplingParams};
+pub use sampling::{EndRules, FinishReason, SamplingParams};
 pub use spans::TokenSpan;
 pub use time::{UnixMillis, now_ms};
 pub use tools::{ChatOptions, Tool, ToolCall, ToolChoice};

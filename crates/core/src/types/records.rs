@@ -12,7 +12,7 @@ use super::endpoint::Endpoint;
 use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::rater::key_of_rater;
-use super::sampling::{FinishReason, SamplingParams};
+use super::sampling::{EndRules, FinishReason, SamplingParams};
 use super::spans::TokenSpan;
 use super::time::UnixMillis;
 use super::tools::ChatOptions;
@@ -98,6 +98,16 @@ impl Interaction {
     /// First 16 bytes of the SHA-256 of the prompt's tokens, which equal prompts share.
     pub fn prompt_digest(&self) -> [u8; 16] {
         self.prompt_ids.iter().fold(Digest::new(), |all, id| all.bytes(id.to_le_bytes())).prefix()
+    }
+
+    /// Where its completions end.
+    pub fn end_rules(&self) -> EndRules {
+        EndRules {
+            stop: self.stop.iter().cloned().collect(),
+            stop_token_ids: self.params.stop_token_ids.iter().copied().collect(),
+            min_tokens: self.params.min_tokens,
+            ignore_eos: self.params.ignore_eos,
+        }
     }
 
     /// Whether the prompt is a text without roles, which the client gave as a whole. `messages` has it as

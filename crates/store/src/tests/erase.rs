@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CorrectionEntry, FeedbackOutcome, maintain};
+use crate::{CorrectionEntry, FeedbackOutcome, MERGED, maintain};
 
 fn ledger(dir: &Path) -> (Store, Arc<Metrics>) {
     let metrics = super::metrics();
@@ -145,6 +145,32 @@ fn nothing_of_an_erased_prompt_remains() {
     maintain::compact(&path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     assert!(!bytes.windows(6).any(|window| window == b"quagga"));
+}
+
+#[test]
+fn a_group_stays_ready_whose_successor_has_an_erased_member() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
+    let prompts = (1..=3).flat_map(|n| prompt_ops(n, 0));
+    let stars = FeedbackEntry { name: "stars".to_owned(), ..thumbs(1, 4.0, 2) };
+    let ratings = [thumbs(1, 1.0, 1), stars, thumbs(2, 0.0, 3), thumbs(3, 0.0, 4)];
+    commit(prompts.chain(ratings.map(feedback)).collect());
+    let both = group(1, 1, &[10], &["thumbs", "stars"]);
+    commit(vec![Op::Group(Box::new(both.clone()))]);
+    let other = |n, member| Op::Group(Box::new(group(n, 1, &[10, member], &["thumbs"])));
+    let rest = || Op::Group(Box::new(group(3, 1, &[10], &["stars"])));
+    let merge = || Op::GroupState(group_id(1), GroupState::Dropped(MERGED.to_owned()));
+    // The sweep read the second completion before it was erased.
+    commit(vec![erase(2), other(2, 20), rest(), merge()]);
+    assert_eq!(store.group(group_id(2)).unwrap(), None);
+    assert_eq!(store.ready_groups(9).unwrap(), [both], "no rating is lost or in two groups");
+    assert_eq!(ungrouped(&store), [(sample_id(30), "thumbs".to_owned())]);
+    // The next sweep merges it with the third.
+    commit(vec![other(4, 30), rest(), merge()]);
+    let ready: Vec<_> = store.ready_groups(9).unwrap().into_iter().map(|row| row.id).collect();
+    assert_eq!(ready, [group_id(3), group_id(4)]);
+    check(dir.path(), store, &metrics);
 }
 
 #[test]

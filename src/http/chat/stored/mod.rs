@@ -12,7 +12,7 @@ use axum::{Extension, Json};
 use hone_core::types::{Interaction, InteractionId, PromptSource, now_ms};
 use hone_store::{Op, StoreError};
 
-use self::query::{CompletionQuery, PAGE, PageQuery};
+use self::query::{CompletionQuery, MESSAGES, PageQuery};
 use self::wire::{DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
 use super::fields::metadata_schema;
 use super::request::metadata;
@@ -43,8 +43,9 @@ pub async fn list(
     let query = CompletionQuery::read(query)?;
     // The last completions may still be queued for the ledger.
     state.store.flush().await?;
-    let page = tokio::task::spawn_blocking(move || page(&state, &caller, &query)).await;
-    Ok(Json(page.map_err(|error| ApiError::logged("reading completions panicked", &error))??))
+    let reader = state.clone();
+    let page = state.read_ledger(move |_| page(&reader, &caller, &query)).await?;
+    Ok(Json(page))
 }
 
 /// `GET /v1/chat/completions/{id}`
@@ -54,7 +55,7 @@ pub async fn retrieve(
     PathText(id): PathText,
 ) -> Result<Json<StoredCompletion>, ApiError> {
     let interaction = find_chat(&state, &caller, &id).await?;
-    Ok(Json(stored(&state, interaction)?))
+    read_stored(state, interaction).await
 }
 
 /// `GET /v1/chat/completions/{id}/messages`
@@ -64,7 +65,7 @@ pub async fn messages(
     PathText(id): PathText,
     QueryObject(query): QueryObject,
 ) -> Result<Json<ListPage<StoredMessage>>, ApiError> {
-    let fields = Fields::of(&query, &[PAGE])?;
+    let fields = Fields::of(&query, MESSAGES)?;
     let page = PageQuery::read(&fields)?;
     let interaction = find_chat(&state, &caller, &id).await?;
     let completion = interaction.completion_id();
@@ -102,7 +103,7 @@ pub async fn update(
     let metadata = metadata(&fields)?;
     let interaction = find_chat(&state, &caller, &id).await?;
     state.store.commit(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
-    Ok(Json(stored(&state, Interaction { metadata, ..interaction })?))
+    read_stored(state, Interaction { metadata, ..interaction }).await
 }
 
 /// `DELETE /v1/chat/completions/{id}`; erases the completions of the other endpoints, too.
@@ -143,6 +144,15 @@ async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Inte
         return Err(ApiError::no_such_completion("id", text));
     }
     Ok(interaction)
+}
+
+/// The response with a completion.
+async fn read_stored(
+    state: Arc<AppState>,
+    interaction: Interaction,
+) -> Result<Json<StoredCompletion>, ApiError> {
+    let reader = state.clone();
+    state.read_ledger(move |_| stored(&reader, interaction)).await.map(Json)
 }
 
 fn stored(state: &AppState, interaction: Interaction) -> Result<StoredCompletion, StoreError> {

@@ -17,7 +17,7 @@ const MAX_LIMIT: usize = 100;
 const METADATA: &str = "metadata[";
 
 /// The parameters of a page.
-pub(in crate::http) const PAGE: &[Field] = &[
+const PAGE: &[Field] = &[
     Field::text("after", "The page begins after the entry with this id."),
     Field::json("limit", limit_schema, "Most entries of the page; default 20."),
     Field::one_of("order", &["asc", "desc"], "By time; default `asc`."),
@@ -30,6 +30,9 @@ pub(in crate::http) const COMPLETIONS: FieldTable = &[
         Field::json("metadata[KEY]", entry_schema, "Only completions with this entry."),
     ],
 ];
+
+/// The parameters of a page of messages.
+pub(in crate::http) const MESSAGES: FieldTable = &[PAGE];
 
 fn limit_schema() -> Value {
     json!({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})

@@ -4,9 +4,9 @@
 //! alone are trained on. Each of several prompts has its own record and id.
 
 mod head;
-mod request;
+pub(in crate::http) mod request;
 mod stream;
-mod wire;
+pub(in crate::http) mod wire;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,6 +43,7 @@ pub async fn create(
         params: &request.params,
         max_tokens_field: "max_tokens",
         choices: request.choices as usize * request.prompts.len(),
+        choices_field: if request.choices > 1 { "n" } else { "prompt" },
         prompt_tokens: request.prompts.iter().map(TextPrompt::estimated_tokens).sum(),
     };
     let permit = admit(&state, &caller, &wanted)?;

@@ -158,3 +158,17 @@ fn prompts(fields: &Fields<'_>, vocab: usize) -> Result<Vec<TextPrompt>, ApiErro
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::body::testing::assert_agreement;
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let base = json!({"model": "default", "prompt": "a", "stream": true, "max_tokens": 256});
+        // It must be equal to `n`.
+        let except = ["best_of"];
+        assert_agreement(FIELDS, &base, &except, |body| read(body, 1000).map(drop));
+    }
+}

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hone_core::types::{
-    Group, Interaction, InteractionId, Reward, RewardSource, SampleOrigin, include_rater,
+    Group, GroupState, Interaction, InteractionId, Reward, RewardSource, SampleOrigin,
+    include_rater,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
-use hone_store::{RecordSource, Store, StoreError};
+use hone_store::{ERASED, QUARANTINED, RecordSource, Store, StoreError};
 
 use super::{BatchGroup, FeedbackOrigin, GroupMember};
 
@@ -104,6 +105,37 @@ pub(crate) fn load(
     }
     let is_rated = is_rated(routes, &group);
     Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined, is_rated })
+}
+
+/// Reads a group that was ready, without the members that were erased meanwhile.
+pub(super) fn load_ready(
+    store: &Store,
+    routes: &Routes,
+    quarantined: &BTreeSet<String>,
+    group: Group,
+) -> Result<BatchGroup, StoreError> {
+    let mut loaded = load(store, routes, quarantined, group)?;
+    // An erasure of the first member's prompt gives the group the prompt of another member.
+    while loaded.members.is_empty()
+        && let Some(group) = store.group(loaded.group.id)?
+        && group.state == GroupState::Ready
+        && group != loaded.group
+    {
+        loaded = load(store, routes, quarantined, group)?;
+    }
+    Ok(loaded)
+}
+
+/// Why a group without a trainable member is dropped. The ledger has dropped an erased one already.
+pub(super) fn unused_reason(
+    store: &Store,
+    loaded: &BatchGroup,
+) -> Result<&'static str, StoreError> {
+    if loaded.without_quarantined {
+        return Ok(QUARANTINED);
+    }
+    let is_erased = store.interaction(loaded.group.interaction)?.is_none();
+    Ok(if is_erased { ERASED } else { "unscored" })
 }
 
 /// Aggregates a feedback reward again without the ratings of quarantined keys; returns whether it

@@ -2,26 +2,26 @@
 
 pub(crate) mod corrections;
 mod load;
+mod staleness;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use prometheus::IntCounterVec;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, Lineage, PolicyVersion, Sample,
-    SampleId, TokenId, TokenSpan, UnixMillis,
+    FinishReason, Group, GroupId, GroupState, Sample, SampleId, TokenId, TokenSpan, UnixMillis,
 };
 use hone_reward::Routes;
-use hone_store::{Op, QUARANTINED, Store, StoreError};
+use hone_store::{Op, Store, StoreError};
 
 use self::corrections::BatchCorrection;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
-use crate::config::TrainConfig;
-use load::{BatchTurns, is_rated};
+use load::{BatchTurns, is_rated, load_ready, unused_reason};
+use staleness::ABANDONED;
 
 pub(crate) use load::load;
+pub(crate) use staleness::{STALE, StalenessLimits, VersionAges};
 
 /// One trainable completion with its rewards.
 #[derive(Clone, Debug)]
@@ -231,52 +231,6 @@ pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
-/// How many versions ago a sample's policy was the one that the trainer continues from.
-#[derive(Clone, Debug)]
-pub(crate) struct VersionAges {
-    /// The tree of versions.
-    pub(crate) lineage: Arc<Lineage>,
-    /// The newest version that the trainer's weights descend from.
-    pub(crate) head: PolicyVersion,
-    /// Versions that are being published on top of `head`.
-    pub(crate) ahead: u64,
-}
-
-impl VersionAges {
-    /// The age of a version; `None` if the weights do not descend from it, for example because an
-    /// operator activated one of its ancestors.
-    pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
-        Some(self.lineage.age(self.head, version)? + self.ahead)
-    }
-}
-
-/// Reason of a dropped group with a sample of a version that the weights do not descend from.
-const ABANDONED: &str = "abandoned";
-/// Reason of a dropped group with a sample of a version that is too many versions old, or from which
-/// the policy has moved too far away.
-pub(crate) const STALE: &str = "stale";
-
-/// The limits on the age of samples, in versions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StalenessLimits {
-    /// `train.max_staleness`, beyond which a sample is late.
-    pub(crate) graded: u64,
-    /// `train.feedback_max_staleness`, for groups of ratings alone.
-    pub(crate) rated: u64,
-}
-
-impl StalenessLimits {
-    /// The configured limits.
-    pub(crate) fn new(config: &TrainConfig) -> Self {
-        Self { graded: config.max_staleness, rated: config.feedback_max_staleness }
-    }
-
-    /// The limit of a group of ratings alone, or of another group.
-    fn of(self, is_rated: bool) -> u64 {
-        if is_rated { self.rated } else { self.graded }
-    }
-}
-
 /// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
 /// exceed that number, and so may further turns of the batch's conversations among the next groups, so that
 /// a conversation is trained on as a whole. `None` if fewer than `min_samples` trainable samples are ready.
@@ -343,7 +297,7 @@ pub(crate) fn build_batch(
                 }
                 continue;
             }
-            let mut loaded = load(store, routes, &quarantined, group)?;
+            let mut loaded = load_ready(store, routes, &quarantined, group)?;
             let is_rated = loaded.is_rated;
             let too_old = |member: &GroupMember| too_old(member.sample.version, is_rated);
             if is_rated {
@@ -358,8 +312,7 @@ pub(crate) fn build_batch(
                 // The activation came while the group was sampled.
                 drops.push(dropped(loaded.group.id, reason));
             } else if loaded.members.is_empty() {
-                let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
-                drops.push(dropped(loaded.group.id, reason));
+                drops.push(dropped(loaded.group.id, unused_reason(store, &loaded)?));
             } else {
                 samples += loaded.members.len();
                 turns.add(&loaded);

@@ -1,6 +1,6 @@
 //! Which groups and members reach a batch, and with which values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use hone_core::types::{
     SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
-use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
+use hone_store::{ERASED, FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
-use super::{StalenessLimits, TrainBatch, VersionAges, build_batch};
+use super::{StalenessLimits, TrainBatch, VersionAges, build_batch, load_ready, unused_reason};
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
@@ -441,6 +441,45 @@ fn a_conversation_is_trained_on_as_a_whole() {
     }
     let batch = build_batch(&store, &routes, &ages(&[]), limits(4), 1, 2, &counter()).unwrap();
     assert_eq!(batch.unwrap().group_ids(), [first, alone, later[0], later[1]]);
+}
+
+#[test]
+fn erased_members_are_not_counted_as_unscored() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let (first, second) = (InteractionId::new(), InteractionId::new());
+    let samples = [sample(first, 0), sample(second, 0)];
+    let reward = |sample: &Sample| {
+        Op::Reward(Box::new(Reward {
+            id: RewardId::new(),
+            sample: sample.id,
+            name: "stars".to_owned(),
+            value: Some(1.0),
+            source: RewardSource::Grader,
+            created: 7,
+            idempotency_key: None,
+            comment: None,
+            key_id: None,
+        }))
+    };
+    let mut ops = vec![interaction(first), interaction(second)];
+    ops.extend(samples.iter().map(|sample| Op::Sample(Box::new(sample.clone()))));
+    ops.extend(samples.iter().map(reward));
+    let group = Group { route: "graded".to_owned(), ..group(&samples, 1) };
+    ops.push(Op::Group(Box::new(group.clone())));
+    store.commit_blocking(ops).unwrap();
+    // The trainer has read the group before.
+    let read = || load_ready(&store, &routes, &BTreeSet::new(), group.clone()).unwrap();
+    store.commit_blocking(vec![Op::Erase(first, 9)]).unwrap();
+    let loaded = read();
+    assert_eq!(loaded.group.interaction, second);
+    let members: Vec<SampleId> = loaded.members.iter().map(|member| member.sample.id).collect();
+    assert_eq!(members, [samples[1].id], "the other one is trained on");
+    store.commit_blocking(vec![Op::Erase(second, 9)]).unwrap();
+    let loaded = read();
+    assert!(loaded.members.is_empty());
+    assert_eq!(unused_reason(&store, &loaded).unwrap(), ERASED);
 }
 
 #[test]
