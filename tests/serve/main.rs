@@ -24,6 +24,7 @@ mod ratings;
 mod recorded;
 mod rollback;
 mod storing;
+mod tls;
 mod trajectories;
 mod webhook;
 use backend::with_each_backend;
