@@ -48,7 +48,8 @@ class Python:
         if is_same(self.pins, installed):
             return
         must_run("python3", "-m", "venv", "--clear", self.folder)
-        must_run(self.program, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", self.pins)
+        options = ["-q", "--disable-pip-version-check", "-r", self.pins]
+        must_run(self.program, "-m", "pip", "install", *options)
         shutil.copy(self.pins, installed)
 
     def command(self, session):

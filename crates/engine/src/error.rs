@@ -46,8 +46,12 @@ pub enum EngineError {
         /// When the queue will probably have been served.
         retry_after: Duration,
     },
-    /// The prompt fills the context, so that no token can follow it.
-    #[error("the prompt has {prompt} tokens; the model's context holds {context}")]
+    /// The prompt fills the context, so that no token can follow it. The words are those of OpenAI and
+    /// Anthropic, by which client libraries recognize the error.
+    #[error(
+        "prompt is too long: this model's maximum context length is {context} tokens, and the prompt has \
+         {prompt}"
+    )]
     PromptTooLong {
         /// Prompt length in tokens.
         prompt: usize,

@@ -235,25 +235,30 @@ pub(in crate::http) fn object_schema(table: FieldTable) -> Value {
 
 /// A schema that permits null, too.
 pub(in crate::http) fn or_null(mut schema: Value) -> Value {
-    let is_simple = schema.get("type").is_some_and(Value::is_string);
     if schema.as_object().is_some_and(Map::is_empty) {
         return schema;
     }
     if let Some(value) = schema.get("const") {
         return json!({"enum": [value, null]});
     }
-    if let Some(list) = schema.get_mut("enum").and_then(Value::as_array_mut)
-        && !list.contains(&Value::Null)
-    {
-        list.push(Value::Null);
-    }
-    match schema.get_mut("type") {
-        Some(kind) if is_simple => {
-            *kind = json!([kind, "null"]);
+    let has_enum = match schema.get_mut("enum").and_then(Value::as_array_mut) {
+        Some(list) => {
+            if !list.contains(&Value::Null) {
+                list.push(Value::Null);
+            }
+            true
+        }
+        None => false,
+    };
+    match schema.get("type").and_then(Value::as_str).map(str::to_owned) {
+        Some(kind) => {
+            if let Some(slot) = schema.get_mut("type") {
+                *slot = json!([kind, "null"]);
+            }
             schema
         }
-        _ if schema.get("enum").is_some() => schema,
-        _ => json!({"anyOf": [schema, {"type": "null"}]}),
+        None if has_enum => schema,
+        None => json!({"anyOf": [schema, {"type": "null"}]}),
     }
 }
 

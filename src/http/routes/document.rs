@@ -9,10 +9,9 @@ use axum::response::IntoResponse;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::route::{ApiRoute, RequestShape};
+use super::route::{ApiRoute, Named, RequestShape};
 use crate::http::auth::{Access, access};
 use crate::http::body::{Field, fields_of, object_schema};
-use crate::http::error::ApiError;
 
 const JSON: &str = "application/json";
 
@@ -37,17 +36,18 @@ pub(super) fn document(routes: &[ApiRoute]) -> Value {
         settings.definitions_path = "/components/schemas".into();
         settings.meta_schema = None;
     });
-    let mut builder = Builder { generator: settings.into_generator(), schemas: Map::new() };
+    let mut builder = Builder {
+        generator: settings.into_generator(),
+        schemas: Map::new(),
+        errors: BTreeMap::new(),
+    };
     let mut paths: BTreeMap<String, Map<String, Value>> = BTreeMap::new();
     for route in routes {
         let method = route.method.as_str().to_ascii_lowercase();
         let path = paths.entry(template(route.path)).or_default();
         path.insert(method, builder.operation(route));
     }
-    let errors: BTreeSet<u16> = routes.iter().flat_map(errors_of).collect();
-    let errors: Map<String, Value> =
-        errors.into_iter().map(|status| (error_name(status), builder.error(status))).collect();
-    let Builder { mut generator, mut schemas } = builder;
+    let Builder { mut generator, mut schemas, errors } = builder;
     schemas.extend(generator.take_definitions(true));
     json!({
         "openapi": "3.1.0",
@@ -81,6 +81,8 @@ struct Builder {
     generator: SchemaGenerator,
     /// The schemas of requests.
     schemas: Map<String, Value>,
+    /// The responses that several routes share.
+    errors: BTreeMap<String, Value>,
 }
 
 impl Builder {
@@ -88,8 +90,11 @@ impl Builder {
         let mut responses = Map::new();
         responses.insert("200".to_owned(), self.success(route));
         for status in errors_of(route) {
-            let reference = format!("#/components/responses/{}", error_name(status));
+            let name = format!("{}{status}", (route.error_body.name)());
+            let reference = format!("#/components/responses/{name}");
             responses.insert(status.to_string(), json!({"$ref": reference}));
+            let error = self.error(route.error_body, status);
+            self.errors.insert(name, error);
         }
         let mut operation = json!({
             "operationId": route.id,
@@ -110,7 +115,7 @@ impl Builder {
     fn body(&mut self, route: &ApiRoute) -> Value {
         let shapes = route.bodies.iter().map(|(name, shape)| {
             let schema = match shape {
-                RequestShape::Fields(table) => object_schema(table),
+                RequestShape::Fields(table) => object_schema(*table),
                 RequestShape::Json(schema) => schema(),
             };
             self.schemas.insert((*name).to_owned(), schema);
@@ -141,8 +146,8 @@ impl Builder {
         json!({"description": "Success.", "headers": headers, "content": contents})
     }
 
-    fn error(&mut self, status: u16) -> Value {
-        let schema = self.generator.subschema_for::<ApiError>();
+    fn error(&mut self, body: Named, status: u16) -> Value {
+        let schema = (body.schema)(&mut self.generator);
         let mut headers = Map::new();
         headers.insert("x-request-id".to_owned(), json!({"schema": {"type": "string"}}));
         match status {
@@ -232,10 +237,6 @@ fn errors_of(route: &ApiRoute) -> BTreeSet<u16> {
         errors.extend([400, 404]);
     }
     errors
-}
-
-fn error_name(status: u16) -> String {
-    format!("Error{status}")
 }
 
 fn cause(status: u16) -> &'static str {

@@ -1,5 +1,6 @@
 //! One route: its handler, and what the OpenAPI document contains about it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::handler::Handler;
@@ -9,6 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
 use crate::http::body::FieldTable;
+use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// Makes a schema, and adds those to which it refers to the generator.
@@ -33,8 +35,23 @@ pub(super) struct ApiRoute {
     pub(super) answers: Vec<(&'static str, SchemaOf)>,
     /// Whether a response names the policy version.
     pub(super) has_version: bool,
-    /// Statuses of errors that other routes do not have.
+    /// Statuses of errors that follow from the purpose of the route.
     pub(super) errors: &'static [u16],
+    /// The body of an error.
+    pub(super) error_body: Named,
+}
+
+/// A type of bodies: its name and its schema.
+#[derive(Clone, Copy)]
+pub(super) struct Named {
+    pub(super) name: fn() -> Cow<'static, str>,
+    pub(super) schema: SchemaOf,
+}
+
+impl Named {
+    fn of<T: JsonSchema>() -> Self {
+        Self { name: T::schema_name, schema: SchemaGenerator::subschema_for::<T> }
+    }
 }
 
 /// What a body may be.
@@ -85,6 +102,7 @@ impl ApiRoute {
             answers: Vec::new(),
             has_version: false,
             errors: &[],
+            error_body: Named::of::<ApiError>(),
         }
     }
 
@@ -145,13 +163,18 @@ impl ApiRoute {
     pub(super) fn errors(self, errors: &'static [u16]) -> Self {
         Self { errors, ..self }
     }
+
+    /// Errors of the route have another shape.
+    pub(super) fn fails_as<T: JsonSchema>(self) -> Self {
+        Self { error_body: Named::of::<T>(), ..self }
+    }
 }
 
 fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let event = generator.subschema_for::<T>();
     json_schema!({
         "type": "string",
-        "description": "Server-sent events. The data of each but the last, `[DONE]`, is JSON.",
+        "description": "Server-sent events. The data of each is JSON, except for a last `[DONE]`.",
         "contentMediaType": "application/json",
         "contentSchema": event,
     })

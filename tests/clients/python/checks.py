@@ -61,7 +61,8 @@ def run():
             [*_, place] = [frame for frame in frames if "site-packages" not in frame.filename]
             error = f"line {place.lineno}: {type(failure).__name__}: {failure}"
         seconds = time.monotonic() - began
-        print(json.dumps({"check": function.__name__, "seconds": seconds, "error": error}), flush=True)
+        outcome = {"check": function.__name__, "seconds": seconds, "error": error}
+        print(json.dumps(outcome), flush=True)
 
 
 class Sign(enum.Enum):
