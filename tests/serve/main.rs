@@ -25,6 +25,7 @@ mod recorded;
 mod rollback;
 mod storing;
 mod tls;
+mod trajectories;
 mod webhook;
 use backend::with_each_backend;
 use daemon::{Daemon, text};

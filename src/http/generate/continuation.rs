@@ -76,16 +76,15 @@ pub async fn chat_prompt(
             outcome = "options";
         } else {
             let known = [&was.prompt_ids[..], &turn.sample.ids].concat();
-            let length = known.len();
             let (size, format) = (size(messages, options), tool_format(state));
             let (messages, options) = (messages.to_vec(), options.clone());
             let work =
                 move |codec: &Codec| codec.continued_chat(&known, &messages, &options, format);
             let prompt = encode(state, size, work).await?;
-            match prompt.encoded {
-                Some(reason) => outcome = reason.as_str(),
-                None => {
-                    prefix_tokens = u32::try_from(length).unwrap_or(u32::MAX);
+            match prompt.kept {
+                Err(reason) => outcome = reason.as_str(),
+                Ok(kept) => {
+                    prefix_tokens = u32::try_from(kept).unwrap_or(u32::MAX);
                     outcome = if edited.is_some() { "edited" } else { "exact" };
                 }
             }
