@@ -46,8 +46,8 @@ pub struct SamplerConfig {
     /// Threads that compute while clients are served.
     pub busy_threads: usize,
     /// Fraction of the time in which the sampler computes while clients are served, in (0, 1]. If this
-    /// engine serves clients itself, the fraction of its steps in which shadow requests may do what
-    /// would otherwise wait for live ones.
+    /// engine serves clients itself, a page of a shadow prompt is computed in a quarter of this fraction of its
+    /// steps although live prompts wait.
     pub busy_share: f64,
 }
 
