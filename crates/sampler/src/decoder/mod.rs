@@ -10,6 +10,7 @@ mod scratch;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rayon::prelude::*;
 
@@ -140,8 +141,8 @@ impl Decoder {
         let chunk = PromptChunk { sequence: prompt, tokens };
         let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..tokens });
         let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
-        self.hot(threads, || self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings))
-            .map(drop)
+        let compute = || self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings);
+        self.hot((threads, Duration::ZERO), compute).map(drop)
     }
 
     /// Decodes one token of each sequence, on up to `threads` threads of the current pool. Afterwards
@@ -160,7 +161,8 @@ impl Decoder {
     ) -> Result<()> {
         let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..members.len() });
         let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
-        self.hot(threads, || self.compute(members, None, scratch, settings)).map(drop)
+        let compute = || self.compute(members, None, scratch, settings);
+        self.hot((threads, Duration::ZERO), compute).map(drop)
     }
 
     /// [`Self::step`] and [`Self::prefill`] in one pass, which reads the weights once. Call it within
@@ -191,9 +193,13 @@ impl Decoder {
     }
 
     /// Runs `f`, which computes passes on up to `threads` threads, and keeps the pool hot where its threads
-    /// share the matmuls.
-    pub(crate) fn hot<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
-        if threads > 1 && !self.is_small() { keep_pool_hot(f) } else { f() }
+    /// share the matmuls: without work they keep their processors for `spin`.
+    pub(crate) fn hot<R: Send>(
+        &self,
+        (threads, spin): (usize, Duration),
+        f: impl FnOnce() -> R + Send,
+    ) -> R {
+        if threads > 1 && !self.is_small() { keep_pool_hot(spin, f) } else { f() }
     }
 
     /// Computes all layers and the final norm, which is left in `scratch.normed`.

@@ -17,6 +17,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hone_core::threads::background_was_busy;
 use hone_engine::EngineError;
 
 use super::shared::EngineShared;
@@ -35,6 +36,16 @@ const PAUSE_POLL: Duration = Duration::from_micros(500);
 /// The maximum length of a pause.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
+/// How long threads without work keep their processors in a pass for clients. The serial parts of a pass are
+/// shorter.
+const LIVE_SPIN: Duration = Duration::from_micros(50);
+
+/// The shortest pause for background threads. What they are owed adds up until then.
+const LEAST_SHARE: Duration = Duration::from_micros(500);
+
+/// A background thread that has yielded within so long has more to compute.
+const BUSY_WITHIN: Duration = Duration::from_millis(50);
+
 /// The state of the scheduler's thread.
 pub(super) struct BatchScheduler {
     shared: Arc<EngineShared>,
@@ -52,6 +63,8 @@ pub(super) struct BatchScheduler {
     live_parts: u64,
     /// The duration of the last pass, from which the length of pauses is computed.
     last_pass: Duration,
+    /// The time that background threads have not got yet.
+    owed: Duration,
 }
 
 impl BatchScheduler {
@@ -75,6 +88,7 @@ impl BatchScheduler {
             iterations: 0,
             live_parts: 0,
             last_pass: Duration::ZERO,
+            owed: Duration::ZERO,
         }
     }
 
@@ -100,8 +114,12 @@ impl BatchScheduler {
                 &self.prefilling,
                 &self.running,
             );
+            let start = Instant::now();
             let part = self.prefill(plan);
             self.step(plan, part);
+            if plan.busy {
+                self.leave_time_to_background(start.elapsed());
+            }
         }
     }
 
@@ -135,6 +153,22 @@ impl BatchScheduler {
             }
         }
         busy_threads.clamp(1, threads)
+    }
+
+    /// Pauses after an iteration for clients that took `spent`, if background threads have something to compute.
+    /// Otherwise they would get only the time that no client needs.
+    fn leave_time_to_background(&mut self, spent: Duration) {
+        let share = self.shared.config.background_share;
+        // Within the iteration they may not have run.
+        if self.decoder.is_small() || !background_was_busy(spent + BUSY_WITHIN) {
+            self.owed = Duration::ZERO;
+            return;
+        }
+        self.owed = (self.owed + spent.mul_f64(share)).min(MAX_PAUSE);
+        if self.owed >= LEAST_SHARE {
+            thread::sleep(self.owed);
+            self.owed = Duration::ZERO;
+        }
     }
 
     /// Computes parts of prompts, up to the plan's number of tokens. Returns the last part, if it is left
@@ -199,7 +233,8 @@ impl BatchScheduler {
         let start = Instant::now();
         let Self { shared, decoder, scratch, .. } = self;
         let pass = DecodingPass { decoder, shared, threads };
-        decoder.hot(threads, || pass.compute_all(Vec::new(), Some(&mut part), scratch));
+        let spin = spin(part.sequence.is_live());
+        decoder.hot((threads, spin), || pass.compute_all(Vec::new(), Some(&mut part), scratch));
         self.last_pass = start.elapsed();
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
@@ -250,7 +285,8 @@ impl BatchScheduler {
             let Self { shared, decoder, scratch, running, .. } = self;
             let pass = DecodingPass { decoder, shared, threads };
             let rows = running.iter_mut().filter(|s| plan.takes_part(s, newest)).collect();
-            decoder.hot(threads, || pass.compute_all(rows, part.as_mut(), scratch));
+            let spin = spin(plan.busy);
+            decoder.hot((threads, spin), || pass.compute_all(rows, part.as_mut(), scratch));
             self.last_pass = start.elapsed();
         }
         if let Some(part) = part {
@@ -300,6 +336,11 @@ impl BatchScheduler {
         pages.with_label_values(&["used"]).set(metric_value(usage.used));
         pages.with_label_values(&["cached"]).set(metric_value(usage.cached));
     }
+}
+
+/// How long threads without work keep their processors in a pass.
+fn spin(is_live: bool) -> Duration {
+    if is_live { LIVE_SPIN } else { Duration::ZERO }
 }
 
 fn metric_value(count: usize) -> i64 {
