@@ -250,7 +250,8 @@ fn rows_of_several_adapters_compute_what_each_computes_alone() {
             let part = |index: usize, rows| RowAdapter { adapter: &adapters[index], rows };
             let parts = [part(0, 2..3), part(1, 3..6), part(0, 6..6 + tokens)];
             let settings = PassSettings { adapters: &parts, threads: 1, interrupt: None };
-            let chunk = (step == 0).then(|| PromptChunk { sequence: &mut last[0], tokens });
+            let sequence = &mut last[0];
+            let chunk = if step == 0 { Some(PromptChunk { sequence, tokens }) } else { None };
             decoder.compute(&mut batch, chunk, scratch, settings).unwrap();
             for (row, member) in batch.iter_mut().enumerate() {
                 assert_eq!(bits(scratch.logits(row)), bits(&alone[row][step]), "{name}, {row}");
