@@ -12,6 +12,7 @@ use hone_train::config::Recompute;
 use hone_train::policy::Promotion;
 
 use super::values::{compute, engine_backend, promotion, quantize, sampler_kind};
+use crate::bench::http::HttpBenchOptions;
 use crate::bench::interference::InterferenceOptions;
 use crate::bench::safety::{SafetyOptions, SafetyScenario};
 use crate::bench::sample::SampleOptions;
@@ -37,6 +38,8 @@ pub enum BenchCommand {
     Sample(BenchSampleArgs),
     /// Latency of served clients while Hone is idle and while it samples and trains
     Interference(BenchInterferenceArgs),
+    /// Latency and throughput over HTTP, with recording, compared with the engine alone
+    Http(BenchHttpArgs),
     /// Satisfaction of simulated users when learning goes wrong, by how versions are published
     Safety(BenchSafetyArgs),
 }
@@ -147,6 +150,39 @@ impl From<BenchInterferenceArgs> for InterferenceOptions {
             quantize,
             serving_share,
         }
+    }
+}
+
+/// `hone bench http`.
+#[derive(Debug, Args)]
+pub struct BenchHttpArgs {
+    /// Rounds of the engine alone, responses and streams
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Duration of each of them in a round in seconds, first for one client and then for several
+    #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// Number of clients, each with one request at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub users: u16,
+    /// Tokens per completion
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: u32,
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Engine
+    #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
+    pub backend: EngineBackend,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<BenchHttpArgs> for HttpBenchOptions {
+    fn from(args: BenchHttpArgs) -> Self {
+        let BenchHttpArgs { rounds, seconds, users, tokens, model, backend, json: _ } = args;
+        Self { rounds, seconds: seconds.into(), users: users.into(), tokens, model, backend }
     }
 }
 

@@ -15,11 +15,13 @@ use crate::http::error::ApiError;
 ///
 /// # Errors
 /// 400 with the place of the keyword in the parameters of a strict function that cannot be enforced.
-/// Other functions with such parameters have any object as arguments.
+/// Other functions with such parameters have any object as arguments. `parameters_field` is the place of
+/// the parameters within an entry of `tools`.
 pub(super) fn read(
     codec: &Codec,
     format: ToolFormat,
     options: &ChatOptions,
+    parameters_field: &str,
 ) -> Result<Option<RequestedGrammar>, ApiError> {
     let name = match &options.tool_choice {
         ToolChoice::None | ToolChoice::Auto => return Ok(None),
@@ -39,7 +41,7 @@ pub(super) fn read(
                 pieces(codec, &framing, tool, json!({"type": "object"}))
             }
             Err(error) => {
-                let path = format!("tools[{index}].function.parameters");
+                let path = format!("tools[{index}].{parameters_field}");
                 return Err(ApiError::field(&path, format!("{path}: {error}")));
             }
         });

@@ -10,6 +10,7 @@ use futures::stream;
 use hone_core::types::{Interaction, PolicyVersion};
 
 use super::answer::{Answers, MessageUpdate};
+use super::conversation::AnswerRun;
 use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice};
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
@@ -29,11 +30,10 @@ struct ChatStream {
 /// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
 /// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
-    mut run: RequestRun,
-    interaction: Arc<Interaction>,
-    answers: Answers,
+    begun: AnswerRun,
     include_usage: bool,
 ) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let AnswerRun { mut run, interaction, answers } = begun;
     let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
     let events = ChatStream { run, interaction, answers, version, include_usage, ended: false };
     let events = stream::unfold(events, |mut events| async move {
@@ -78,18 +78,19 @@ impl ChatStream {
     fn events(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
         let ChoiceUpdate { index, version, started, .. } = update;
         let update = self.answers.update(update)?;
-        let MessageUpdate { mut deltas, tokens, token_ids, finish } = update;
+        let MessageUpdate { parts, tokens, token_ids, end } = update;
+        let mut deltas: Vec<Delta> = parts.into_iter().map(Delta::from).collect();
         let mut events = String::new();
         let mut add = |delta, logprobs, token_ids, finish_reason| {
             let choice = StreamChoice { index, delta, logprobs, finish_reason, token_ids };
             events.push_str(&self.chunk(version, vec![choice], None));
         };
-        let text = |text: String| Delta { content: Some(text), ..Delta::default() };
         if started {
-            add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None, None);
+            let empty = Delta::text(String::new());
+            add(Delta { role: Some("assistant"), ..empty }, None, None, None);
         }
         if deltas.is_empty() && !tokens.is_empty() {
-            deltas.push(text(String::new()));
+            deltas.push(Delta::text(String::new()));
         }
         // The first change has the log-probabilities and ids of all tokens that completed the changes.
         let codec = self.run.state.engine.codec();
@@ -98,8 +99,8 @@ impl ChatStream {
         for delta in deltas {
             add(delta, logprobs.take(), token_ids.as_mut().map(std::mem::take), None);
         }
-        if let Some(finish) = finish {
-            add(Delta::default(), None, token_ids, Some(finish));
+        if let Some(end) = end {
+            add(Delta::default(), None, token_ids, Some(end.as_str()));
         }
         Ok(events)
     }

@@ -4,7 +4,9 @@ use serde_json::Value;
 
 mod completions;
 mod feedback;
+mod messages;
 mod models;
+mod openapi;
 mod stored;
 mod storing;
 mod tokenize;

@@ -1,10 +1,11 @@
 //! Functions that a model may call, and its calls.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// A call of a function by the model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "OpenAiCall", into = "OpenAiCall")]
 pub struct ToolCall {
     /// Identifies the call within its conversation.
@@ -16,7 +17,7 @@ pub struct ToolCall {
 }
 
 /// [`ToolCall`] in OpenAI's JSON.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 struct OpenAiCall {
     #[serde(default)]
     id: String,
@@ -25,10 +26,11 @@ struct OpenAiCall {
     function: CalledFunction,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 struct CalledFunction {
     name: String,
     /// A text, or an object as in datasets for transformers.
+    #[schemars(with = "String")]
     arguments: Value,
 }
 

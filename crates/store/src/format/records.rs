@@ -13,9 +13,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
-    ChatOptions, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message, PolicyCheck,
-    PolicyRecord, PolicyState, PromptSource, Reward, RewardSource, Role, Sample, SampleOrigin,
-    SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
+    ChatOptions, Continuation, Endpoint, FinishReason, GrammarSpec, Group, GroupState, Interaction,
+    Message, PolicyCheck, PolicyRecord, PolicyState, PromptSource, ResponseOptions, Reward,
+    RewardSource, Role, Sample, SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool,
+    ToolCall, ToolChoice,
 };
 
 use super::stored::{StoredForm, mirror_enum, mirror_struct};
@@ -141,12 +142,56 @@ impl StoredForm<GrammarSpec> for GrammarSpecV1 {
 }
 
 mirror_struct!(
-    InteractionV3 = Interaction {
+    ResponseOptionsV1 = ResponseOptions {
+        instructions: bool,
+        previous: Option<[u8; 16]>,
+        schema_name: Option<String>,
+    }
+);
+
+/// The stored form of [`Endpoint`], whose variants carry data.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum EndpointV1 {
+    Completions,
+    Responses(ResponseOptionsV1),
+    Messages,
+}
+
+impl StoredForm<Endpoint> for EndpointV1 {
+    fn store(plain: &Endpoint) -> Self {
+        match plain {
+            Endpoint::Completions => Self::Completions,
+            Endpoint::Responses(options) => Self::Responses(StoredForm::store(options)),
+            Endpoint::Messages => Self::Messages,
+        }
+    }
+    fn load(self) -> Endpoint {
+        match self {
+            Self::Completions => Endpoint::Completions,
+            Self::Responses(options) => Endpoint::Responses(options.load()),
+            Self::Messages => Endpoint::Messages,
+        }
+    }
+}
+
+mirror_struct!(
+    ContinuationV1 = Continuation {
+        conversation: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        prefix_tokens: u32,
+        edited: bool,
+    }
+);
+
+mirror_struct!(
+    InteractionV4 = Interaction {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
         route: String,
         model: String,
+        endpoint: EndpointV1,
         key_id: Option<String>,
         messages: Vec<MessageV3>,
         metadata: BTreeMap<String, String>,
@@ -157,6 +202,7 @@ mirror_struct!(
         held_out: bool,
         chat: ChatOptionsV3,
         grammar: Option<GrammarSpecV1>,
+        continues: Option<ContinuationV1>,
     }
 );
 
