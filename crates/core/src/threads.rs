@@ -1,10 +1,12 @@
 //! Lowers the priority of background threads, such as the trainer's, below that of serving threads.
 //!
 //! The process chooses a [`BackgroundPriority`] once with [`set_background`]. Each background
-//! thread calls [`to_background`] when it starts, and [`pause_point`] inside its long loops.
+//! thread calls [`to_background`] when it starts, and [`pause_point`] inside its long loops. A serving thread
+//! that wants to leave them time asks [`background_was_busy`].
 
 use std::cell::Cell;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,20 @@ const YIELD_INTERVAL: Duration = Duration::from_micros(100);
 thread_local! {
     /// When this thread last yielded; `None` in threads that never yield.
     static LAST_YIELD: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// When a background thread last yielded, in microseconds since [`start`], or 0.
+static LAST_BACKGROUND_YIELD: AtomicU64 = AtomicU64::new(0);
+
+/// The moment from which [`LAST_BACKGROUND_YIELD`] is counted: the first call.
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+/// Whole microseconds since [`start`], at least 1.
+fn now_us() -> u64 {
+    u64::try_from(start().elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
 /// Sets the priority for later calls of [`to_background`]. Only the first call has an effect.
@@ -75,5 +91,39 @@ pub fn pause_point() {
     if last.elapsed() >= YIELD_INTERVAL {
         std::thread::yield_now();
         LAST_YIELD.set(Some(Instant::now()));
+        LAST_BACKGROUND_YIELD.store(now_us(), Ordering::Relaxed);
+    }
+}
+
+/// Whether a background thread yielded in a [`pause_point`] within the given time, and so probably has more to
+/// compute.
+pub fn background_was_busy(within: Duration) -> bool {
+    let last = LAST_BACKGROUND_YIELD.load(Ordering::Relaxed);
+    last > 0 && u128::from(now_us().saturating_sub(last)) <= within.as_micros()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yields_of_background_threads_are_noticed() {
+        let compute = || {
+            let began = Instant::now();
+            while began.elapsed() < 3 * YIELD_INTERVAL {
+                pause_point();
+            }
+        };
+        compute();
+        assert!(!background_was_busy(Duration::MAX), "this is no background thread");
+        set_background(BackgroundPriority::Low);
+        let background = std::thread::spawn(move || {
+            to_background();
+            compute();
+        });
+        background.join().unwrap();
+        assert!(background_was_busy(Duration::from_secs(3600)));
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(!background_was_busy(Duration::from_millis(1)));
     }
 }
