@@ -330,7 +330,7 @@ fn a_conversation_is_one_sequence_with_equal_results() {
     }
     samples[3].prompt_ids.clone_from(&samples[2].prompt_ids);
     samples[4].prompt_ids.clone_from(&samples[0].prompt_ids);
-    samples[4].ids = [&[samples[0].ids[0] ^ 1], &samples[4].ids[..]].concat();
+    samples[4].ids[0] = u32::from(samples[0].ids[0] == 0);
     let of = |s: &'_ TrainSample| (s.prompt_ids.clone(), s.ids.clone(), s.temperature);
     let owned: Vec<_> = samples.iter().map(of).collect();
     let parts: Vec<_> = owned.iter().map(|(p, ids, t)| (&p[..], &ids[..], *t)).collect();
