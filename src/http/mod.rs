@@ -19,6 +19,7 @@ mod generate;
 mod graders;
 mod observe;
 mod operator;
+mod responses;
 mod routes;
 mod serve;
 mod state;

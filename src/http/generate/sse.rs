@@ -42,6 +42,11 @@ pub fn event(data: &str) -> String {
     format!("data: {data}\n\n")
 }
 
+/// One event with a name and an object as JSON.
+pub fn named_event(name: &str, object: &impl Serialize) -> String {
+    format!("event: {name}\n{}", json_event(object))
+}
+
 /// One event with an object as JSON.
 pub fn json_event(object: &impl Serialize) -> String {
     // An object of strings and numbers always serializes.
