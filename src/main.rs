@@ -132,14 +132,14 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     runtime()?.block_on(async {
         let mut reloads = app::ReloadSignal::new()?;
         let service = app::start(config).await?;
-        if let Err(error) = writeln!(out, "listening on http://{}", service.addr) {
+        if let Err(error) = writeln!(out, "listening on {}", service.url()) {
             tracing::warn!(%error, "cannot print the address");
         }
         let mut stop = pin!(app::shutdown_signal());
         loop {
             tokio::select! {
                 stopped = &mut stop => break stopped?,
-                () = reloads.recv() => reload_keys(&service, &args),
+                () = reloads.recv() => reload(&service, &args),
             }
         }
         service.shutdown().await?;
@@ -147,15 +147,15 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     })
 }
 
-/// Reads the configuration again and replaces the API keys.
-fn reload_keys(service: &app::Service, args: &ServeArgs) {
+/// Reads the configuration again and replaces the API keys and the certificate.
+fn reload(service: &app::Service, args: &ServeArgs) {
     let reloaded = serve_config(args)
-        .and_then(|config| service.reload_keys(&config.server).map_err(anyhow::Error::from));
+        .and_then(|config| service.reload(&config.server).map_err(anyhow::Error::from));
     match reloaded {
-        Ok(keys) => tracing::info!(keys, "the API keys are reloaded"),
+        Ok(keys) => tracing::info!(keys, "the API keys and the certificate are reloaded"),
         Err(error) => {
             let error = format!("{error:#}");
-            tracing::error!(%error, "the API keys are not reloaded and stay as they are");
+            tracing::error!(%error, "the API keys and the certificate are not reloaded and stay as they are");
         }
     }
 }

@@ -6,11 +6,12 @@ use clap::{Args, Subcommand, ValueEnum as _};
 
 use hone_engine::EngineBackend;
 use hone_model::kernels::compute::Compute;
+use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
 use hone_train::policy::Promotion;
 
-use super::values::{compute, engine_backend, promotion, sampler_kind};
+use super::values::{compute, engine_backend, promotion, quantize, sampler_kind};
 use crate::bench::http::HttpBenchOptions;
 use crate::bench::interference::InterferenceOptions;
 use crate::bench::safety::{SafetyOptions, SafetyScenario};
@@ -119,6 +120,12 @@ pub struct BenchInterferenceArgs {
     /// out the phase
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub changes: u32,
+    /// Format that the frozen weights are converted to [default: as they are stored]
+    #[arg(long, value_name = "FORMAT", value_parser = quantize(), default_value = "none")]
+    pub quantize: Quantize,
+    /// Time that training gets while the native engine serves [default: train.serving_share]
+    #[arg(long, value_name = "SHARE")]
+    pub serving_share: Option<f64>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
@@ -128,9 +135,21 @@ impl From<BenchInterferenceArgs> for InterferenceOptions {
     fn from(args: BenchInterferenceArgs) -> Self {
         let BenchInterferenceArgs { rounds, seconds, users, pause, .. } = args;
         let BenchInterferenceArgs { model, backend, sampler, changes, .. } = args;
+        let BenchInterferenceArgs { quantize, serving_share, .. } = args;
         let (users, pause_ms) = (users.into(), pause.into());
         let seconds = seconds.into();
-        Self { rounds, seconds, users, pause_ms, model, backend, sampler, changes }
+        Self {
+            rounds,
+            seconds,
+            users,
+            pause_ms,
+            model,
+            backend,
+            sampler,
+            changes,
+            quantize,
+            serving_share,
+        }
     }
 }
 

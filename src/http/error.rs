@@ -19,7 +19,7 @@ use hone_train::policy::PolicyError;
 /// Largest `Retry-After` in seconds.
 const LONGEST_RETRY: u64 = 300;
 
-/// An error response.
+/// An error response, and an extension of that response.
 #[derive(Debug, Clone, JsonSchema)]
 #[schemars(rename = "Error", with = "Envelope<'static>")]
 pub(super) struct ApiError {
@@ -28,7 +28,7 @@ pub(super) struct ApiError {
     param: Option<String>,
     code: ErrorCode,
     retry_after: Option<u64>,
-    /// The limit that refused the request.
+    /// The limit that refused the request: a label of `hone_http_limited_requests_total`.
     limit: Option<&'static str>,
 }
 
@@ -62,11 +62,6 @@ pub(super) enum ErrorCode {
     InternalError,
     Unavailable,
 }
-
-/// The limit that refused a request, as an extension of its response: a label of
-/// `hone_http_limited_requests_total`.
-#[derive(Clone, Copy)]
-pub(super) struct LimitReason(pub(super) &'static str);
 
 /// The body of an error's response.
 #[derive(Serialize, JsonSchema)]
@@ -266,6 +261,11 @@ impl ApiError {
         self.status.as_u16()
     }
 
+    /// The message, which names the field if there is one.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The body as JSON text, for the last event of a failed stream.
     pub(super) fn to_json(&self) -> String {
         // An object of strings always serializes.
@@ -292,9 +292,6 @@ impl Serialize for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(&self)).into_response();
-        if let Some(reason) = self.limit {
-            response.extensions_mut().insert(LimitReason(reason));
-        }
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -302,6 +299,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

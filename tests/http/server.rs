@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 
 use hone::config::{KeyConfig, KeyScope, ServerConfig};
 use hone::http::{
-    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, TrainControl,
-    serve,
+    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, Tls,
+    TrainControl, serve,
 };
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
@@ -191,6 +191,7 @@ pub struct Server {
     pub policies: Arc<FakePolicies>,
     pub ready: Arc<AtomicBool>,
     pub keys: Arc<KeyRing>,
+    pub tls: Arc<Tls>,
     pub stop: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<std::io::Result<()>>,
     _dir: tempfile::TempDir,
@@ -248,6 +249,7 @@ impl Server {
             answers: Mutex::default(),
         });
         let keys = Arc::new(KeyRing::load(&setup.server).unwrap());
+        let tls = Arc::new(Tls::load(&setup.server.tls).unwrap());
         let config = Arc::new(setup.server);
         let state = AppState {
             engine: engine.clone(),
@@ -270,7 +272,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let startup = Startup::new(config, metrics.clone(), ready.clone());
+        let startup = Startup::new(config, metrics.clone(), ready.clone()).with_tls(tls.clone());
         startup.finish(state);
         let task = tokio::spawn(serve(listener, startup, async {
             let _ = stopped.await;
@@ -287,6 +289,7 @@ impl Server {
             policies,
             ready,
             keys,
+            tls,
             stop: Some(stop),
             task,
             _dir: dir,

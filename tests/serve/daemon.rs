@@ -72,7 +72,8 @@ impl Daemon {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").unwrap_or_default().to_owned();
-        assert!(url.starts_with("http://127.0.0.1:"), "the first line was {line:?}");
+        let address = url.trim_start_matches("https").trim_start_matches("http");
+        assert!(address.starts_with("://127.0.0.1:"), "the first line was {line:?}");
         Self { child, url, client: reqwest::Client::new() }
     }
 

@@ -24,6 +24,8 @@ mod ratings;
 mod recorded;
 mod rollback;
 mod storing;
+mod tls;
+mod trajectories;
 mod webhook;
 use backend::with_each_backend;
 use daemon::{Daemon, text};

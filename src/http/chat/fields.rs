@@ -150,7 +150,8 @@ fn bias_schema() -> Value {
     })
 }
 
-fn seed_schema() -> Value {
+/// The schema of `seed`.
+pub(in crate::http) fn seed_schema() -> Value {
     json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX})
 }
 

@@ -10,7 +10,7 @@ use crate::http::body::Fields;
 use crate::http::error::ApiError;
 
 /// OpenAI's limits: functions of a request, characters of a function's name.
-const MAX_TOOLS: usize = 128;
+pub(in crate::http) const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 64;
 /// Values of `reasoning_effort`.
 pub(in crate::http) const EFFORTS: [&str; 7] =
@@ -136,7 +136,8 @@ fn member<'a>(outer: &Fields<'a>, name: &str) -> Result<Fields<'a>, ApiError> {
     Fields::at(&outer.path(name), value)
 }
 
-fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
+/// The name of a function, which is required.
+pub(in crate::http) fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
     let allowed =
         format!("1 to {MAX_NAME} letters (a to z, A to Z), digits, underscores and hyphens");
     let name = function.text("name")?.ok_or_else(|| function.missing("name", &allowed))?;
@@ -342,6 +343,7 @@ pub(in crate::http) fn variables_schema() -> Value {
     json!({"type": "object", "propertyNames": {"not": {"enum": RESERVED}}})
 }
 
-fn name_schema() -> Value {
+/// The JSON schema of a function's name.
+pub(in crate::http) fn name_schema() -> Value {
     json!({"type": "string", "pattern": format!("^[a-zA-Z0-9_-]{{1,{MAX_NAME}}}$")})
 }

@@ -17,12 +17,11 @@ use hone_core::types::{
     SampleOrigin, TokenId,
 };
 use hone_engine::Codec;
-use hone_engine::answer::AnswerForm;
 use hone_store::{Op, Store, StoreError};
 
 use super::prompt::{encode, size, tokenize, tool_format};
 use crate::http::auth::Caller;
-use crate::http::chat::answer::{WholeMessage, recorded};
+use crate::http::chat::answer::{WholeMessage, recorded, recorded_form};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -76,16 +75,15 @@ pub async fn chat_prompt(
             outcome = "options";
         } else {
             let known = [&was.prompt_ids[..], &turn.sample.ids].concat();
-            let length = known.len();
             let (size, format) = (size(messages, options), tool_format(state));
             let (messages, options) = (messages.to_vec(), options.clone());
             let work =
                 move |codec: &Codec| codec.continued_chat(&known, &messages, &options, format);
             let prompt = encode(state, size, work).await?;
-            match prompt.encoded {
-                Some(reason) => outcome = reason.as_str(),
-                None => {
-                    prefix_tokens = u32::try_from(length).unwrap_or(u32::MAX);
+            match prompt.kept {
+                Err(reason) => outcome = reason.as_str(),
+                Ok(kept) => {
+                    prefix_tokens = u32::try_from(kept).unwrap_or(u32::MAX);
                     outcome = if edited.is_some() { "edited" } else { "exact" };
                 }
             }
@@ -275,12 +273,10 @@ pub fn completion_turn(state: &AppState, interaction: &Interaction, sample: &Sam
     if interaction.is_text() || sample.finish == FinishReason::Cancelled {
         return None;
     }
-    let (codec, chat) = (state.engine.codec(), &interaction.chat);
-    let mut form = AnswerForm::new(codec, &interaction.prompt_ids, chat, tool_format(state));
-    if interaction.grammar.is_some() {
-        form = form.constrained(chat);
-    }
-    let WholeMessage { content, calls, .. } = recorded(codec, &form, sample, &interaction.stop);
+    let codec = state.engine.codec();
+    let form = recorded_form(codec, interaction, tool_format(state));
+    let whole = recorded(codec, form.as_ref(), sample, &interaction.stop);
+    let (_, content, calls) = WholeMessage::split(whole.items);
     let message = Message { tool_calls: calls, ..Message::new(Role::Assistant, content) };
     turn(state, interaction, Some((&message, sample.choice)))
 }

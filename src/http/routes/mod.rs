@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -23,7 +23,7 @@ use self::route::ApiRoute;
 use super::error::ApiError;
 use super::operator::health;
 use super::state::AppState;
-use super::{auth, observe};
+use super::{auth, messages, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
@@ -46,6 +46,7 @@ pub fn router(state: AppState) -> Router {
         .layer(from_fn_with_state(cors, auth::share))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
+        .layer(from_fn(messages::shape_errors))
         .with_state(state)
 }
 
@@ -56,12 +57,16 @@ pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
         .route("/metrics", get(health::early_metrics))
         .fallback(health::loading)
         .layer(from_fn_with_state(metrics.clone(), observe::observe))
+        .layer(from_fn(messages::shape_errors))
         .with_state(metrics)
 }
 
 /// The answer to every request for which there is no connection.
 pub(super) fn crowded(metrics: Arc<Metrics>) -> Router {
-    Router::new().fallback(health::crowded).layer(from_fn_with_state(metrics, observe::observe))
+    Router::new()
+        .fallback(health::crowded)
+        .layer(from_fn_with_state(metrics, observe::observe))
+        .layer(from_fn(messages::shape_errors))
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> ApiError {

@@ -174,7 +174,7 @@ fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let event = generator.subschema_for::<T>();
     json_schema!({
         "type": "string",
-        "description": "Server-sent events. Their data is JSON, except for `[DONE]`, the last of completions.",
+        "description": "Server-sent events. The data of each is JSON, except for a last `[DONE]`.",
         "contentMediaType": "application/json",
         "contentSchema": event,
     })

@@ -22,6 +22,8 @@ use crate::http::generate::models::{self, ModelObject};
 use crate::http::generate::text::{self, wire::TextCompletion};
 use crate::http::generate::tokenize::{self, DetokenizedText, TokenizedText};
 use crate::http::graders::{self, GraderQueue, ValidGrader};
+use crate::http::messages::wire::{MessageEvent, MessageObject, TokenCount};
+use crate::http::messages::{self, MessageError};
 use crate::http::operator::admin::quarantine::{self, QuarantineEntry, ReleasedKey};
 use crate::http::operator::admin::{self, PolicyList};
 use crate::http::operator::health::{self, ProbeStatus};
@@ -36,6 +38,7 @@ pub(super) fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
         ("Chat completions", chat_completions()),
         ("Text completions", text_completions()),
         ("Responses", responses()),
+        ("Messages", messages()),
         ("Tokens", tokens()),
         ("Models", models()),
         ("Feedback", feedback()),
@@ -124,6 +127,35 @@ fn responses() -> Vec<ApiRoute> {
             .named("listInputItems", "List the items of a recorded response's input")
             .query(responses::stored::ITEMS)
             .answers::<ListPage<ListedItem>>(),
+    ]
+}
+
+fn messages() -> Vec<ApiRoute> {
+    let example = |more: Value| {
+        let messages = json!([{"role": "user", "content": "What is 12 + 7?"}]);
+        let mut example = json!({"model": "default", "messages": messages});
+        if let (Some(example), Value::Object(more)) = (example.as_object_mut(), more) {
+            example.extend(more);
+        }
+        example
+    };
+    vec![
+        ApiRoute::post("/v1/messages", messages::create)
+            .named("createMessage", "Sample the next message, as in Anthropic's API")
+            .takes("MessageRequest", messages::fields::FIELDS)
+            .example(example(json!({"max_tokens": 16})))
+            .answers::<MessageObject>()
+            .streams::<MessageEvent>()
+            .with_version()
+            .fails_as::<MessageError<'static>>()
+            .errors(&[404]),
+        ApiRoute::post("/v1/messages/count_tokens", messages::count_tokens)
+            .named("countMessageTokens", "Count the tokens of a prompt")
+            .takes("MessageCountRequest", messages::fields::COUNT_FIELDS)
+            .example(example(json!({})))
+            .answers::<TokenCount>()
+            .fails_as::<MessageError<'static>>()
+            .errors(&[404]),
     ]
 }
 

@@ -14,8 +14,9 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use hone_core::metrics::Metrics;
 
@@ -27,6 +28,8 @@ use super::startup::Startup;
 const PROBES: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 /// How long a connection on a reserved place may take to send the head of its request.
 const RESERVED_HEAD: Duration = Duration::from_secs(1);
+/// The reason of a connection that is closed because its TLS handshake failed or took too long.
+const HANDSHAKE: &str = "handshake";
 
 /// What all connections share.
 pub(super) struct Connections {
@@ -42,9 +45,37 @@ impl Connections {
         (head.min(idle).min(write) / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
 
+    /// Serves a client, with TLS if the server has a certificate. The handshake may take as long as the head of a
+    /// request.
+    pub async fn serve(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: Place,
+        mut shutdown: watch::Receiver<bool>,
+    ) {
+        let _open = OpenConnection::new(&self.startup.metrics);
+        let Some(acceptor) = self.startup.tls.acceptor() else {
+            return self.serve_requests(stream, peer, place, shutdown).await;
+        };
+        let limit = self.longest_head(place.is_reserved());
+        let secured = tokio::select! {
+            secured = timeout(limit, acceptor.accept(stream)) => secured,
+            _ = shutdown.changed() => return,
+        };
+        match secured {
+            Ok(Ok(stream)) => self.serve_requests(stream, peer, place, shutdown).await,
+            Ok(Err(error)) => {
+                tracing::debug!(%peer, %error, "a TLS handshake failed");
+                self.count_closed(peer, HANDSHAKE);
+            }
+            Err(_) => self.count_closed(peer, HANDSHAKE),
+        }
+    }
+
     /// Serves requests until the client ends the connection, waits too long, or `shutdown` has a value.
     /// Then the request that runs is answered.
-    pub async fn serve<S>(
+    async fn serve_requests<S>(
         &self,
         stream: S,
         peer: SocketAddr,
@@ -53,7 +84,6 @@ impl Connections {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let _open = OpenConnection::new(&self.startup.metrics);
         let activity = Activity::new();
         // Requests of a connection are answered in turn, so none waits for the lock.
         let place = Mutex::new(place);
@@ -126,8 +156,13 @@ impl Connections {
     fn patience_at(&self, place: &Mutex<Place>) -> Patience {
         // While a request is answered, the time for a head does not matter.
         let is_reserved = place.try_lock().is_ok_and(|place| place.is_reserved());
-        let head = if is_reserved { RESERVED_HEAD } else { Duration::MAX };
-        Patience { head: head.min(self.patience.head), ..self.patience }
+        Patience { head: self.longest_head(is_reserved), ..self.patience }
+    }
+
+    /// How long a client may take to send the head of a request.
+    fn longest_head(&self, is_reserved: bool) -> Duration {
+        let limit = if is_reserved { RESERVED_HEAD } else { Duration::MAX };
+        limit.min(self.patience.head)
     }
 
     fn count_closed(&self, peer: SocketAddr, reason: &str) {

@@ -8,6 +8,7 @@ mod activity;
 mod connection;
 mod places;
 mod startup;
+mod tls;
 
 use std::io;
 use std::pin::pin;
@@ -30,6 +31,7 @@ use connection::Connections;
 use places::Places;
 
 pub use startup::Startup;
+pub use tls::Tls;
 
 /// Interval at which shutdown polls the number of requests in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);

@@ -8,6 +8,7 @@ use hyper_util::service::TowerToHyperService;
 
 use hone_core::metrics::Metrics;
 
+use super::tls::Tls;
 use crate::config::ServerConfig;
 use crate::http::routes::{crowded, router, starting};
 use crate::http::state::AppState;
@@ -20,6 +21,7 @@ pub struct Startup {
     pub(super) metrics: Arc<Metrics>,
     /// [`AppState::ready`].
     pub(super) ready: Arc<AtomicBool>,
+    pub(super) tls: Arc<Tls>,
     starting: Router,
     crowded: Router,
     loaded: Arc<OnceLock<Router>>,
@@ -29,7 +31,13 @@ impl Startup {
     /// A server that is loading. `ready` is also that of the later [`AppState`].
     pub fn new(config: Arc<ServerConfig>, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> Self {
         let (starting, crowded) = (starting(metrics.clone()), crowded(metrics.clone()));
-        Self { config, metrics, ready, starting, crowded, loaded: Arc::default() }
+        let (tls, loaded) = (Arc::default(), Arc::default());
+        Self { config, metrics, ready, tls, starting, crowded, loaded }
+    }
+
+    /// The server with TLS, if `tls` has a certificate.
+    pub fn with_tls(self, tls: Arc<Tls>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Answers every route from now on. A second call has no effect.

@@ -12,7 +12,7 @@ use hone_engine::Engine;
 use crate::server::{Server, ask, eventually, within_a_minute};
 
 /// Connects and sends `text`.
-async fn connect(server: &Server, text: &str) -> TcpStream {
+pub async fn connect(server: &Server, text: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.addr).await.unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
     stream
@@ -37,7 +37,7 @@ async fn ended(stream: &mut TcpStream) {
     assert!(read.is_err() || rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
 }
 
-const PROBE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+pub const PROBE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 const MODELS: &str = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
 /// A request for a completion.

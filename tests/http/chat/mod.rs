@@ -1,6 +1,7 @@
 //! Completions without streaming.
 
 mod constraints;
+mod continuation;
 mod reasoning;
 mod tools;
 

@@ -3,9 +3,14 @@
 use serde_json::{Value, json};
 
 use crate::server::{Server, ask, read};
-use crate::streaming::chunks;
 
 const GRADERS: &str = "/v1/fine_tuning/alpha/graders";
+
+/// The data of a stream's events, without `[DONE]`.
+fn events(text: &str) -> Vec<Value> {
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
+}
 
 /// A document, and the server that it describes.
 struct Described {
@@ -61,6 +66,13 @@ impl Described {
     }
 }
 
+/// A request for Anthropic's message.
+fn message(more: Value) -> Value {
+    let mut body = ask(more);
+    body["max_tokens"] = json!(3);
+    body
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn completions_are_as_described() {
     let described = Described::new().await;
@@ -81,6 +93,11 @@ async fn completions_are_as_described() {
     described.post(chat, ask(json!({"model": "other"}))).await;
     let text = json!({"model": "default", "prompt": ["a", "b"], "logprobs": 2, "max_tokens": 3});
     described.post("/v1/completions", text).await;
+    described.post("/v1/messages", message(json!({}))).await;
+    described.post("/v1/messages", message(json!({"temperature": 2}))).await;
+    described.post("/v1/messages", message(json!({"model": "other"}))).await;
+    let count = json!({"model": "default", "messages": [{"role": "user", "content": "a"}]});
+    described.post("/v1/messages/count_tokens", count).await;
     described.post("/tokenize", json!({"prompt": "a", "return_token_strs": true})).await;
     described.post("/detokenize", json!({"tokens": [1, 2]})).await;
     described.get("/v1/models", "/v1/models").await;
@@ -96,12 +113,15 @@ async fn events_are_as_described() {
     let text = json!({
         "model": "default", "prompt": "a", "max_tokens": 3, "stream": true, "stream_options": options,
     });
-    for (path, body) in [("/v1/chat/completions", ask(more)), ("/v1/completions", text)] {
-        let events = described.server.send(path, &body).await.text().await.unwrap();
+    let message = message(json!({"stream": true}));
+    for (path, body) in
+        [("/v1/chat/completions", ask(more)), ("/v1/completions", text), ("/v1/messages", message)]
+    {
+        let text = described.server.send(path, &body).await.text().await.unwrap();
         let responses = &described.operation("post", path)["responses"];
         let schema = &responses["200"]["content"]["text/event-stream"]["schema"]["contentSchema"];
         assert!(schema.is_object(), "{responses}");
-        let events = chunks(&events);
+        let events = events(&text);
         assert!(events.len() > 3, "{events:?}");
         events.iter().for_each(|event| described.check(schema, event));
     }

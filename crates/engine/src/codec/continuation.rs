@@ -21,8 +21,9 @@ use crate::tools::ToolFormat;
 pub struct ContinuedPrompt {
     /// The ids of the whole prompt.
     pub ids: Vec<TokenId>,
-    /// Why the prompt does not begin with the recorded ids; `None` if it does.
-    pub encoded: Option<EncodedAgain>,
+    /// The number of the recorded ids that the prompt begins with: all of them, or all but a stop token that
+    /// the template does not write.
+    pub kept: Result<usize, EncodedAgain>,
 }
 
 /// Why recorded tokens are encoded again.
@@ -58,16 +59,20 @@ impl Codec {
         format: ToolFormat,
     ) -> Result<ContinuedPrompt, EngineError> {
         let chat = self.rendered(messages, options, format, true)?;
-        let encoded = match self.following(recorded, &chat)? {
-            Ok(following) => {
-                return Ok(ContinuedPrompt { ids: [recorded, &following].concat(), encoded: None });
+        let without_stop = recorded.split_last().map(|(_, before)| before);
+        let mut kept = Err(EncodedAgain::OtherText);
+        for beginning in std::iter::once(recorded).chain(without_stop) {
+            match self.following(beginning, &chat)? {
+                Ok(following) => {
+                    let ids = [beginning, &following].concat();
+                    return Ok(ContinuedPrompt { ids, kept: Ok(beginning.len()) });
+                }
+                Err(reason) if beginning.len() == recorded.len() => kept = Err(reason),
+                Err(_) => {}
             }
-            Err(reason) => Some(reason),
-        };
-        Ok(ContinuedPrompt {
-            ids: self.encode_rendered(&chat.text, chat.stand_ins.as_ref())?,
-            encoded,
-        })
+        }
+        let ids = self.encode_rendered(&chat.text, chat.stand_ins.as_ref())?;
+        Ok(ContinuedPrompt { ids, kept })
     }
 
     /// The ids of the text of `chat` after the recorded ones.

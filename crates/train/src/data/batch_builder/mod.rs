@@ -4,7 +4,7 @@ pub(crate) mod corrections;
 mod load;
 mod staleness;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use prometheus::IntCounterVec;
 

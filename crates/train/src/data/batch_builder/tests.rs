@@ -9,9 +9,9 @@ use prometheus::IntCounterVec;
 use hone_core::metrics::Metrics;
 use hone_core::testing::policy;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
-    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
-    SamplingParams,
+    Continuation, FinishReason, Group, GroupId, GroupState, Interaction, InteractionId,
+    PolicyRecord, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
+    SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_store::{ERASED, FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
@@ -417,6 +417,30 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     assert_eq!(batch.group_of(&advantages, 0), [partly]);
     assert_eq!(batch.group_of(&advantages, 1), [rated]);
     assert!(batch.group_of(&advantages, 2).is_empty());
+}
+
+#[test]
+fn a_conversation_is_trained_on_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let (first, alone) = (rated(&store, &[("alice", 1.0)]), rated(&store, &[("alice", 2.0)]));
+    let later = [rated(&store, &[("alice", 3.0)]), rated(&store, &[("alice", 4.0)])];
+    let prompt = |group: GroupId| store.group(group).unwrap().unwrap().interaction;
+    let conversation = prompt(first);
+    for turn in later {
+        let mut row = store.interaction(prompt(turn)).unwrap().unwrap();
+        row.continues = Some(Continuation {
+            conversation,
+            interaction: conversation,
+            choice: 0,
+            prefix_tokens: 2,
+            edited: false,
+        });
+        store.commit_blocking(vec![Op::Interaction(Box::new(row))]).unwrap();
+    }
+    let batch = build_batch(&store, &routes, &ages(&[]), limits(4), 1, 2, &counter()).unwrap();
+    assert_eq!(batch.unwrap().group_ids(), [first, alone, later[0], later[1]]);
 }
 
 #[test]
