@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::output::{ContentPart, OutputItem};
+use super::items::{ContentPart, OutputItem};
 use super::wire::ResponseObject;
 use crate::http::chat::wire::TokenLogprob;
 
@@ -44,9 +44,16 @@ pub(in crate::http) struct ResponseEvent {
 
 /// Where a change is.
 #[derive(Clone)]
-pub(super) struct Place {
-    pub(super) output_index: usize,
-    pub(super) item_id: String,
+pub(super) struct EventPlace {
+    output_index: usize,
+    item_id: String,
+}
+
+impl EventPlace {
+    /// The place of an item of the output.
+    pub(super) fn of(item: &OutputItem, output_index: usize) -> Self {
+        Self { output_index, item_id: item.id().to_owned() }
+    }
 }
 
 impl ResponseEvent {
@@ -62,12 +69,16 @@ impl ResponseEvent {
     }
 
     /// A part of an item that begins or has ended.
-    pub(super) fn part(r#type: &'static str, place: &Place, part: ContentPart) -> Self {
+    pub(super) fn part(r#type: &'static str, place: &EventPlace, part: ContentPart) -> Self {
         Self { part: Some(part), ..Self::of_content(r#type, place) }
     }
 
     /// More text of a part.
-    pub(super) fn text_delta(place: &Place, text: String, logprobs: Vec<TokenLogprob>) -> Self {
+    pub(super) fn text_delta(
+        place: &EventPlace,
+        text: String,
+        logprobs: Vec<TokenLogprob>,
+    ) -> Self {
         Self {
             delta: Some(text),
             logprobs: Some(logprobs),
@@ -76,24 +87,24 @@ impl ResponseEvent {
     }
 
     /// More of the reasoning.
-    pub(super) fn reasoning_delta(place: &Place, text: String) -> Self {
+    pub(super) fn reasoning_delta(place: &EventPlace, text: String) -> Self {
         Self { delta: Some(text), ..Self::of_content("response.reasoning_text.delta", place) }
     }
 
     /// More of a call's arguments.
-    pub(super) fn arguments_delta(place: &Place, json: String) -> Self {
+    pub(super) fn arguments_delta(place: &EventPlace, json: String) -> Self {
         let r#type = "response.function_call_arguments.delta";
         Self { delta: Some(json), ..Self::of_item(r#type, place) }
     }
 
     /// The whole arguments of a call.
-    pub(super) fn arguments_done(place: &Place, arguments: String) -> Self {
+    pub(super) fn arguments_done(place: &EventPlace, arguments: String) -> Self {
         let r#type = "response.function_call_arguments.done";
         Self { arguments: Some(arguments), ..Self::of_item(r#type, place) }
     }
 
     /// The whole text of a part.
-    pub(super) fn text_done(place: &Place, part: &ContentPart) -> Self {
+    pub(super) fn text_done(place: &EventPlace, part: &ContentPart) -> Self {
         match part.clone() {
             ContentPart::ReasoningText { text } => {
                 Self { text: Some(text), ..Self::of_content("response.reasoning_text.done", place) }
@@ -106,14 +117,14 @@ impl ResponseEvent {
         }
     }
 
-    fn of_item(r#type: &'static str, place: &Place) -> Self {
-        let Place { output_index, item_id } = place.clone();
+    fn of_item(r#type: &'static str, place: &EventPlace) -> Self {
+        let EventPlace { output_index, item_id } = place.clone();
         let (output_index, item_id) = (Some(output_index), Some(item_id));
         Self { r#type, output_index, item_id, ..Self::default() }
     }
 
     /// Every item with content has one part.
-    fn of_content(r#type: &'static str, place: &Place) -> Self {
+    fn of_content(r#type: &'static str, place: &EventPlace) -> Self {
         Self { content_index: Some(0), ..Self::of_item(r#type, place) }
     }
 }

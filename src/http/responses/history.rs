@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use hone_core::types::{Endpoint, InteractionId, Message, ResponseOptions, Role};
+use hone_core::types::{ClientEndpoint, InteractionId, Message, ResponseOptions, Role};
 
 use super::input::InputItem;
-use super::output::item_of;
+use super::items::item_of;
 use super::request::ResponseRequest;
 use super::stored::{RecordedResponse, find};
 use crate::http::auth::Caller;
 use crate::http::chat::answer::{MessageItem, WholeMessage};
-use crate::http::chat::conversation::Conversation;
+use crate::http::chat::conversation::ConversationRequest;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -25,7 +25,7 @@ pub(super) async fn complete(
     state: &AppState,
     caller: &Caller,
     request: ResponseRequest,
-) -> Result<Conversation, ApiError> {
+) -> Result<ConversationRequest, ApiError> {
     let ResponseRequest { conversation, instructions, previous, input, schema_name, .. } = request;
     let mut turns = Turns::default();
     let has_instructions = instructions.is_some();
@@ -47,9 +47,9 @@ pub(super) async fn complete(
         }
     }
     let options = ResponseOptions { instructions: has_instructions, previous, schema_name };
-    Ok(Conversation {
+    Ok(ConversationRequest {
         messages: turns.finish(),
-        endpoint: Endpoint::Responses(options),
+        endpoint: ClientEndpoint::Responses(options),
         ..conversation
     })
 }

@@ -2,13 +2,14 @@
 //!
 //! `request` validates the body (`fields` declares it; `input` and `text` read their parts), and `history`
 //! completes the conversation by earlier responses in the ledger. [`chat`](super::chat) samples the answer
-//! like that of a chat completion. `output` makes its items, `wire` and `events` define the shapes, `run` and
-//! `stream` report the progress, `stored` has the endpoints of recorded responses.
+//! like that of a chat completion. `output` makes its `items`, `wire` and `events` define the shapes, `run`
+//! and `stream` report the progress, `stored` has the endpoints of recorded responses.
 
 pub(super) mod events;
 pub(super) mod fields;
 mod history;
 mod input;
+mod items;
 mod output;
 mod request;
 mod run;

@@ -1,148 +1,20 @@
 //! Makes the items of a response's output of the parts of its message, with the events of a stream.
 //!
-//! Invariants: an item is open until the next one begins; the items of a recorded response have the same
-//! ids as those that its client got.
-
-use schemars::JsonSchema;
-use serde::Serialize;
-use uuid::Uuid;
+//! Invariant: an item is open until the next one begins.
 
 use hone_core::types::{InteractionId, ToolCall};
 
-use super::events::{Place, ResponseEvent};
+use super::events::{EventPlace, ResponseEvent};
+use super::items::{ContentPart, ItemStatus, OutputItem, item_id};
 use crate::http::chat::answer::{MessageEnd, MessageItem, MessagePart};
 use crate::http::chat::wire::TokenLogprob;
 
-/// Hexadecimal digits of the response's id in the id of an item. Those of the item's place follow.
-const ID_DIGITS: usize = 32;
-
-/// An item of the output.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(in crate::http) enum OutputItem {
-    /// Reasoning before the text. It has no summary.
-    Reasoning {
-        id: String,
-        summary: Vec<()>,
-        content: Vec<ContentPart>,
-        encrypted_content: Option<()>,
-        status: ItemStatus,
-    },
-    /// Text.
-    Message {
-        id: String,
-        #[schemars(extend("const" = "assistant"))]
-        role: &'static str,
-        status: ItemStatus,
-        content: Vec<ContentPart>,
-    },
-    /// A call of a function.
-    FunctionCall {
-        id: String,
-        call_id: String,
-        name: String,
-        arguments: String,
-        status: ItemStatus,
-    },
-}
-
-/// The text of an item.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(in crate::http) enum ContentPart {
-    ReasoningText {
-        text: String,
-    },
-    OutputText {
-        text: String,
-        annotations: Vec<()>,
-        /// Empty unless requested.
-        logprobs: Vec<TokenLogprob>,
-    },
-}
-
-/// Progress of an item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(in crate::http) enum ItemStatus {
-    InProgress,
-    Completed,
-    /// It was cut off.
-    Incomplete,
-}
-
 /// The output while it grows.
-pub(super) struct Output {
+pub(super) struct ResponseOutput {
     response: InteractionId,
     items: Vec<OutputItem>,
     /// Whether the last item may grow.
     is_open: bool,
-}
-
-/// The response and the place in its output of the item with an id; `None` for any other text.
-pub(super) fn item_of(id: &str) -> Option<(InteractionId, usize)> {
-    let (prefix, digits) = id.split_once('_')?;
-    let (response, place) = digits.split_at_checked(ID_DIGITS)?;
-    let is_item = ["rs", "msg", "fc"].contains(&prefix) && place.len() == 4;
-    let response = Uuid::try_parse(response).ok().filter(|_| is_item)?;
-    Some((InteractionId(response), usize::from_str_radix(place, 16).ok()?))
-}
-
-/// The id of the item at a place of the output.
-fn item_id(prefix: &str, response: InteractionId, index: usize) -> String {
-    format!("{prefix}_{response}{index:04x}")
-}
-
-impl OutputItem {
-    /// A whole item. `id` makes its id of a prefix.
-    pub(super) fn whole(item: MessageItem, id: impl Fn(&str) -> String) -> Self {
-        let status = ItemStatus::Completed;
-        match item {
-            MessageItem::Reasoning(text) => Self::Reasoning {
-                id: id("rs"),
-                summary: Vec::new(),
-                content: vec![ContentPart::ReasoningText { text }],
-                encrypted_content: None,
-                status,
-            },
-            MessageItem::Text(text) => {
-                let (annotations, logprobs) = (Vec::new(), Vec::new());
-                let content = vec![ContentPart::OutputText { text, annotations, logprobs }];
-                Self::Message { id: id("msg"), role: "assistant", status, content }
-            }
-            MessageItem::Call(ToolCall { id: call_id, name, arguments }) => {
-                Self::FunctionCall { id: id("fc"), call_id, name, arguments, status }
-            }
-        }
-    }
-
-    pub(super) fn id(&self) -> &str {
-        match self {
-            Self::Reasoning { id, .. }
-            | Self::Message { id, .. }
-            | Self::FunctionCall { id, .. } => id,
-        }
-    }
-
-    fn place(&self, output_index: usize) -> Place {
-        Place { output_index, item_id: self.id().to_owned() }
-    }
-
-    fn set_status(&mut self, new: ItemStatus) {
-        match self {
-            Self::Reasoning { status, .. }
-            | Self::Message { status, .. }
-            | Self::FunctionCall { status, .. } => *status = new,
-        }
-    }
-
-    /// The parts of text; `None` for a call.
-    fn content_mut(&mut self) -> Option<&mut Vec<ContentPart>> {
-        match self {
-            Self::Reasoning { content, .. } | Self::Message { content, .. } => Some(content),
-            Self::FunctionCall { .. } => None,
-        }
-    }
 }
 
 /// The status of the last item of an answer.
@@ -153,7 +25,7 @@ fn last_status(end: MessageEnd) -> ItemStatus {
     }
 }
 
-impl Output {
+impl ResponseOutput {
     pub(super) fn new(response: InteractionId) -> Self {
         Self { response, items: Vec::new(), is_open: false }
     }
@@ -235,7 +107,7 @@ impl Output {
         let index = self.items.len();
         let mut item = OutputItem::whole(item, |prefix| item_id(prefix, self.response, index));
         item.set_status(ItemStatus::InProgress);
-        let place = item.place(index);
+        let place = EventPlace::of(item, index);
         // An item begins without its part.
         let parts = item.content_mut().map(std::mem::take).unwrap_or_default();
         events.push(ResponseEvent::item("response.output_item.added", index, item.clone()));
@@ -253,7 +125,7 @@ impl Output {
     fn grow(&mut self, part: MessagePart, logprobs: Vec<TokenLogprob>) -> Option<ResponseEvent> {
         let index = self.items.len().checked_sub(1)?;
         let item = self.items.last_mut()?;
-        let place = item.place(index);
+        let place = EventPlace::of(item, index);
         match (item, part) {
             (OutputItem::Reasoning { content, .. }, MessagePart::Reasoning(more)) => {
                 if let Some(ContentPart::ReasoningText { text }) = content.last_mut() {
@@ -284,7 +156,7 @@ impl Output {
         self.is_open = false;
         let Some(item) = self.items.last_mut() else { return };
         item.set_status(status);
-        let place = item.place(index);
+        let place = EventPlace::of(item, index);
         match item {
             OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. } => {
                 for part in content.iter() {
@@ -330,7 +202,7 @@ mod tests {
     #[test]
     fn items_begin_grow_and_end_in_their_order() {
         let id = InteractionId::new();
-        let mut output = Output::new(id);
+        let mut output = ResponseOutput::new(id);
         let mut events: Vec<ResponseEvent> =
             parts().into_iter().flat_map(|part| output.add(part, Vec::new())).collect();
         events.extend(output.finish(MessageEnd::Length));
@@ -377,19 +249,6 @@ mod tests {
             call("b", ""),
             MessageItem::Text("Done.".to_owned()),
         ];
-        assert_eq!(Output::whole(id, whole, MessageEnd::Length), output.items());
-    }
-
-    #[test]
-    fn an_item_is_found_by_its_id() {
-        let id = InteractionId::new();
-        let mut output = Output::new(id);
-        output.finish(MessageEnd::Stop);
-        let [item] = output.items() else { panic!("an empty answer is one item") };
-        assert_eq!(item_of(item.id()), Some((id, 0)));
-        for text in ["", "msg_", "msg_0", &id.message_id(), &format!("{}0000", id.response_id())] {
-            assert_eq!(item_of(text), None, "{text}");
-        }
-        assert_eq!(item_of(&format!("fc_{id}001f")), Some((id, 31)));
+        assert_eq!(ResponseOutput::whole(id, whole, MessageEnd::Length), output.items());
     }
 }

@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{Endpoint, ResponseOptions};
+use hone_core::types::{ClientEndpoint, ResponseOptions};
 
 use super::fields::{FIELDS, INCLUDABLE, LOGPROBS, REASONING, SUMMARIES};
 use super::input::{self, InputItem};
 use super::text::{self, TextFormat};
 use crate::http::body::{Fields, invalid};
-use crate::http::chat::conversation::{Conversation, FieldNames};
+use crate::http::chat::conversation::{ConversationRequest, FieldNames};
 use crate::http::chat::request::{metadata, params, refuse_contradictions, stop, to_u32};
 use crate::http::chat::tools::{self, EFFORTS, ToolShape, refuse_others};
 use crate::http::error::ApiError;
@@ -16,7 +16,7 @@ use crate::http::error::ApiError;
 /// A valid request, whose conversation lacks the messages that may be in the ledger.
 pub(super) struct ResponseRequest {
     /// The request without its messages.
-    pub(super) conversation: Conversation,
+    pub(super) conversation: ConversationRequest,
     pub(super) instructions: Option<String>,
     /// The id of the response that the input continues.
     pub(super) previous: Option<String>,
@@ -41,9 +41,9 @@ pub(super) fn read(
     let params = params(&fields, max_tokens, vocab)?;
     let chat = tools::read_as(&fields, ToolShape::Flat, effort(&fields)?)?;
     refuse_contradictions(&fields, grammar.as_ref(), &chat, &params)?;
-    let conversation = Conversation {
+    let conversation = ConversationRequest {
         model: model.to_owned(),
-        endpoint: Endpoint::Responses(ResponseOptions::default()),
+        endpoint: ClientEndpoint::Responses(ResponseOptions::default()),
         messages: Vec::new(),
         chat,
         params,

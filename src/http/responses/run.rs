@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hone_core::types::{Interaction, PolicyVersion, now_ms};
 
 use super::events::ResponseEvent;
-use super::output::Output;
+use super::output::ResponseOutput;
 use super::wire::ResponseObject;
 use crate::http::chat::answer::{Answers, MessageEnd, MessagePart, MessageUpdate};
 use crate::http::chat::conversation::AnswerRun;
@@ -18,7 +18,7 @@ pub(super) struct ResponseRun {
     pub(super) run: RequestRun,
     interaction: Arc<Interaction>,
     answers: Answers,
-    output: Output,
+    output: ResponseOutput,
     /// The version that samples it, when that is known.
     pub(super) version: Option<PolicyVersion>,
     end: MessageEnd,
@@ -27,7 +27,7 @@ pub(super) struct ResponseRun {
 impl ResponseRun {
     pub(super) fn new(begun: AnswerRun) -> Self {
         let AnswerRun { run, interaction, answers } = begun;
-        let output = Output::new(interaction.id);
+        let output = ResponseOutput::new(interaction.id);
         Self { run, interaction, answers, output, version: None, end: MessageEnd::Cancelled }
     }
 

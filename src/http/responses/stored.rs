@@ -9,11 +9,12 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{
-    Endpoint, Interaction, Message, ResponseOptions, Role, Sample, SampleOrigin, now_ms,
+    ClientEndpoint, Interaction, Message, ResponseOptions, Role, Sample, SampleOrigin, now_ms,
 };
 use hone_store::Op;
 
-use super::output::{Output, OutputItem};
+use super::items::OutputItem;
+use super::output::ResponseOutput;
 use super::wire::{DeletedResponse, ResponseObject};
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields, PathText, QueryObject};
@@ -102,7 +103,7 @@ pub(in crate::http) async fn retrieve(
         completion_tokens_details: Some(CompletionTokens { reasoning_tokens }),
         ..Usage::new(interaction.prompt_ids.len(), sample.ids.len())
     };
-    let output = Output::whole(interaction.id, items, end);
+    let output = ResponseOutput::whole(interaction.id, items, end);
     let response = ResponseObject::new(&interaction, Some(sample.version));
     Ok(Json(response.ended(end, output, usage.into(), sample.created)))
 }
@@ -150,7 +151,9 @@ pub(super) async fn find(
     let unknown = || ApiError::no_such_completion(param, text);
     let interaction = stored::find(state, caller, param, text).await?;
     let options = match &interaction.endpoint {
-        Endpoint::Responses(options) if interaction.completion_id() == text => options.clone(),
+        ClientEndpoint::Responses(options) if interaction.completion_id() == text => {
+            options.clone()
+        }
         _ => return Err(unknown()),
     };
     let samples = state.store.samples_of(interaction.id)?;

@@ -7,10 +7,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use hone_core::types::{
-    ChatOptions, Endpoint, GrammarSpec, Interaction, PolicyVersion, Tool, ToolChoice, UnixMillis,
+    ChatOptions, ClientEndpoint, GrammarSpec, Interaction, PolicyVersion, Tool, ToolChoice,
+    UnixMillis,
 };
 
-use super::output::OutputItem;
+use super::items::OutputItem;
 use crate::http::chat::answer::MessageEnd;
 use crate::http::error::ApiError;
 use crate::http::generate::types::Usage;
@@ -108,22 +109,22 @@ struct FunctionTool {
 #[derive(Clone, Copy, Serialize, JsonSchema)]
 pub(super) struct ResponseUsage {
     input_tokens: usize,
-    input_tokens_details: InputTokens,
+    input_tokens_details: InputTokenCounts,
     output_tokens: usize,
-    output_tokens_details: OutputTokens,
+    output_tokens_details: OutputTokenCounts,
     total_tokens: usize,
 }
 
 /// Parts of the input's tokens, which are not counted: always 0.
 #[derive(Clone, Copy, Default, Serialize, JsonSchema)]
-struct InputTokens {
+struct InputTokenCounts {
     cached_tokens: usize,
     cache_write_tokens: usize,
 }
 
 /// Parts of the output's tokens.
 #[derive(Clone, Copy, Serialize, JsonSchema)]
-struct OutputTokens {
+struct OutputTokenCounts {
     reasoning_tokens: usize,
 }
 
@@ -132,9 +133,9 @@ impl From<Usage> for ResponseUsage {
         let details = usage.completion_tokens_details;
         Self {
             input_tokens: usage.prompt_tokens,
-            input_tokens_details: InputTokens::default(),
+            input_tokens_details: InputTokenCounts::default(),
             output_tokens: usage.completion_tokens,
-            output_tokens_details: OutputTokens {
+            output_tokens_details: OutputTokenCounts {
                 reasoning_tokens: details.map_or(0, |details| details.reasoning_tokens),
             },
             total_tokens: usage.total_tokens,
@@ -147,14 +148,14 @@ impl ResponseObject {
     pub(super) fn new(interaction: &Interaction, version: Option<PolicyVersion>) -> Self {
         let Interaction { endpoint, chat, params, grammar, .. } = interaction;
         let options = match endpoint {
-            Endpoint::Responses(options) => Some(options),
+            ClientEndpoint::Responses(options) => Some(options),
             _ => None,
         };
         let has_instructions = options.is_some_and(|options| options.instructions);
         let first = interaction.messages.first().filter(|_| has_instructions);
         let previous = options.and_then(|options| options.previous);
         let effort = chat.template_variables.get("reasoning_effort").and_then(Value::as_str);
-        // The grammar of a forced call is none of the text.
+        // The grammar of a forced call is not a format of the text.
         let grammar = grammar.as_ref().filter(|_| !chat.forces_call());
         let schema_name = options.and_then(|options| options.schema_name.as_deref());
         Self {

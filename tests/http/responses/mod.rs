@@ -10,7 +10,7 @@ use insta::assert_snapshot;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use hone_core::types::{Endpoint, InteractionId, Role};
+use hone_core::types::{ClientEndpoint, InteractionId, Role};
 
 use crate::server::Server;
 
@@ -109,7 +109,9 @@ async fn a_response_is_recorded_and_learned_from() {
     assert_eq!(answer["reasoning"]["effort"], "low");
     server.store.commit(Vec::new()).await.unwrap();
     let interaction = server.store.interaction(id_of(&answer)).unwrap().unwrap();
-    assert!(matches!(&interaction.endpoint, Endpoint::Responses(options) if options.instructions));
+    assert!(
+        matches!(&interaction.endpoint, ClientEndpoint::Responses(options) if options.instructions)
+    );
     let expected = [
         (Role::System, "Add."),
         (Role::Developer, "Be brief."),
