@@ -66,7 +66,7 @@ pub(in crate::http) fn refuse_contradictions(
         let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
         return Err(fields.invalid("tool_choice", allowed));
     }
-    let is_constrained = grammar.is_some() || chat.forces_call();
+    let is_constrained = grammar.is_some() || chat.constrains_calls();
     if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
         let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
         return Err(fields.invalid(name, "absent if the text is constrained"));
