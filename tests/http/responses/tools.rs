@@ -20,7 +20,7 @@ const CALLS: &str = "Let me see.\n\
 
 fn tools() -> Value {
     json!([
-        {"type": "function", "name": "add", "description": "Adds.", "strict": true,
+        {"type": "function", "name": "add", "description": "Adds.", "strict": false,
          "parameters": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0,
                                                                   "maximum": 9}},
                         "required": ["a"], "additionalProperties": false}},
