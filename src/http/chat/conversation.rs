@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hone_core::types::{ChatOptions, Endpoint, Interaction, Message, SamplingParams, session_of};
+use hone_core::types::{
+    ChatOptions, ClientEndpoint, Interaction, Message, SamplingParams, session_of,
+};
 use hone_engine::answer::AnswerForm;
 use hone_engine::{CompiledGrammar, Engine};
 
@@ -23,9 +25,9 @@ use crate::http::state::AppState;
 
 /// A valid request for the next message of a conversation.
 #[derive(Debug, PartialEq)]
-pub struct Conversation {
+pub struct ConversationRequest {
     pub model: String,
-    pub endpoint: Endpoint,
+    pub endpoint: ClientEndpoint,
     pub messages: Vec<Message>,
     /// Functions, and variables of the chat template.
     pub chat: ChatOptions,
@@ -73,11 +75,20 @@ pub struct AnswerRun {
 pub async fn begin(
     state: Arc<AppState>,
     caller: Caller,
-    conversation: Conversation,
+    conversation: ConversationRequest,
     arrived: Instant,
 ) -> Result<AnswerRun, ApiError> {
-    let Conversation {
-        model, endpoint, messages, chat, params, stop, metadata, user, store, ..
+    let ConversationRequest {
+        model,
+        endpoint,
+        messages,
+        chat,
+        params,
+        stop,
+        metadata,
+        user,
+        store,
+        ..
     } = conversation;
     let fields = conversation.fields;
     models::check(&state, &model)?;
