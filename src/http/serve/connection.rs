@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 use hone_core::metrics::Metrics;
 
 use super::activity::{ActiveBody, Activity, Overdue, Patience, WatchedStream};
-use super::places::{Place, Places};
+use super::places::{ConnectionPlace, Places};
 use super::startup::Startup;
 
 /// What is answered on a reserved place.
@@ -51,7 +51,7 @@ impl Connections {
         &self,
         stream: TcpStream,
         peer: SocketAddr,
-        place: Place,
+        place: ConnectionPlace,
         mut shutdown: watch::Receiver<bool>,
     ) {
         let _open = OpenConnection::new(&self.startup.metrics);
@@ -79,7 +79,7 @@ impl Connections {
         &self,
         stream: S,
         peer: SocketAddr,
-        place: Place,
+        place: ConnectionPlace,
         mut shutdown: watch::Receiver<bool>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -140,7 +140,7 @@ impl Connections {
     async fn answer(
         &self,
         request: Request<Incoming>,
-        place: &mut Place,
+        place: &mut ConnectionPlace,
     ) -> Result<Response, Infallible> {
         let is_open = PROBES.contains(&request.uri().path()) || self.places.open(place).await;
         let app = if is_open { self.startup.app() } else { self.startup.crowded() };
@@ -153,7 +153,7 @@ impl Connections {
 
     /// How long a connection may wait for its client. One on a reserved place has to send its request at
     /// once.
-    fn patience_at(&self, place: &Mutex<Place>) -> Patience {
+    fn patience_at(&self, place: &Mutex<ConnectionPlace>) -> Patience {
         // While a request is answered, the time for a head does not matter.
         let is_reserved = place.try_lock().is_ok_and(|place| place.is_reserved());
         Patience { head: self.longest_head(is_reserved), ..self.patience }

@@ -30,13 +30,13 @@ pub(super) struct Places {
 }
 
 /// The place of one connection. Dropping it frees the place.
-pub(super) struct Place {
+pub(super) struct ConnectionPlace {
     /// `None` only if the semaphore is closed, which it never is.
     _permit: Option<OwnedSemaphorePermit>,
     is_reserved: bool,
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Whether only probes are answered.
     pub fn is_reserved(&self) -> bool {
         self.is_reserved
@@ -55,27 +55,27 @@ impl Places {
     }
 
     /// A place for a new connection. It waits if even the reserved ones are taken.
-    pub async fn take(&self) -> Place {
+    pub async fn take(&self) -> ConnectionPlace {
         tokio::select! {
             biased;
             permit = self.ordinary.clone().acquire_owned() => {
-                Place { _permit: permit.ok(), is_reserved: false }
+                ConnectionPlace { _permit: permit.ok(), is_reserved: false }
             }
             permit = self.reserved.clone().acquire_owned() => {
-                Place { _permit: permit.ok(), is_reserved: true }
+                ConnectionPlace { _permit: permit.ok(), is_reserved: true }
             }
         }
     }
 
     /// Exchanges a reserved place for an ordinary one, if one becomes free soon. Idle connections are asked
     /// to end. Returns whether the place is an ordinary one now.
-    pub async fn open(&self, place: &mut Place) -> bool {
+    pub async fn open(&self, place: &mut ConnectionPlace) -> bool {
         if !place.is_reserved {
             return true;
         }
         let Ok(_waiting) = self.waiting.try_acquire() else { return false };
         if let Ok(Some(permit)) = timeout(WAIT, self.freed()).await {
-            *place = Place { _permit: Some(permit), is_reserved: false };
+            *place = ConnectionPlace { _permit: Some(permit), is_reserved: false };
         }
         !place.is_reserved
     }
@@ -112,7 +112,7 @@ mod tests {
         for _ in 0..RESERVED {
             reserved.push(places.take().await);
         }
-        assert!(reserved.iter().all(Place::is_reserved));
+        assert!(reserved.iter().all(ConnectionPlace::is_reserved));
         assert!(places.take().now_or_never().is_none(), "all are taken");
         let mut waiting = Vec::new();
         for mut place in reserved.drain(..WAITING) {
