@@ -251,11 +251,6 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable, message).retry_after(1)
     }
 
-    /// What is wrong, for people.
-    pub(super) fn message(&self) -> &str {
-        &self.message
-    }
-
     /// The status code.
     pub(super) fn status(&self) -> u16 {
         self.status.as_u16()

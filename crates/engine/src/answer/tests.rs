@@ -489,7 +489,8 @@ fn only_a_grammar_of_calls_leaves_reasoning_and_calls() {
         separator: None,
         close: Vec::new(),
     };
+    let (calls, object) = (calls.spec().unwrap(), GrammarSpec::JsonObject);
     assert_eq!(with(None), "{Hm.}#0 add({})");
-    assert_eq!(with(Some(&calls.spec().unwrap())), "{Hm.}#0 add({})");
-    assert_eq!(with(Some(&GrammarSpec::JsonObject)), text);
+    assert_eq!(with(Some(&calls)), "{Hm.}#0 add({})");
+    assert_eq!(with(Some(&object)), text);
 }
