@@ -175,11 +175,17 @@ impl ApiError {
         Self::not_found(message).param(param).code(ErrorCode::CompletionNotFound)
     }
 
+    /// 404 for an item of a response that the field `param` names.
+    pub(super) fn no_such_item(param: &str, id: &str) -> Self {
+        let message = format!("{param} is {id:?}: there is no such item");
+        Self::not_found(message).param(param).code(ErrorCode::CompletionNotFound)
+    }
+
     /// 404 for a completion that the field `param` names and that was not kept.
     pub(super) fn unstored_completion(param: &str, id: &str) -> Self {
         let message = format!(
             "{param} is {id:?}: nothing of this completion was kept (\"store\" is false for its \
-             request, its route or its key), so feedback on it cannot be used"
+             request, its route or its key)"
         );
         Self::not_found(message).param(param).code(ErrorCode::CompletionNotStored)
     }
@@ -243,11 +249,6 @@ impl ApiError {
     /// 503.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable, message).retry_after(1)
-    }
-
-    /// What is wrong, for people.
-    pub(super) fn message(&self) -> &str {
-        &self.message
     }
 
     /// The status code.

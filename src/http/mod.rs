@@ -3,8 +3,8 @@
 //!
 //! `routes` lists every route, with the OpenAPI document, and `serve` runs them. `auth` checks keys and
 //! `observe` measures and logs each request. `body` declares and reads the fields of requests. `error` alone
-//! maps errors to status codes. `generate` samples for every endpoint that generates text. `messages` is
-//! Anthropic's API. `operator` has `/admin`, probes and metrics.
+//! maps errors to status codes. `generate` samples for every endpoint that generates text. `responses` is
+//! OpenAI's Responses, `messages` Anthropic's API. `operator` has `/admin`, probes and metrics.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's shape, or
 //! Anthropic's on `/v1/messages`; a completion is queued for the ledger before its last byte is sent, or
@@ -21,6 +21,7 @@ mod graders;
 mod messages;
 mod observe;
 mod operator;
+mod responses;
 mod routes;
 mod serve;
 mod state;

@@ -15,6 +15,7 @@ mod feedback;
 mod fuzz;
 mod graders;
 mod refusals;
+mod responses;
 mod server;
 mod shutdown;
 mod streaming;

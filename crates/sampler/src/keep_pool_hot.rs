@@ -1,16 +1,12 @@
 //! Keeps the threads of a rayon pool awake between the parallel parts of one pass.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 /// Runs `f` on the current pool thread while the pool's other threads poll for work.
 ///
 /// A pass has hundreds of parallel parts of a fraction of a millisecond each. Waking a sleeping thread
 /// takes about a tenth of such a part. Outside of a pool, this only calls `f`.
-///
-/// A thread without work keeps its processor for `spin`, then yields it until there is work. Whoever gets a
-/// yielded processor, such as a background thread, may keep it for longer than a part takes.
-pub(crate) fn keep_pool_hot<R: Send>(spin: Duration, f: impl FnOnce() -> R + Send) -> R {
+pub(crate) fn keep_pool_hot<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     /// Ends the polling, also when `f` panics.
     struct SetOnDrop<'a>(&'a AtomicBool);
     impl Drop for SetOnDrop<'_> {
@@ -23,14 +19,9 @@ pub(crate) fn keep_pool_hot<R: Send>(spin: Duration, f: impl FnOnce() -> R + Sen
     rayon::scope(|scope| {
         let polled = &done;
         scope.spawn_broadcast(move |_, context| {
-            let mut idle_since = None;
             // The caller must not poll: it would wait for itself.
             while context.index() != caller && !polled.load(Ordering::Acquire) {
-                if rayon::yield_now() == Some(rayon::Yield::Executed) {
-                    idle_since = None;
-                } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
-                    std::hint::spin_loop();
-                } else {
+                if rayon::yield_now() != Some(rayon::Yield::Executed) {
                     std::thread::yield_now();
                 }
             }
@@ -50,16 +41,14 @@ mod tests {
     fn other_threads_share_the_work_and_a_panic_ends_the_polling() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         pool.install(|| {
-            for round in 0..200 {
-                let square_sum = || (0..1000_u64).into_par_iter().map(|i| i * i).sum();
-                let sum: u64 = keep_pool_hot(Duration::from_micros(round), square_sum);
+            for _ in 0..200 {
+                let sum: u64 = keep_pool_hot(|| (0..1000_u64).into_par_iter().map(|i| i * i).sum());
                 assert_eq!(sum, 332_833_500);
             }
-            let hot = |f: fn() -> u8| keep_pool_hot(Duration::ZERO, f);
-            let caught = std::panic::catch_unwind(|| hot(|| panic!("within")));
+            let caught = std::panic::catch_unwind(|| keep_pool_hot(|| panic!("within")));
             assert!(caught.is_err());
-            assert_eq!(hot(|| 7), 7);
+            assert_eq!(keep_pool_hot(|| 7), 7);
         });
-        assert_eq!(keep_pool_hot(Duration::ZERO, || 8), 8);
+        assert_eq!(keep_pool_hot(|| 8), 8);
     }
 }

@@ -174,8 +174,7 @@ pub fn recorded_form(
     format: ToolFormat,
 ) -> Option<AnswerForm> {
     let Interaction { template_hash, prompt_ids, chat, grammar, .. } = interaction;
-    let form = AnswerForm::new(codec, prompt_ids, chat, format);
-    let form = if grammar.is_some() { form.constrained(chat) } else { form };
+    let form = AnswerForm::new(codec, prompt_ids, chat, format).constrained(grammar.as_ref());
     (template_hash == codec.template_hash()).then_some(form)
 }
 

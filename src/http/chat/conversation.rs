@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hone_core::types::{
-    ChatOptions, Endpoint, Interaction, Message, SamplingParams, ToolChoice, session_of,
+    ChatOptions, ClientEndpoint, Interaction, Message, SamplingParams, session_of,
 };
 use hone_engine::answer::AnswerForm;
-use hone_engine::{CompiledGrammar, Engine, ToolFormat};
+use hone_engine::{CompiledGrammar, Engine};
 
 use super::answer::Answers;
+use super::calls::CallRules;
 use super::constraint::RequestedGrammar;
-use super::forced;
 use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
@@ -25,9 +25,9 @@ use crate::http::state::AppState;
 
 /// A valid request for the next message of a conversation.
 #[derive(Debug, PartialEq)]
-pub struct Conversation {
+pub struct ConversationRequest {
     pub model: String,
-    pub endpoint: Endpoint,
+    pub endpoint: ClientEndpoint,
     pub messages: Vec<Message>,
     /// Functions, and variables of the chat template.
     pub chat: ChatOptions,
@@ -75,11 +75,20 @@ pub struct AnswerRun {
 pub async fn begin(
     state: Arc<AppState>,
     caller: Caller,
-    conversation: Conversation,
+    conversation: ConversationRequest,
     arrived: Instant,
 ) -> Result<AnswerRun, ApiError> {
-    let Conversation {
-        model, endpoint, messages, chat, params, stop, metadata, user, store, ..
+    let ConversationRequest {
+        model,
+        endpoint,
+        messages,
+        chat,
+        params,
+        stop,
+        metadata,
+        user,
+        store,
+        ..
     } = conversation;
     let fields = conversation.fields;
     models::check(&state, &model)?;
@@ -92,9 +101,7 @@ pub async fn begin(
     };
     let permit = admit(&state, &caller, &wanted)?;
     let format = tool_format(&state);
-    let forced = force(&state, format, &chat, fields.parameters).await?;
-    let requested = conversation.grammar.or(forced);
-    let grammar = compile(&state.engine, requested.as_ref()).await?;
+    let grammar = compile(&state.engine, conversation.grammar.as_ref()).await?;
     let ChatPrompt { ids: prompt_ids, continues } =
         chat_prompt(&state, &caller, &messages, &chat, session_of(&metadata)).await?;
     let longest = state.engine.info().context;
@@ -102,8 +109,19 @@ pub async fn begin(
         return Err(ApiError::too_long(fields.messages, prompt_ids.len(), longest));
     }
     let codec = state.engine.codec();
-    let form = AnswerForm::new(codec, &prompt_ids, &chat, format);
-    let form = if grammar.is_some() { form.constrained(&chat) } else { form };
+    let rules = || CallRules {
+        codec: codec.clone(),
+        format,
+        options: chat.clone(),
+        opens_reasoning: codec.opens_reasoning(&prompt_ids),
+        parameters_field: fields.parameters,
+    };
+    let grammar = match grammar {
+        None if chat.constrains_calls() => Some(rules().compile().await?),
+        grammar => grammar,
+    };
+    let spec = grammar.as_ref().map(|grammar| grammar.spec().clone());
+    let form = AnswerForm::new(codec, &prompt_ids, &chat, format).constrained(spec.as_ref());
     let context = PromptContext {
         model,
         endpoint,
@@ -114,7 +132,7 @@ pub async fn begin(
         caller,
         user: user.clone(),
         store,
-        grammar: requested.map(|grammar| grammar.spec),
+        grammar: spec,
     };
     let template = codec.template_hash();
     let interaction = context.interaction(&state, messages, prompt_ids, template);
@@ -131,22 +149,6 @@ pub async fn begin(
     let answers = Answers::new(&form, interaction.id, request.choices);
     let run = RequestRun::new(state, &request, arrived).with_permit(permit);
     Ok(AnswerRun { run, interaction, answers })
-}
-
-/// The grammar that the choice of functions forces. Large schemas take long to check.
-async fn force(
-    state: &AppState,
-    format: ToolFormat,
-    options: &ChatOptions,
-    parameters_field: &'static str,
-) -> Result<Option<RequestedGrammar>, ApiError> {
-    if matches!(options.tool_choice, ToolChoice::None | ToolChoice::Auto) {
-        return Ok(None);
-    }
-    let (codec, options) = (state.engine.codec().clone(), options.clone());
-    let read = move || forced::read(&codec, format, &options, parameters_field);
-    let read = tokio::task::spawn_blocking(read).await;
-    read.map_err(|error| ApiError::logged("checking functions panicked", &error))?
 }
 
 async fn compile(

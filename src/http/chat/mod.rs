@@ -4,15 +4,15 @@
 //! `constraint` (its grammar), `wire` defines the shapes of responses, `stream` sends them as server-sent
 //! events. `stored` has the endpoints of recorded completions.
 //!
-//! Shared are `conversation`, which admits a request and starts to sample its answers (with `forced`, the
-//! grammar of an answer that must call a function), and `answer`, which divides what is sampled into the
+//! Shared are `conversation`, which admits a request and starts to sample its answers (with `calls`, the
+//! grammar of an answer whose calls are constrained), and `answer`, which divides what is sampled into the
 //! parts of a message. [`generate`](super::generate) samples and records.
 
 pub(super) mod answer;
+mod calls;
 pub(super) mod constraint;
 pub(super) mod conversation;
 pub(super) mod fields;
-mod forced;
 pub(super) mod messages;
 pub(super) mod request;
 pub(super) mod stored;

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{ChatOptions, Endpoint, SamplingParams, TokenId};
+use hone_core::types::{ChatOptions, ClientEndpoint, SamplingParams, TokenId};
 
 use super::constraint::RequestedGrammar;
-use super::conversation::{Conversation, FieldNames};
+use super::conversation::{ConversationRequest, FieldNames};
 use super::fields::{FIELDS, MAX_STOP, MAX_STOP_TOKENS, METADATA};
 use super::{constraint, messages, tools};
 use crate::http::body::{Fields, invalid};
@@ -18,7 +18,7 @@ use crate::http::error::ApiError;
 /// A valid request.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChatRequest {
-    pub(super) conversation: Conversation,
+    pub(super) conversation: ConversationRequest,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
 }
@@ -36,9 +36,9 @@ pub(super) fn read(
     let params = params(&fields, default_max_tokens, vocab)?;
     let chat = tools::read(&fields)?;
     refuse_contradictions(&fields, grammar.as_ref(), &chat, &params)?;
-    let conversation = Conversation {
+    let conversation = ConversationRequest {
         model: model.to_owned(),
-        endpoint: Endpoint::Completions,
+        endpoint: ClientEndpoint::Completions,
         messages: messages::read(&fields)?,
         chat,
         params,
@@ -66,7 +66,7 @@ pub(in crate::http) fn refuse_contradictions(
         let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
         return Err(fields.invalid("tool_choice", allowed));
     }
-    let is_constrained = grammar.is_some() || chat.forces_call();
+    let is_constrained = grammar.is_some() || chat.constrains_calls();
     if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
         let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
         return Err(fields.invalid(name, "absent if the text is constrained"));

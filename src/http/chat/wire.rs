@@ -216,14 +216,14 @@ impl Logprobs {
 }
 
 /// One sampled token.
-#[derive(Serialize, JsonSchema)]
-pub(super) struct TokenLogprob {
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(in crate::http) struct TokenLogprob {
     #[serde(flatten)]
     token: TokenScore,
     top_logprobs: Vec<TokenScore>,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 struct TokenScore {
     token: String,
     logprob: f32,
@@ -239,7 +239,7 @@ impl TokenScore {
 }
 
 impl TokenLogprob {
-    fn new(codec: &Codec, token: &Token) -> Self {
+    pub(in crate::http) fn new(codec: &Codec, token: &Token) -> Self {
         let top = token.top.iter().map(|(id, logprob)| TokenScore::new(codec, *id, *logprob));
         Self { top_logprobs: top.collect(), token: TokenScore::new(codec, token.id, token.logprob) }
     }

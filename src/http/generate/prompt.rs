@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    ChatOptions, Endpoint, GrammarSpec, Interaction, InteractionId, Message, PromptSource,
+    ChatOptions, ClientEndpoint, GrammarSpec, Interaction, InteractionId, Message, PromptSource,
     SamplingParams, TokenId, now_ms, rater_id,
 };
 use hone_engine::{Codec, EngineError, ToolFormat};
@@ -84,7 +84,7 @@ pub fn token_ids(path: &str, list: &[Value], vocab: usize) -> Result<Vec<TokenId
 /// What the prompts of one request have in common.
 pub struct PromptContext {
     pub model: String,
-    pub endpoint: Endpoint,
+    pub endpoint: ClientEndpoint,
     pub metadata: BTreeMap<String, String>,
     pub params: SamplingParams,
     pub stop: Vec<String>,

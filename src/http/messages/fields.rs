@@ -5,13 +5,11 @@ use serde_json::{Value, json};
 
 use super::tools::EFFORTS;
 use crate::http::body::{Field, FieldTable};
-use crate::http::chat::fields::{metadata_schema, model_schema, seed_schema};
+use crate::http::chat::fields::{MAX_TOKENS, metadata_schema, model_schema, seed_schema};
 use crate::http::chat::tools::{MAX_TOOLS, name_schema};
 
 /// Most stop sequences of a request.
 pub const MAX_STOP: usize = 64;
-/// Largest number of tokens that a field may name.
-const MAX_TOKENS: i64 = u32::MAX as i64;
 
 /// The fields of a request for a message.
 pub const FIELDS: FieldTable = &[PROMPT, SAMPLING];

@@ -1,8 +1,9 @@
 //! Anthropic's Messages API: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 //!
 //! `fields` declares the fields of requests. `request` validates a body with `turns` (its messages) and `tools`,
-//! and translates it into a [`Conversation`](super::chat::conversation::Conversation). `wire` defines the shapes of responses, `stream`
-//! sends them as server-sent events, and `error` gives errors of these routes Anthropic's shape.
+//! and translates it into a [`ConversationRequest`](super::chat::conversation::ConversationRequest). `wire`
+//! defines the shapes of responses, `stream` sends them as server-sent events, and `error` gives errors of
+//! these routes Anthropic's shape.
 
 mod error;
 pub(super) mod fields;

@@ -1,16 +1,16 @@
-//! Validates a Messages request, field by field, and translates it into a [`Conversation`].
+//! Validates a Messages request, field by field, and translates it into a [`ConversationRequest`].
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{ChatOptions, Endpoint, GrammarSpec, Message, Role};
+use hone_core::types::{ChatOptions, ClientEndpoint, GrammarSpec, Message, Role};
 
 use super::fields::{COUNT_FIELDS, FIELDS, MAX_STOP};
 use super::{tools, turns};
 use crate::http::body::{Fields, invalid};
 use crate::http::chat::constraint::RequestedGrammar;
-use crate::http::chat::conversation::{Conversation, FieldNames};
+use crate::http::chat::conversation::{ConversationRequest, FieldNames};
 use crate::http::chat::request::{self, params};
 use crate::http::chat::tools::refuse_others;
 use crate::http::error::ApiError;
@@ -21,7 +21,7 @@ const USER: &str = "user_id";
 /// A valid request for a message.
 #[derive(Debug, PartialEq)]
 pub struct MessagesRequest {
-    pub conversation: Conversation,
+    pub conversation: ConversationRequest,
     pub stream: bool,
 }
 
@@ -50,9 +50,9 @@ pub fn read(body: &Map<String, Value>, vocab: usize) -> Result<MessagesRequest, 
     }
     let stop = stop_sequences(&fields)?;
     let (user, metadata) = metadata(&fields)?;
-    let conversation = Conversation {
+    let conversation = ConversationRequest {
         model,
-        endpoint: Endpoint::Messages,
+        endpoint: ClientEndpoint::Messages,
         messages,
         chat,
         // `max_tokens` is present.

@@ -10,7 +10,7 @@ use futures::stream;
 
 use hone_core::types::{Interaction, PolicyVersion, TokenId};
 
-use super::error::body;
+use super::error::MessageError;
 use super::wire::{BlockDelta, ContentBlock, MessageEvent, MessageObject, StopInfo};
 use crate::http::chat::answer::{Answers, MessageEnd, MessagePart, MessageUpdate};
 use crate::http::chat::conversation::AnswerRun;

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use hone_core::types::{ChatOptions, Tool, ToolChoice};
 
 use crate::http::body::Fields;
+use crate::http::chat::fields::MAX_TOKENS;
 use crate::http::chat::tools::{MAX_TOOLS, name, refuse_others};
 use crate::http::error::ApiError;
 
@@ -120,7 +121,7 @@ fn template_variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiErro
     if let Some(value) = fields.get("thinking") {
         let thinking = Fields::at("thinking", value)?;
         refuse_others(&thinking, &["type", "budget_tokens", "display"])?;
-        thinking.integer("budget_tokens", 1..=i64::from(u32::MAX))?;
+        thinking.integer("budget_tokens", 1..=MAX_TOKENS)?;
         if thinking.text("display")?.is_some_and(|display| display != "summarized") {
             return Err(thinking.invalid("display", "absent or \"summarized\""));
         }

@@ -27,12 +27,17 @@ use crate::http::messages::{self, MessageError};
 use crate::http::operator::admin::quarantine::{self, QuarantineEntry, ReleasedKey};
 use crate::http::operator::admin::{self, PolicyList};
 use crate::http::operator::health::{self, ProbeStatus};
+use crate::http::responses;
+use crate::http::responses::events::ResponseEvent;
+use crate::http::responses::stored::ListedItem;
+use crate::http::responses::wire::{DeletedResponse, ResponseObject};
 
 /// Every route of a server with this configuration.
 pub(super) fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
     let groups = [
         ("Chat completions", chat_completions()),
         ("Text completions", text_completions()),
+        ("Responses", responses()),
         ("Messages", messages()),
         ("Tokens", tokens()),
         ("Models", models()),
@@ -96,6 +101,32 @@ fn text_completions() -> Vec<ApiRoute> {
             .streams::<TextCompletion<'static>>()
             .with_version()
             .errors(&[404]),
+    ]
+}
+
+fn responses() -> Vec<ApiRoute> {
+    vec![
+        ApiRoute::post("/v1/responses", responses::create)
+            .named("createResponse", "Sample a response")
+            .takes("ResponseRequest", responses::fields::FIELDS)
+            .example(json!({
+                "model": "default", "input": "What is 12 + 7?", "max_output_tokens": 16,
+            }))
+            .answers::<ResponseObject>()
+            .streams::<ResponseEvent>()
+            .with_version()
+            .errors(&[404]),
+        ApiRoute::get("/v1/responses/{id}", responses::stored::retrieve)
+            .named("getResponse", "Get a recorded response")
+            .query(responses::stored::RETRIEVE)
+            .answers::<ResponseObject>(),
+        ApiRoute::delete("/v1/responses/{id}", responses::stored::delete)
+            .named("deleteResponse", "Erase a recorded response")
+            .answers::<DeletedResponse>(),
+        ApiRoute::get("/v1/responses/{id}/input_items", responses::stored::input_items)
+            .named("listInputItems", "List the items of a recorded response's input")
+            .query(responses::stored::ITEMS)
+            .answers::<ListPage<ListedItem>>(),
     ]
 }
 

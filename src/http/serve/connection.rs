@@ -91,7 +91,7 @@ impl Connections {
             request.extensions_mut().insert(ConnectInfo(peer));
             let (active, place) = (activity.begin(), &place);
             async move {
-                let response = self.answer(request, &mut place.lock().await).await?;
+                let response = self.answer(request, &mut *place.lock().await).await?;
                 Ok::<_, Infallible>(response.map(|body| ActiveBody::new(body, active)))
             }
         });

@@ -52,7 +52,9 @@ for (const [name, model] of Object.entries(models)) {
       tools: { add },
       maxOutputTokens: OBJECT_TOKENS,
       stopWhen: stepCountIs(2),
-      prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" }),
+      prepareStep: ({ stepNumber }) => ({
+        toolChoice: stepNumber === 0 ? { type: "tool", toolName: "add" } : "none",
+      }),
     };
     const whole = await generateText(settings);
     expect(whole.steps.length === 2 && calls.length === 1, JSON.stringify(calls));

@@ -114,7 +114,8 @@ def call_of(message):
 
 @check
 def calls_and_their_results():
-    for tool_choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+    any_tool = {"type": "any", "disable_parallel_tool_use": True}
+    for tool_choice in (any_tool, {"type": "tool", "name": "add"}):
         first = MESSAGES.create(messages=[QUESTION], tool_choice=tool_choice, **TOOLS)
         call = call_of(first)
         a, b = arguments_of_add(call.input)

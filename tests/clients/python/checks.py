@@ -70,16 +70,22 @@ class Sign(enum.Enum):
     MINUS = "minus"
 
 
-class Operand(pydantic.BaseModel):
+# Classes have no texts of documentation, because these would be part of prompts, which must be short.
+
+
+# An object without other properties, of which the embedded model would write many.
+class Closed(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
+class Operand(Closed):
     value: int = pydantic.Field(ge=0, le=99)
 
 
-class Sum(pydantic.BaseModel):
-    """An object whose schema has definitions, references, an enumeration and an optional property."""
-
+# The schema has definitions, references, an enumeration and an optional property.
+class Sum(Closed):
     sign: Sign
     left: Operand
-    right: Operand
     carry: bool | None = None
 
 

@@ -1,11 +1,12 @@
 """LangChain's ChatOpenAI: messages, streams, tools, objects, and responses."""
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from checks import KEY, MODEL, OBJECT_TOKENS, TIMEOUT, URL, Sum, check, expect, run
+from checks import KEY, MODEL, OBJECT_TOKENS, TIMEOUT, URL, Closed, Sum, check, expect, raised, run
 
 OPTIONS = {
     "model": MODEL,
@@ -20,7 +21,7 @@ LONG = ChatOpenAI(max_tokens=OBJECT_TOKENS, **OPTIONS)
 QUESTION = HumanMessage("What is 12 + 7?")
 
 
-class Operands(BaseModel):
+class Operands(Closed):
     a: int = Field(ge=0, le=99)
     b: int = Field(ge=0, le=99)
 
@@ -58,7 +59,9 @@ async def batches():
 @check
 def a_loop_with_tools():
     for choice in ("add", "required"):
-        forced = LONG.bind_tools([add], tool_choice=choice, parallel_tool_calls=False)
+        forced = LONG.bind_tools(
+            [add], tool_choice=choice, strict=True, parallel_tool_calls=False
+        )
         messages = [QUESTION, forced.invoke([QUESTION])]
         [call] = messages[1].tool_calls
         result = add.invoke(call)
@@ -72,7 +75,7 @@ def a_loop_with_tools():
 
 @check
 def streamed_calls():
-    forced = LONG.bind_tools([add], tool_choice="add")
+    forced = LONG.bind_tools([add], tool_choice="add", strict=True)
     [whole] = forced.invoke([QUESTION]).tool_calls
     message = None
     for part in forced.stream([QUESTION]):
@@ -86,7 +89,6 @@ def objects():
     for method, strict in (
         ("json_schema", None),
         ("json_schema", True),
-        ("function_calling", None),
         ("function_calling", True),
     ):
         options = {"method": method, **({"strict": strict} if strict else {})}
@@ -102,10 +104,15 @@ def responses():
     text = "".join(part.text for part in chat.stream([SystemMessage("Answer."), QUESTION]))
     expect(text == answer.text, f"streamed {text!r}, whole {answer.text!r}")
     long = ChatOpenAI(max_tokens=OBJECT_TOKENS, use_responses_api=True, **OPTIONS)
-    message = long.bind_tools([add], tool_choice="add").invoke([QUESTION])
+    message = long.bind_tools([add], tool_choice="add", strict=True).invoke([QUESTION])
     turns = [QUESTION, message, add.invoke(message.tool_calls[0])]
     answer = long.bind_tools([add], tool_choice="none").invoke(turns)
     expect(answer.text, f"no text after the result: {answer}")
+
+
+@check
+def a_prompt_that_is_too_long():
+    raised(ContextOverflowError, lambda: CHAT.invoke("1 " * 3000))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from checks import (
 )
 
 QUESTION = {"role": "user", "content": "What is 12 + 7?"}
-OPENAI = {"model": f"openai/{MODEL}", "base_url": f"{URL}/v1", "api_key": KEY, "timeout": TIMEOUT}
-ANTHROPIC = {**OPENAI, "model": f"anthropic/{MODEL}", "base_url": URL}
+OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY, "timeout": TIMEOUT}
+ANTHROPIC = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": URL}
 
 
 def ask(server=OPENAI, messages=(QUESTION,), **more):
@@ -38,7 +38,7 @@ def check_chat(server):
 
 def check_tools(server):
     """A forced call, its result, and an answer."""
-    options = {"max_tokens": OBJECT_TOKENS, "tools": [ADD]}
+    options = {"max_tokens": OBJECT_TOKENS, "tools": [ADD], "parallel_tool_calls": False}
     first = ask(server, tool_choice="required", **options).choices[0].message
     [call] = first.tool_calls
     a, b = arguments_of_add(call.function.arguments)

@@ -28,6 +28,8 @@ ADD = {
     "parameters": ADD_PARAMETERS,
     "strict": True,
 }
+# Without parallel calls, of which the embedded model may write many.
+TOOLS = {"tools": [ADD], "max_output_tokens": OBJECT_TOKENS, "parallel_tool_calls": False}
 
 
 @check
@@ -123,7 +125,7 @@ def responses_are_read_and_deleted():
 
 @check
 def calls_and_their_results():
-    options = {**OPTIONS, "max_output_tokens": OBJECT_TOKENS, "tools": [ADD]}
+    options = {**OPTIONS, **TOOLS}
     for tool_choice in ("required", {"type": "function", "name": "add"}):
         first = RESPONSES.create(input=QUESTION, tool_choice=tool_choice, **options)
         [call] = [item for item in first.output if item.type == "function_call"]
@@ -142,7 +144,7 @@ def calls_and_their_results():
 
 @check
 def streamed_calls():
-    options = {**OPTIONS, "max_output_tokens": OBJECT_TOKENS, "tools": [ADD]}
+    options = {**OPTIONS, **TOOLS}
     stream = RESPONSES.create(input=QUESTION, tool_choice="required", stream=True, **options)
     events = list(stream)
     kind = "response.function_call_arguments"

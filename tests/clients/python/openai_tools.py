@@ -13,6 +13,8 @@ OPTIONS = {
     "tools": [ADD],
     "max_completion_tokens": OBJECT_TOKENS,
     "temperature": 0,
+    # Otherwise the embedded model may call without end.
+    "parallel_tool_calls": False,
 }
 NAMED = {"type": "function", "function": {"name": "add"}}
 
@@ -95,7 +97,7 @@ def several_functions():
         "additionalProperties": False,
     }
     allowed = {"type": "function", "function": {"name": "half"}}
-    options = {**OPTIONS, "tools": [ADD, half], "parallel_tool_calls": False}
+    options = {**OPTIONS, "tools": [ADD, half]}
     for tool_choice in (
         allowed,
         {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [allowed]}},

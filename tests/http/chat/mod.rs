@@ -1,5 +1,6 @@
 //! Completions without streaming.
 
+mod constrained_calls;
 mod constraints;
 mod continuation;
 mod reasoning;

@@ -284,7 +284,8 @@ async fn answers_can_be_forced_into_a_form() {
     let message = answer["error"]["message"].as_str().unwrap();
     assert_eq!(status, 400);
     assert!(
-        message.starts_with("tools[0].input_schema: ") && message.contains("#/properties/a/not")
+        message.starts_with("tools: input_schema of \"f\": ")
+            && message.contains("#/properties/a/not")
     );
 }
 

@@ -7,7 +7,7 @@ use super::ids::InteractionId;
 /// The API of a request, with what the record of its prompt has for that API alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Endpoint {
+pub enum ClientEndpoint {
     /// OpenAI's chat or text completions. Also that of a dataset's row.
     #[default]
     Completions,
@@ -17,7 +17,7 @@ pub enum Endpoint {
     Messages,
 }
 
-impl Endpoint {
+impl ClientEndpoint {
     /// Whether the API is that of completions.
     pub fn is_completions(&self) -> bool {
         *self == Self::Completions

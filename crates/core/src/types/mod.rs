@@ -16,7 +16,7 @@ mod time;
 mod tools;
 
 pub use chat::{Message, Role};
-pub use endpoint::{Endpoint, ResponseOptions};
+pub use endpoint::{ClientEndpoint, ResponseOptions};
 pub use grammar::GrammarSpec;
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;

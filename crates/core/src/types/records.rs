@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 
 use super::chat::Message;
-use super::endpoint::Endpoint;
+use super::endpoint::ClientEndpoint;
 use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::rater::key_of_rater;
@@ -59,8 +59,8 @@ pub struct Interaction {
     /// The model name in the client's request.
     pub model: String,
     /// The API of the request.
-    #[serde(default, skip_serializing_if = "Endpoint::is_completions")]
-    pub endpoint: Endpoint,
+    #[serde(default, skip_serializing_if = "ClientEndpoint::is_completions")]
+    pub endpoint: ClientEndpoint,
     /// Identifies the client's API key and its end user without revealing them ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
     /// The conversation.
@@ -119,10 +119,10 @@ impl Interaction {
     /// The id that the client got.
     pub fn completion_id(&self) -> String {
         match self.endpoint {
-            Endpoint::Completions if self.is_text() => self.id.text_completion_id(),
-            Endpoint::Completions => self.id.completion_id(),
-            Endpoint::Responses(_) => self.id.response_id(),
-            Endpoint::Messages => self.id.message_id(),
+            ClientEndpoint::Completions if self.is_text() => self.id.text_completion_id(),
+            ClientEndpoint::Completions => self.id.completion_id(),
+            ClientEndpoint::Responses(_) => self.id.response_id(),
+            ClientEndpoint::Messages => self.id.message_id(),
         }
     }
 

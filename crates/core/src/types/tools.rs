@@ -122,4 +122,10 @@ impl ChatOptions {
     pub fn forces_call(&self) -> bool {
         matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Function(_))
     }
+
+    /// Whether a grammar constrains the calls of an answer: it must have one, or arguments must satisfy a
+    /// schema.
+    pub fn constrains_calls(&self) -> bool {
+        self.forces_call() || self.callable().iter().any(|tool| tool.strict)
+    }
 }

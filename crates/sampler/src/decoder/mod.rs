@@ -10,7 +10,6 @@ mod scratch;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use rayon::prelude::*;
 
@@ -142,7 +141,7 @@ impl Decoder {
         let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..tokens });
         let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
         let compute = || self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings);
-        self.hot((threads, Duration::ZERO), compute).map(drop)
+        self.hot(threads, compute).map(drop)
     }
 
     /// Decodes one token of each sequence, on up to `threads` threads of the current pool. Afterwards
@@ -162,7 +161,7 @@ impl Decoder {
         let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..members.len() });
         let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
         let compute = || self.compute(members, None, scratch, settings);
-        self.hot((threads, Duration::ZERO), compute).map(drop)
+        self.hot(threads, compute).map(drop)
     }
 
     /// [`Self::step`] and [`Self::prefill`] in one pass, which reads the weights once. Call it within
@@ -193,13 +192,9 @@ impl Decoder {
     }
 
     /// Runs `f`, which computes passes on up to `threads` threads, and keeps the pool hot where its threads
-    /// share the matmuls: without work they keep their processors for `spin`.
-    pub(crate) fn hot<R: Send>(
-        &self,
-        (threads, spin): (usize, Duration),
-        f: impl FnOnce() -> R + Send,
-    ) -> R {
-        if threads > 1 && !self.is_small() { keep_pool_hot(spin, f) } else { f() }
+    /// share the matmuls.
+    pub(crate) fn hot<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
+        if threads > 1 && !self.is_small() { keep_pool_hot(f) } else { f() }
     }
 
     /// Computes all layers and the final norm, which is left in `scratch.normed`.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use hone_core::types::{
-    ChatOptions, Endpoint, Interaction, Message, PolicyRecord, Sample, SamplingParams,
+    ChatOptions, ClientEndpoint, Interaction, Message, PolicyRecord, Sample, SamplingParams,
 };
 
 use super::records::{
@@ -84,7 +84,7 @@ former_struct!(
         source: v1.source.load(),
         route: v1.route,
         model: v1.model,
-        endpoint: Endpoint::default(),
+        endpoint: ClientEndpoint::default(),
         key_id: v1.key_id,
         messages: v1.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v1.metadata,
@@ -120,7 +120,7 @@ former_struct!(
         source: v2.source.load(),
         route: v2.route,
         model: v2.model,
-        endpoint: Endpoint::default(),
+        endpoint: ClientEndpoint::default(),
         key_id: v2.key_id,
         messages: v2.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v2.metadata,
@@ -158,7 +158,7 @@ former_struct!(
         source: v3.source.load(),
         route: v3.route,
         model: v3.model,
-        endpoint: Endpoint::default(),
+        endpoint: ClientEndpoint::default(),
         key_id: v3.key_id,
         messages: v3.messages.load(),
         metadata: v3.metadata,

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
-    ChatOptions, Continuation, Endpoint, FinishReason, GrammarSpec, Group, GroupState, Interaction,
-    Message, PolicyCheck, PolicyRecord, PolicyState, PromptSource, ResponseOptions, Reward,
-    RewardSource, Role, Sample, SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool,
+    ChatOptions, ClientEndpoint, Continuation, FinishReason, GrammarSpec, Group, GroupState,
+    Interaction, Message, PolicyCheck, PolicyRecord, PolicyState, PromptSource, ResponseOptions,
+    Reward, RewardSource, Role, Sample, SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool,
     ToolCall, ToolChoice,
 };
 
@@ -149,27 +149,27 @@ mirror_struct!(
     }
 );
 
-/// The stored form of [`Endpoint`], whose variants carry data.
+/// The stored form of [`ClientEndpoint`], whose variants carry data.
 #[derive(Serialize, Deserialize)]
-pub(crate) enum EndpointV1 {
+pub(crate) enum ClientEndpointV1 {
     Completions,
     Responses(ResponseOptionsV1),
     Messages,
 }
 
-impl StoredForm<Endpoint> for EndpointV1 {
-    fn store(plain: &Endpoint) -> Self {
+impl StoredForm<ClientEndpoint> for ClientEndpointV1 {
+    fn store(plain: &ClientEndpoint) -> Self {
         match plain {
-            Endpoint::Completions => Self::Completions,
-            Endpoint::Responses(options) => Self::Responses(StoredForm::store(options)),
-            Endpoint::Messages => Self::Messages,
+            ClientEndpoint::Completions => Self::Completions,
+            ClientEndpoint::Responses(options) => Self::Responses(StoredForm::store(options)),
+            ClientEndpoint::Messages => Self::Messages,
         }
     }
-    fn load(self) -> Endpoint {
+    fn load(self) -> ClientEndpoint {
         match self {
-            Self::Completions => Endpoint::Completions,
-            Self::Responses(options) => Endpoint::Responses(options.load()),
-            Self::Messages => Endpoint::Messages,
+            Self::Completions => ClientEndpoint::Completions,
+            Self::Responses(options) => ClientEndpoint::Responses(options.load()),
+            Self::Messages => ClientEndpoint::Messages,
         }
     }
 }
@@ -191,7 +191,7 @@ mirror_struct!(
         source: PromptSourceV1,
         route: String,
         model: String,
-        endpoint: EndpointV1,
+        endpoint: ClientEndpointV1,
         key_id: Option<String>,
         messages: Vec<MessageV3>,
         metadata: BTreeMap<String, String>,

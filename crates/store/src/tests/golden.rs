@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hone_core::types::{Continuation, Endpoint, GrammarSpec, PolicyCheck, TokenSpan};
+use hone_core::types::{ClientEndpoint, Continuation, GrammarSpec, PolicyCheck, TokenSpan};
 
 use super::*;
 use crate::format::codec::{decode, encode};
@@ -197,7 +197,7 @@ fn prompts_of_schema_4_are_read() {
     for op in constrained() {
         let Op::Interaction(row) = op else { continue };
         let mut bytes = encode(&*row).unwrap();
-        let other = Interaction { endpoint: Endpoint::Messages, ..(*row).clone() };
+        let other = Interaction { endpoint: ClientEndpoint::Messages, ..(*row).clone() };
         let other = encode(&other).unwrap();
         let place = bytes.iter().zip(&other).position(|(own, other)| own != other).unwrap();
         assert_eq!((bytes[0], bytes.remove(place), bytes.pop()), (4, 0, Some(0)));

@@ -22,6 +22,12 @@ const PAGE: &[Field] = &[
     Field::json("limit", limit_schema, "Most entries of the page; default 20."),
     Field::one_of("order", &["asc", "desc"], "By time; default `asc`."),
 ];
+/// The parameters of a page that begins with the newest entry by default.
+pub(in crate::http) const NEWEST_PAGE: &[Field] = &[
+    Field::text("after", "The page begins after the entry with this id."),
+    Field::json("limit", limit_schema, "Most entries of the page; default 20."),
+    Field::one_of("order", &["asc", "desc"], "By time; default `desc`."),
+];
 /// The parameters of a page of completions.
 pub(in crate::http) const COMPLETIONS: FieldTable = &[
     PAGE,

@@ -15,7 +15,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use hone_core::types::{ChatOptions, Endpoint, Interaction, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, ClientEndpoint, Interaction, Message, Role, TokenId};
 
 use self::head::TextHead;
 use self::request::{TextPrompt, TextRequest};
@@ -50,7 +50,7 @@ pub async fn create(
     let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
     let context = PromptContext {
         model,
-        endpoint: Endpoint::Completions,
+        endpoint: ClientEndpoint::Completions,
         metadata,
         params,
         stop,

@@ -17,7 +17,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hone_core::threads::background_was_busy;
+use hone_core::threads::{Serving, background_was_busy};
 use hone_engine::EngineError;
 
 use super::shared::EngineShared;
@@ -36,15 +36,11 @@ const PAUSE_POLL: Duration = Duration::from_micros(500);
 /// The maximum length of a pause.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long threads without work keep their processors in a pass for clients. The serial parts of a pass are
-/// shorter.
-const LIVE_SPIN: Duration = Duration::from_micros(50);
-
 /// The shortest pause for background threads. What they are owed adds up until then.
 const LEAST_SHARE: Duration = Duration::from_micros(500);
 
 /// A background thread that has yielded within so long has more to compute.
-const BUSY_WITHIN: Duration = Duration::from_millis(50);
+const BUSY_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state of the scheduler's thread.
 pub(super) struct BatchScheduler {
@@ -233,8 +229,9 @@ impl BatchScheduler {
         let start = Instant::now();
         let Self { shared, decoder, scratch, .. } = self;
         let pass = DecodingPass { decoder, shared, threads };
-        let spin = spin(part.sequence.is_live());
-        decoder.hot((threads, spin), || pass.compute_all(Vec::new(), Some(&mut part), scratch));
+        let is_live = shared.config.serves_clients && part.sequence.is_live();
+        let _serving = serving(decoder, threads, is_live);
+        decoder.hot(threads, || pass.compute_all(Vec::new(), Some(&mut part), scratch));
         self.last_pass = start.elapsed();
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
@@ -285,8 +282,8 @@ impl BatchScheduler {
             let Self { shared, decoder, scratch, running, .. } = self;
             let pass = DecodingPass { decoder, shared, threads };
             let rows = running.iter_mut().filter(|s| plan.takes_part(s, newest)).collect();
-            let spin = spin(plan.busy);
-            decoder.hot((threads, spin), || pass.compute_all(rows, part.as_mut(), scratch));
+            let _serving = serving(decoder, threads, plan.busy);
+            decoder.hot(threads, || pass.compute_all(rows, part.as_mut(), scratch));
             self.last_pass = start.elapsed();
         }
         if let Some(part) = part {
@@ -338,9 +335,10 @@ impl BatchScheduler {
     }
 }
 
-/// How long threads without work keep their processors in a pass.
-fn spin(is_live: bool) -> Duration {
-    if is_live { LIVE_SPIN } else { Duration::ZERO }
+/// Makes background threads wait for the end of a pass for clients on several threads, which yield their
+/// processors between the pass's parts.
+fn serving(decoder: &Decoder, threads: usize, is_live: bool) -> Option<Serving> {
+    (is_live && threads > 1 && !decoder.is_small()).then(Serving::begin)
 }
 
 fn metric_value(count: usize) -> i64 {
